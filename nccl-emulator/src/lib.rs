@@ -1,0 +1,1 @@
+//! NCCL and the CUDA driver on the CPU.
