@@ -1,0 +1,140 @@
+//! Reads the `..._INITIALIZER` macros of a `nccl.h`, which bindgen passes over, and writes them as
+//! Rust constants of the same name.
+//!
+//! The values come from the macro and the field names, in the same order, from the struct that
+//! bindgen made, so that a header with more or fewer fields needs no change here. A value of a kind
+//! not seen before is an error, never a guess.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+/// Generates one constant for every initializer macro in `header`. `types` is what bindgen made of
+/// the same header.
+pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Error>> {
+    let mut out = String::from("use super::types::*;\nuse crate::constants::*;\n");
+    for (name, values) in macros(header) {
+        let type_name = values
+            .first()
+            .and_then(|v| v.strip_prefix("sizeof("))
+            .and_then(|v| v.strip_suffix(")"))
+            .ok_or_else(|| format!("{name} does not begin with the size of its struct"))?;
+        let fields = fields(types, type_name)?;
+        if fields.len() != values.len() {
+            return Err(format!(
+                "{name} has {} values, {type_name} has {} fields",
+                values.len(),
+                fields.len()
+            )
+            .into());
+        }
+        write!(out, "\npub const {name}: {type_name} = {type_name} {{\n")?;
+        for ((field, field_type), value) in fields.iter().zip(&values) {
+            writeln!(out, "    {field}: {},", expression(value, field_type, type_name, types)?)?;
+        }
+        out.push_str("};\n");
+    }
+    Ok(out)
+}
+
+/// `(macro name, its values)` for each `#define X_INITIALIZER { … }`.
+fn macros(header: &str) -> Vec<(String, Vec<String>)> {
+    let mut found = Vec::new();
+    let mut lines = header.lines();
+    while let Some(line) = lines.next() {
+        let Some((name, rest)) =
+            line.strip_prefix("#define ").and_then(|l| l.trim_start().split_once(char::is_whitespace))
+        else {
+            continue;
+        };
+        if !name.ends_with("_INITIALIZER") {
+            continue;
+        }
+        let mut body = String::new();
+        let mut piece = rest;
+        while let Some(continued) = piece.trim_end().strip_suffix('\\') {
+            body.push_str(continued);
+            piece = lines.next().unwrap_or_default();
+        }
+        body.push_str(piece);
+        let body = without_comments(&body);
+        let values = body
+            .trim()
+            .trim_start_matches('{')
+            .trim_end_matches('}')
+            .split(',')
+            .map(str::trim)
+            .filter(|v| !v.is_empty())
+            .map(str::to_owned)
+            .collect();
+        found.push((name.to_owned(), values));
+    }
+    found
+}
+
+fn without_comments(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("/*") {
+        out.push_str(before);
+        rest = after.split_once("*/").map_or("", |(_, after)| after);
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `(name, type)` of the fields of the struct behind the typedef `type_name`, in order. Does not
+/// depend on how `types` is laid out.
+fn fields(types: &str, type_name: &str) -> Result<Vec<(String, String)>, Box<dyn Error>> {
+    let types = types.split_whitespace().collect::<Vec<_>>().join(" ");
+    let between = |opening: &str, closing: char| {
+        let start = types.find(opening)? + opening.len();
+        Some(types[start..].split(closing).next().unwrap_or_default().trim())
+    };
+    let struct_name =
+        between(&format!("pub type {type_name} = "), ';').unwrap_or(type_name);
+    let body = between(&format!("pub struct {struct_name} {{"), '}')
+        .ok_or_else(|| format!("no struct for {type_name} among the generated types"))?;
+    let field = |text: &str| {
+        let (name, field_type) = text.trim().strip_prefix("pub ")?.split_once(':')?;
+        Some((name.trim().to_owned(), field_type.trim().to_owned()))
+    };
+    Ok(body.split(',').filter_map(field).collect())
+}
+
+/// The Rust expression for `value` in a field of `field_type` of the struct `of`.
+fn expression(
+    value: &str,
+    field_type: &str,
+    of: &str,
+    types: &str,
+) -> Result<String, Box<dyn Error>> {
+    // `pub const NAME: type = …`, in whatever layout.
+    let enumerator = types
+        .split("pub const ")
+        .filter_map(|rest| rest.split_once('=')?.0.split_once(':'))
+        .find(|(name, _)| name.trim() == value)
+        .map(|(_, of)| of.trim())
+        .filter(|of| of.starts_with("nccl"));
+    let constant = field_type.starts_with("*const") || field_type.starts_with("* const");
+    let pointer = field_type.starts_with('*') || field_type.starts_with("cuda");
+    Ok(match value {
+        _ if value.starts_with("sizeof(") => format!("size_of::<{of}>()"),
+        "NULL" | "NCCL_CONFIG_UNDEF_PTR" if constant => {
+            "core::ptr::null()".into()
+        }
+        "NULL" | "NCCL_CONFIG_UNDEF_PTR" if pointer => "core::ptr::null_mut()".into(),
+        "NCCL_VERSION_CODE" => format!("{value} as {field_type}"),
+        "NCCL_API_MAGIC" | "NCCL_CONFIG_UNDEF_INT" | "NCCL_UNDEF_FLOAT" => value.into(),
+        // An enumerator, in a field of its enum or of a plain integer type.
+        _ if enumerator.is_some_and(|of| of == field_type) => format!("{field_type}::{value}"),
+        _ if enumerator.is_some() => {
+            format!("{}::{value}.0 as {field_type}", enumerator.unwrap_or_default())
+        }
+        _ if value.strip_prefix("0x").is_some_and(|v| u64::from_str_radix(v, 16).is_ok())
+            || value.parse::<i64>().is_ok() =>
+        {
+            value.to_lowercase()
+        }
+        _ => return Err(format!("the initializer of {of} has the value `{value}`, which is new").into()),
+    })
+}

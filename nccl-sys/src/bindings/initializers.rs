@@ -1,0 +1,60 @@
+// Generated from nccl.h by `cargo xtask bindings`. Do not edit.
+
+use super::types::*;
+use crate::constants::*;
+pub const NCCL_CONFIG_INITIALIZER: ncclConfig_t = ncclConfig_t {
+    size: size_of::<ncclConfig_t>(),
+    magic: NCCL_API_MAGIC,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    blocking: NCCL_CONFIG_UNDEF_INT,
+    cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+    minCTAs: NCCL_CONFIG_UNDEF_INT,
+    maxCTAs: NCCL_CONFIG_UNDEF_INT,
+    netName: core::ptr::null(),
+    splitShare: NCCL_CONFIG_UNDEF_INT,
+    trafficClass: NCCL_CONFIG_UNDEF_INT,
+    commName: core::ptr::null(),
+    collnetEnable: NCCL_CONFIG_UNDEF_INT,
+    CTAPolicy: NCCL_CONFIG_UNDEF_INT,
+    shrinkShare: NCCL_CONFIG_UNDEF_INT,
+    nvlsCTAs: NCCL_CONFIG_UNDEF_INT,
+    nChannelsPerNetPeer: NCCL_CONFIG_UNDEF_INT,
+    nvlinkCentricSched: NCCL_CONFIG_UNDEF_INT,
+    graphUsageMode: NCCL_CONFIG_UNDEF_INT,
+    numRmaCtx: NCCL_CONFIG_UNDEF_INT,
+    maxP2pPeers: NCCL_CONFIG_UNDEF_INT,
+    graphStreamOrdering: NCCL_CONFIG_UNDEF_INT,
+    launchOrderImplicit: NCCL_CONFIG_UNDEF_INT,
+    numRmaSig: NCCL_CONFIG_UNDEF_INT,
+    rmaEagerInit: NCCL_CONFIG_UNDEF_INT,
+    hostCftMode: NCCL_CONFIG_UNDEF_INT,
+    nvlsHostMode: NCCL_CONFIG_UNDEF_INT,
+};
+pub const NCCL_COLLCONFIG_INITIALIZER: ncclCollConfig_t = ncclCollConfig_t {
+    size: size_of::<ncclCollConfig_t>(),
+    magic: NCCL_API_MAGIC,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    ext: core::ptr::null_mut(),
+    minCTAs: NCCL_CONFIG_UNDEF_INT,
+    maxCTAs: NCCL_CONFIG_UNDEF_INT,
+    nvlsCTAs: NCCL_CONFIG_UNDEF_INT,
+    cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+    algSelection: core::ptr::null(),
+    forceAlgSelection: 1,
+    CTAPolicy: NCCL_CONFIG_UNDEF_INT,
+    userProfilerTag: 0,
+    launchCompletionEvent: core::ptr::null_mut(),
+};
+pub const NCCL_SIM_INFO_INITIALIZER: ncclSimInfo_t = ncclSimInfo_t {
+    size: size_of::<ncclSimInfo_t>(),
+    magic: 0x74685283,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    estimatedTime: NCCL_UNDEF_FLOAT,
+};
+pub const NCCL_ENCRYPTION_CONFIG_INITIALIZER: ncclEncryptionConfig_t = ncclEncryptionConfig_t {
+    size: size_of::<ncclEncryptionConfig_t>(),
+    magic: NCCL_API_MAGIC,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    mode: ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as ::core::ffi::c_int,
+    psk: core::ptr::null(),
+};
