@@ -1,0 +1,33 @@
+//! A job on a stream, as a state machine that never blocks.
+
+use std::sync::atomic::AtomicU32;
+
+use super::{Bell, local_spinners};
+
+/// What one call of [`Work::step`] came to.
+pub(crate) enum Step {
+    /// Finished; the next job of the stream may start.
+    Done,
+    /// Did something; call again.
+    Progress,
+    /// Nothing to do until [`Work::bell`] rings. `seen` is the bell's value read BEFORE the conditions were checked.
+    Blocked { seen: u32 },
+}
+
+/// A job on a stream. It is dropped unfinished when its context fails or is destroyed.
+pub(crate) trait Work: Send {
+    /// One bounded step (`budget` in bytes to copy, roughly); never blocks.
+    fn step(&mut self, budget: usize) -> Step;
+
+    /// Where to sleep when blocked. Valid while the job is alive. Only asked after [`Step::Blocked`].
+    fn bell(&self) -> &Bell;
+
+    /// For messages: "AllReduce on comm …".
+    fn describe(&self) -> String;
+
+    /// How many executors spin just now among those who wait for one another: in the segment of a communicator, or of
+    /// this process.
+    fn spinners(&self) -> &AtomicU32 {
+        local_spinners()
+    }
+}

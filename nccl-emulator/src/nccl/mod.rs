@@ -1,0 +1,1 @@
+//! NCCL's C ABI.

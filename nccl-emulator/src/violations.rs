@@ -1,0 +1,105 @@
+//! Misuse that the emulator caught: a record for tests, and one plain line each on stderr.
+//!
+//! Written by the memory checks, the driver functions and the NCCL side; read by tests through
+//! [`violations`]. A violation names the allocation (or the object) it is about.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// What kind of misuse was caught.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ViolationKind {
+    /// Memory was accessed, or still in use, after it was freed.
+    UseAfterFree,
+    /// Memory was accessed before its stream-ordered allocation was reached.
+    UseBeforeAllocation,
+    /// An access began inside an allocation and ended outside of it.
+    OutOfBounds,
+    /// The address belongs to no allocation of any device.
+    UnknownAddress,
+    /// The address was freed twice, or is not the start of an allocation.
+    InvalidFree,
+    /// A host pointer was given where device memory is needed.
+    HostMemory,
+    /// A communicator, stream or event was used after it was destroyed.
+    UseAfterDestroy,
+    /// Another rule of CUDA or NCCL was broken.
+    Misuse,
+}
+
+/// One misuse that was caught.
+#[derive(Debug, Clone)]
+pub struct Violation(Box<Details>);
+
+#[derive(Debug, Clone)]
+struct Details {
+    kind: ViolationKind,
+    device: Option<i32>,
+    text: String,
+}
+
+impl Violation {
+    /// A violation with its sentence. `device` is the ordinal it happened on, if any.
+    pub(crate) fn new(kind: ViolationKind, device: Option<i32>, text: impl Into<String>) -> Self {
+        Self(Box::new(Details {
+            kind,
+            device,
+            text: text.into(),
+        }))
+    }
+
+    /// What kind of misuse this is.
+    #[must_use]
+    pub fn kind(&self) -> ViolationKind {
+        self.0.kind
+    }
+
+    /// The device it happened on.
+    #[must_use]
+    pub fn device(&self) -> Option<i32> {
+        self.0.device
+    }
+
+    /// The same violation with `operation` ("AllReduce on comm …") in front of its sentence.
+    pub(crate) fn during(mut self, operation: &str) -> Self {
+        self.0.text = format!("{operation}: {}", self.0.text);
+        self
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+static RECORD: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
+
+/// Every violation of this process so far, oldest first.
+#[must_use]
+pub fn violations() -> Vec<Violation> {
+    RECORD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone()
+}
+
+/// Forgets the violations so far.
+pub fn clear_violations() {
+    RECORD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clear();
+}
+
+/// Prints and records a violation. Does not touch any context: `context::fail` does both.
+pub(crate) fn record(violation: Violation) {
+    eprintln!("nccl-emulator: violation: {violation}");
+    RECORD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(violation);
+}
