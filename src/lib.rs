@@ -1,1 +1,22 @@
-//! What the benchmark programs share.
+//! What the benchmarks, examples and tests of this workspace share.
+//!
+//! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`]), its
+//! text ([`format`]) and its JSON ([`json`]), so that figures and scripts carry over. [`spawn`] starts
+//! the ranks, and ends all of them when one fails or the starter is gone.
+//!
+//! This package is not published; a program that needs one of these things may copy it.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("NCCL runs on Linux, and so does everything here");
+
+pub mod bandwidth;
+pub mod build_info;
+pub mod clock;
+pub mod element;
+pub mod failure;
+pub mod format;
+pub mod options;
+pub mod printf;
+pub mod sizes;
+pub mod statistics;
+pub mod verify;

@@ -1,0 +1,90 @@
+//! Tells the programs of this package what they were built from, for benchmark headers and bug
+//! reports. Nothing here can fail a build: what cannot be found out is left empty.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    let set = |name: &str, value: String| println!("cargo:rustc-env=NCCL_TOOLS_{name}={value}");
+    set("COMMIT", commit().unwrap_or_default());
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    set(
+        "RUSTC",
+        run(Command::new(rustc).arg("--version")).unwrap_or_default(),
+    );
+    set("PROFILE", profile());
+    set("TARGET", env::var("TARGET").unwrap_or_default());
+    // Flags are separated by 0x1f.
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS")
+        .unwrap_or_default()
+        .replace('\x1f', " ");
+    set("RUSTFLAGS", one_line(&flags));
+
+    // Whatever can change the commit or make files differ from it.
+    for path in [
+        ".git/HEAD",
+        ".git/index",
+        "Cargo.toml",
+        "Cargo.lock",
+        "build.rs",
+        "src",
+        "examples",
+        "benches",
+        "nccl/src",
+        "nccl-sys/src",
+        "nccl-emulator/src",
+    ] {
+        if Path::new(path).exists() {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+}
+
+/// The commit of the repository that this package lies at the root of, `-modified` if tracked files
+/// differ from it.
+fn commit() -> Option<String> {
+    // A package unpacked inside somebody else's repository has no commit of its own.
+    if !Path::new(".git").exists() {
+        return None;
+    }
+    let hash = run(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
+    // Without optional locks, so that a build beside another git command does not disturb it.
+    let clean = Command::new("git")
+        .args(["--no-optional-locks", "diff-index", "--quiet", "HEAD", "--"])
+        .status()
+        .ok()?;
+    // 1 says that something differs; anything else but 0 that git does not know.
+    Some(if clean.code() == Some(1) {
+        format!("{hash}-modified")
+    } else {
+        hash
+    })
+}
+
+/// The directory name of the profile, which unlike `PROFILE` tells custom profiles apart.
+fn profile() -> String {
+    let named = env::var_os("OUT_DIR").and_then(|out| {
+        // …/target/[triple/]<profile>/build/<package>/out
+        let profile = Path::new(&out).ancestors().nth(3)?.file_name()?;
+        Some(profile.to_string_lossy().into_owned())
+    });
+    one_line(
+        &named
+            .or_else(|| env::var("PROFILE").ok())
+            .unwrap_or_default(),
+    )
+}
+
+fn run(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let text = output
+        .status
+        .success()
+        .then(|| String::from_utf8(output.stdout).ok())??;
+    Some(one_line(&text))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
