@@ -16,7 +16,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindgen::callbacks::{IntKind, ParseCallbacks};
-use bindgen::{CodegenConfig, EnumVariation, Formatter, MacroTypeVariation, RustEdition, RustTarget};
+use bindgen::{
+    CodegenConfig, EnumVariation, Formatter, MacroTypeVariation, RustEdition, RustTarget,
+};
 
 #[path = "initializers.rs"]
 mod initializers;
@@ -32,7 +34,8 @@ impl Bindings {
     pub(crate) fn write_to(&self, directory: &Path) -> Result<(), Box<dyn Error>> {
         for (name, contents) in &self.files {
             let path = directory.join(name);
-            fs::write(&path, contents).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+            fs::write(&path, contents)
+                .map_err(|e| format!("cannot write {}: {e}", path.display()))?;
         }
         Ok(())
     }
@@ -71,8 +74,14 @@ pub(crate) fn generate(
     Ok(Bindings {
         files: vec![
             ("types.rs", format!("{MARK}{}", format(types)?)),
-            ("functions.rs", format!("{MARK}nccl_api! {{\n{}}}\n", format(functions)?)),
-            ("initializers.rs", format!("{MARK}{}", format(initializers)?)),
+            (
+                "functions.rs",
+                format!("{MARK}nccl_api! {{\n{}}}\n", format(functions)?),
+            ),
+            (
+                "initializers.rs",
+                format!("{MARK}{}", format(initializers)?),
+            ),
         ],
     })
 }
@@ -101,7 +110,10 @@ fn builder(header: &Path, stubs: &Path) -> bindgen::Builder {
         .generate_cstr(true)
         .use_core()
         .layout_tests(true)
-        .default_enum_style(EnumVariation::NewType { is_bitfield: false, is_global: false })
+        .default_enum_style(EnumVariation::NewType {
+            is_bitfield: false,
+            is_global: false,
+        })
         .prepend_enum_name(false)
         .default_macro_constant_type(MacroTypeVariation::Signed)
         .parse_callbacks(Box::new(Macros))
@@ -120,9 +132,10 @@ impl ParseCallbacks for Macros {
     fn int_macro(&self, name: &str, _value: i64) -> Option<IntKind> {
         match name {
             "NCCL_API_MAGIC" => Some(IntKind::U32),
-            "NCCL_UNIQUE_ID_BYTES" | "NCCL_WIN_REQUIRED_ALIGNMENT" => {
-                Some(IntKind::Custom { name: "usize", is_signed: false })
-            }
+            "NCCL_UNIQUE_ID_BYTES" | "NCCL_WIN_REQUIRED_ALIGNMENT" => Some(IntKind::Custom {
+                name: "usize",
+                is_signed: false,
+            }),
             _ => None,
         }
     }

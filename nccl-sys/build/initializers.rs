@@ -29,7 +29,11 @@ pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Erro
         }
         write!(out, "\npub const {name}: {type_name} = {type_name} {{\n")?;
         for ((field, field_type), value) in fields.iter().zip(&values) {
-            writeln!(out, "    {field}: {},", expression(value, field_type, type_name, types)?)?;
+            writeln!(
+                out,
+                "    {field}: {},",
+                expression(value, field_type, type_name, types)?
+            )?;
         }
         out.push_str("};\n");
     }
@@ -41,8 +45,9 @@ fn macros(header: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     let mut lines = header.lines();
     while let Some(line) = lines.next() {
-        let Some((name, rest)) =
-            line.strip_prefix("#define ").and_then(|l| l.trim_start().split_once(char::is_whitespace))
+        let Some((name, rest)) = line
+            .strip_prefix("#define ")
+            .and_then(|l| l.trim_start().split_once(char::is_whitespace))
         else {
             continue;
         };
@@ -88,10 +93,15 @@ fn fields(types: &str, type_name: &str) -> Result<Vec<(String, String)>, Box<dyn
     let types = types.split_whitespace().collect::<Vec<_>>().join(" ");
     let between = |opening: &str, closing: char| {
         let start = types.find(opening)? + opening.len();
-        Some(types[start..].split(closing).next().unwrap_or_default().trim())
+        Some(
+            types[start..]
+                .split(closing)
+                .next()
+                .unwrap_or_default()
+                .trim(),
+        )
     };
-    let struct_name =
-        between(&format!("pub type {type_name} = "), ';').unwrap_or(type_name);
+    let struct_name = between(&format!("pub type {type_name} = "), ';').unwrap_or(type_name);
     let body = between(&format!("pub struct {struct_name} {{"), '}')
         .ok_or_else(|| format!("no struct for {type_name} among the generated types"))?;
     let field = |text: &str| {
@@ -119,22 +129,29 @@ fn expression(
     let pointer = field_type.starts_with('*') || field_type.starts_with("cuda");
     Ok(match value {
         _ if value.starts_with("sizeof(") => format!("size_of::<{of}>()"),
-        "NULL" | "NCCL_CONFIG_UNDEF_PTR" if constant => {
-            "core::ptr::null()".into()
-        }
+        "NULL" | "NCCL_CONFIG_UNDEF_PTR" if constant => "core::ptr::null()".into(),
         "NULL" | "NCCL_CONFIG_UNDEF_PTR" if pointer => "core::ptr::null_mut()".into(),
         "NCCL_VERSION_CODE" => format!("{value} as {field_type}"),
         "NCCL_API_MAGIC" | "NCCL_CONFIG_UNDEF_INT" | "NCCL_UNDEF_FLOAT" => value.into(),
         // An enumerator, in a field of its enum or of a plain integer type.
         _ if enumerator.is_some_and(|of| of == field_type) => format!("{field_type}::{value}"),
         _ if enumerator.is_some() => {
-            format!("{}::{value}.0 as {field_type}", enumerator.unwrap_or_default())
+            format!(
+                "{}::{value}.0 as {field_type}",
+                enumerator.unwrap_or_default()
+            )
         }
-        _ if value.strip_prefix("0x").is_some_and(|v| u64::from_str_radix(v, 16).is_ok())
+        _ if value
+            .strip_prefix("0x")
+            .is_some_and(|v| u64::from_str_radix(v, 16).is_ok())
             || value.parse::<i64>().is_ok() =>
         {
             value.to_lowercase()
         }
-        _ => return Err(format!("the initializer of {of} has the value `{value}`, which is new").into()),
+        _ => {
+            return Err(
+                format!("the initializer of {of} has the value `{value}`, which is new").into(),
+            );
+        }
     })
 }

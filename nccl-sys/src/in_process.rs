@@ -1,0 +1,148 @@
+//! Which copies of NCCL this process has already.
+//!
+//! Two copies in one process do not know of each other's communicators, threads and settings; the
+//! [`Loader`](crate::Loader) asks here before it opens anything.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::object::Object;
+
+/// What tells NCCL from other libraries: every release has it.
+const MARK: &core::ffi::CStr = c"ncclGetVersion";
+
+/// A copy of NCCL in this process.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    /// Its file.
+    pub(crate) file: PathBuf,
+    /// How to reach it; `None` if the linker does not give it out, as for one that was loaded into a
+    /// namespace of its own.
+    pub(crate) object: Option<Object>,
+}
+
+/// All copies of NCCL in this process, each once.
+pub(crate) fn copies() -> Vec<Copy> {
+    let mut copies = Vec::new();
+
+    // By the name under which everybody asks for it. This also finds a library that has that name
+    // and whose file has another, or no place in a directory at all.
+    for name in ["libnccl.so.2", "libnccl.so"] {
+        let object = Object::already_loaded(OsStr::new(name));
+        if let Some(object) = object.filter(|object| !object.symbol(MARK).is_null()) {
+            add(&mut copies, object);
+        }
+    }
+
+    // By what is mapped: a library that was opened by path and goes by another name.
+    for file in mapped_files() {
+        match Object::already_loaded(file.as_os_str()) {
+            Some(object) if object.defines(MARK) => add(&mut copies, object),
+            Some(_) => (),
+            None if is_nccl_by_name(&file) && !copies.iter().any(|copy| copy.file == file) => {
+                copies.push(Copy { file, object: None });
+            }
+            None => (),
+        }
+    }
+
+    // Linked into the program, or preloaded under a name that says nothing. Asked last, because a
+    // tool that wraps some of NCCL's functions looks the same and is not a second copy.
+    if copies.is_empty()
+        && let Some(object) = Object::with_global_symbol(MARK)
+    {
+        add(&mut copies, object);
+    }
+    copies
+}
+
+fn add(copies: &mut Vec<Copy>, object: Object) {
+    if !copies
+        .iter()
+        .any(|copy| copy.object.is_some_and(|other| other.is(object)))
+    {
+        copies.push(Copy {
+            file: object.file(),
+            object: Some(object),
+        });
+    }
+}
+
+/// The files with code in this process that may be NCCL by their names, each once.
+fn mapped_files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in fs::read("/proc/self/maps")
+        .unwrap_or_default()
+        .split(|byte| *byte == b'\n')
+    {
+        if let Some(file) = file_with_code(line)
+            && !files.contains(&file)
+        {
+            files.push(file);
+        }
+    }
+    files
+}
+
+/// The file of one line of `/proc/self/maps`, if it is an executable mapping of something that is
+/// called like NCCL.
+fn file_with_code(line: &[u8]) -> Option<PathBuf> {
+    // address, permissions, offset, device, inode, and after blanks the path.
+    let permissions = line.split(|byte| *byte == b' ').nth(1)?;
+    let path = &line[line.iter().position(|byte| *byte == b'/')?..];
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    let path = Path::new(OsStr::from_bytes(path));
+    let name = path.file_name()?.as_bytes();
+    let candidate = name.starts_with(b"libnccl") && name.windows(3).any(|part| part == b".so");
+    (permissions.contains(&b'x') && candidate).then(|| path.to_owned())
+}
+
+/// Whether a file that cannot be looked into is NCCL and not one of its plugins
+/// (`libnccl-net.so` and the like).
+fn is_nccl_by_name(file: &Path) -> bool {
+    file.file_name()
+        .is_some_and(|name| name.as_bytes().starts_with(b"libnccl.so"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(line: &str) -> Option<String> {
+        file_with_code(line.as_bytes()).map(|path| path.display().to_string())
+    }
+
+    #[test]
+    fn code_of_a_library_called_like_nccl_is_found_in_the_maps() {
+        let line =
+            "7f2a10000000-7f2a20000000 r-xp 00001000 fe:01 131 /opt/my libs/libnccl.so.2.27.7";
+        assert_eq!(
+            file(line).as_deref(),
+            Some("/opt/my libs/libnccl.so.2.27.7")
+        );
+        let line = "7f2a10000000-7f2a20000000 r-xp 00001000 00:01 131    /x/libnccl.so.2 (deleted)";
+        assert_eq!(file(line).as_deref(), Some("/x/libnccl.so.2"));
+    }
+
+    #[test]
+    fn data_other_libraries_and_anonymous_memory_are_passed_over() {
+        for line in [
+            "7f2a10000000-7f2a20000000 r--p 00000000 fe:01 131 /opt/libnccl.so.2",
+            "7f2a10000000-7f2a20000000 r-xp 00000000 fe:01 131 /usr/lib/libc.so.6",
+            "7f2a10000000-7f2a20000000 r-xp 00000000 fe:01 131 /opt/libnccl/README",
+            "7f2a10000000-7f2a20000000 r-xp 00000000 00:00 0",
+            "7f2a10000000-7f2a20000000 r-xp 00000000 00:00 0 [vdso]",
+            "",
+        ] {
+            assert_eq!(file(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_is_not_taken_for_nccl() {
+        assert!(is_nccl_by_name(Path::new("/opt/libnccl.so.2")));
+        assert!(!is_nccl_by_name(Path::new("/opt/libnccl-net.so")));
+    }
+}

@@ -1,0 +1,165 @@
+//! [`LoadError`]: why there is no NCCL, with everything that was tried.
+
+use core::fmt;
+use std::path::PathBuf;
+
+/// What made the [`Loader`](crate::Loader) try a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// [`Loader::path`](crate::Loader::path).
+    Argument,
+    /// The environment variable `NCCL_LIBRARY`.
+    Environment,
+    /// It was in the process already.
+    AlreadyLoaded,
+    /// A name for the dynamic linker to search.
+    LinkerPath,
+    /// The environment variable `NCCL_HOME`.
+    NcclHome,
+    /// NVIDIA's wheels among Python's packages.
+    Pip,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Argument => "named by the program",
+            Self::Environment => "named by NCCL_LIBRARY",
+            Self::AlreadyLoaded => "already in the process",
+            Self::LinkerPath => "the dynamic linker's search path",
+            Self::NcclHome => "from NCCL_HOME",
+            Self::Pip => "a Python package",
+        })
+    }
+}
+
+/// A place where NCCL was looked for in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// The file, or the name for the linker to search.
+    pub file: PathBuf,
+    /// Why it was tried.
+    pub origin: Origin,
+    /// What was wrong with it: the linker's words where it could not be opened.
+    pub reason: String,
+}
+
+impl Attempt {
+    pub(crate) fn new(file: PathBuf, origin: Origin, reason: String) -> Self {
+        Self {
+            file,
+            origin,
+            reason,
+        }
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({}): {}",
+            self.file.display(),
+            self.origin,
+            self.reason
+        )
+    }
+}
+
+/// NCCL could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// No place had a library that loads and is NCCL.
+    #[error(
+        "no NCCL library could be loaded:{}\n  {}",
+        numbered(attempts),
+        hint(attempts)
+    )]
+    #[non_exhaustive]
+    NotFound {
+        /// Everything that was tried, in order.
+        attempts: Vec<Attempt>,
+    },
+
+    /// The process has a copy of NCCL that is not the wanted one. Two copies in one process do not
+    /// know of each other, so that the second is not opened.
+    #[error(
+        "{} ({origin}) is wanted, but the process has already loaded {}: \
+         it cannot have two copies of NCCL; use the loaded one or keep it from being loaded",
+        wanted.display(), list(loaded)
+    )]
+    #[non_exhaustive]
+    AnotherIsLoaded {
+        /// What was asked for.
+        wanted: PathBuf,
+        /// Who asked for it.
+        origin: Origin,
+        /// What is there.
+        loaded: Vec<PathBuf>,
+    },
+
+    /// The process has several copies of NCCL already, and nothing says which to use.
+    #[error(
+        "the process has already loaded several copies of NCCL: {}; \
+         name the one to use in NCCL_LIBRARY",
+        list(loaded)
+    )]
+    #[non_exhaustive]
+    SeveralAreLoaded {
+        /// Their files.
+        loaded: Vec<PathBuf>,
+    },
+
+    /// The process has a copy of NCCL that the dynamic linker does not give to us, and a second one
+    /// is not opened.
+    #[error(
+        "the process has already loaded {}, but in a namespace of the dynamic linker \
+         that is not ours, and it cannot have two copies of NCCL", loaded.display()
+    )]
+    #[non_exhaustive]
+    OutOfReach {
+        /// Its file.
+        loaded: PathBuf,
+    },
+}
+
+fn numbered(attempts: &[Attempt]) -> String {
+    attempts
+        .iter()
+        .enumerate()
+        .map(|(index, attempt)| format!("\n  {}. {attempt}", index + 1))
+        .collect()
+}
+
+/// What to do about it.
+fn hint(attempts: &[Attempt]) -> &'static str {
+    match attempts {
+        [
+            Attempt {
+                origin: Origin::Argument,
+                ..
+            },
+        ] => "nothing else was tried: this file is wanted",
+        [
+            Attempt {
+                origin: Origin::Environment,
+                ..
+            },
+        ] => "nothing else was tried: unset NCCL_LIBRARY to search the usual places",
+        _ => {
+            "install NCCL 2, put its directory into LD_LIBRARY_PATH, \
+             or name the file in NCCL_LIBRARY"
+        }
+    }
+}
+
+fn list(files: &[PathBuf]) -> String {
+    let files: Vec<_> = files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
+    files.join(" and ")
+}

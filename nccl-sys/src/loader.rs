@@ -1,0 +1,248 @@
+//! [`Loader`]: finds NCCL, opens it, and makes sure that a process has only one.
+//!
+//! The rules, in order:
+//!
+//! 1. [`Loader::path`], or else the environment variable `NCCL_LIBRARY`, says which library is
+//!    wanted. It is that one or an error, never another.
+//! 2. A copy that is in the process already is used. If it is not the wanted one, or if there are
+//!    several and none is wanted, that is an error which names them.
+//! 3. Otherwise the places of [`search`](crate::search) are tried until one has NCCL.
+//!
+//! Of NCCL's functions only `ncclGetVersion` is called. What has been opened is never closed.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::in_process::{self, Copy};
+use crate::object::Object;
+use crate::search;
+use crate::{Api, Attempt, LoadError, Origin, Version, ncclResult_t};
+
+/// The environment variable that names the library to load.
+const VARIABLE: &str = "NCCL_LIBRARY";
+
+/// One search at a time: two could each see an empty process and open different files.
+static SEARCHING: Mutex<()> = Mutex::new(());
+
+/// Finds and opens NCCL.
+///
+/// Tried are, in this order:
+///
+/// 1. the file given to [`path`](Self::path), and nothing else;
+/// 2. the file in the environment variable `NCCL_LIBRARY`, and nothing else;
+/// 3. a copy of NCCL that is in the process already;
+/// 4. `libnccl.so.2`, then `libnccl.so`, where the dynamic linker searches;
+/// 5. the same two files in `$NCCL_HOME/lib`;
+/// 6. Python packages, if [`pip_layout`](Self::pip_layout) was asked for.
+///
+/// ```no_run
+/// // SAFETY: libraries by NCCL's name are trusted to be NCCL.
+/// let nccl = unsafe { nccl_sys::Loader::new().pip_layout(true).load() }?;
+/// println!("{nccl}");
+/// # Ok::<(), nccl_sys::LoadError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Loader {
+    path: Option<PathBuf>,
+    pip_layout: bool,
+}
+
+impl Loader {
+    /// A loader that searches the usual places.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Loads this file and no other. A name without a slash is searched for by the dynamic linker.
+    #[must_use]
+    pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+
+    /// Whether to search Python's `site-packages` for NVIDIA's wheels (`nvidia-nccl-cu13` and the
+    /// like), after all other places: those of `PYTHONPATH`, of the active virtual or conda
+    /// environment, of the `python3` in `PATH`, of the user and of the system. Off by default: what
+    /// a program loads should not depend on which Python happens to be active.
+    #[must_use]
+    pub fn pip_layout(mut self, search: bool) -> Self {
+        self.pip_layout = search;
+        self
+    }
+
+    /// Finds, opens and identifies NCCL. May be called again: it then finds the copy that is loaded.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] lists every place with the linker's reason; the other kinds refuse a
+    /// second copy in one process.
+    ///
+    /// # Safety
+    ///
+    /// Opening a library runs its initialisers, and its `ncclGetVersion` is called. The caller
+    /// vouches for what is found: that a file of this name is NCCL, and that nobody else closes it
+    /// if it has been opened before.
+    pub unsafe fn load(&self) -> Result<Loaded, LoadError> {
+        let _guard = SEARCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = match &self.path {
+            Some(path) => Some((path.clone(), Origin::Argument)),
+            None => search::variable(VARIABLE).map(|path| (path, Origin::Environment)),
+        };
+        // SAFETY: by the caller's promise.
+        unsafe {
+            match wanted {
+                Some((file, origin)) => load_wanted(file, origin),
+                None => load_any(self.pip_layout),
+            }
+        }
+    }
+}
+
+/// Loads `file` or nothing.
+///
+/// # Safety
+/// As for [`Loader::load`].
+unsafe fn load_wanted(file: PathBuf, origin: Origin) -> Result<Loaded, LoadError> {
+    if let Some(object) = Object::already_loaded(file.as_os_str()) {
+        // SAFETY: by the caller's promise.
+        return unsafe { identify(object, origin) }
+            .map_err(|reason| not_found(file, origin, reason));
+    }
+    let loaded = files(in_process::copies());
+    if !loaded.is_empty() {
+        return Err(LoadError::AnotherIsLoaded {
+            wanted: file,
+            origin,
+            loaded,
+        });
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { open(&file, origin) }.map_err(|reason| not_found(file, origin, reason))
+}
+
+/// Takes the copy that is in the process, else searches.
+///
+/// # Safety
+/// As for [`Loader::load`].
+unsafe fn load_any(pip_layout: bool) -> Result<Loaded, LoadError> {
+    let mut copies = in_process::copies();
+    match (copies.pop(), copies.is_empty()) {
+        (None, _) => (),
+        (
+            Some(Copy {
+                object: Some(object),
+                file,
+            }),
+            true,
+        ) => {
+            let origin = Origin::AlreadyLoaded;
+            // SAFETY: by the caller's promise.
+            return unsafe { identify(object, origin) }
+                .map_err(|reason| not_found(file, origin, reason));
+        }
+        (Some(Copy { object: None, file }), true) => {
+            return Err(LoadError::OutOfReach { loaded: file });
+        }
+        (Some(last), false) => {
+            copies.push(last);
+            return Err(LoadError::SeveralAreLoaded {
+                loaded: files(copies),
+            });
+        }
+    }
+
+    let mut attempts = Vec::new();
+    for place in search::places(pip_layout) {
+        // SAFETY: by the caller's promise.
+        match unsafe { open(&place.file, place.origin) } {
+            Ok(loaded) => return Ok(loaded),
+            Err(reason) => {
+                attempts.push(Attempt::new(place.file, place.origin, reason));
+            }
+        }
+    }
+    Err(LoadError::NotFound { attempts })
+}
+
+fn files(copies: Vec<Copy>) -> Vec<PathBuf> {
+    copies.into_iter().map(|copy| copy.file).collect()
+}
+
+fn not_found(file: PathBuf, origin: Origin, reason: String) -> LoadError {
+    LoadError::NotFound {
+        attempts: vec![Attempt::new(file, origin, reason)],
+    }
+}
+
+/// # Safety
+/// As for [`Loader::load`].
+unsafe fn open(file: &Path, origin: Origin) -> Result<Loaded, String> {
+    // SAFETY: by the caller's promise.
+    let object = unsafe { Object::open(file) }?;
+    // SAFETY: by the caller's promise.
+    unsafe { identify(object, origin) }
+}
+
+/// Looks up all functions and asks for the version.
+///
+/// # Safety
+/// If `object` has NCCL's functions, they are NCCL's.
+unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
+    // SAFETY: by the caller's promise; the object is never closed.
+    let api = unsafe { Api::load(|name| object.symbol(name)) };
+    let get_version = api
+        .ncclGetVersion
+        .ok_or("it is not NCCL: it does not have ncclGetVersion")?;
+    let mut code: c_int = 0;
+    // SAFETY: may be called at any time; `code` outlives the call.
+    let result = unsafe { get_version(&mut code) };
+    if result != ncclResult_t::ncclSuccess {
+        return Err(format!("its ncclGetVersion failed with code {}", result.0));
+    }
+    let version = Version::from_code(code)
+        .ok_or_else(|| format!("its ncclGetVersion says {code}, which stands for no release"))?;
+    Ok(Loaded {
+        api,
+        version,
+        path: object.file(),
+        origin,
+        object,
+    })
+}
+
+/// A library that was loaded, for the rest of the process's life.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// Its functions.
+    pub api: Api,
+    /// What its `ncclGetVersion` says.
+    pub version: Version,
+    /// Its file, with links resolved. For a library that exists only in memory, what the system calls
+    /// it, such as `/memfd:NAME (deleted)`.
+    pub path: PathBuf,
+    /// Why this one.
+    pub origin: Origin,
+    object: Object,
+}
+
+impl Loaded {
+    /// The address of a symbol of the library, null if it has none of this name: for functions that
+    /// `nccl.h` does not declare.
+    pub fn symbol(&self, name: &CStr) -> *mut c_void {
+        self.object.symbol(name)
+    }
+}
+
+impl fmt::Display for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "NCCL {} at {} ({})",
+            self.version,
+            self.path.display(),
+            self.origin
+        )
+    }
+}
