@@ -1,0 +1,98 @@
+//! Compiles libraries that are NCCL as far as the loader can see, or fail to be in one way or another.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A library to compile.
+pub(crate) struct Source {
+    code: String,
+    soname: Option<&'static str>,
+}
+
+impl Source {
+    /// One whose version is `code`, with NCCL's usual name inside.
+    pub(crate) fn nccl(code: i32) -> Self {
+        Self {
+            code: format!("int ncclGetVersion(int *version) {{ *version = {code}; return 0; }}\n"),
+            soname: Some("libnccl.so.2"),
+        }
+    }
+
+    /// One that consists of this C code.
+    pub(crate) fn of(code: &str) -> Self {
+        Self {
+            code: code.to_owned(),
+            soname: None,
+        }
+    }
+
+    /// Gives it another function, which does nothing.
+    pub(crate) fn with_function(mut self, name: &str) -> Self {
+        self.code += &format!("int {name}(void) {{ return 0; }}\n");
+        self
+    }
+
+    /// Gives it no name but its file's.
+    pub(crate) fn without_soname(self) -> Self {
+        Self {
+            soname: None,
+            ..self
+        }
+    }
+
+    /// Compiles it to `file`, and makes the directories in between.
+    pub(crate) fn compile_to(&self, file: impl AsRef<Path>) -> PathBuf {
+        let file = file.as_ref();
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let source = file.with_extension("c");
+        fs::write(&source, &self.code).unwrap();
+        let mut command = Command::new("cc");
+        command
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(file)
+            .arg(&source);
+        if let Some(soname) = self.soname {
+            command.arg(format!("-Wl,-soname,{soname}"));
+        }
+        let output = command.output().expect("the C compiler `cc` is needed");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        file.to_owned()
+    }
+}
+
+/// Makes the dynamic linker's own search end in failure, even on a machine where NCCL is installed:
+/// what it finds first is not a library.
+pub(crate) fn hide_installed(directory: &Path, command: &mut Command) {
+    let hidden = directory.join("hidden");
+    fs::create_dir(&hidden).unwrap();
+    for name in ["libnccl.so.2", "libnccl.so"] {
+        fs::write(
+            hidden.join(name),
+            "this is not a shared object, by a long way: ".repeat(4),
+        )
+        .unwrap();
+    }
+    command.env("LD_LIBRARY_PATH", hidden);
+}
+
+/// Loads `file` as some other part of the process would have.
+pub(crate) fn load_elsewhere(file: &Path) {
+    let name = CString::new(file.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the file was compiled by `Source` and has no initialiser.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null(), "cannot load {}", file.display());
+}
+
+/// Whether the process has mapped something whose path contains `text`.
+pub(crate) fn is_mapped(text: &str) -> bool {
+    fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .contains(text)
+}
