@@ -6,6 +6,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::thread;
 
 use nccl_sys::{LoadError, Loader, Origin, Version};
@@ -294,11 +295,16 @@ fn threads_that_want_different_files_at_once_get_one_copy() {
             }
         },
         |dir| {
+            let start = Barrier::new(8);
             let results: Vec<_> = thread::scope(|scope| {
                 let threads: Vec<_> = (0..8)
                     .map(|n| {
                         let file = dir.join(format!("{n}/libnccl.so.2"));
-                        scope.spawn(move || load(&Loader::new().path(file)))
+                        let start = &start;
+                        scope.spawn(move || {
+                            start.wait();
+                            load(&Loader::new().path(file))
+                        })
                     })
                     .collect();
                 threads
