@@ -18,5 +18,6 @@ pub mod format;
 pub mod options;
 pub mod printf;
 pub mod sizes;
+pub mod spawn;
 pub mod statistics;
 pub mod verify;

@@ -1,0 +1,196 @@
+//! What a rank learns from its environment, and what a program can tell from it.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+/// What the process that is `rank` of `size` finds in its environment.
+pub fn rank_variables(
+    rank: usize,
+    size: usize,
+    rendezvous: &Path,
+) -> [(&'static str, OsString); 6] {
+    let mut address = OsString::from("unix:");
+    address.push(rendezvous);
+    [
+        ("NCCL_RUN_RANK", rank.to_string().into()),
+        ("NCCL_RUN_WORLD_SIZE", size.to_string().into()),
+        ("NCCL_RUN_LOCAL_RANK", rank.to_string().into()),
+        ("NCCL_RUN_LOCAL_WORLD_SIZE", size.to_string().into()),
+        ("NCCL_RUN_RENDEZVOUS", address),
+        (super::lifeline::VARIABLE, "stdin".into()),
+    ]
+}
+
+/// Who started this process as one rank among several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// [`Job`](super::Job), or whoever sets the same variables.
+    NcclRun,
+    /// `torchrun`, and what sets its variables.
+    Torchrun,
+    /// `mpirun` of Open MPI.
+    OpenMpi,
+    /// `srun`.
+    Slurm,
+    /// `mpirun` of MPICH and Intel MPI.
+    Hydra,
+}
+
+/// For each launcher: variables of which all must be there, its rank, the number of ranks, its rank on
+/// the host, and the number of ranks on the host.
+const VARIABLES: [(Launcher, &[&str], [&str; 4]); 5] = [
+    (
+        Launcher::NcclRun,
+        &["NCCL_RUN_RANK"],
+        [
+            "NCCL_RUN_RANK",
+            "NCCL_RUN_WORLD_SIZE",
+            "NCCL_RUN_LOCAL_RANK",
+            "NCCL_RUN_LOCAL_WORLD_SIZE",
+        ],
+    ),
+    (
+        Launcher::Torchrun,
+        &["RANK", "WORLD_SIZE"],
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+    ),
+    (
+        Launcher::OpenMpi,
+        &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+        [
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ],
+    ),
+    // Hydra under srun sets both; what is nearer to the process wins.
+    (
+        Launcher::Hydra,
+        &["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+        ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    ),
+    // A batch script has SLURM_PROCID, too, although srun started nothing; it has no step.
+    (
+        Launcher::Slurm,
+        &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"],
+        [
+            "SLURM_PROCID",
+            "SLURM_NTASKS",
+            "SLURM_LOCALID",
+            "SLURM_TASKS_PER_NODE",
+        ],
+    ),
+];
+
+impl Launcher {
+    /// Who started this process, judged by the variables that `lookup` finds; `None`: a person did.
+    ///
+    /// ```
+    /// use nccl_tools::spawn::Launcher;
+    /// let torchrun = |name: &str| matches!(name, "RANK" | "WORLD_SIZE").then(|| "1".to_owned());
+    /// assert_eq!(Launcher::detect(torchrun), Some(Launcher::Torchrun));
+    /// assert_eq!(Launcher::detect(|_| None), None);
+    /// ```
+    pub fn detect(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        VARIABLES
+            .iter()
+            .find(|(_, needed, _)| needed.iter().all(|name| lookup(name).is_some()))
+            .map(|&(launcher, ..)| launcher)
+    }
+
+    /// Its name, as a person types it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NcclRun => "this program",
+            Self::Torchrun => "torchrun",
+            Self::OpenMpi => "mpirun (Open MPI)",
+            Self::Slurm => "srun",
+            Self::Hydra => "mpirun (Hydra)",
+        }
+    }
+
+    /// How many ranks this launcher put on this host, if it tells; never fewer than the local rank
+    /// needs.
+    pub fn local_world_size(self, lookup: impl Fn(&str) -> Option<String>) -> Option<usize> {
+        let &(_, _, [_, size, local_rank, local_size]) =
+            VARIABLES.iter().find(|(launcher, ..)| *launcher == self)?;
+        let number = |name: &str| {
+            let text = lookup(name)?;
+            // Slurm writes `4(x2),3`: four on the first two nodes. The most is always enough.
+            let numbers = text.split(',').filter_map(|part| {
+                part.split('(')
+                    .next()
+                    .and_then(|digits| digits.parse::<usize>().ok())
+            });
+            numbers.max()
+        };
+        let told = number(local_size).or_else(|| number(size));
+        let needed = number(local_rank).map(|rank| rank + 1);
+        told.max(needed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn among<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
+        move |name| {
+            set.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        }
+    }
+
+    #[test]
+    fn a_batch_script_is_not_a_rank_but_a_step_is() {
+        let batch = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_JOB_ID", "7"),
+        ];
+        assert_eq!(Launcher::detect(among(&batch)), None);
+        let step = [&batch[..], &[("SLURM_STEP_ID", "0")]].concat();
+        assert_eq!(Launcher::detect(among(&step)), Some(Launcher::Slurm));
+    }
+
+    #[test]
+    fn our_own_variables_win_over_those_of_a_launcher_around() {
+        let both = [("NCCL_RUN_RANK", "0"), ("RANK", "1"), ("WORLD_SIZE", "2")];
+        assert_eq!(Launcher::detect(among(&both)), Some(Launcher::NcclRun));
+    }
+
+    #[test]
+    fn the_number_of_ranks_on_a_host_is_understood_in_every_launchers_way() {
+        let torchrun = [
+            ("WORLD_SIZE", "16"),
+            ("LOCAL_WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "3"),
+        ];
+        assert_eq!(
+            Launcher::Torchrun.local_world_size(among(&torchrun)),
+            Some(8)
+        );
+        let slurm = [("SLURM_TASKS_PER_NODE", "4(x2),3"), ("SLURM_LOCALID", "2")];
+        assert_eq!(Launcher::Slurm.local_world_size(among(&slurm)), Some(4));
+        let bare = [("WORLD_SIZE", "2"), ("LOCAL_RANK", "5")];
+        assert_eq!(Launcher::Torchrun.local_world_size(among(&bare)), Some(6));
+        assert_eq!(Launcher::OpenMpi.local_world_size(among(&[])), None);
+    }
+
+    #[test]
+    fn a_rank_learns_who_it_is_and_where_the_others_are() {
+        let variables = rank_variables(2, 4, Path::new("/tmp/x/world"));
+        let get = |name| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .and_then(|(_, value)| value.to_str())
+        };
+        assert_eq!(get("NCCL_RUN_RANK"), Some("2"));
+        assert_eq!(get("NCCL_RUN_WORLD_SIZE"), Some("4"));
+        assert_eq!(get("NCCL_RUN_RENDEZVOUS"), Some("unix:/tmp/x/world"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Saying how a rank ended, and what one that has not ended is doing.
+
+use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// A rank at the end of its job.
+#[derive(Clone, Debug)]
+pub struct RankEnd {
+    /// The rank.
+    pub rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// How it ended; `None`: it could not be ended in time.
+    pub status: Option<ExitStatus>,
+    /// How long after the start of the job it ended.
+    pub after: Duration,
+    /// Its last lines on standard output.
+    pub stdout: Vec<String>,
+    /// Its last lines on standard error.
+    pub stderr: Vec<String>,
+}
+
+/// The rank that failed, and so ended the others.
+#[derive(Clone, Debug)]
+pub struct RankFailure {
+    /// The rank and how it ended.
+    pub end: RankEnd,
+    /// Ranks that were still running and were ended.
+    pub ended: Vec<usize>,
+}
+
+impl RankFailure {
+    /// The exit code for the whole job: the rank's own, or 128 and its signal, as a shell has it.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        let status = self.end.status;
+        match (
+            status.and_then(|s| s.code()),
+            status.and_then(|s| s.signal()),
+        ) {
+            (Some(code), _) => u8::try_from(code).unwrap_or(1),
+            (None, Some(signal)) => u8::try_from(128 + signal).unwrap_or(1),
+            (None, None) => 1,
+        }
+    }
+}
+
+impl fmt::Display for RankFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RankEnd {
+            rank,
+            pid,
+            status,
+            after,
+            stderr,
+            ..
+        } = &self.end;
+        write!(f, "rank {rank} (pid {pid}) ")?;
+        match status {
+            None => write!(f, "could not be ended")?,
+            Some(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => write!(f, "ended with exit code {code}")?,
+                (None, Some(signal)) => {
+                    write!(f, "was killed by signal {signal}")?;
+                    if let Some(name) = signal_name(signal) {
+                        write!(f, " ({name})")?;
+                    }
+                }
+                (None, None) => write!(f, "ended")?,
+            },
+        }
+        write!(f, " after {:.1} s", after.as_secs_f64())?;
+        match &self.ended[..] {
+            [] => {}
+            [one] => write!(f, "; rank {one} was ended with it")?,
+            many => write!(f, "; ranks {} were ended with it", list(many))?,
+        }
+        if !stderr.is_empty() {
+            write!(f, "\n  the last it said on standard error:")?;
+            for line in stderr {
+                write!(f, "\n    {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `0, 1 and 3`
+fn list(ranks: &[usize]) -> String {
+    let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match texts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => texts.concat(),
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGSYS => "SIGSYS",
+        _ => return None,
+    })
+}
+
+/// What the threads of a process are doing, one line each: name, state, and where in the kernel they
+/// wait, as far as the kernel tells.
+#[must_use]
+pub fn describe_process(pid: u32) -> String {
+    let read = |path: String| {
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return format!("pid {pid} is gone");
+    };
+    let mut lines: Vec<String> = tasks
+        .flatten()
+        .map(|task| {
+            let path = task.path();
+            let path = path.display();
+            let name = read(format!("{path}/comm"));
+            let status = read(format!("{path}/status"));
+            let state = status
+                .lines()
+                .find_map(|line| line.strip_prefix("State:"))
+                .unwrap_or("?")
+                .trim()
+                .to_owned();
+            let waits = read(format!("{path}/wchan"));
+            let waits = if waits.is_empty() || waits == "0" {
+                "-"
+            } else {
+                &waits
+            };
+            format!("thread {name:<16} {state}, kernel: {waits}")
+        })
+        .collect();
+    lines.sort();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(raw_status: i32, ended: &[usize], stderr: &[&str]) -> RankFailure {
+        RankFailure {
+            end: RankEnd {
+                rank: 2,
+                pid: 977,
+                status: Some(ExitStatus::from_raw(raw_status)),
+                after: Duration::from_millis(1234),
+                stdout: Vec::new(),
+                stderr: stderr.iter().map(|line| (*line).to_owned()).collect(),
+            },
+            ended: ended.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_signal_is_named_and_becomes_the_shells_exit_code() {
+        let failure = failure(9, &[0, 1, 3], &[]);
+        assert_eq!(
+            failure.to_string(),
+            "rank 2 (pid 977) was killed by signal 9 (SIGKILL) after 1.2 s; \
+             ranks 0, 1 and 3 were ended with it"
+        );
+        assert_eq!(failure.code(), 137);
+    }
+
+    #[test]
+    fn an_exit_code_is_passed_on_with_the_last_words() {
+        let failure = failure(7 << 8, &[0], &["a", "b"]);
+        assert_eq!(
+            failure.to_string(),
+            "rank 2 (pid 977) ended with exit code 7 after 1.2 s; rank 0 was ended with it\n  \
+             the last it said on standard error:\n    a\n    b"
+        );
+        assert_eq!(failure.code(), 7);
+    }
+
+    #[test]
+    fn a_process_is_described_by_its_threads() {
+        let own = describe_process(std::process::id());
+        assert!(own.contains("(running)"), "{own}");
+        assert!(describe_process(u32::MAX - 1).ends_with("is gone"));
+    }
+}
