@@ -1,5 +1,5 @@
 //! Reads the `..._INITIALIZER` macros of a `nccl.h`, which bindgen passes over, and writes them as
-//! Rust constants of the same name.
+//! Rust constants of the same name, which are also the defaults of their types.
 //!
 //! The values come from the macro and the field names, in the same order, from the struct that
 //! bindgen made, so that a header with more or fewer fields needs no change here. A value of a kind
@@ -36,6 +36,10 @@ pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Erro
             )?;
         }
         out.push_str("};\n");
+        writeln!(
+            out,
+            "impl Default for {type_name} {{ fn default() -> Self {{ {name} }} }}",
+        )?;
     }
     Ok(out)
 }
@@ -62,18 +66,28 @@ fn macros(header: &str) -> Vec<(String, Vec<String>)> {
         }
         body.push_str(piece);
         let body = without_comments(&body);
-        let values = body
-            .trim()
-            .trim_start_matches('{')
-            .trim_end_matches('}')
-            .split(',')
-            .map(str::trim)
-            .filter(|v| !v.is_empty())
-            .map(str::to_owned)
-            .collect();
+        let values = split_values(body.trim().trim_start_matches('{').trim_end_matches('}'));
         found.push((name.to_owned(), values));
     }
     found
+}
+
+/// The values between the commas, except those inside of parentheses.
+fn split_values(body: &str) -> Vec<String> {
+    let mut depth = 0;
+    let values = body.split(|c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => (),
+        }
+        c == ',' && depth == 0
+    });
+    values
+        .map(str::trim)
+        .filter(|value| !value.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn without_comments(text: &str) -> String {
@@ -131,7 +145,9 @@ fn expression(
         _ if value.starts_with("sizeof(") => format!("size_of::<{of}>()"),
         "NULL" | "NCCL_CONFIG_UNDEF_PTR" if constant => "core::ptr::null()".into(),
         "NULL" | "NCCL_CONFIG_UNDEF_PTR" if pointer => "core::ptr::null_mut()".into(),
-        "NCCL_VERSION_CODE" => format!("{value} as {field_type}"),
+        "NCCL_VERSION_CODE" | "NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)" => {
+            format!("NCCL_VERSION_CODE as {field_type}")
+        }
         "NCCL_API_MAGIC" | "NCCL_CONFIG_UNDEF_INT" | "NCCL_UNDEF_FLOAT" => value.into(),
         // An enumerator, in a field of its enum or of a plain integer type.
         _ if enumerator.is_some_and(|of| of == field_type) => format!("{field_type}::{value}"),

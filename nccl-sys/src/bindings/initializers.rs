@@ -30,6 +30,11 @@ pub const NCCL_CONFIG_INITIALIZER: ncclConfig_t = ncclConfig_t {
     hostCftMode: NCCL_CONFIG_UNDEF_INT,
     nvlsHostMode: NCCL_CONFIG_UNDEF_INT,
 };
+impl Default for ncclConfig_t {
+    fn default() -> Self {
+        NCCL_CONFIG_INITIALIZER
+    }
+}
 pub const NCCL_COLLCONFIG_INITIALIZER: ncclCollConfig_t = ncclCollConfig_t {
     size: size_of::<ncclCollConfig_t>(),
     magic: NCCL_API_MAGIC,
@@ -45,12 +50,22 @@ pub const NCCL_COLLCONFIG_INITIALIZER: ncclCollConfig_t = ncclCollConfig_t {
     userProfilerTag: 0,
     launchCompletionEvent: core::ptr::null_mut(),
 };
+impl Default for ncclCollConfig_t {
+    fn default() -> Self {
+        NCCL_COLLCONFIG_INITIALIZER
+    }
+}
 pub const NCCL_SIM_INFO_INITIALIZER: ncclSimInfo_t = ncclSimInfo_t {
     size: size_of::<ncclSimInfo_t>(),
     magic: 0x74685283,
     version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
     estimatedTime: NCCL_UNDEF_FLOAT,
 };
+impl Default for ncclSimInfo_t {
+    fn default() -> Self {
+        NCCL_SIM_INFO_INITIALIZER
+    }
+}
 pub const NCCL_ENCRYPTION_CONFIG_INITIALIZER: ncclEncryptionConfig_t = ncclEncryptionConfig_t {
     size: size_of::<ncclEncryptionConfig_t>(),
     magic: NCCL_API_MAGIC,
@@ -58,3 +73,8 @@ pub const NCCL_ENCRYPTION_CONFIG_INITIALIZER: ncclEncryptionConfig_t = ncclEncry
     mode: ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as ::core::ffi::c_int,
     psk: core::ptr::null(),
 };
+impl Default for ncclEncryptionConfig_t {
+    fn default() -> Self {
+        NCCL_ENCRYPTION_CONFIG_INITIALIZER
+    }
+}
