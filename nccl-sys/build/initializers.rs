@@ -171,3 +171,59 @@ fn expression(
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPES: &str = "
+        pub struct inner_v1 { pub size : usize , pub magic : :: core :: ffi :: c_uint ,
+            pub version : :: core :: ffi :: c_uint , pub name : * const :: core :: ffi :: c_char ,
+            pub blocking : :: core :: ffi :: c_int , pub mode : ncclMode_t , }
+        pub type inner_t = inner_v1;
+        impl ncclMode_t { pub const ncclModeOn : ncclMode_t = ncclMode_t (1) ; }";
+
+    fn constant(values: &str) -> Result<String, Box<dyn Error>> {
+        generate(
+            &format!("#define X_INITIALIZER {{ \\\n {values} \\\n}}\n"),
+            TYPES,
+        )
+    }
+
+    #[test]
+    fn values_get_the_names_and_types_of_the_fields_in_order() {
+        let text = constant(
+            "sizeof(inner_t), /* a, b */ NCCL_API_MAGIC, \\\n \
+             NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), NULL, NCCL_CONFIG_UNDEF_INT, ncclModeOn,",
+        );
+        let text = text.unwrap();
+        for line in [
+            "pub const X_INITIALIZER: inner_t = inner_t {",
+            "size: size_of::<inner_t>(),",
+            "magic: NCCL_API_MAGIC,",
+            "version: NCCL_VERSION_CODE as :: core :: ffi :: c_uint,",
+            "name: core::ptr::null(),",
+            "blocking: NCCL_CONFIG_UNDEF_INT,",
+            "mode: ncclMode_t::ncclModeOn,",
+        ] {
+            assert!(
+                text.lines().any(|found| found.trim() == line),
+                "{line} is not in\n{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_value_too_few_is_an_error() {
+        let error = constant("sizeof(inner_t), NCCL_API_MAGIC")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "X_INITIALIZER has 2 values, inner_t has 6 fields");
+    }
+
+    #[test]
+    fn a_value_of_a_new_kind_is_an_error_that_quotes_it() {
+        let error = constant("sizeof(inner_t), 1, 2, NULL, frobnicate(3), ncclModeOn");
+        assert!(error.unwrap_err().to_string().contains("`frobnicate(3)`"));
+    }
+}

@@ -1,10 +1,97 @@
-//! Chores of the workspace.
+//! Chores of the workspace, run as `cargo xtask CHORE`; without a chore it lists them.
+//!
+//! One file per chore, each with a `run` that takes what follows the chore's name. A chore fails with
+//! exit code 1 and one message; wrong usage ends with exit code 2.
+
+mod arguments;
+mod bindings;
+mod check_bindings;
+mod feature_mixes;
+mod header;
+mod workspace;
+
+/// The same description of the bindings that nccl-sys uses with its feature `bindgen`.
 #[path = "../../nccl-sys/build/generator.rs"]
 mod generator;
-use std::path::Path;
-fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let pkg = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../nccl-sys"));
-    let b = generator::generate(Path::new(&args[3]), &generator::stubs(pkg), |s| Ok(prettyplease::unparse(&syn::parse_file(&s)?))).unwrap();
-    b.write_to(&pkg.join("src/bindings")).unwrap();
+
+use std::env;
+use std::error::Error;
+use std::process::ExitCode;
+
+use arguments::{Arguments, Usage};
+
+/// What a chore comes to.
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+/// A chore: its name, the arguments it takes, what it does, and the function that does it.
+struct Chore {
+    name: &'static str,
+    arguments: &'static str,
+    purpose: &'static str,
+    run: fn(&mut Arguments) -> Result,
+}
+
+const CHORES: &[Chore] = &[
+    Chore {
+        name: "header",
+        arguments: "",
+        purpose: "download the NCCL release that nccl-sys binds; print the path of its nccl.h",
+        run: header::run,
+    },
+    Chore {
+        name: "bindings",
+        arguments: "[--header PATH]",
+        purpose: "generate the bindings from PATH, or from the header that `header` gives",
+        run: bindings::run,
+    },
+    Chore {
+        name: "check-bindings",
+        arguments: "",
+        purpose: "fail if the bindings differ from that header, or nccl-sys from that library",
+        run: check_bindings::run,
+    },
+    Chore {
+        name: "feature-mixes",
+        arguments: "",
+        purpose: "build the crate `nccl` beside other choices of cudarc's features",
+        run: feature_mixes::run,
+    },
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::new(env::args_os().skip(1));
+    let outcome = arguments.chore().and_then(|name| {
+        let chore = CHORES
+            .iter()
+            .find(|chore| chore.name == name)
+            .ok_or_else(|| Usage(format!("there is no chore `{name}`")))?;
+        (chore.run)(&mut arguments)
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            if error.is::<Usage>() {
+                eprint!("{}", usage());
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn usage() -> String {
+    let mut text = String::from("usage: cargo xtask CHORE\n");
+    for Chore {
+        name,
+        arguments,
+        purpose,
+        ..
+    } in CHORES
+    {
+        let call = format!("{name} {arguments}");
+        text += &format!("  {call:<26}{purpose}\n");
+    }
+    text
 }

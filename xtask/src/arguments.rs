@@ -1,0 +1,86 @@
+//! The command line of a chore.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::Result;
+
+/// The command line is wrong: how.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// What has not been read yet of the command line.
+pub(crate) struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    pub(crate) fn new(arguments: impl Iterator<Item = OsString>) -> Self {
+        Self(arguments.collect())
+    }
+
+    /// The name of the chore, the first argument.
+    pub(crate) fn chore(&mut self) -> Result<String> {
+        if self.0.is_empty() {
+            return Err(Usage("which chore?".into()).into());
+        }
+        Ok(self.0.remove(0).to_string_lossy().into_owned())
+    }
+
+    /// The path after the option `name`, if the option is there.
+    pub(crate) fn path(&mut self, name: &str) -> Result<Option<PathBuf>> {
+        let Some(at) = self.0.iter().position(|argument| argument == name) else {
+            return Ok(None);
+        };
+        self.0.remove(at);
+        if at == self.0.len() {
+            return Err(Usage(format!("{name} takes a path")).into());
+        }
+        Ok(Some(self.0.remove(at).into()))
+    }
+
+    /// Says that nothing more is expected.
+    pub(crate) fn finish(&self) -> Result {
+        match self.0.first() {
+            None => Ok(()),
+            Some(argument) => {
+                Err(Usage(format!("`{}` is not expected", argument.to_string_lossy())).into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(text: &[&str]) -> Arguments {
+        Arguments::new(text.iter().map(OsString::from))
+    }
+
+    fn is_usage<T>(result: Result<T>) -> bool {
+        result.is_err_and(|error| error.is::<Usage>())
+    }
+
+    #[test]
+    fn an_option_may_be_absent_but_not_without_its_value() {
+        let mut given = arguments(&["--header", "/a/nccl.h"]);
+        assert_eq!(given.path("--header").unwrap(), Some("/a/nccl.h".into()));
+        given.finish().unwrap();
+        assert_eq!(arguments(&[]).path("--header").unwrap(), None);
+        assert!(is_usage(arguments(&["--header"]).path("--header")));
+    }
+
+    #[test]
+    fn what_no_chore_asked_for_is_wrong_usage() {
+        assert!(is_usage(arguments(&["--heeder", "x"]).finish()));
+        assert!(is_usage(arguments(&[]).chore()));
+    }
+}

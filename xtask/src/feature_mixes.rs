@@ -1,0 +1,145 @@
+//! `feature-mixes`: the crate `nccl` builds alone, and beside what others ask of cudarc.
+//!
+//! Cargo unifies features: a program that uses `nccl` and, say, candle gets one cudarc with the
+//! choices of both. cudarc does not build with two CUDA versions, nor with two ways of linking, so
+//! that `nccl` must make neither choice. Only a program outside of this workspace can show that it
+//! does not, so that each mix is made into one, and checked.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::arguments::Arguments;
+use crate::{Result, workspace};
+
+/// A program beside whose choices `nccl` has to build.
+struct Mix {
+    name: &'static str,
+    /// The features that the program itself asks of cudarc; none: it does not use cudarc.
+    cudarc: &'static [&'static str],
+    /// A CUDA version in the environment, by cudarc's own variable.
+    version: Option<&'static str>,
+}
+
+impl Mix {
+    const fn cudarc(name: &'static str, cudarc: &'static [&'static str]) -> Self {
+        Self {
+            name,
+            cudarc,
+            version: None,
+        }
+    }
+
+    const fn version(name: &'static str, version: &'static str) -> Self {
+        Self {
+            name,
+            cudarc: &[],
+            version: Some(version),
+        }
+    }
+}
+
+const MIXES: &[Mix] = &[
+    Mix::cudarc("alone", &[]),
+    Mix::cudarc("dynamic-linking", &["driver", "dynamic-linking"]),
+    Mix::cudarc("dynamic-loading", &["driver", "dynamic-loading"]),
+    Mix::cudarc("cuda-12090", &["driver", "cuda-12090"]),
+    // What an inference engine asks for, cudarc's own NCCL included.
+    Mix::cudarc(
+        "engine",
+        &[
+            "driver",
+            "cublas",
+            "nccl",
+            "nvrtc",
+            "cuda-13000",
+            "dynamic-linking",
+        ],
+    ),
+    Mix::version("cuda-11.8", "11080"),
+    Mix::version("cuda-12.8", "12080"),
+    Mix::version("cuda-13.4", "13040"),
+];
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result {
+    arguments.finish()?;
+    // One program after the other in the same place, with one target directory: what does not depend
+    // on cudarc is built once.
+    let program = tempfile::tempdir()?;
+    let target = target_directory().join("feature-mixes");
+    let mut failed = Vec::new();
+    for mix in MIXES {
+        let start = Instant::now();
+        write_program(program.path(), mix)?;
+        let outcome = check(program.path(), &target, mix);
+        let seconds = start.elapsed().as_secs_f32();
+        match outcome {
+            Ok(()) => eprintln!("{:<16} ok, {seconds:.1} s", mix.name),
+            Err(error) => {
+                eprintln!("{:<16} FAILED: {error}", mix.name);
+                failed.push(mix.name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("cannot build {}", failed.join(", ")).into())
+    }
+}
+
+fn target_directory() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace::root().join("target"), PathBuf::from)
+}
+
+/// Writes the program of a mix, with the versions of the workspace's lock file.
+fn write_program(directory: &Path, mix: &Mix) -> Result {
+    let nccl = workspace::root().join("nccl");
+    let mut manifest = format!(
+        "[package]\nname = \"mix\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+         [workspace]\n\n[dependencies]\nnccl = {{ path = {:?} }}\n",
+        nccl.display().to_string()
+    );
+    let mut code = String::from("pub use nccl as library;\n");
+    if !mix.cudarc.is_empty() {
+        manifest += &format!(
+            "cudarc = {{ version = \"*\", default-features = false, features = {:?} }}\n",
+            mix.cudarc
+        );
+        // One and the same cudarc, or its types do not match.
+        code += "pub fn same(context: &cudarc::driver::CudaContext)\n    \
+                 -> &nccl::cudarc::driver::CudaContext { context }\n";
+    }
+    fs::create_dir_all(directory.join("src"))?;
+    fs::write(directory.join("Cargo.toml"), manifest)?;
+    fs::write(directory.join("src").join("lib.rs"), code)?;
+    fs::copy(
+        workspace::root().join("Cargo.lock"),
+        directory.join("Cargo.lock"),
+    )?;
+    Ok(())
+}
+
+fn check(directory: &Path, target: &Path, mix: &Mix) -> Result {
+    let cargo = |arguments: &[&str]| {
+        let mut cargo = workspace::cargo();
+        cargo
+            .current_dir(directory)
+            .args(arguments)
+            .env("CARGO_TARGET_DIR", target);
+        match mix.version {
+            Some(version) => cargo.env("CUDARC_CUDA_VERSION", version),
+            None => cargo.env_remove("CUDARC_CUDA_VERSION"),
+        };
+        cargo
+    };
+    // The workspace's own build has fetched nearly everything; the network is for the rest.
+    let complete = cargo(&["fetch", "--offline", "--quiet"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    let offline: &[&str] = if complete { &["--offline"] } else { &[] };
+    workspace::run(cargo(&["check", "--quiet"]).args(offline))
+}

@@ -1,0 +1,64 @@
+//! Where things are in the workspace, and how other programs are run.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::Result;
+
+/// The root of the workspace.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a directory of the workspace")
+}
+
+/// The directory of the package nccl-sys.
+pub(crate) fn nccl_sys() -> PathBuf {
+    root().join("nccl-sys")
+}
+
+/// The release of NCCL that nccl-sys binds: what stands after the `+` in its own version.
+pub(crate) fn nccl_release() -> Result<String> {
+    let manifest = nccl_sys().join("Cargo.toml");
+    let text = fs::read_to_string(&manifest)
+        .map_err(|error| format!("cannot read {}: {error}", manifest.display()))?;
+    let release = text
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("version = \"")?
+                .strip_suffix('"')?
+                .split_once('+')
+        })
+        .map(|(_, release)| release.to_owned());
+    release.ok_or_else(|| {
+        format!(
+            "{} should say `version = \"…+RELEASE OF NCCL\"`",
+            manifest.display()
+        )
+        .into()
+    })
+}
+
+/// The cargo that runs us.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root());
+    cargo
+}
+
+/// Runs a command to its end. What it prints goes to our standard error: standard output is for the
+/// answer of a chore.
+pub(crate) fn run(command: &mut Command) -> Result {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .status()
+        .map_err(|error| format!("cannot run {program}: {error}"))?;
+    if !status.success() {
+        return Err(format!("{command:?} failed: {status}").into());
+    }
+    Ok(())
+}
