@@ -10,6 +10,7 @@
 compile_error!("NCCL runs on Linux, and so does everything here");
 
 pub mod bandwidth;
+pub mod bench;
 pub mod build_info;
 pub mod clock;
 pub mod element;
