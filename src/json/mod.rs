@@ -1,0 +1,278 @@
+//! The JSON file of `-J`: nccl-tests' version 3, key by key.
+//!
+//! What it does not have comes in further keys, after its own: `producer`, `emulator`, `spawn` and
+//! `memcpy_ratio`. One thing is different on purpose: `env` holds `NCCL_*` and `CUDA_*` only, and
+//! nothing that looks secret, because reports get published.
+
+mod value;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+pub use value::Value;
+
+use crate::bandwidth;
+use crate::bench::{Measurement, Row, Totals};
+use crate::build_info::BUILD;
+use crate::clock;
+use crate::failure::Failure;
+use crate::format::{DeviceLine, Footer};
+use crate::options::{Blocking, Options};
+use crate::sizes::Step;
+
+/// The version of nccl-tests' file format.
+const FORMAT_VERSION: u32 = 3;
+
+/// Finds a name for the file that is not taken, and takes it: `path`, else `path.0`, `path.1` …
+///
+/// # Errors
+/// When the file cannot be created there.
+pub fn reserve(path: &Path) -> Result<PathBuf, Failure> {
+    let mut candidate = path.to_owned();
+    let mut number = 0u32;
+    loop {
+        match OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&candidate)
+        {
+            Ok(_) => return Ok(candidate),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let mut name = path.as_os_str().to_owned();
+                name.push(format!(".{number}"));
+                candidate = PathBuf::from(name);
+                number += 1;
+            }
+            Err(error) => {
+                return Err(Failure::usage(format!(
+                    "-J {}: the file cannot be written: {error}",
+                    path.display()
+                )));
+            }
+        }
+    }
+}
+
+/// Everything that goes into the file; written at the end, whatever the end is.
+#[derive(Debug)]
+pub struct Report {
+    path: PathBuf,
+    start: Vec<(&'static str, Value)>,
+    config: Vec<(&'static str, Value)>,
+    results: Vec<Value>,
+    end: Vec<(&'static str, Value)>,
+}
+
+impl Report {
+    /// A report to a file that was [`reserve`]d.
+    #[must_use]
+    pub fn new(path: PathBuf, library_version: u32) -> Self {
+        let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+        let start = vec![
+            ("version", FORMAT_VERSION.into()),
+            ("start_time", clock::now().into()),
+            ("args", arguments.collect()),
+            (
+                "env",
+                environment(std::env::vars_os()).into_iter().collect(),
+            ),
+            ("nccl_version", library_version.into()),
+        ];
+        Self {
+            path,
+            start,
+            config: Vec::new(),
+            results: Vec::new(),
+            end: Vec::new(),
+        }
+    }
+
+    /// What runs where.
+    pub fn config(&mut self, options: &Options, devices: &[DeviceLine]) {
+        let (step_key, step) = match options.sweep.step {
+            Step::Factor(factor) => ("step_factor", factor),
+            Step::Bytes(bytes) => ("step_bytes", bytes),
+        };
+        let device = |line: &DeviceLine| {
+            Value::Object(vec![
+                ("rank", line.rank.into()),
+                ("group", 0u32.into()),
+                ("pid", line.pid.into()),
+                ("hostname", line.host.as_str().into()),
+                ("device", line.device.into()),
+                ("device_hex", line.pci_text().into()),
+                ("device_info", line.name.as_str().into()),
+            ])
+        };
+        self.config = vec![
+            ("nthreads", options.threads.into()),
+            ("ngpus", options.gpus.into()),
+            ("minimum_bytes", options.sweep.min.into()),
+            ("maximum_bytes", options.sweep.max.into()),
+            (step_key, step.into()),
+            ("warmup_iters", options.warm_up.into()),
+            ("iterations", options.iterations.into()),
+            ("aggregated_iterations", options.aggregate.into()),
+            ("validation", options.checks.into()),
+            ("graph", 0u32.into()),
+            (
+                "blocking_collectives",
+                (options.blocking != Blocking::Never).into(),
+            ),
+            ("per_iter_timing", options.per_iteration.into()),
+            ("per_iter_skip", options.per_iteration_skip.into()),
+            ("parallel_init", options.parallel_init.into()),
+            ("devices", devices.iter().map(device).collect()),
+        ];
+    }
+
+    /// A row of the table.
+    pub fn row(&mut self, options: &Options, row: &Row) {
+        let shape = row.shape;
+        let placement = |measured: &Measurement| {
+            let speed = bandwidth::all_to_all(shape.total_bytes(), shape.ranks, measured.seconds);
+            let (key, seconds) = match options.cpu_time {
+                true => ("cpu_time", measured.host_seconds),
+                false => ("time", measured.seconds),
+            };
+            Value::Object(vec![
+                (key, (seconds * 1e6).into()),
+                ("alg_bw", speed.algorithm.into()),
+                ("bus_bw", speed.bus.into()),
+                ("nwrong", measured.wrong.map(|wrong| wrong as f64).into()),
+            ])
+        };
+        let mut entries = vec![
+            ("size", shape.total_bytes().into()),
+            ("count", shape.count.into()),
+            ("type", shape.element.name.into()),
+            ("redop", "none".into()),
+            ("root", format!("{:>6}", -1).into()),
+            ("out_of_place", placement(&row.out_of_place)),
+        ];
+        let iterations = |measured| per_iteration(options, measured);
+        entries.extend(iterations(&row.out_of_place).map(|value| ("out_of_place_per_iter", value)));
+        entries.push(("in_place", placement(&row.in_place)));
+        entries.extend(iterations(&row.in_place).map(|value| ("in_place_per_iter", value)));
+        entries.push(("actual_iterations", options.iterations.into()));
+        entries.push(("experiment_name", "".into()));
+        entries.extend(row.ratio.map(|ratio| {
+            let value = Value::Object(vec![
+                ("memcpy_us", (ratio.copy_seconds * 1e6).into()),
+                ("operation_us", (ratio.operation_seconds * 1e6).into()),
+                ("ratio", ratio.ratio.into()),
+                ("lowest", ratio.lowest.into()),
+                ("highest", ratio.highest.into()),
+            ]);
+            ("memcpy_ratio", value)
+        }));
+        self.results.push(Value::Object(entries));
+    }
+
+    /// What it all came to.
+    pub fn totals(&mut self, totals: &Totals, footer: &Footer) {
+        let okay = match footer.fast_enough() {
+            None => "unchecked".into(),
+            Some(okay) => Value::from(okay),
+        };
+        self.end = vec![
+            (
+                "out_of_bounds",
+                Value::Object(vec![
+                    ("count", totals.out_of_bounds.into()),
+                    ("okay", (totals.out_of_bounds == 0).into()),
+                ]),
+            ),
+            (
+                "average_bus_bandwidth",
+                Value::Object(vec![
+                    ("bandwidth", totals.average_bus.into()),
+                    ("okay", okay),
+                ]),
+            ),
+        ];
+    }
+
+    /// Writes the file. `errors` are the library's last error, or why there was no proper end.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(
+        mut self,
+        errors: &[String],
+        emulator: Option<&str>,
+        spawn: &str,
+    ) -> Result<(), Failure> {
+        let mut entries = self.start;
+        if !self.config.is_empty() {
+            entries.push(("config", Value::Object(self.config)));
+        }
+        entries.push(("results", Value::List(self.results)));
+        entries.append(&mut self.end);
+        entries.push(("errors", errors.iter().map(String::as_str).collect()));
+        entries.push(("end_time", clock::now().into()));
+        entries.push(("producer", BUILD.line().into()));
+        entries.push(("emulator", emulator.into()));
+        entries.push(("spawn", spawn.into()));
+        let text = Value::Object(entries).to_string();
+        let written = File::create(&self.path).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(|error| {
+            Failure::new(
+                crate::failure::Exit::Failed,
+                format!(
+                    "the JSON output could not be written to {}: {error}",
+                    self.path.display()
+                ),
+            )
+        })
+    }
+}
+
+fn per_iteration(options: &Options, measured: &Measurement) -> Option<Value> {
+    let iterations = measured.per_iteration.as_ref()?;
+    let summary = &iterations.summary;
+    let microseconds = |times: &[f64]| times.iter().map(|time| time * 1e6).collect::<Value>();
+    let mut entries = vec![
+        ("skipped_iterations", options.per_iteration_skip.into()),
+        ("min_us", (summary.min * 1e6).into()),
+        ("max_us", (summary.max * 1e6).into()),
+        ("avg_us", (summary.mean * 1e6).into()),
+        ("p50_us", (summary.p50 * 1e6).into()),
+        ("p95_us", (summary.p95 * 1e6).into()),
+        ("p99_us", (summary.p99 * 1e6).into()),
+        ("stdev_us", (summary.deviation * 1e6).into()),
+        ("cv_pct", summary.variation_percent().into()),
+        ("times_us", microseconds(&iterations.longest)),
+    ];
+    if iterations.by_rank.len() > 1 {
+        let rows = iterations
+            .by_rank
+            .iter()
+            .map(|times| microseconds(times))
+            .collect();
+        entries.push(("per_process_max_times_us", Value::List(rows)));
+    }
+    Some(Value::Object(entries))
+}
+
+/// The variables that say how NCCL, CUDA and this program were set up.
+fn environment(
+    variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+) -> Vec<String> {
+    const SECRET: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY"];
+    let mut kept: Vec<String> = variables
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
+        .filter(|(name, _)| name.starts_with("NCCL_") || name.starts_with("CUDA_"))
+        .filter(|(name, _)| !SECRET.iter().any(|word| name.to_uppercase().contains(word)))
+        .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
+        .collect();
+    kept.sort();
+    kept
+}
+
+#[cfg(test)]
+mod tests;

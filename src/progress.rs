@@ -1,0 +1,91 @@
+//! One line that says what is being measured, on a terminal and nowhere else.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use crate::spawn::CLEAR_LINE;
+
+/// Set for a rank whose starter shows progress for it.
+pub const VARIABLE: &str = "NCCL_TOOLS_PROGRESS";
+
+/// How often the line changes at most; a terminal is slow.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Where progress goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    /// Nowhere.
+    Nobody,
+    /// Our own standard error, which is a terminal.
+    Terminal,
+    /// Whoever started us, through a pipe: lines that end with `\r` are progress.
+    Starter,
+}
+
+/// Shows what is going on.
+#[derive(Debug)]
+pub struct Progress {
+    to: To,
+    shown: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    /// No progress: for all ranks but the first.
+    #[must_use]
+    pub fn silent() -> Self {
+        Self {
+            to: To::Nobody,
+            shown: false,
+            last: None,
+        }
+    }
+
+    /// Progress if there is somebody to see it.
+    #[must_use]
+    pub fn on_a_terminal() -> Self {
+        let to = if std::env::var_os(VARIABLE).is_some() {
+            To::Starter
+        } else if io::stderr().is_terminal() {
+            To::Terminal
+        } else {
+            To::Nobody
+        };
+        Self {
+            to,
+            shown: false,
+            last: None,
+        }
+    }
+
+    /// Shows `text` in place of what is shown.
+    pub fn show(&mut self, text: impl FnOnce() -> String) {
+        if self.to == To::Nobody || self.last.is_some_and(|last| last.elapsed() < INTERVAL) {
+            return;
+        }
+        let text = text();
+        // Nobody reads it: then nobody misses it.
+        let _ = match self.to {
+            To::Terminal => write!(io::stderr(), "{CLEAR_LINE}{text}"),
+            _ => write!(io::stderr(), "{text}\r"),
+        };
+        self.shown = true;
+        self.last = Some(Instant::now());
+    }
+
+    /// Takes the line away, before something else is printed.
+    pub fn hide(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = match self.to {
+                To::Terminal => write!(io::stderr(), "{CLEAR_LINE}"),
+                _ => write!(io::stderr(), "\r"),
+            };
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.hide();
+    }
+}
