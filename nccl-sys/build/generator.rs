@@ -7,7 +7,7 @@
 //! - `types.rs`: types and constants. Enums become newtypes over their C integer, because a library
 //!   newer than the header may return a value that the header does not know.
 //! - `functions.rs`: the prototypes, verbatim, inside one call of `nccl_api!`.
-//! - `initializers.rs`: the `..._INITIALIZER` macros as constants; see [`initializers`].
+//! - `initializers.rs`: the `..._INITIALIZER` macros as constants; see `initializers.rs`.
 //!
 //! Nothing of the header's comments is taken over.
 

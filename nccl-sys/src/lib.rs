@@ -5,7 +5,7 @@
 //! - C's enums are newtypes, such as [`ncclResult_t`], because a library may be newer than these
 //!   bindings and return what they do not know.
 //! - The functions are in a table, [`Api`], in which each is optional: one build runs on old and new
-//!   releases. What a library lacks is a [`MissingFunction`] with the release that [has it](since).
+//!   releases. What a library lacks is a [`MissingFunction`] with the release that [has it](since()).
 //! - The [`Loader`] finds the library, says which one it took, and refuses to have two in one process.
 //!
 //! The crate `nccl` builds a safe interface on this one.

@@ -6,7 +6,7 @@
 //!    wanted. It is that one or an error, never another.
 //! 2. A copy that is in the process already is used. If it is not the wanted one, or if there are
 //!    several and none is wanted, that is an error which names them.
-//! 3. Otherwise the places of [`search`](crate::search) are tried until one has NCCL.
+//! 3. Otherwise the places of `search.rs` are tried until one has NCCL.
 //!
 //! Of NCCL's functions only `ncclGetVersion` is called. What has been opened is never closed.
 
