@@ -1,13 +1,16 @@
 //! The macros of `nccl.h` that bindgen cannot turn into constants, written by hand, and the standard
 //! traits of [`ncclUniqueId`]. `tests/header.rs` compares the values with the header.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::hash::{Hash, Hasher};
 
 use crate::bindings::types::*;
 
 /// A field of a config that is left to NCCL.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
+
+/// A pointer in a config that is left to NCCL.
+pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = core::ptr::null_mut();
 
 /// An estimate that NCCL has not made.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;

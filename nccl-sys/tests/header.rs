@@ -174,6 +174,7 @@ fn defaults_are_the_initializers() {
 fn constants_written_by_hand_are_those_of_the_header() {
     let Some(header) = header() else { return };
     let none: *const c_void = NCCL_COMM_NULL.cast();
+    let undefined: *const c_void = NCCL_CONFIG_UNDEF_PTR;
     compare(
         &header,
         &[
@@ -186,6 +187,10 @@ fn constants_written_by_hand_are_those_of_the_header() {
                 (NCCL_UNDEF_FLOAT as i64 * 1024).to_string(),
             ),
             ("NCCL_COMM_NULL".into(), (none as usize).to_string()),
+            (
+                "NCCL_CONFIG_UNDEF_PTR".into(),
+                (undefined as usize).to_string(),
+            ),
         ],
     );
 }
@@ -226,4 +231,30 @@ fn the_table_has_every_function_of_the_header() {
     let table: BTreeSet<_> = Api::NAMES.iter().copied().collect();
     assert_eq!(declared, table);
     assert_eq!(table.len(), Api::NAMES.len());
+}
+
+#[test]
+fn every_macro_of_the_header_is_a_constant_here() {
+    let Some(header) = header() else { return };
+    let header = fs::read_to_string(header).unwrap();
+    let ours = [
+        include_str!("../src/bindings/types.rs"),
+        include_str!("../src/bindings/initializers.rs"),
+        include_str!("../src/constants.rs"),
+    ];
+    let missing: Vec<_> = header
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("#define NCCL_"))
+        .filter_map(|line| {
+            line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                .next()
+        })
+        // The guard of the header, and the macro that is `Version::code`.
+        .filter(|name| !["H_", "VERSION"].contains(name))
+        .filter(|name| {
+            let constant = format!("pub const NCCL_{name}: ");
+            !ours.iter().any(|text| text.contains(&constant))
+        })
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
