@@ -59,10 +59,14 @@ pub(crate) fn copies() -> Vec<Copy> {
 }
 
 fn add(copies: &mut Vec<Copy>, object: Object) {
-    if !copies
-        .iter()
-        .any(|copy| copy.object.is_some_and(|other| other.is(object)))
-    {
+    // By function, not by object: one library may be there under several names, as when one that is
+    // preloaded puts itself under NCCL's name as well.
+    let function = object.symbol(MARK);
+    let known = |copy: &Copy| {
+        copy.object
+            .is_some_and(|other| other.symbol(MARK) == function)
+    };
+    if !copies.iter().any(known) {
         copies.push(Copy {
             file: object.file(),
             object: Some(object),

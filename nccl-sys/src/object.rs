@@ -82,11 +82,6 @@ impl Object {
         file_of_symbol(self.symbol(name)).is_some_and(|file| file == self.linker_name())
     }
 
-    /// Whether both are the same object.
-    pub(crate) fn is(self, other: Self) -> bool {
-        ptr::eq(self.link_map(), other.link_map())
-    }
-
     /// The file that was loaded, with links resolved: what stands in `/proc/self/maps`.
     pub(crate) fn file(self) -> PathBuf {
         let name = PathBuf::from(match self.linker_name() {

@@ -10,6 +10,7 @@ use std::process::Command;
 pub(crate) struct Source {
     code: String,
     soname: Option<&'static str>,
+    needs: Option<PathBuf>,
 }
 
 impl Source {
@@ -18,6 +19,7 @@ impl Source {
         Self {
             code: format!("int ncclGetVersion(int *version) {{ *version = {code}; return 0; }}\n"),
             soname: Some("libnccl.so.2"),
+            needs: None,
         }
     }
 
@@ -26,6 +28,7 @@ impl Source {
         Self {
             code: code.to_owned(),
             soname: None,
+            needs: None,
         }
     }
 
@@ -43,6 +46,22 @@ impl Source {
         }
     }
 
+    /// Gives it this name inside.
+    pub(crate) fn with_soname(self, soname: &'static str) -> Self {
+        Self {
+            soname: Some(soname),
+            ..self
+        }
+    }
+
+    /// Makes it depend on another library.
+    pub(crate) fn needing(self, library: &Path) -> Self {
+        Self {
+            needs: Some(library.to_owned()),
+            ..self
+        }
+    }
+
     /// Compiles it to `file`, and makes the directories in between.
     pub(crate) fn compile_to(&self, file: impl AsRef<Path>) -> PathBuf {
         let file = file.as_ref();
@@ -56,6 +75,9 @@ impl Source {
             .arg(&source);
         if let Some(soname) = self.soname {
             command.arg(format!("-Wl,-soname,{soname}"));
+        }
+        if let Some(library) = &self.needs {
+            command.arg("-Wl,--no-as-needed").arg(library);
         }
         let output = command.output().expect("the C compiler `cc` is needed");
         assert!(

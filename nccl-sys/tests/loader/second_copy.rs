@@ -136,6 +136,26 @@ fn a_copy_that_was_preloaded_under_any_name_is_used() {
 }
 
 #[test]
+fn one_library_under_two_names_is_one_copy() {
+    alone(
+        |dir, command| {
+            hide_installed(dir, command);
+            let library = Source::nccl(22707).without_soname();
+            let library = library.compile_to(dir.join("libnccl-custom.so"));
+            let name = Source::of("int nothing;").with_soname("libnccl.so.2");
+            name.needing(&library).compile_to(dir.join("name.so"));
+        },
+        |dir| {
+            load_elsewhere(&dir.join("name.so"));
+            assert!(is_mapped("libnccl-custom.so"));
+            let nccl = load(&Loader::new()).unwrap();
+            assert_eq!(nccl.origin, Origin::AlreadyLoaded);
+            assert_eq!(nccl.version, Version::new(2, 27, 7));
+        },
+    );
+}
+
+#[test]
 fn a_plugin_of_nccl_is_not_a_copy_of_it() {
     alone(
         |dir, command| {
