@@ -19,6 +19,8 @@ pub enum Exit {
     TimedOut = 4,
     /// Wrong elements arrived, or the bandwidth fell below `NCCL_TESTS_MIN_BW`.
     Wrong = 7,
+    /// Nobody reads standard output any more: what a shell returns for a broken pipe.
+    OutputClosed = 141,
 }
 
 impl From<Exit> for ExitCode {

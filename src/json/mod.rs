@@ -54,6 +54,14 @@ pub fn reserve(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
+/// Fills a reserved file that the rank which should have written it left empty.
+pub fn complete(path: &Path, error: &str) {
+    if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
+        // The person has heard of the failure; that this could not be written adds nothing.
+        let _ = Report::new(path.to_owned(), 0).write(&[error.to_owned()], None, "");
+    }
+}
+
 /// Everything that goes into the file; written at the end, whatever the end is.
 #[derive(Debug)]
 pub struct Report {
@@ -86,6 +94,12 @@ impl Report {
             results: Vec::new(),
             end: Vec::new(),
         }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// What runs where.

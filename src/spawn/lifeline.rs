@@ -1,9 +1,10 @@
 //! How a rank notices that the process which started it is gone.
 //!
 //! The starter holds the writing end of a pipe, and every rank's standard input is the reading end.
-//! Whatever way the starter ends, the kernel closes its end, and [`watch`] ends the rank. That works
-//! across threads and sessions, unlike the parent-death signal, which is set as well for one case that
-//! no thread of ours can handle: a rank that is stopped.
+//! Whatever way the starter ends, the kernel closes its end, and [`watch`] ends the rank. A rank that is
+//! stopped just then cannot look; so the kernel is asked to continue it when its parent dies. (To be
+//! killed by the kernel instead would leave files behind, and the kernel takes the end of the *thread*
+//! that started the rank for the death of its parent.)
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ pub fn watch() {
         return;
     }
     // A refusal leaves the pipe, which is enough for all but stopped processes.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::CONT));
     let watcher = std::thread::Builder::new()
         .name("lifeline".to_owned())
         .spawn(|| {

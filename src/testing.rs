@@ -1,0 +1,155 @@
+//! Tests that need processes of their own.
+//!
+//! A test starts its own binary again, as it was started, but for this one test alone
+//! ([`again`]); the function of the test then runs a second time, in the new process, and finds out
+//! that it does ([`Role::of`]). So the code of a rank stands in the test itself, a rank that is killed
+//! is a real process, and what is set once per process, like the emulator, is set for one test only.
+
+use std::any::type_name;
+use std::env;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, exit};
+
+/// Names the test, and the role, for which a test binary was started again.
+const VARIABLE: &str = "NCCL_TOOLS_TEST_ROLE";
+
+/// In which process of a test this code runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// In the one that the person started.
+    Test,
+    /// In one that the test started, for the role of this name.
+    Child(String),
+}
+
+impl Role {
+    /// The role of this process in the test called `test`.
+    #[must_use]
+    pub fn of(test: &str) -> Self {
+        let Ok(value) = env::var(VARIABLE) else {
+            return Self::Test;
+        };
+        match value.split_once(' ') {
+            Some((name, role)) if name == test => Self::Child(role.to_owned()),
+            _ => Self::Test,
+        }
+    }
+}
+
+/// The name by which the test runner knows the test that is running, which calls this with a closure
+/// that it wrote itself (its type names the function that it stands in).
+///
+/// # Panics
+/// When it is called from something else than a test.
+#[must_use]
+pub fn name<F>(_: &F) -> String {
+    // A thread of the test runner is called like the test, unless tests run one after another.
+    let thread = std::thread::current();
+    if let Some(name) = thread.name().filter(|&name| name != "main") {
+        return name.to_owned();
+    }
+    // `crate::module::test::{{closure}}`
+    let path = type_name::<F>();
+    let name = path
+        .split_once("::")
+        .map(|(_, path)| path.split("::{{closure}}").next().unwrap_or(path));
+    name.unwrap_or_else(|| panic!("{path} is no closure of a test"))
+        .to_owned()
+}
+
+/// The command that runs the test called `test` in a new process, as `role`.
+///
+/// # Panics
+/// When the binary of the test cannot be found.
+#[must_use]
+pub fn again(test: &str, role: &str) -> Command {
+    let binary = env::current_exe().expect("a test binary knows where it is");
+    let mut command = Command::new(binary);
+    command
+        .args([
+            "--exact",
+            test,
+            "--nocapture",
+            "--include-ignored",
+            "--test-threads",
+            "1",
+        ])
+        .env(VARIABLE, format!("{test} {role}"));
+    command
+}
+
+/// What a rank of a test returns: nothing, or a result.
+pub trait Verdict {
+    /// Why it failed, if it did.
+    ///
+    /// # Errors
+    /// The failure's text.
+    fn verdict(self) -> Result<(), String>;
+}
+
+impl Verdict for () {
+    fn verdict(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<E: fmt::Display> Verdict for Result<(), E> {
+    fn verdict(self) -> Result<(), String> {
+        self.map_err(|error| error.to_string())
+    }
+}
+
+/// Runs the code of a child and ends the process, so that nothing of the test that started it runs
+/// twice: with 0, or with 101 after a panic or an error, as tests do.
+pub fn end_with<V: Verdict>(body: impl FnOnce() -> V) -> ! {
+    match catch_unwind(AssertUnwindSafe(|| body().verdict())) {
+        Ok(Ok(())) => exit(0),
+        Ok(Err(error)) => {
+            eprintln!("{error}");
+            exit(101)
+        }
+        // The panic has been printed.
+        Err(_) => exit(101),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_knows_its_name() {
+        let expected = "testing::tests::a_test_knows_its_name";
+        assert_eq!(name(&|| ()), expected);
+        // Also where the runner uses no thread for it.
+        let on_main = type_name_of(|| ());
+        assert_eq!(on_main, format!("nccl_tools::{expected}::{{{{closure}}}}"));
+    }
+
+    fn type_name_of<F>(_: F) -> &'static str {
+        type_name::<F>()
+    }
+
+    #[test]
+    fn a_test_can_be_two_processes() {
+        let test = name(&|| ());
+        if let Role::Child(role) = Role::of(&test) {
+            end_with(|| {
+                if role == "good" {
+                    Ok(())
+                } else {
+                    Err(format!("{role} is no good"))
+                }
+            });
+        }
+        let good = again(&test, "good").output().unwrap();
+        assert_eq!(good.status.code(), Some(0), "{good:?}");
+        let bad = again(&test, "evil twin").output().unwrap();
+        assert_eq!(bad.status.code(), Some(101), "{bad:?}");
+        assert!(
+            String::from_utf8_lossy(&bad.stderr).contains("evil twin is no good"),
+            "{bad:?}"
+        );
+    }
+}
