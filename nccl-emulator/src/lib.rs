@@ -1,15 +1,183 @@
-//! NCCL and the CUDA driver on the CPU.
-#![cfg(target_os = "linux")]
-// Filled in while the two sides of the crate are being written.
-#![allow(dead_code, unused_imports)]
+//! NCCL and the CUDA driver on the CPU, behind the same C ABI.
+//!
+//! [`install`] makes this process find the emulator where it would find `libcuda` and `libnccl`: nothing is built, copied
+//! or set. From then on programs written against CUDA's driver API and NCCL run without a GPU, on as many devices as one
+//! likes, as threads of one process or as many processes.
+//!
+//! ```
+//! use cudarc::driver::CudaContext;
+//!
+//! nccl_emulator::install()?;
+//! let gpu = CudaContext::new(0)?;
+//! assert_eq!(gpu.name()?, "CPU emulator, not a GPU");
+//! let stream = gpu.new_stream()?;
+//! let data = stream.clone_htod(&[1.0_f32, 2.0, 3.0])?;
+//! assert_eq!(stream.clone_dtoh(&data)?, [1.0, 2.0, 3.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where a GPU would only
+//! sometimes fail: work runs in stream order and not before it must; memory that is freed too early, used out of bounds
+//! or by the host is caught, and [`violations`] says which allocation it was. It runs no kernels.
+//!
+//! # Settings
+//!
+//! From [`Emulator`], or else from the environment:
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
+//! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
+//! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
+//! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
+//!
+//! # Limits
+//!
+//! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to libcuda or libnccl, and
+//! [`install`] must come before the first call of either.
+#![cfg(not(loom))]
+
+#[cfg(not(all(
+    target_os = "linux",
+    target_pointer_width = "64",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+compile_error!(
+    "nccl-emulator takes the place of Linux libraries: it needs Linux on x86-64 or aarch64"
+);
 
 mod driver;
+mod elf;
 mod exec;
 mod faults;
+mod install;
 mod memory;
 mod nccl;
 mod options;
+mod probe;
+mod registry;
 mod transport;
 mod violations;
 
-pub use violations::{Violation, ViolationKind, clear_violations, violations};
+use options::Wishes;
+
+pub use install::{InstallError, Installation};
+pub use probe::Choice;
+pub use violations::{Allocation, Violation, ViolationKind, clear_violations, violations};
+
+/// Takes the place of libcuda and libnccl in this process, with the settings of the environment. May be called any number
+/// of times, from any thread.
+///
+/// ```
+/// println!("{}", nccl_emulator::install()?);
+/// # Ok::<(), nccl_emulator::InstallError>(())
+/// ```
+///
+/// # Errors
+/// The real libraries are loaded already, or a setting has no sensible value.
+pub fn install() -> Result<Installation, InstallError> {
+    Emulator::new().install()
+}
+
+/// [`install`], unless the machine has a GPU that works. The question is put to CUDA in a child process, because a driver
+/// that failed to start stays broken for its process.
+///
+/// ```
+/// println!("{}", nccl_emulator::install_unless_gpu()?);
+/// # Ok::<(), nccl_emulator::InstallError>(())
+/// ```
+///
+/// # Errors
+/// As [`install`].
+pub fn install_unless_gpu() -> Result<Choice, InstallError> {
+    Emulator::new().install_unless_gpu()
+}
+
+/// What the emulator shall pretend to be; what is not said comes from the environment.
+///
+/// ```
+/// use cudarc::driver::CudaContext;
+///
+/// nccl_emulator::Emulator::new().devices(2).memory(1 << 30).install()?;
+/// assert_eq!(CudaContext::device_count()?, 2);
+/// assert_eq!(CudaContext::new(0)?.total_mem()?, 1 << 30);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Emulator {
+    wishes: Wishes,
+}
+
+impl Emulator {
+    /// Nothing said yet.
+    ///
+    /// ```
+    /// nccl_emulator::Emulator::new().install()?;
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The number of devices, 1 to 256.
+    ///
+    /// ```
+    /// nccl_emulator::Emulator::new().devices(16).install()?;
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn devices(mut self, devices: u32) -> Self {
+        self.wishes.devices = Some(devices);
+        self
+    }
+
+    /// The memory of each device in bytes; rounded up to 2 MiB. The host's memory is taken as it is used.
+    ///
+    /// ```
+    /// nccl_emulator::Emulator::new().memory(256 << 20).install()?;
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.wishes.memory = Some(bytes);
+        self
+    }
+
+    /// Whether NCCL operations that can never finish return an error at once, where NCCL would hang.
+    ///
+    /// ```
+    /// nccl_emulator::Emulator::new().strict(true).install()?;
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.wishes.strict = Some(strict);
+        self
+    }
+
+    /// [`install`] with these settings.
+    ///
+    /// ```
+    /// let taken = nccl_emulator::Emulator::new().devices(4).install()?;
+    /// assert!(taken.to_string().contains("4 devices"));
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`install`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with other settings.
+    pub fn install(&self) -> Result<Installation, InstallError> {
+        install::install(self.wishes)
+    }
+
+    /// [`install_unless_gpu`] with these settings.
+    ///
+    /// ```
+    /// let choice = nccl_emulator::Emulator::new().devices(4).install_unless_gpu()?;
+    /// println!("{choice}");
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Emulator::install`].
+    pub fn install_unless_gpu(&self) -> Result<Choice, InstallError> {
+        probe::install_unless_gpu(self.wishes)
+    }
+}

@@ -1,7 +1,28 @@
-//! What the emulator pretends to be: number of devices, memory, strictness. From the builder, else the environment.
+//! What the emulator pretends to be: number of devices, their memory, strictness. From the builder, else the
+//! environment, else defaults; fixed for the process at `install`.
 
-/// The options in force for this process; fixed at the first use or by `install`.
-#[derive(Debug, Clone)]
+use std::sync::OnceLock;
+
+use crate::install::InstallError;
+
+/// Number of devices.
+pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";
+/// Memory of each device.
+pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
+/// Errors where NCCL would hang.
+pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
+
+/// Devices at most.
+const MAX_DEVICES: u32 = 256;
+/// Memory of all devices together at most, so that it fits the address space twice.
+const MAX_TOTAL: u64 = 1 << 45;
+/// Sizes are rounded up to this.
+const GRAIN: u64 = 2 << 20;
+/// The smallest device.
+const MIN_MEMORY: u64 = 16 << 20;
+
+/// The options in force for this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Number of devices.
     pub(crate) devices: u32,
@@ -11,7 +32,237 @@ pub(crate) struct Options {
     pub(crate) strict: bool,
 }
 
-/// The options of this process.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            devices: 8,
+            memory: 4 << 30,
+            strict: false,
+        }
+    }
+}
+
+/// What a builder was told; the rest comes from the environment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wishes {
+    pub(crate) devices: Option<u32>,
+    pub(crate) memory: Option<u64>,
+    pub(crate) strict: Option<bool>,
+}
+
+static OPTIONS: OnceLock<Options> = OnceLock::new();
+
+/// The options of this process. Without `install` (a foreign client of the shared library), from the environment.
 pub(crate) fn options() -> &'static Options {
-    todo!()
+    OPTIONS.get_or_init(|| {
+        complete(Wishes::default(), &environment).unwrap_or_else(|error| {
+            eprintln!("nccl-emulator: {error}; the default is used instead");
+            Options::default()
+        })
+    })
+}
+
+/// Fixes the options of this process.
+///
+/// # Errors
+/// A value is out of range, or others are in force already.
+pub(crate) fn fix(wishes: Wishes) -> Result<&'static Options, InstallError> {
+    let asked = complete(wishes, &environment)?;
+    let in_force = OPTIONS.get_or_init(|| asked);
+    let differs = wishes
+        .devices
+        .is_some_and(|devices| devices != in_force.devices)
+        || wishes.memory.is_some() && asked.memory != in_force.memory
+        || wishes
+            .strict
+            .is_some_and(|strict| strict != in_force.strict);
+    if differs {
+        return Err(InstallError::OptionsInForce {
+            asked: asked.to_string(),
+            in_force: in_force.to_string(),
+        });
+    }
+    Ok(in_force)
+}
+
+impl std::fmt::Display for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} devices with {} MiB each",
+            self.devices,
+            self.memory >> 20
+        )?;
+        if self.strict {
+            f.write_str(", strict")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn complete(
+    wishes: Wishes,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Options, InstallError> {
+    let defaults = Options::default();
+    let value = |name: &'static str| environment(name).filter(|value| !value.trim().is_empty());
+    let bad = |name: &'static str, value: &str, expected: String| InstallError::BadOption {
+        name,
+        value: value.to_owned(),
+        expected,
+    };
+    let devices = match (wishes.devices, value(DEVICES)) {
+        (Some(devices), _) => devices,
+        (None, Some(text)) => text
+            .trim()
+            .parse()
+            .map_err(|_| bad(DEVICES, &text, "a number".into()))?,
+        (None, None) => defaults.devices,
+    };
+    if !(1..=MAX_DEVICES).contains(&devices) {
+        return Err(bad(
+            DEVICES,
+            &devices.to_string(),
+            format!("1 to {MAX_DEVICES}"),
+        ));
+    }
+    let memory = match (wishes.memory, value(MEMORY)) {
+        (Some(memory), _) => memory,
+        (None, Some(text)) => parse_size(&text).ok_or_else(|| {
+            bad(
+                MEMORY,
+                &text,
+                "a number of bytes, or one with K, M, G or T: 512M".into(),
+            )
+        })?,
+        (None, None) => defaults.memory,
+    };
+    let most = MAX_TOTAL / u64::from(devices.next_power_of_two());
+    if !(MIN_MEMORY..=most).contains(&memory) {
+        let expected = format!(
+            "{} MiB to {} GiB for {devices} devices",
+            MIN_MEMORY >> 20,
+            most >> 30
+        );
+        return Err(bad(MEMORY, &memory.to_string(), expected));
+    }
+    let strict = match (wishes.strict, value(STRICT)) {
+        (Some(strict), _) => strict,
+        (None, Some(text)) => match text.trim().to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" | "on" => true,
+            "0" | "false" | "no" | "off" => false,
+            _ => return Err(bad(STRICT, &text, "0 or 1".into())),
+        },
+        (None, None) => defaults.strict,
+    };
+    Ok(Options {
+        devices,
+        memory: memory.next_multiple_of(GRAIN),
+        strict,
+    })
+}
+
+fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, shift) = match text
+        .to_ascii_uppercase()
+        .trim_end_matches("IB")
+        .trim_end_matches('B')
+        .chars()
+        .last()?
+    {
+        'K' => (text.find(['k', 'K'])?, 10),
+        'M' => (text.find(['m', 'M'])?, 20),
+        'G' => (text.find(['g', 'G'])?, 30),
+        'T' => (text.find(['t', 'T'])?, 40),
+        _ => (text.len(), 0),
+    };
+    let value: u64 = text[..number].trim().parse().ok()?;
+    value.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(values: &[(&str, &str)]) -> Result<Options, InstallError> {
+        let values: Vec<_> = values
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        complete(Wishes::default(), &move |name| {
+            values
+                .iter()
+                .find(|(key, _)| key == name)
+                .map(|(_, value)| value.clone())
+        })
+    }
+
+    #[test]
+    fn sizes_have_suffixes() {
+        assert_eq!(parse_size("1048576"), Some(1 << 20));
+        assert_eq!(parse_size("512M"), Some(512 << 20));
+        assert_eq!(parse_size(" 2 g "), Some(2 << 30));
+        assert_eq!(parse_size("3GiB"), Some(3 << 30));
+        assert_eq!(parse_size("64k"), Some(64 << 10));
+        for bad in [
+            "",
+            "M",
+            "-1",
+            "1.5G",
+            "12Q",
+            "99999999999999999999",
+            "99999999T",
+        ] {
+            assert_eq!(parse_size(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn without_settings_there_are_eight_devices_of_4_gib() {
+        assert_eq!(
+            with(&[]).unwrap(),
+            Options {
+                devices: 8,
+                memory: 4 << 30,
+                strict: false
+            }
+        );
+        assert_eq!(with(&[(DEVICES, "")]).unwrap().devices, 8);
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_names_it() {
+        for (name, value) in [
+            (DEVICES, "many"),
+            (DEVICES, "0"),
+            (DEVICES, "1000"),
+            (MEMORY, "4Q"),
+            (MEMORY, "1K"),
+            (STRICT, "maybe"),
+        ] {
+            let error = with(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_builder_goes_before_the_environment() {
+        let wishes = Wishes {
+            devices: Some(2),
+            ..Wishes::default()
+        };
+        let options = complete(wishes, &|_| Some("3".into()).filter(|_| false)).unwrap();
+        assert_eq!(options.devices, 2);
+    }
+
+    #[test]
+    fn memory_is_rounded_up_to_huge_pages() {
+        assert_eq!(with(&[(MEMORY, "17000K")]).unwrap().memory % GRAIN, 0);
+    }
 }

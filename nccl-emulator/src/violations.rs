@@ -36,7 +36,24 @@ pub struct Violation(Box<Details>);
 struct Details {
     kind: ViolationKind,
     device: Option<i32>,
+    allocation: Option<Allocation>,
     text: String,
+}
+
+/// The allocation of device memory that a violation is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Allocation {
+    /// Allocations of one device in one process are numbered from 1.
+    pub number: u32,
+    /// Ordinal of its device.
+    pub device: i32,
+    /// The process that allocated it.
+    pub process: u32,
+    /// Bytes asked for; `None` when that is no longer known.
+    pub size: Option<u64>,
+    /// Whether it was freed.
+    pub freed: bool,
 }
 
 impl Violation {
@@ -45,8 +62,21 @@ impl Violation {
         Self(Box::new(Details {
             kind,
             device,
+            allocation: None,
             text: text.into(),
         }))
+    }
+
+    /// The same violation, about an allocation.
+    pub(crate) fn about(mut self, allocation: Allocation) -> Self {
+        self.0.allocation = Some(allocation);
+        self
+    }
+
+    /// The allocation it is about.
+    #[must_use]
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.0.allocation.as_ref()
     }
 
     /// What kind of misuse this is.

@@ -1,16 +1,34 @@
 //! Streams, events and who runs their work.
+//!
+//! A [`Stream`] is a queue of jobs and a token, the lock around its [`run::Front`]. Whoever holds the token runs the
+//! queue, one job after the other; the thread that enqueues never does. The holder is
+//!
+//! 1. a thread inside `cuStreamSynchronize`, `cuEventSynchronize`, `cuCtxSynchronize` or a copy that waits: it would
+//!    sleep anyway, so nothing is handed to another thread ([`run`]);
+//! 2. for one bounded step, a thread inside `cuStreamQuery` or `cuEventQuery`, so that polling moves the work on;
+//! 3. else, after a tick without progress, a worker thread of this process ([`dispatch`]).
+//!
+//! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked, its runner spins,
+//! yields and at last sleeps on the job's [`Bell`] ([`spin`]).
+//!
+//! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the rest.
 
 mod bell;
+mod dispatch;
+mod event;
+mod run;
+mod spin;
 mod stream;
 mod work;
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 pub(crate) use bell::Bell;
-pub(crate) use stream::Stream;
-pub(crate) use work::{Step, Work};
+pub(crate) use event::Event;
+pub(crate) use spin::{cores, local_spinners};
+pub(crate) use stream::{Capture, Kind, STREAMS, Stream, per_thread};
+pub(crate) use work::{HostCall, Step, Work};
 
 use crate::driver::CUresult;
 use crate::driver::context::Context;
@@ -22,17 +40,22 @@ use crate::driver::context::Context;
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for a handle that no live stream has.
 pub(crate) fn lookup(handle: *mut c_void, context: &Arc<Context>) -> Result<Arc<Stream>, CUresult> {
-    let _ = (handle, context);
-    todo!()
+    match handle.addr() {
+        0 | 1 => context.legacy_stream(),
+        2 => per_thread(context),
+        _ => STREAMS.get(handle).ok_or(CUresult::ERROR_INVALID_HANDLE),
+    }
 }
 
-/// Spinning executors of this process; the default for [`Work::spinners`].
-pub(crate) fn local_spinners() -> &'static AtomicU32 {
-    static SPINNERS: AtomicU32 = AtomicU32::new(0);
-    &SPINNERS
+/// Waits for all that is enqueued on a device so far, in all contexts.
+pub(crate) fn synchronize_device(device: i32) {
+    for (mark, stream) in dispatch::marks(device) {
+        // A sticky error of another context is not the caller's.
+        let _ = stream.wait_until(mark);
+    }
 }
 
-/// Cores this process may use.
-pub(crate) fn cores() -> u32 {
-    todo!()
+/// True while the calling thread runs a host function of a stream, which may not call the driver.
+pub(crate) fn in_host_function() -> bool {
+    run::in_host_function()
 }

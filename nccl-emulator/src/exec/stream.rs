@@ -1,62 +1,349 @@
-//! A stream: a FIFO of jobs and the token of whoever runs it.
+//! A stream: a queue of jobs, numbered, and the order that CUDA gives between streams.
+//!
+//! Jobs are numbered from 1 in the order of their enqueueing. `submitted` is the last number given out, `completed` the
+//! last one finished; both only grow. `completed` is written by the holder of the token alone.
+//!
+//! The legacy stream (handles 0x0 and 0x1) waits for all blocking streams of its context, and they for it. This is done
+//! when a job is enqueued, under the context's `order` lock: a job on the legacy stream is preceded by a wait for what is
+//! pending on each blocking stream, a job on a blocking stream by a wait for what is pending on the legacy stream. A wait
+//! only ever names numbers that were given out before it, under the one lock, so waits cannot form a circle.
 
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Work;
+use super::run::{self, Front};
+use super::work::{HostCall, Job, monotonic_nanos};
+use super::{Work, dispatch};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
+use crate::registry::Registry;
+
+/// Every stream that has a handle.
+pub(crate) static STREAMS: Registry<Stream> = Registry::new(0xC5);
+
+/// What kind of stream it is; decides how it is ordered against the legacy stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The context's default stream.
+    Legacy,
+    /// A thread's default stream in a context: blocking.
+    PerThread,
+    /// Made by `cuStreamCreate` with flags 0.
+    Blocking,
+    /// Made by `cuStreamCreate` with `CU_STREAM_NON_BLOCKING`.
+    NonBlocking,
+}
+
+/// A capture in progress.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Capture {
+    /// Tells captures apart.
+    pub(crate) id: u64,
+    /// The `CUstreamCaptureMode` it was begun with.
+    pub(crate) mode: u32,
+    /// The thread that began it.
+    pub(crate) thread: std::thread::ThreadId,
+    /// Something forbidden was tried.
+    pub(crate) invalid: bool,
+}
 
 /// A stream. Jobs run one after the other, in the order of [`Stream::enqueue`].
-#[derive(Debug)]
 pub(crate) struct Stream {
     context: Arc<Context>,
+    kind: Kind,
+    number: u64,
+    priority: i32,
+    handle: AtomicUsize,
+    queue: Mutex<VecDeque<Job>>,
+    submitted: AtomicU64,
+    pub(super) completed: AtomicU64,
+    /// The token, and what its holder works on.
+    pub(super) runner: Mutex<Front>,
+    pub(super) waiters: run::Waiters,
+    pub(super) visits: dispatch::Visits,
+    /// Last number of the legacy stream that this one was made to wait for, and the reverse. Under the `order` lock.
+    waits_for_legacy: AtomicU64,
+    legacy_waits_for: AtomicU64,
+    capture: Mutex<Option<Capture>>,
+    capturing: AtomicBool,
+    destroyed: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stream {
+    /// A new stream of a context, known to it and to the dispatcher.
+    pub(crate) fn new(context: &Arc<Context>, kind: Kind, priority: i32) -> Arc<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let stream = Arc::new(Self {
+            context: Arc::clone(context),
+            kind,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            priority,
+            handle: AtomicUsize::new(0),
+            queue: Mutex::default(),
+            submitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            runner: Mutex::default(),
+            waiters: run::Waiters::new(),
+            visits: dispatch::Visits::default(),
+            waits_for_legacy: AtomicU64::new(0),
+            legacy_waits_for: AtomicU64::new(0),
+            capture: Mutex::new(None),
+            capturing: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
+        });
+        context.adopt(&stream);
+        dispatch::adopt(&stream);
+        stream
+    }
+
+    /// Gives the stream a handle.
+    pub(crate) fn publish(self: &Arc<Self>) -> Result<*mut c_void, CUresult> {
+        let handle = STREAMS
+            .insert(Arc::clone(self))
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
+        self.handle
+            .store(handle.expose_provenance(), Ordering::Release);
+        Ok(handle)
+    }
+
+    /// Ends the stream's handle. What is queued still runs; then the stream goes away.
+    pub(crate) fn destroy(self: &Arc<Self>) {
+        let handle = self.handle.swap(0, Ordering::AcqRel);
+        if handle != 0 {
+            STREAMS.remove(std::ptr::without_provenance_mut(handle));
+        }
+        self.destroyed.store(true, Ordering::Release);
+        if self.idle() {
+            self.retire();
+        }
+    }
+
+    /// Forgets a destroyed stream whose work is done.
+    pub(super) fn retire(self: &Arc<Self>) {
+        self.context.forget(self);
+        dispatch::forget(self);
+    }
+
+    /// True once the stream has no handle any more.
+    pub(crate) fn destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
     /// Appends a job and returns its sequence number (the first of a stream is 1). Never runs anything.
     ///
     /// # Errors
     /// The context's sticky error; `CUDA_ERROR_NOT_SUPPORTED` while the stream captures.
-    pub(crate) fn enqueue(&self, work: Box<dyn Work>) -> Result<u64, CUresult> {
-        drop(work);
-        todo!()
+    pub(crate) fn enqueue(self: &Arc<Self>, work: Box<dyn Work>) -> Result<u64, CUresult> {
+        self.push(Job::Work(work))
+    }
+
+    /// Appends a call of a host function.
+    pub(crate) fn enqueue_host(self: &Arc<Self>, call: HostCall) -> Result<u64, CUresult> {
+        self.push(Job::Host(call))
+    }
+
+    /// Makes later jobs of this stream wait for job `sequence` of `other`.
+    pub(crate) fn wait_for(
+        self: &Arc<Self>,
+        other: &Arc<Self>,
+        sequence: u64,
+    ) -> Result<(), CUresult> {
+        if Arc::ptr_eq(self, other) || other.completed() >= sequence {
+            self.context.check()?;
+            return self.refuse_while_capturing();
+        }
+        self.push(Job::Wait {
+            stream: Arc::clone(other),
+            sequence,
+        })?;
+        Ok(())
+    }
+
+    /// The number that all work enqueued so far ends with, after the order with the legacy stream is made part of it.
+    pub(crate) fn mark(self: &Arc<Self>) -> Result<u64, CUresult> {
+        self.context.check()?;
+        self.refuse_while_capturing()?;
+        let _order = self.order();
+        Ok(self.submitted())
+    }
+
+    /// [`Stream::mark`], and the time at which the stream gets there is stored in `time`.
+    pub(crate) fn mark_timed(self: &Arc<Self>, time: &Arc<AtomicU64>) -> Result<u64, CUresult> {
+        self.context.check()?;
+        self.refuse_while_capturing()?;
+        let order = self.order();
+        if self.idle() {
+            time.store(monotonic_nanos(), Ordering::Release);
+            return Ok(self.submitted());
+        }
+        let sequence = self.append(Job::Stamp(Arc::clone(time)));
+        drop(order);
+        Ok(sequence)
+    }
+
+    fn push(self: &Arc<Self>, job: Job) -> Result<u64, CUresult> {
+        self.context.check()?;
+        self.refuse_while_capturing()?;
+        let _order = self.order();
+        run::remember(self);
+        Ok(self.append(job))
+    }
+
+    fn append(&self, job: Job) -> u64 {
+        let mut queue = lock(&self.queue);
+        queue.push_back(job);
+        let sequence = self.submitted.load(Ordering::Relaxed) + 1;
+        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the two sees the other.
+        self.submitted.store(sequence, Ordering::SeqCst);
+        drop(queue);
+        dispatch::notify();
+        sequence
+    }
+
+    /// Moves what is queued to the runner's empty batch.
+    pub(super) fn take_queue(&self, batch: &mut VecDeque<Job>) {
+        std::mem::swap(&mut *lock(&self.queue), batch);
+    }
+
+    /// Inserts the waits that order this stream and the legacy stream, if both are in use. Hold the guard while the job
+    /// is appended.
+    fn order(self: &Arc<Self>) -> Option<MutexGuard<'_, ()>> {
+        match self.kind {
+            Kind::NonBlocking => None,
+            Kind::Legacy => {
+                let guard = self.context.order();
+                for other in self.context.blocking_streams() {
+                    let pending = other.submitted();
+                    if pending > other.completed()
+                        && pending > other.legacy_waits_for.load(Ordering::Relaxed)
+                    {
+                        other.legacy_waits_for.store(pending, Ordering::Relaxed);
+                        self.append(Job::Wait {
+                            stream: other,
+                            sequence: pending,
+                        });
+                    }
+                }
+                Some(guard)
+            }
+            Kind::Blocking | Kind::PerThread => {
+                let guard = self.context.order();
+                if let Some(legacy) = self.context.legacy_if_used() {
+                    let pending = legacy.submitted();
+                    if pending > legacy.completed()
+                        && pending > self.waits_for_legacy.load(Ordering::Relaxed)
+                    {
+                        self.waits_for_legacy.store(pending, Ordering::Relaxed);
+                        self.append(Job::Wait {
+                            stream: legacy,
+                            sequence: pending,
+                        });
+                    }
+                }
+                Some(guard)
+            }
+        }
     }
 
     /// Sequence number of the last job given to the stream.
     pub(crate) fn submitted(&self) -> u64 {
-        todo!()
+        self.submitted.load(Ordering::SeqCst)
     }
 
     /// Sequence number of the last job that finished.
     pub(crate) fn completed(&self) -> u64 {
-        todo!()
+        self.completed.load(Ordering::SeqCst)
     }
 
-    /// Makes later jobs of this stream wait for job `sequence` of `other`.
-    pub(crate) fn wait_for(&self, other: &Arc<Stream>, sequence: u64) -> Result<(), CUresult> {
-        let _ = (other, sequence);
-        todo!()
+    /// True when nothing is pending.
+    pub(crate) fn idle(&self) -> bool {
+        self.completed() == self.submitted()
     }
 
-    /// Returns when all that was enqueued before the call has finished; runs it in the calling thread if nobody else does.
+    /// Returns when all that was enqueued before the call has finished; runs it in the calling thread if nobody else
+    /// does.
     ///
     /// # Errors
     /// The context's sticky error.
-    pub(crate) fn synchronize(&self) -> Result<(), CUresult> {
-        todo!()
+    pub(crate) fn synchronize(self: &Arc<Self>) -> Result<(), CUresult> {
+        let target = self.mark()?;
+        self.wait_until(target)
+    }
+
+    /// Returns when job `sequence` has finished.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub(crate) fn wait_until(self: &Arc<Self>, sequence: u64) -> Result<(), CUresult> {
+        run::wait_until(self, sequence);
+        self.context.check()
     }
 
     /// True when nothing is pending. Makes one bounded step if nobody else runs the stream.
     ///
     /// # Errors
     /// The context's sticky error.
-    pub(crate) fn query(&self) -> Result<bool, CUresult> {
-        todo!()
+    pub(crate) fn query(self: &Arc<Self>) -> Result<bool, CUresult> {
+        let target = self.mark()?;
+        self.poll(target)
+    }
+
+    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the stream.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub(crate) fn poll(self: &Arc<Self>, sequence: u64) -> Result<bool, CUresult> {
+        if self.completed() < sequence {
+            run::poll(self, sequence);
+        }
+        self.context.check()?;
+        Ok(self.completed() >= sequence)
     }
 
     /// True between `cuStreamBeginCapture` and `cuStreamEndCapture`.
     pub(crate) fn capturing(&self) -> bool {
-        todo!()
+        self.capturing.load(Ordering::Acquire)
+    }
+
+    /// The capture in progress.
+    pub(crate) fn capture(&self) -> Option<Capture> {
+        *lock(&self.capture)
+    }
+
+    /// Begins a capture, or ends it with `None`; gives the one that was there.
+    pub(crate) fn set_capture(&self, capture: Option<Capture>) -> Option<Capture> {
+        let mut slot = lock(&self.capture);
+        self.capturing.store(capture.is_some(), Ordering::Release);
+        std::mem::replace(&mut slot, capture)
+    }
+
+    /// Work cannot be captured yet: says so, and the capture is void.
+    fn refuse_while_capturing(&self) -> Result<(), CUresult> {
+        if !self.capturing() {
+            return Ok(());
+        }
+        if let Some(capture) = lock(&self.capture).as_mut() {
+            if !capture.invalid {
+                eprintln!(
+                    "nccl-emulator: {self} is being captured, and the emulator cannot put work into a graph yet"
+                );
+            }
+            capture.invalid = true;
+        }
+        Err(CUresult::ERROR_NOT_SUPPORTED)
+    }
+
+    /// Makes whoever runs the stream look up if it sleeps.
+    pub(crate) fn poke(&self) {
+        self.waiters.poke();
     }
 
     /// The context the stream belongs to.
@@ -68,4 +355,75 @@ impl Stream {
     pub(crate) fn device(&self) -> i32 {
         self.context.device()
     }
+
+    /// What kind of stream this is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The priority it was made with; nothing depends on it here.
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Tells streams of this process apart.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Legacy => write!(f, "the default stream of GPU {}", self.device()),
+            Kind::PerThread => write!(f, "a per-thread stream of GPU {}", self.device()),
+            Kind::Blocking | Kind::NonBlocking => {
+                write!(f, "stream #{} of GPU {}", self.number, self.device())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("number", &self.number)
+            .field("kind", &self.kind)
+            .field("device", &self.device())
+            .field("submitted", &self.submitted())
+            .field("completed", &self.completed())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The per-thread streams of one thread; they end with it.
+struct Own(Vec<Arc<Stream>>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        for stream in &self.0 {
+            stream.destroy();
+        }
+    }
+}
+
+thread_local! {
+    static OWN: RefCell<Own> = const { RefCell::new(Own(Vec::new())) };
+}
+
+/// The calling thread's own stream in a context.
+pub(crate) fn per_thread(context: &Arc<Context>) -> Result<Arc<Stream>, CUresult> {
+    context.check()?;
+    OWN.try_with(|own| {
+        let own = &mut own.borrow_mut().0;
+        if let Some(stream) = own.iter().find(|s| Arc::ptr_eq(&s.context, context)) {
+            return Arc::clone(stream);
+        }
+        own.retain(|stream| !stream.context.dead());
+        let stream = Stream::new(context, Kind::PerThread, 0);
+        own.push(Arc::clone(&stream));
+        stream
+    })
+    // The thread is ending and its stream is gone.
+    .map_err(|_| CUresult::ERROR_DEINITIALIZED)
 }

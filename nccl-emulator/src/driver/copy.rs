@@ -1,0 +1,454 @@
+//! Copies and fills.
+//!
+//! | from, to | when the call returns |
+//! |---|---|
+//! | device, device | at once |
+//! | pinned host memory, device, either way | at once |
+//! | other host memory, device, up to 64 KiB | at once: the bytes are kept aside |
+//! | other host memory, device, beyond | when the bytes have been read |
+//! | device, other host memory | when the bytes are there |
+//!
+//! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default stream, and wait whenever
+//! the host is involved.
+//!
+//! Each end of a copy on a device is resolved at the call, and checked before and after the bytes move.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::context::{self, Context};
+use super::{CUresult, enter, refuse, stream_of};
+use crate::elf::Symbol;
+use crate::exec::{Step, Stream, Work};
+use crate::memory::{self, Mapping, Span};
+use crate::violations::{self, Violation, ViolationKind};
+
+pub(super) fn symbols() -> Vec<Symbol> {
+    vec![
+        (c"cuMemcpy", any_sync as *const c_void),
+        (c"cuMemcpyAsync", any as *const c_void),
+        (c"cuMemcpyHtoD_v2", htod_sync as *const c_void),
+        (c"cuMemcpyHtoDAsync_v2", htod as *const c_void),
+        (c"cuMemcpyDtoH_v2", dtoh_sync as *const c_void),
+        (c"cuMemcpyDtoHAsync_v2", dtoh as *const c_void),
+        (c"cuMemcpyDtoD_v2", dtod_sync as *const c_void),
+        (c"cuMemcpyDtoDAsync_v2", dtod as *const c_void),
+        (c"cuMemcpyPeer", peer_sync as *const c_void),
+        (c"cuMemcpyPeerAsync", peer as *const c_void),
+        (c"cuMemsetD8_v2", set_d8_sync as *const c_void),
+        (c"cuMemsetD8Async", set_d8 as *const c_void),
+        (c"cuMemsetD16_v2", set_d16_sync as *const c_void),
+        (c"cuMemsetD16Async", set_d16 as *const c_void),
+        (c"cuMemsetD32_v2", set_d32_sync as *const c_void),
+        (c"cuMemsetD32Async", set_d32 as *const c_void),
+    ]
+}
+
+/// Bytes from pageable memory that are kept aside, so that the call need not wait.
+const STAGED: usize = 64 << 10;
+
+/// One end of a copy.
+enum End {
+    Device {
+        mapping: Arc<Mapping>,
+        span: Span,
+    },
+    /// The caller's memory, which CUDA says must stay until the copy is done.
+    Host(*mut u8),
+    /// A copy of it.
+    Staged(Box<[u8]>),
+}
+
+// SAFETY: a host end is only touched by the one who runs the job, and the caller of the driver function promised that the
+// memory is there for it.
+unsafe impl Send for End {}
+
+impl End {
+    fn device(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
+        let (device, span) =
+            memory::resolve(address, len as u64).map_err(|violation| refuse(violation, context))?;
+        let mapping = Arc::clone(memory::pool(device)?.mapping());
+        Ok(Self::Device { mapping, span })
+    }
+
+    fn host(pointer: *mut u8) -> Result<Self, CUresult> {
+        if pointer.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        if memory::is_device_address(pointer.addr() as u64) {
+            let text = format!("host memory is needed, but {pointer:p} is an address of a device");
+            violations::record(Violation::new(ViolationKind::Misuse, None, text));
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        Ok(Self::Host(pointer))
+    }
+
+    /// Where the bytes are, if they may be used now.
+    fn locate(&mut self) -> Result<*mut u8, Violation> {
+        match self {
+            Self::Device { mapping, span } => mapping.view(span),
+            Self::Host(pointer) => Ok(*pointer),
+            Self::Staged(bytes) => Ok(bytes.as_mut_ptr()),
+        }
+    }
+
+    fn still_valid(&self) -> Result<(), Violation> {
+        match self {
+            Self::Device { mapping, span } => mapping.still_valid(span),
+            Self::Host(_) | Self::Staged(_) => Ok(()),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Device { .. } => "device",
+            Self::Host(_) | Self::Staged(_) => "host",
+        }
+    }
+}
+
+struct Copy {
+    stream: Arc<Stream>,
+    to: End,
+    from: End,
+    len: usize,
+    done: usize,
+}
+
+impl Copy {
+    fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
+        let (to, from) = (self.to.locate()?, self.from.locate()?);
+        let part = budget.min(self.len - self.done);
+        // SAFETY: both ends have `len` bytes: a device's were just checked, and stay mapped while the job has the mapping;
+        // the host's were promised by the caller. They may overlap.
+        unsafe { std::ptr::copy(from.add(self.done), to.add(self.done), part) };
+        self.done += part;
+        if self.done < self.len {
+            return Ok(false);
+        }
+        self.to.still_valid()?;
+        self.from.still_valid()?;
+        Ok(true)
+    }
+}
+
+impl Work for Copy {
+    fn step(&mut self, budget: usize) -> Step {
+        match self.advance(budget) {
+            Ok(true) => Step::Done,
+            Ok(false) => Step::Progress,
+            Err(violation) => {
+                self.stream
+                    .context()
+                    .fail(violation.during(&self.describe()));
+                Step::Done
+            }
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "copy of {} bytes from {} to {} on {}",
+            self.len,
+            self.from.name(),
+            self.to.name(),
+            self.stream
+        )
+    }
+}
+
+fn enqueue(stream: &Arc<Stream>, to: End, from: End, len: usize) -> Result<u64, CUresult> {
+    stream.enqueue(Box::new(Copy {
+        stream: Arc::clone(stream),
+        to,
+        from,
+        len,
+        done: 0,
+    }))
+}
+
+fn default_stream() -> Result<Arc<Stream>, CUresult> {
+    context::current()?.legacy_stream()
+}
+
+fn host_to_device(
+    stream: &Arc<Stream>,
+    to: u64,
+    from: *const u8,
+    len: usize,
+    wait: bool,
+) -> Result<(), CUresult> {
+    if len == 0 {
+        return stream.context().check();
+    }
+    let to = End::device(to, len, stream.context())?;
+    let from = End::host(from.cast_mut())?;
+    let pinned = matches!(&from, End::Host(pointer) if memory::pinned(pointer.addr(), len));
+    if pinned && !wait {
+        enqueue(stream, to, from, len)?;
+        return Ok(());
+    }
+    let staged = match &from {
+        End::Host(pointer) if !wait && len <= STAGED => {
+            // SAFETY: the caller promises `len` readable bytes.
+            Some(unsafe { std::slice::from_raw_parts(*pointer, len) }.into())
+        }
+        _ => None,
+    };
+    match staged {
+        Some(bytes) => {
+            enqueue(stream, to, End::Staged(bytes), len)?;
+            Ok(())
+        }
+        None => {
+            let sequence = enqueue(stream, to, from, len)?;
+            stream.wait_until(sequence)
+        }
+    }
+}
+
+fn device_to_host(
+    stream: &Arc<Stream>,
+    to: *mut u8,
+    from: u64,
+    len: usize,
+    wait: bool,
+) -> Result<(), CUresult> {
+    if len == 0 {
+        return stream.context().check();
+    }
+    let from = End::device(from, len, stream.context())?;
+    let asynchronous = !wait && memory::pinned(to.addr(), len);
+    let sequence = enqueue(stream, End::host(to)?, from, len)?;
+    if asynchronous {
+        Ok(())
+    } else {
+        stream.wait_until(sequence)
+    }
+}
+
+fn device_to_device(stream: &Arc<Stream>, to: u64, from: u64, len: usize) -> Result<(), CUresult> {
+    if len == 0 {
+        return stream.context().check();
+    }
+    let context = stream.context();
+    enqueue(
+        stream,
+        End::device(to, len, context)?,
+        End::device(from, len, context)?,
+        len,
+    )?;
+    Ok(())
+}
+
+/// A copy between addresses of either kind.
+fn anywhere(
+    stream: &Arc<Stream>,
+    to: u64,
+    from: u64,
+    len: usize,
+    wait: bool,
+) -> Result<(), CUresult> {
+    let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+    match (
+        memory::is_device_address(to),
+        memory::is_device_address(from),
+    ) {
+        (true, true) => device_to_device(stream, to, from, len),
+        (true, false) => host_to_device(stream, to, pointer(from), len, wait),
+        (false, true) => device_to_host(stream, pointer(to), from, len, wait),
+        (false, false) => {
+            let sequence = enqueue(
+                stream,
+                End::host(pointer(to))?,
+                End::host(pointer(from))?,
+                len,
+            )?;
+            stream.wait_until(sequence)
+        }
+    }
+}
+
+unsafe extern "C" fn any_sync(to: u64, from: u64, len: usize) -> CUresult {
+    enter(|| anywhere(&default_stream()?, to, from, len, true))
+}
+
+unsafe extern "C" fn any(to: u64, from: u64, len: usize, stream: *mut c_void) -> CUresult {
+    enter(|| anywhere(&stream_of(stream)?, to, from, len, false))
+}
+
+unsafe extern "C" fn htod_sync(to: u64, from: *const c_void, len: usize) -> CUresult {
+    enter(|| host_to_device(&default_stream()?, to, from.cast(), len, true))
+}
+
+unsafe extern "C" fn htod(
+    to: u64,
+    from: *const c_void,
+    len: usize,
+    stream: *mut c_void,
+) -> CUresult {
+    enter(|| host_to_device(&stream_of(stream)?, to, from.cast(), len, false))
+}
+
+unsafe extern "C" fn dtoh_sync(to: *mut c_void, from: u64, len: usize) -> CUresult {
+    enter(|| device_to_host(&default_stream()?, to.cast(), from, len, true))
+}
+
+unsafe extern "C" fn dtoh(to: *mut c_void, from: u64, len: usize, stream: *mut c_void) -> CUresult {
+    enter(|| device_to_host(&stream_of(stream)?, to.cast(), from, len, false))
+}
+
+unsafe extern "C" fn dtod_sync(to: u64, from: u64, len: usize) -> CUresult {
+    enter(|| device_to_device(&default_stream()?, to, from, len))
+}
+
+unsafe extern "C" fn dtod(to: u64, from: u64, len: usize, stream: *mut c_void) -> CUresult {
+    enter(|| device_to_device(&stream_of(stream)?, to, from, len))
+}
+
+/// The contexts of a copy between devices must exist; the addresses say the rest.
+fn known_contexts(one: *mut c_void, other: *mut c_void) -> Result<(), CUresult> {
+    Context::lookup(one)?.check()?;
+    Context::lookup(other)?.check()
+}
+
+unsafe extern "C" fn peer_sync(
+    to: u64,
+    to_context: *mut c_void,
+    from: u64,
+    from_context: *mut c_void,
+    len: usize,
+) -> CUresult {
+    enter(|| {
+        known_contexts(to_context, from_context)?;
+        device_to_device(&default_stream()?, to, from, len)
+    })
+}
+
+unsafe extern "C" fn peer(
+    to: u64,
+    to_context: *mut c_void,
+    from: u64,
+    from_context: *mut c_void,
+    len: usize,
+    stream: *mut c_void,
+) -> CUresult {
+    enter(|| {
+        known_contexts(to_context, from_context)?;
+        device_to_device(&stream_of(stream)?, to, from, len)
+    })
+}
+
+/// A fill with a pattern of 1, 2 or 4 bytes, spelled as 4.
+struct Fill {
+    stream: Arc<Stream>,
+    to: End,
+    pattern: [u8; 4],
+    len: usize,
+    done: usize,
+}
+
+impl Fill {
+    fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
+        let start = self.to.locate()?;
+        // Whole patterns but for the last part.
+        let part = budget.next_multiple_of(4).min(self.len - self.done);
+        // SAFETY: `len` bytes were just checked, and stay mapped while the job has the mapping. `done` is a multiple of
+        // four except at the end, and so is the address, which the call saw to for patterns that need it.
+        unsafe {
+            let at = start.add(self.done);
+            if self.pattern == [self.pattern[0]; 4] {
+                at.write_bytes(self.pattern[0], part);
+            } else {
+                let word = u32::from_ne_bytes(self.pattern);
+                for index in 0..part / 4 {
+                    at.cast::<u32>().add(index).write_unaligned(word);
+                }
+                for index in part / 4 * 4..part {
+                    at.add(index).write(self.pattern[index % 4]);
+                }
+            }
+        }
+        self.done += part;
+        if self.done < self.len {
+            return Ok(false);
+        }
+        self.to.still_valid()?;
+        Ok(true)
+    }
+}
+
+impl Work for Fill {
+    fn step(&mut self, budget: usize) -> Step {
+        match self.advance(budget) {
+            Ok(true) => Step::Done,
+            Ok(false) => Step::Progress,
+            Err(violation) => {
+                self.stream
+                    .context()
+                    .fail(violation.during(&self.describe()));
+                Step::Done
+            }
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("fill of {} bytes on {}", self.len, self.stream)
+    }
+}
+
+fn fill(
+    stream: &Arc<Stream>,
+    to: u64,
+    pattern: [u8; 4],
+    width: usize,
+    count: usize,
+) -> Result<(), CUresult> {
+    let len = count
+        .checked_mul(width)
+        .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    if to % width as u64 != 0 {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    if len == 0 {
+        return stream.context().check();
+    }
+    let to = End::device(to, len, stream.context())?;
+    stream.enqueue(Box::new(Fill {
+        stream: Arc::clone(stream),
+        to,
+        pattern,
+        len,
+        done: 0,
+    }))?;
+    Ok(())
+}
+
+fn twice(value: u16) -> [u8; 4] {
+    let [a, b] = value.to_ne_bytes();
+    [a, b, a, b]
+}
+
+unsafe extern "C" fn set_d8_sync(to: u64, value: u8, count: usize) -> CUresult {
+    enter(|| fill(&default_stream()?, to, [value; 4], 1, count))
+}
+
+unsafe extern "C" fn set_d8(to: u64, value: u8, count: usize, stream: *mut c_void) -> CUresult {
+    enter(|| fill(&stream_of(stream)?, to, [value; 4], 1, count))
+}
+
+unsafe extern "C" fn set_d16_sync(to: u64, value: u16, count: usize) -> CUresult {
+    enter(|| fill(&default_stream()?, to, twice(value), 2, count))
+}
+
+unsafe extern "C" fn set_d16(to: u64, value: u16, count: usize, stream: *mut c_void) -> CUresult {
+    enter(|| fill(&stream_of(stream)?, to, twice(value), 2, count))
+}
+
+unsafe extern "C" fn set_d32_sync(to: u64, value: u32, count: usize) -> CUresult {
+    enter(|| fill(&default_stream()?, to, value.to_ne_bytes(), 4, count))
+}
+
+unsafe extern "C" fn set_d32(to: u64, value: u32, count: usize, stream: *mut c_void) -> CUresult {
+    enter(|| fill(&stream_of(stream)?, to, value.to_ne_bytes(), 4, count))
+}

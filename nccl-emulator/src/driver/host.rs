@@ -1,0 +1,85 @@
+//! Pinned host memory.
+
+use std::ffi::{c_uint, c_void};
+
+use super::{CUresult, capture, context, enter, store};
+use crate::elf::Symbol;
+use crate::exec;
+use crate::memory;
+
+pub(super) fn symbols() -> Vec<Symbol> {
+    vec![
+        (c"cuMemHostAlloc", alloc as *const c_void),
+        (c"cuMemAllocHost_v2", alloc_host as *const c_void),
+        (c"cuMemFreeHost", free as *const c_void),
+        (c"cuMemHostRegister_v2", register as *const c_void),
+        (c"cuMemHostUnregister", unregister as *const c_void),
+        (c"cuMemHostGetFlags", get_flags as *const c_void),
+    ]
+}
+
+unsafe extern "C" fn alloc(place: *mut *mut c_void, size: usize, flags: c_uint) -> CUresult {
+    enter(|| {
+        // PORTABLE, DEVICEMAP, WRITECOMBINED: all the same here.
+        if place.is_null() || flags > 7 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        capture::unsafe_call()?;
+        let context = context::current()?;
+        let block = memory::allocate_host(size, context.device(), flags)?;
+        // SAFETY: not null, and the caller passes a place for the address.
+        unsafe { store(place, block.cast()) }
+    })
+}
+
+unsafe extern "C" fn alloc_host(place: *mut *mut c_void, size: usize) -> CUresult {
+    // SAFETY: the same promises.
+    unsafe { alloc(place, size, 0) }
+}
+
+/// The device whose work may use a block, once that work is done.
+fn settle(address: *mut c_void) -> Result<(), CUresult> {
+    capture::unsafe_call()?;
+    let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    exec::synchronize_device(block.device);
+    if block.flags & PORTABLE != 0 {
+        (0..crate::options::options().devices as i32).for_each(exec::synchronize_device);
+    }
+    Ok(())
+}
+
+/// Pinned for all devices.
+const PORTABLE: c_uint = 1;
+
+unsafe extern "C" fn free(address: *mut c_void) -> CUresult {
+    enter(|| {
+        if address.is_null() {
+            return Ok(());
+        }
+        settle(address)?;
+        memory::free_host(address.addr())?;
+        context::current().map(drop)
+    })
+}
+
+unsafe extern "C" fn register(address: *mut c_void, size: usize, flags: c_uint) -> CUresult {
+    enter(|| {
+        let context = context::current()?;
+        memory::register_host(address.expose_provenance(), size, context.device(), flags)
+    })
+}
+
+unsafe extern "C" fn unregister(address: *mut c_void) -> CUresult {
+    enter(|| {
+        settle(address).map_err(|_| CUresult::ERROR_HOST_MEMORY_NOT_REGISTERED)?;
+        memory::unregister_host(address.addr())
+    })
+}
+
+unsafe extern "C" fn get_flags(place: *mut c_uint, address: *mut c_void) -> CUresult {
+    enter(|| {
+        let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        // SAFETY: the caller passes null or a place for the flags.
+        unsafe { store(place, block.flags) }
+    })
+}

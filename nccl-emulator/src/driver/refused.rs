@@ -1,0 +1,117 @@
+//! What the emulator does not do. Each of these functions returns `CUDA_ERROR_NOT_SUPPORTED`, and says once why.
+
+use std::collections::HashSet;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use super::CUresult;
+use crate::elf::Symbol;
+
+const NO_KERNELS: &str =
+    "the emulator runs no kernels: only memory, streams, events and NCCL are emulated";
+pub(super) const NO_GRAPHS: &str = "the emulator has no graphs yet";
+const NO_VMM: &str =
+    "the emulator has no virtual memory management: use cuMemAlloc or cuMemAllocAsync";
+pub(super) const NO_IPC: &str =
+    "the emulator has no CUDA IPC: NCCL's own transport needs none here";
+const NO_MANAGED: &str = "the emulator has no managed memory";
+const NO_2D: &str = "the emulator has no copies or fills in two or three dimensions";
+const NO_POOLS: &str = "the emulator has one memory pool for each device, and no others";
+const NO_MAPPED: &str = "the emulator's devices cannot reach host memory: copy it";
+const NO_EXTERNAL: &str = "the emulator imports no memory or semaphores of other APIs";
+const NO_STREAM_MEMORY: &str = "the emulator has no memory operations in streams: use events";
+const NO_CALLBACKS: &str = "the emulator has no stream callbacks: use cuLaunchHostFunc";
+
+/// Says why a function is refused, the first time.
+pub(super) fn say(function: &'static str, reason: &str) {
+    static SAID: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.get_or_insert_default().insert(function) {
+        eprintln!("nccl-emulator: {function} returns CUDA_ERROR_NOT_SUPPORTED: {reason}");
+    }
+}
+
+macro_rules! refused {
+    ($($reason:ident: $($name:ident)*;)*) => {
+        pub(super) fn symbols() -> Vec<Symbol> {
+            vec![$($({
+                /// Declared without arguments: in the C calling conventions of Linux the caller alone knows of them.
+                unsafe extern "C" fn refuse() -> CUresult {
+                    super::caught(|| {
+                        say(stringify!($name), $reason);
+                        Err(CUresult::ERROR_NOT_SUPPORTED)
+                    })
+                }
+                const NAME: &str = concat!(stringify!($name), "\0");
+                let name = std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()).unwrap_or_default();
+                (name, refuse as *const c_void)
+            },)*)*]
+        }
+    };
+}
+
+refused! {
+    NO_KERNELS:
+        cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
+        cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
+        cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleGetLoadingMode
+        cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLibraryGetKernel cuLibraryGetModule
+        cuLibraryGetGlobal cuKernelGetFunction cuKernelGetAttribute cuKernelSetAttribute
+        cuFuncGetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cuFuncGetModule cuFuncGetName
+        cuLinkCreate_v2 cuLinkAddData_v2 cuLinkAddFile_v2 cuLinkComplete cuLinkDestroy
+        cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+        cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
+        cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveClusters
+        cuOccupancyMaxPotentialClusterSize;
+    NO_GRAPHS:
+        cuGraphCreate cuGraphDestroy cuGraphInstantiateWithFlags cuGraphInstantiateWithParams cuGraphLaunch
+        cuGraphUpload cuGraphExecDestroy cuGraphExecUpdate_v2 cuGraphAddKernelNode_v2 cuGraphAddMemcpyNode
+        cuGraphAddMemsetNode cuGraphAddHostNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode
+        cuGraphAddDependencies cuGraphGetNodes cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
+        cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamBeginCaptureToGraph
+        cuUserObjectCreate cuUserObjectRetain cuUserObjectRelease cuGraphRetainUserObject
+        cuGraphReleaseUserObject;
+    NO_VMM:
+        cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
+        cuMemGetAccess cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
+        cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle
+        cuMemGetHandleForAddressRange cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem
+        cuMulticastBindAddr cuMulticastUnbind cuMulticastGetGranularity;
+    NO_IPC:
+        cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle;
+    NO_MANAGED:
+        cuMemAllocManaged cuMemAdvise cuMemAdvise_v2 cuMemPrefetchAsync cuMemPrefetchAsync_v2
+        cuMemRangeGetAttribute cuMemRangeGetAttributes cuStreamAttachMemAsync;
+    NO_2D:
+        cuMemAllocPitch_v2 cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2 cuMemcpy3D_v2
+        cuMemcpy3DAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemsetD2D8_v2 cuMemsetD2D16_v2
+        cuMemsetD2D32_v2 cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async;
+    NO_POOLS:
+        cuMemPoolCreate cuMemPoolDestroy cuMemPoolSetAccess cuMemPoolGetAccess
+        cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle cuMemPoolExportPointer
+        cuMemPoolImportPointer;
+    NO_MAPPED:
+        cuMemHostGetDevicePointer_v2;
+    NO_EXTERNAL:
+        cuImportExternalMemory cuExternalMemoryGetMappedBuffer cuDestroyExternalMemory
+        cuImportExternalSemaphore cuSignalExternalSemaphoresAsync cuWaitExternalSemaphoresAsync
+        cuDestroyExternalSemaphore;
+    NO_STREAM_MEMORY:
+        cuStreamWaitValue32_v2 cuStreamWaitValue64_v2 cuStreamWriteValue32_v2 cuStreamWriteValue64_v2
+        cuStreamBatchMemOp_v2;
+    NO_CALLBACKS:
+        cuStreamAddCallback;
+}
+
+/// Profiling marks nothing here, and without a profiler they mark nothing on a GPU either.
+unsafe extern "C" fn profiler() -> CUresult {
+    CUresult::SUCCESS
+}
+
+/// Functions that succeed by doing nothing.
+pub(super) fn ignored() -> Vec<Symbol> {
+    vec![
+        (c"cuProfilerStart", profiler as *const c_void),
+        (c"cuProfilerStop", profiler as *const c_void),
+    ]
+}
