@@ -1,1 +1,30 @@
-//! NCCL's C ABI.
+//! NCCL's C ABI of 2.32.3.
+//!
+//! ```text
+//! abi            the exported functions: arguments checked, panics kept in, faults applied
+//! group          what a thread queues, and what happens at ncclGroupEnd
+//! communicator   handles, init, connect on first use, finalize, destroy, abort
+//! bootstrap      how ranks find each other
+//! work           what a launch does on its stream, on top of `transport`
+//! debug          NCCL_DEBUG and the last error
+//! ```
+
+mod abi;
+mod abort;
+mod bootstrap;
+mod code;
+mod communicator;
+mod config;
+mod datatype;
+mod debug;
+mod environment;
+mod group;
+mod reduction;
+mod timer;
+mod unique_id;
+mod version;
+mod work;
+
+pub(crate) use abi::symbols;
+pub(crate) use abort::AbortFlag;
+pub(crate) use code::Code;

@@ -1,1 +1,0 @@
-//! Faults on purpose: delay, hang or fail a chosen call on a chosen rank.

@@ -1,0 +1,218 @@
+//! The text form of faults.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Action, Faults, Point, Rule};
+
+/// What is wrong with a specification of faults.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("in \"{entry}\": {problem}")]
+pub struct SpecificationError {
+    entry: String,
+    problem: String,
+}
+
+/// What a text says.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Specification {
+    entries: Vec<Entry>,
+    late: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Entry {
+    point: Point,
+    rank: Option<i32>,
+    nth: Option<u64>,
+    action: Action,
+}
+
+impl Specification {
+    /// Fresh faults.
+    pub(super) fn build(&self) -> Faults {
+        let rule = |entry: &Entry| {
+            Arc::new(Rule::new(
+                entry.point.clone(),
+                entry.rank,
+                entry.nth,
+                entry.action,
+            ))
+        };
+        Faults {
+            rules: self.entries.iter().map(rule).collect(),
+            late: self.late,
+        }
+    }
+}
+
+const OPERATIONS: &[&str] = &["AllReduce", "AlltoAll", "Send", "Recv"];
+
+/// The point of an operation's name.
+pub(super) fn operation(name: &str) -> Option<Point> {
+    match name {
+        "any" => Some(Point::Operation(None)),
+        name => OPERATIONS
+            .contains(&name)
+            .then(|| Point::Operation(Some(name.to_owned()))),
+    }
+}
+
+pub(super) fn parse(text: &str) -> Result<Specification, SpecificationError> {
+    let mut specification = Specification::default();
+    for entry in text
+        .split(';')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+    {
+        let error = |problem: String| SpecificationError {
+            entry: entry.to_owned(),
+            problem,
+        };
+        if let Some(late) = entry.strip_prefix("late=") {
+            specification.late += duration(late).map_err(error)?;
+        } else {
+            specification
+                .entries
+                .push(parse_entry(entry).map_err(error)?);
+        }
+    }
+    Ok(specification)
+}
+
+fn parse_entry(entry: &str) -> Result<Entry, String> {
+    let (mut point, mut rank, mut nth, mut action) = (None, None, None, None);
+    for field in entry.split(',').map(str::trim) {
+        let (key, value) = field
+            .split_once('=')
+            .ok_or_else(|| format!("\"{field}\" is not of the form key=value"))?;
+        match key {
+            "call" if nccl_sys::Api::NAMES.contains(&value) => {
+                point = Some(Point::Call(value.to_owned()))
+            }
+            "call" => return Err(format!("NCCL has no function \"{value}\"")),
+            "run" => {
+                let names = OPERATIONS.join(", ");
+                let found = operation(value);
+                point = Some(found.ok_or_else(|| {
+                    format!("\"{value}\" is no operation (any of {names}, or any)")
+                })?);
+            }
+            "rank" => {
+                rank = Some(
+                    value
+                        .parse()
+                        .map_err(|_| format!("\"{value}\" is no rank"))?,
+                )
+            }
+            "nth" => match value.parse() {
+                Ok(n @ 1..) => nth = Some(n),
+                _ => {
+                    return Err(format!(
+                        "nth counts from 1, and \"{value}\" is no such number"
+                    ));
+                }
+            },
+            "action" => action = Some(parse_action(value)?),
+            _ => return Err(format!("\"{key}\" is none of call, run, rank, nth, action")),
+        }
+    }
+    let point = point.ok_or("it says neither call=FUNCTION nor run=OPERATION")?;
+    let action = action.ok_or("it says no action=delay=TIME, hang, stall, fail=CODE or kill")?;
+    if rank.is_some() && point == Point::Call("ncclGetUniqueId".to_owned()) {
+        return Err("ncclGetUniqueId belongs to no rank".to_owned());
+    }
+    Ok(Entry {
+        point,
+        rank,
+        nth,
+        action,
+    })
+}
+
+fn parse_action(text: &str) -> Result<Action, String> {
+    match text.split_once('=') {
+        None if text == "hang" => Ok(Action::Hang),
+        None if text == "stall" => Ok(Action::Stall),
+        None if text == "kill" => Ok(Action::Kill),
+        Some(("delay", time)) => Ok(Action::Delay(duration(time)?)),
+        Some(("fail", code)) => match code.parse() {
+            Ok(code @ 1..=8) => Ok(Action::Fail(code)),
+            _ => Err(format!("\"{code}\" is no error code of NCCL (1 to 8)")),
+        },
+        _ => Err(format!(
+            "\"{text}\" is none of delay=TIME, hang, stall, fail=CODE, kill"
+        )),
+    }
+}
+
+/// `50` (milliseconds), `50ms`, `200us`, `1.5s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let scale = match unit {
+        "s" => 1.0,
+        "ms" | "" => 1e-3,
+        "us" => 1e-6,
+        _ => return Err(format!("\"{unit}\" is no unit of time (s, ms, us)")),
+    };
+    let seconds: f64 = number
+        .parse()
+        .map_err(|_| format!("\"{text}\" is no time"))?;
+    Duration::try_from_secs_f64(seconds * scale).map_err(|_| format!("\"{text}\" is no time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_says_where_and_what() {
+        let text =
+            "call=ncclGroupEnd,rank=1,nth=3,action=hang; run=any,action=delay=1.5s;late=200us;";
+        let got = parse(text).unwrap();
+        assert_eq!(got.late, Duration::from_micros(200));
+        let point = Point::Call("ncclGroupEnd".to_owned());
+        assert_eq!(
+            got.entries[0],
+            Entry {
+                point,
+                rank: Some(1),
+                nth: Some(3),
+                action: Action::Hang
+            }
+        );
+        assert_eq!(
+            got.entries[1].action,
+            Action::Delay(Duration::from_millis(1500))
+        );
+        assert_eq!(parse("").unwrap(), Specification::default());
+    }
+
+    #[test]
+    fn a_bad_specification_is_told_what_is_wrong_with_it() {
+        for (text, problem) in [
+            (
+                "call=ncclGroupEnds,action=hang",
+                "NCCL has no function \"ncclGroupEnds\"",
+            ),
+            ("call=ncclSend", "no action"),
+            ("action=hang", "neither call"),
+            ("run=Sends,action=hang", "is no operation"),
+            ("call=ncclSend,action=fail=0", "no error code"),
+            ("call=ncclSend,nth=0,action=hang", "counts from 1"),
+            ("call=ncclSend,action=delay=5h", "no unit of time"),
+            ("late=soon", "no unit of time"),
+            (
+                "call=ncclGetUniqueId,rank=1,action=hang",
+                "belongs to no rank",
+            ),
+            ("hang", "key=value"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Version, texts, log and encryption: what needs no communicator.
+
+use std::ffi::{c_char, c_int};
+
+use nccl_sys::{NCCL_API_MAGIC, ncclComm_t, ncclEncryptionConfig_t, ncclResult_t};
+
+use super::{call, guarded};
+use crate::nccl::code::{self, INVALID_ARGUMENT};
+use crate::nccl::debug::{self, warn};
+use crate::nccl::version;
+
+pub(super) unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> ncclResult_t {
+    call("ncclGetVersion", std::ptr::null_mut(), || {
+        if out.is_null() {
+            // The only such error without a text.
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { out.write(version::CODE) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
+    code::text(result).as_ptr()
+}
+
+pub(super) unsafe extern "C" fn ncclGetLastError(_: ncclComm_t) -> *const c_char {
+    debug::last_error()
+}
+
+pub(super) unsafe extern "C" fn ncclResetDebugInit() {
+    guarded("ncclResetDebugInit", || {
+        debug::reset();
+        Ok(())
+    });
+}
+
+/// There is no TCP traffic that could be encrypted; the argument is checked all the same.
+pub(super) unsafe extern "C" fn ncclSetEncryption(
+    config: *const ncclEncryptionConfig_t,
+) -> ncclResult_t {
+    call("ncclSetEncryption", std::ptr::null_mut(), || {
+        if config.is_null() {
+            return Ok(());
+        }
+        // SAFETY: not null, and by the function's contract a config.
+        let config = unsafe { config.read_unaligned() };
+        if config.magic != NCCL_API_MAGIC {
+            warn!(
+                "ncclEncryptionConfig_t argument not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"
+            );
+            return Err(INVALID_ARGUMENT);
+        }
+        match config.mode {
+            0 => Ok(()),
+            1 if config.psk.is_null() => {
+                warn!("ncclSetEncryption : config->psk is NULL");
+                Err(INVALID_ARGUMENT)
+            }
+            1 => {
+                // SAFETY: not null, and by the function's contract a C string.
+                let length = unsafe { libc::strlen(config.psk) };
+                if length < 32 {
+                    warn!("ncclSetEncryption : config->psk must be at least 32 bytes");
+                    return Err(INVALID_ARGUMENT);
+                }
+                Ok(())
+            }
+            mode => {
+                warn!("ncclSetEncryption : invalid mode {mode}");
+                Err(INVALID_ARGUMENT)
+            }
+        }
+    })
+}

@@ -1,0 +1,151 @@
+//! Memory: allocation, registration, windows.
+//!
+//! Registration and windows make NCCL faster on a GPU and change nothing else. Registering a buffer is counted, so that what
+//! NCCL refuses is refused here; windows are not supported by any communicator, which NCCL reports by success and a null
+//! window.
+
+use std::ffi::{c_int, c_void};
+
+use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
+
+use super::{call, not_null};
+use crate::driver;
+use crate::memory;
+use crate::nccl::code::{INVALID_ARGUMENT, INVALID_USAGE, UNHANDLED_CUDA};
+use crate::nccl::communicator;
+use crate::nccl::debug::{info, subsystem, warn};
+use crate::nccl::environment;
+use crate::options::options;
+use crate::violations;
+
+pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
+    call("ncclMemAlloc", std::ptr::null_mut(), || {
+        if ptr.is_null() || size == 0 || options().devices == 0 {
+            warn!("Cuda failure 1 'invalid argument'");
+            return Err(UNHANDLED_CUDA);
+        }
+        let device = driver::current_device().unwrap_or(0);
+        let address = memory::allocate(device, size as u64).map_err(|error| {
+            warn!(
+                "Cuda failure {} in ncclMemAlloc of {size} bytes on device {device}",
+                error.0
+            );
+            UNHANDLED_CUDA
+        })?;
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { ptr.write(std::ptr::without_provenance_mut(address as usize)) };
+        Ok(())
+    })
+}
+
+/// Waits for the whole device first, as freeing does on CUDA.
+pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
+    call("ncclMemFree", std::ptr::null_mut(), || {
+        let address = ptr.addr() as u64;
+        let free = || {
+            let (device, _) = memory::resolve(address, 1)?;
+            if let Ok(context) = driver::context::primary(device) {
+                // A context that failed has nothing running any more.
+                let _ = context.synchronize();
+            }
+            memory::free(address)
+        };
+        free().map_err(|violation| {
+            warn!("Cuda failure 1 'invalid argument' in ncclMemFree of {ptr:p}");
+            violations::record(violation.during("ncclMemFree"));
+            UNHANDLED_CUDA
+        })
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclCommRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    handle: *mut *mut c_void,
+) -> ncclResult_t {
+    call("ncclCommRegister", comm, || {
+        let disabled = environment::integer("NCCL_LOCAL_REGISTER") == Some(0);
+        let value = if disabled {
+            std::ptr::null_mut()
+        } else {
+            let communicator = communicator::lookup(comm, "ncclCommRegister")?;
+            not_null(handle, "ncclCommRegister", "handle")?;
+            communicator.ensure_ready()?;
+            std::ptr::without_provenance_mut(communicator.register(buff.addr(), size))
+        };
+        not_null(handle, "ncclCommRegister", "handle")?;
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { handle.write(value) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclCommDeregister(
+    comm: ncclComm_t,
+    handle: *mut c_void,
+) -> ncclResult_t {
+    call("ncclCommDeregister", comm, || {
+        let communicator = communicator::lookup(comm, "ncclCommRegister")?;
+        if handle.is_null() || communicator.deregister(handle.addr()) {
+            return Ok(());
+        }
+        warn!("Deregister: Could not find handle");
+        Err(INVALID_USAGE)
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclCommWindowRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    win: *mut ncclWindow_t,
+    winFlags: c_int,
+) -> ncclResult_t {
+    let _ = winFlags;
+    call("ncclCommWindowRegister", comm, || {
+        let communicator = communicator::lookup(comm, "ncclCommWindowRegister")?;
+        not_null(win, "ncclCommWindowRegister", "win")?;
+        communicator.ensure_ready()?;
+        if buff.is_null() || size == 0 {
+            warn!("ncclCommWindowRegister : invalid buffer {buff:p} or size {size}");
+            return Err(INVALID_ARGUMENT);
+        }
+        info!(
+            subsystem::INIT,
+            "Symmetric memory is not supported. cuMemEnable 0, globalGinSupport 0, cuMemGdrSupport 0"
+        );
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { win.write(std::ptr::null_mut()) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclCommWindowDeregister(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+) -> ncclResult_t {
+    call("ncclCommWindowDeregister", comm, || {
+        communicator::lookup(comm, "ncclCommWindowDeregister")?;
+        if win.is_null() {
+            return Ok(());
+        }
+        warn!("ncclCommWindowDeregister : {win:p} is no window");
+        Err(INVALID_ARGUMENT)
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclWinGetUserPtr(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+    outUserPtr: *mut *mut c_void,
+) -> ncclResult_t {
+    let _ = win;
+    call("ncclWinGetUserPtr", comm, || {
+        communicator::lookup(comm, "ncclWinGetUserPtr")?;
+        not_null(outUserPtr, "ncclWinGetUserPtr", "outUserPtr")?;
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { outUserPtr.write(std::ptr::null_mut()) };
+        Ok(())
+    })
+}

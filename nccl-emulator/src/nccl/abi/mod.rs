@@ -1,0 +1,131 @@
+//! The functions that C sees: all of `nccl.h`.
+//!
+//! Every body runs inside [`guarded`]: a panic becomes `ncclInternalError` and a line on stderr, and never unwinds into C.
+//! Faults strike here, before anything else is done. What the emulator does not have yet says so and fails
+//! ([`missing`]).
+
+// The names are C's.
+#![allow(non_snake_case)]
+
+mod information;
+mod lifecycle;
+mod memory;
+mod missing;
+mod operations;
+mod parameters;
+
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[cfg(test)]
+use nccl_sys::Api;
+use nccl_sys::{ncclComm_t, ncclResult_t};
+
+use super::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
+use super::communicator;
+use super::debug::warn;
+use crate::faults;
+use information::*;
+use lifecycle::*;
+use memory::*;
+use missing::*;
+use operations::*;
+use parameters::*;
+
+/// Runs the body of a function that C called.
+fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> ncclResult_t {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => code::to_c(result),
+        Err(_) => {
+            eprintln!("nccl-emulator: {function} panicked: this is a bug of the emulator");
+            code::to_c(Err(INTERNAL))
+        }
+    }
+}
+
+/// [`guarded`], after the faults at this function; `communicator` is the one that the call is about.
+fn call(
+    function: &'static str,
+    communicator: ncclComm_t,
+    body: impl FnOnce() -> Result,
+) -> ncclResult_t {
+    guarded(function, || {
+        strike(function, communicator)?;
+        body()
+    })
+}
+
+/// Lets the faults at a function strike.
+fn strike(function: &'static str, communicator: ncclComm_t) -> Result {
+    if !faults::any() {
+        return Ok(());
+    }
+    match communicator::peek(communicator) {
+        Some(communicator) => {
+            faults::check_call(function, &[communicator.rank], Some(&communicator.abort))
+        }
+        None => faults::check_call(function, &[], None),
+    }
+}
+
+/// `PtrCheck`.
+fn not_null<T>(pointer: *const T, function: &str, argument: &str) -> Result {
+    if pointer.is_null() {
+        warn!("{function} : {argument} argument is NULL");
+        return Err(INVALID_ARGUMENT);
+    }
+    Ok(())
+}
+
+const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("the name of a function is an identifier"),
+    }
+}
+
+macro_rules! exports {
+    ($($name:ident)*) => {
+        /// The functions as a table; makes the compiler compare every signature with the bindings.
+        #[cfg(test)]
+        pub(crate) fn api() -> Api {
+            let mut api = Api::empty();
+            $(api.$name = Some($name);)*
+            api
+        }
+
+        /// Name and address of every function.
+        pub(crate) fn symbols() -> Vec<(&'static CStr, *const c_void)> {
+            vec![$((c_name(concat!(stringify!($name), "\0")), $name as *const c_void)),*]
+        }
+    };
+}
+
+exports! {
+    ncclMemAlloc ncclMemFree ncclGetVersion ncclGetUniqueId ncclCommInitRankConfig ncclCommInitRank ncclCommInitAll
+    ncclCommFinalize ncclCommDestroy ncclCommAbort ncclCommRevoke ncclCommSplit ncclCommShrink ncclCommGetUniqueId
+    ncclCommGrow ncclCommInitRankScalable ncclGetErrorString ncclGetLastError ncclResetDebugInit ncclCommGetAsyncError
+    ncclCommCount ncclCommCuDevice ncclCommUserRank ncclCommRegister ncclCommDeregister ncclCommSuspend ncclCommResume
+    ncclCommMemStats ncclCommWindowRegister ncclCommWindowDeregister ncclWinGetUserPtr ncclRedOpCreatePreMulSum
+    ncclRedOpDestroy ncclReduce ncclBcast ncclBroadcast ncclAllReduce ncclReduceScatter ncclAllGather ncclAlltoAll
+    ncclGather ncclScatter ncclAllReduceConfig ncclBroadcastConfig ncclReduceConfig ncclAllGatherConfig
+    ncclReduceScatterConfig ncclAlltoAllConfig ncclGatherConfig ncclScatterConfig ncclSend ncclRecv ncclPutSignal
+    ncclSignal ncclWaitSignal ncclGroupStart ncclGroupEnd ncclGroupSimulateEnd ncclSetEncryption ncclParamBind
+    ncclParamGetI8 ncclParamGetI16 ncclParamGetI32 ncclParamGetI64 ncclParamGetU8 ncclParamGetU16 ncclParamGetU32
+    ncclParamGetU64 ncclParamGetStr ncclParamGet ncclParamGetParameter ncclParamGetAllParameterKeys ncclParamDumpAll
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_of_the_header_is_exported() {
+        assert_eq!(api().missing().collect::<Vec<_>>(), Vec::<&str>::new());
+        let names: Vec<_> = symbols()
+            .iter()
+            .map(|(name, _)| name.to_str().unwrap())
+            .collect();
+        assert_eq!(names, Api::NAMES);
+    }
+}

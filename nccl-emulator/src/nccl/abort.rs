@@ -1,0 +1,41 @@
+//! The abort flag: raised once, seen by everything that waits on a communicator's behalf.
+//!
+//! An `Arc`, because communicators that share resources share one flag: raising it breaks them all.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, Weak};
+
+use super::communicator::Session;
+
+/// How often a wait that no bell can end looks at the flag.
+pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct AbortFlag {
+    raised: AtomicBool,
+    sessions: Mutex<Vec<Weak<Session>>>,
+}
+
+impl AbortFlag {
+    /// Whether it is raised.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::SeqCst)
+    }
+
+    /// Raises it and wakes who sleeps on a bell of this process's ranks.
+    pub(crate) fn raise(&self) {
+        self.raised.store(true, Ordering::SeqCst);
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        for session in sessions.iter().filter_map(Weak::upgrade) {
+            session.own().bell.ring();
+        }
+    }
+
+    /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of this session's rank.
+    pub(crate) fn wakes(&self, session: Weak<Session>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|session| session.strong_count() > 0);
+        sessions.push(session);
+    }
+}

@@ -1,0 +1,257 @@
+//! The root: waits for all ranks of one communicator, then gives each what all have brought.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+
+use super::wire::{MAX_BYTES, Message};
+use crate::nccl::debug::warn;
+use crate::nccl::unique_id::{UniqueId, random};
+use crate::options::options;
+use crate::transport::{
+    DESCRIPTORS_PER_MESSAGE, Listener, RankInfo, Received, Segment, Socket, wait_readable,
+};
+
+/// Starts the root of `id` in this process.
+pub(crate) fn start(id: &UniqueId) -> io::Result<()> {
+    let listener = Listener::bind(&id.address())?;
+    raise_descriptor_limit();
+    let magic = id.magic;
+    thread::Builder::new()
+        .name("nccl-root".to_owned())
+        .spawn(move || {
+            // An error ends the root: the ranks wait for ever then, as they do for NCCL's.
+            if let Err(error) = serve(&listener, magic) {
+                warn!("Bootstrap Root : {error}");
+            }
+        })?;
+    Ok(())
+}
+
+/// A root holds a descriptor for each rank, and one for each pool. NCCL's raises the limit as well.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the struct is ours to write to and to read from.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max
+        {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+struct Member {
+    socket: Socket,
+    info: RankInfo,
+    pool: OwnedFd,
+}
+
+/// A connection that has not said hello yet, or a rank.
+struct Roll {
+    strangers: Vec<Socket>,
+    /// By rank; `None` before it joins, and after it closed its connection again.
+    members: Vec<Option<Member>>,
+    joined: Vec<bool>,
+    left: usize,
+}
+
+enum Verdict {
+    Wait,
+    Complete,
+    /// What does not fit; the socket of the rank that came last.
+    Mismatch(String, Socket),
+    Dismissed,
+}
+
+fn serve(listener: &Listener, magic: u64) -> io::Result<()> {
+    let mut roll = Roll {
+        strangers: Vec::new(),
+        members: Vec::new(),
+        joined: Vec::new(),
+        left: 0,
+    };
+    loop {
+        match roll.next(listener, magic)? {
+            Verdict::Wait if roll.deserted() => return Ok(()),
+            Verdict::Wait => {}
+            Verdict::Dismissed => return Ok(()),
+            Verdict::Complete => return roll.hand_out(),
+            Verdict::Mismatch(why, socket) => {
+                warn!("Bootstrap Root : {why}");
+                if options().strict {
+                    let refusal = Message::Refused { why }.encode();
+                    for socket in roll
+                        .members
+                        .iter()
+                        .flatten()
+                        .map(|member| &member.socket)
+                        .chain([&socket])
+                    {
+                        // A rank that is gone needs no reason.
+                        let _ = socket.send(&refusal, &[]);
+                    }
+                }
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Roll {
+    /// Whether everyone who had joined is gone again.
+    fn deserted(&self) -> bool {
+        let joined = self.joined.iter().filter(|&&joined| joined).count();
+        joined > 0 && self.left == joined
+    }
+
+    /// Waits for something to happen, and deals with it.
+    fn next(&mut self, listener: &Listener, magic: u64) -> io::Result<Verdict> {
+        let watch = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = vec![watch(listener.as_raw_fd())];
+        fds.extend(
+            self.strangers
+                .iter()
+                .map(|socket| watch(socket.as_raw_fd())),
+        );
+        // A negative descriptor is skipped.
+        fds.extend(self.members.iter().map(|member| {
+            watch(
+                member
+                    .as_ref()
+                    .map_or(-1, |member| member.socket.as_raw_fd()),
+            )
+        }));
+        wait_readable(&mut fds, None)?;
+        let strangers = self.strangers.len();
+        for (rank, fd) in fds[1 + strangers..].iter().enumerate() {
+            // A rank says nothing until it is welcomed: this is its end.
+            if fd.revents != 0 && self.members[rank].take().is_some() {
+                self.left += 1;
+            }
+        }
+        for at in (0..strangers).rev().filter(|&at| fds[1 + at].revents != 0) {
+            let socket = self.strangers.swap_remove(at);
+            match self.admit(socket, magic)? {
+                Verdict::Wait => {}
+                verdict => return Ok(verdict),
+            }
+        }
+        if fds[0].revents != 0
+            && let Some(socket) = listener.accept()?
+        {
+            self.strangers.push(socket);
+        }
+        Ok(Verdict::Wait)
+    }
+
+    /// Reads the hello of a connection. Whoever says something else is dropped.
+    fn admit(&mut self, socket: Socket, magic: u64) -> io::Result<Verdict> {
+        let mut buffer = [0; MAX_BYTES];
+        let Ok(Received::Message(bytes, mut fds)) = socket.receive(&mut buffer) else {
+            return Ok(Verdict::Wait);
+        };
+        match (Message::decode(&buffer[..bytes]), fds.pop()) {
+            (Some(Message::Dismissed { magic: theirs }), _) if theirs == magic => {
+                Ok(Verdict::Dismissed)
+            }
+            (
+                Some(Message::Hello {
+                    magic: theirs,
+                    ranks,
+                    rank,
+                    info,
+                }),
+                Some(pool),
+            ) if theirs == magic => {
+                if self.members.is_empty() {
+                    let ranks = usize::try_from(ranks).unwrap_or(0);
+                    self.members.resize_with(ranks, || None);
+                    self.joined.resize(ranks, false);
+                }
+                let first = self.members.len();
+                if usize::try_from(ranks) != Ok(first) {
+                    let why = format!(
+                        "mismatch in info from procs, nranks {first} vs {ranks}, nroots 1 vs 1, iroot 0 vs 0, offset 0 vs 0"
+                    );
+                    return Ok(Verdict::Mismatch(why, socket));
+                }
+                let Some(at) = usize::try_from(rank).ok().filter(|&rank| rank < first) else {
+                    return Ok(Verdict::Mismatch(
+                        format!("localId {rank} is out of range"),
+                        socket,
+                    ));
+                };
+                if std::mem::replace(&mut self.joined[at], true) {
+                    let why = format!("rank {rank} of {ranks} ranks has already checked in");
+                    return Ok(Verdict::Mismatch(why, socket));
+                }
+                self.members[at] = Some(Member {
+                    socket,
+                    info: *info,
+                    pool,
+                });
+                let complete = self.members.iter().all(Option::is_some);
+                Ok(if complete {
+                    Verdict::Complete
+                } else {
+                    Verdict::Wait
+                })
+            }
+            _ => Ok(Verdict::Wait),
+        }
+    }
+
+    /// Gives every rank the segment and the pools, one rank after the other: descriptors in flight are limited.
+    fn hand_out(self) -> io::Result<()> {
+        let mut members: Vec<Member> = self.members.into_iter().flatten().collect();
+        let mut distinct: Vec<usize> = Vec::new();
+        for rank in 0..members.len() {
+            let token = members[rank].info.pool_token;
+            let known = distinct
+                .iter()
+                .position(|&other| members[other].info.pool_token == token);
+            members[rank].info.pool = known.unwrap_or_else(|| {
+                distinct.push(rank);
+                distinct.len() - 1
+            }) as u32;
+        }
+        let infos: Vec<RankInfo> = members.iter().map(|member| member.info).collect();
+        let (_segment, fd) = Segment::create(&infos)?;
+        let pools: Vec<BorrowedFd<'_>> = distinct
+            .iter()
+            .map(|&rank| members[rank].pool.as_fd())
+            .collect();
+        let welcome = Message::Welcome {
+            token: random(),
+            pools: pools.len() as u32,
+        }
+        .encode();
+        for member in &members {
+            // A rank that is gone by now keeps nobody else from being welcomed; they find out when they wait for it.
+            let _ = welcome_one(&member.socket, &welcome, fd.as_fd(), &pools);
+        }
+        Ok(())
+    }
+}
+
+fn welcome_one(
+    socket: &Socket,
+    welcome: &[u8],
+    segment: BorrowedFd<'_>,
+    pools: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    socket.send(welcome, &[segment])?;
+    for some in pools.chunks(DESCRIPTORS_PER_MESSAGE) {
+        socket.send(&Message::Pools.encode(), some)?;
+    }
+    socket.receive(&mut [0; MAX_BYTES])?;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Connecting on first use.
+//!
+//! NCCL sets up the connection to a peer when the two first exchange a message, and the rings when a communicator first runs
+//! a collective; the call that ends the group waits for the other side to get there as well. So does this: a rank whose
+//! peer never makes the matching call hangs on the host, not on the stream, until the communicator is aborted.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::init::nodes;
+use super::{Communicator, Session};
+use crate::nccl::code::{INTERNAL, Result};
+use crate::nccl::debug::{info, subsystem};
+use crate::transport::Direction;
+
+/// Bits of [`RankBlock::algorithms`](crate::transport::RankBlock::algorithms).
+pub(crate) mod algorithm {
+    /// The ring, which every collective uses here.
+    pub(crate) const RING: u32 = 1;
+}
+
+/// What this rank is connected to.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    /// By peer: bit 0 for sending, bit 1 for receiving.
+    peers: Vec<u8>,
+    algorithms: u32,
+}
+
+fn bit(direction: Direction) -> u8 {
+    match direction {
+        Direction::Send => 1,
+        Direction::Receive => 2,
+    }
+}
+
+/// How the data of a pair travels, as NCCL would call it.
+fn transport(session: &Session, a: usize, b: usize) -> &'static str {
+    let nodes = nodes(session);
+    if nodes[a] != nodes[b] {
+        "[send] via NET/Emulator/0"
+    } else if session.infos()[a].process == session.infos()[b].process {
+        "via P2P/direct pointer"
+    } else {
+        "via P2P/CUMEM"
+    }
+}
+
+impl Connections {
+    /// Whether a message can be exchanged with `peer` without waiting.
+    pub(crate) fn has(&self, peer: usize, direction: Direction) -> bool {
+        self.peers
+            .get(peer)
+            .is_some_and(|bits| bits & bit(direction) != 0)
+    }
+
+    /// Whether a collective can run without waiting.
+    pub(crate) fn has_algorithm(&self, algorithm: u32) -> bool {
+        self.algorithms & algorithm != 0
+    }
+}
+
+/// Says to the peers that this rank is ready. To be followed by [`finish_peers`] with the same list.
+pub(crate) fn start_peers(session: &Session, wanted: &[(usize, Direction)]) {
+    for &(peer, direction) in wanted {
+        let (source, destination) = ends(session.rank, peer, direction);
+        if direction == Direction::Send {
+            let via = transport(session, source, destination);
+            info!(
+                subsystem::INIT | subsystem::P2P,
+                "Channel 00/1 : {source}[{}] -> {destination}[{}] {via}",
+                session.info(source).device,
+                session.info(destination).device
+            );
+        }
+        session
+            .segment
+            .exchange(source, destination)
+            .connect(direction);
+        session.segment.block(peer).bell.ring();
+    }
+}
+
+/// Waits until the peers are ready too.
+pub(crate) fn finish_peers(
+    communicator: &Communicator,
+    session: &Session,
+    wanted: &[(usize, Direction)],
+) -> Result {
+    let opposite = |direction| match direction {
+        Direction::Send => Direction::Receive,
+        Direction::Receive => Direction::Send,
+    };
+    for &(peer, direction) in wanted {
+        let (source, destination) = ends(session.rank, peer, direction);
+        let exchange = session.segment.exchange(source, destination);
+        wait(communicator, session, || {
+            exchange.is_connected(opposite(direction))
+        })?;
+    }
+    let mut connections = communicator
+        .connections
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    connections.peers.resize(session.ranks(), 0);
+    for &(peer, direction) in wanted {
+        connections.peers[peer] |= bit(direction);
+    }
+    Ok(())
+}
+
+/// Says to all ranks that this one is ready for an algorithm. To be followed by [`finish_algorithm`].
+pub(crate) fn start_algorithm(session: &Session, algorithm: u32) {
+    let next = (session.rank + 1) % session.ranks();
+    info!(
+        subsystem::INIT | subsystem::P2P,
+        "Channel 00/1 : {}[{}] -> {next}[{}] {}",
+        session.rank,
+        session.info(session.rank).device,
+        session.info(next).device,
+        transport(session, session.rank, next)
+    );
+    session
+        .own()
+        .algorithms
+        .fetch_or(algorithm, Ordering::SeqCst);
+    session.segment.ring_others(session.rank);
+}
+
+/// Waits until all ranks are ready for the algorithm too.
+pub(crate) fn finish_algorithm(
+    communicator: &Communicator,
+    session: &Session,
+    algorithm: u32,
+) -> Result {
+    for rank in 0..session.ranks() {
+        let block = session.segment.block(rank);
+        wait(communicator, session, || {
+            block.algorithms.load(Ordering::SeqCst) & algorithm != 0
+        })?;
+    }
+    communicator
+        .connections
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .algorithms |= algorithm;
+    info!(subsystem::INIT, "Connected all rings, use ring PXN 0 GDR 0");
+    Ok(())
+}
+
+fn ends(own: usize, peer: usize, direction: Direction) -> (usize, usize) {
+    match direction {
+        Direction::Send => (own, peer),
+        Direction::Receive => (peer, own),
+    }
+}
+
+fn wait(communicator: &Communicator, session: &Session, condition: impl Fn() -> bool) -> Result {
+    let bell = &session.own().bell;
+    loop {
+        let seen = bell.value();
+        if condition() {
+            return Ok(());
+        }
+        if communicator.abort.is_raised() {
+            return Err(INTERNAL);
+        }
+        bell.wait(seen, Duration::from_millis(100));
+    }
+}

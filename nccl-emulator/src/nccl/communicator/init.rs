@@ -1,0 +1,140 @@
+//! Creating a communicator: the job behind every `ncclCommInitRank…`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Communicator, Session, clique, identity};
+use crate::memory;
+use crate::nccl::bootstrap;
+use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::debug::{self, info, subsystem, warn};
+use crate::nccl::environment;
+use crate::nccl::unique_id::UniqueId;
+
+/// What the job needs besides the communicator.
+pub(crate) struct InitRequest {
+    /// Where the ranks meet; the first id counts.
+    pub(crate) ids: Vec<UniqueId>,
+    /// The function that was called, for the log.
+    pub(crate) function: &'static str,
+}
+
+/// Meets the other ranks and returns when all of them are ready. Waits for ever, unless aborted.
+pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> Result {
+    let _device = debug::on_device(communicator.device);
+    let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
+    let device = communicator.device;
+    let bus_id = crate::nccl::communicator::bus_id(device);
+    let line = format!(
+        "comm {:#x} rank {rank} nranks {ranks} cudaDev {device} nvmlDev {device} busId {bus_id:x} commId {:#x}",
+        communicator.handle(),
+        communicator.hash
+    );
+    let function = request.function;
+    info!(
+        subsystem::INIT,
+        "[Rank {rank}] {function} {line} - Init START"
+    );
+    let pool = memory::pool(device).map_err(|error| {
+        warn!(
+            "Cuda failure {} 'the memory of device {device} cannot be set up'",
+            error.0
+        );
+        UNHANDLED_CUDA
+    })?;
+    let who = identity::rank_info(device, pool);
+    let session = bootstrap::join(&request.ids, ranks, rank, who, &communicator.abort)?;
+    check_ranks(&session)?;
+    let session = Arc::new(session);
+    communicator.abort.wakes(Arc::downgrade(&session));
+    let nodes = nodes(&session);
+    let local: Vec<usize> = (0..ranks)
+        .filter(|&other| nodes[other] == nodes[rank])
+        .collect();
+    info!(
+        subsystem::INIT,
+        "comm {:#x} rank {rank} nRanks {ranks} nNodes {} localRanks {} localRank {} MNNVL 0",
+        communicator.handle(),
+        nodes.iter().max().map_or(0, |last| last + 1),
+        local.len(),
+        local.iter().position(|&other| other == rank).unwrap_or(0)
+    );
+    info!(subsystem::INIT | subsystem::NET, "Using network Emulator");
+    let clique = clique::of(&session);
+    clique.join(communicator);
+    communicator
+        .clique
+        .set(clique)
+        .unwrap_or_else(|_| unreachable!("init runs once"));
+    communicator
+        .session
+        .set(Arc::clone(&session))
+        .unwrap_or_else(|_| unreachable!("init runs once"));
+    wait_for_all(&session, communicator)?;
+    communicator.initialized.store(true, Ordering::Release);
+    info!(subsystem::INIT, "{function} {line} - Init COMPLETE");
+    Ok(())
+}
+
+/// What every rank finds out by itself about all of them.
+fn check_ranks(session: &Session) -> Result {
+    let own = session.info(session.rank);
+    let shared_gpus = environment::switch("NCCL_MULTI_RANK_GPU_ENABLE");
+    for (rank, info) in session.infos().iter().enumerate() {
+        if info.version != own.version {
+            warn!(
+                "Mismatched NCCL version detected : rank {rank} version {} rank {} version {}",
+                info.version, session.rank, own.version
+            );
+            return Err(INVALID_USAGE);
+        }
+        let shared = |other: &crate::transport::RankInfo| {
+            other.host_hash == info.host_hash && other.uuid == info.uuid
+        };
+        if !shared_gpus && session.infos()[..rank].iter().any(shared) {
+            warn!(
+                "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this \
+                 configuration."
+            );
+            return Err(INVALID_USAGE);
+        }
+    }
+    Ok(())
+}
+
+/// The node of each rank, numbered by first appearance.
+pub(super) fn nodes(session: &Session) -> Vec<usize> {
+    let mut hosts: Vec<u64> = Vec::new();
+    let node = |info: &crate::transport::RankInfo| {
+        hosts
+            .iter()
+            .position(|&host| host == info.host_hash)
+            .unwrap_or_else(|| {
+                hosts.push(info.host_hash);
+                hosts.len() - 1
+            })
+    };
+    session.infos().iter().map(node).collect()
+}
+
+/// The last step of every rank: nobody leaves before everybody has mapped everything.
+fn wait_for_all(session: &Session, communicator: &Communicator) -> Result {
+    let ready = &session.segment.header().ready;
+    let ranks = session.ranks() as u32;
+    if ready.fetch_add(1, Ordering::SeqCst) + 1 == ranks {
+        session.segment.ring_others(session.rank);
+        return Ok(());
+    }
+    let bell = &session.own().bell;
+    loop {
+        let seen = bell.value();
+        if ready.load(Ordering::SeqCst) >= ranks {
+            return Ok(());
+        }
+        if communicator.abort.is_raised() {
+            return Err(INTERNAL);
+        }
+        bell.wait(seen, Duration::from_millis(100));
+    }
+}

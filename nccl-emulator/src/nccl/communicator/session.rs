@@ -1,0 +1,75 @@
+//! What a rank holds once its communicator's init is over: the segment, and every rank's device memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory::Mapping;
+use crate::transport::{RankBlock, RankInfo, Segment};
+
+/// See the module. Jobs keep it alive, so it outlives the communicator while they run.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The shared segment.
+    pub(crate) segment: Segment,
+    /// This rank.
+    pub(crate) rank: usize,
+    /// Random, the same for all ranks of the communicator.
+    pub(crate) token: u64,
+    pools: Vec<Arc<Mapping>>,
+    infos: Vec<RankInfo>,
+    /// Collectives that this rank has arrived at.
+    collectives: AtomicU64,
+}
+
+impl Session {
+    /// `pools` holds the memory of each rank's device.
+    pub(crate) fn new(segment: Segment, rank: usize, token: u64, pools: Vec<Arc<Mapping>>) -> Self {
+        assert_eq!(pools.len(), segment.ranks());
+        let infos = (0..segment.ranks())
+            .map(|rank| segment.info(rank))
+            .collect();
+        Self {
+            segment,
+            rank,
+            token,
+            pools,
+            infos,
+            collectives: AtomicU64::new(0),
+        }
+    }
+
+    /// Number of ranks.
+    pub(crate) fn ranks(&self) -> usize {
+        self.pools.len()
+    }
+
+    /// What the others know of this rank.
+    pub(crate) fn own(&self) -> &RankBlock {
+        self.segment.block(self.rank)
+    }
+
+    /// The number of the collective that this rank is about to arrive at.
+    pub(crate) fn next_collective(&self) -> u64 {
+        self.collectives.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The memory of `rank`'s device.
+    pub(crate) fn pool(&self, rank: usize) -> &Mapping {
+        &self.pools[rank]
+    }
+
+    /// Who `rank` is.
+    pub(crate) fn info(&self, rank: usize) -> &RankInfo {
+        &self.infos[rank]
+    }
+
+    /// All ranks, in order.
+    pub(crate) fn infos(&self) -> &[RankInfo] {
+        &self.infos
+    }
+
+    /// Whether `rank` runs in this process.
+    pub(crate) fn is_local(&self, rank: usize) -> bool {
+        self.infos[rank].process == self.infos[self.rank].process
+    }
+}

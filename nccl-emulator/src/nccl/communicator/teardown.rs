@@ -1,0 +1,147 @@
+//! The end of a communicator: finalize, destroy, abort.
+//!
+//! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and then for all ranks of the
+//! host to be there too. An abort raises the flag, so its launches leave as soon as the stream reaches them; it waits for
+//! that, but never for other ranks. As in NCCL, what lies before a launch on its stream is waited for as well.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::init::nodes;
+use super::{Communicator, Session, identity};
+use crate::nccl::code::{REMOTE, Result};
+use crate::nccl::debug::{self, info, subsystem, warn};
+use crate::transport::teardown::{GONE, LEAVING};
+
+/// A sleep that only a ring should end; it ends by itself because a process that is killed does not ring.
+const SAFETY_NET: Duration = Duration::from_millis(100);
+
+/// The job of `ncclCommFinalize`.
+pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
+    let _device = debug::on_device(communicator.device);
+    wait_for_launches(communicator);
+    if let Some(session) = communicator.session() {
+        announce(session, LEAVING);
+        wait_for_others(communicator, session)?;
+    }
+    info!(
+        subsystem::DESTROY,
+        "comm {:#x} rank {} nRanks {} cudaDev {} busId {:x} - Finalize COMPLETE",
+        communicator.handle(),
+        communicator.rank,
+        communicator.ranks,
+        communicator.device,
+        crate::nccl::communicator::bus_id(communicator.device)
+    );
+    Ok(())
+}
+
+/// The job of `ncclCommDestroy` and `ncclCommAbort`: ends the handle, and frees the process's ranks of the communicator
+/// with the last of them.
+pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
+    let _device = debug::on_device(communicator.device);
+    communicator.retire();
+    let (Some(session), Some(clique)) = (communicator.session(), communicator.clique.get()) else {
+        // Init never came through: nobody knows of this rank.
+        complete(communicator);
+        return Ok(());
+    };
+    let local = (0..session.ranks())
+        .filter(|&rank| session.is_local(rank))
+        .count();
+    let Some(all) = clique.reclaim(local) else {
+        return Ok(());
+    };
+    let unfinalized: Vec<&Arc<Communicator>> = all
+        .iter()
+        .filter(|member| !member.finalized.load(Ordering::Acquire))
+        .collect();
+    for member in &unfinalized {
+        wait_for_launches(member);
+    }
+    for member in unfinalized
+        .iter()
+        .filter(|member| !member.abort.is_raised())
+    {
+        announce(member.session().unwrap_or(session), LEAVING);
+    }
+    for member in &unfinalized {
+        if let Some(session) = member.session()
+            && let Err(error) = wait_for_others(member, session)
+        {
+            warn!(
+                "commReclaim: comm {:#x} (rank = {}) in commDestroySync, error {}",
+                member.handle(),
+                member.rank,
+                error.number()
+            );
+        }
+    }
+    for member in &all {
+        announce(member.session().unwrap_or(session), GONE);
+        complete(member);
+    }
+    Ok(())
+}
+
+fn complete(communicator: &Communicator) {
+    info!(
+        subsystem::DESTROY,
+        "comm {:#x} rank {} nranks {} cudaDev {} busId {:x} - {} COMPLETE",
+        communicator.handle(),
+        communicator.rank,
+        communicator.ranks,
+        communicator.device,
+        crate::nccl::communicator::bus_id(communicator.device),
+        if communicator.abort.is_raised() {
+            "Abort"
+        } else {
+            "Destroy"
+        }
+    );
+}
+
+fn announce(session: &Session, bits: u32) {
+    session.own().teardown.fetch_or(bits, Ordering::SeqCst);
+    session.segment.ring_others(session.rank);
+}
+
+/// Until nothing of this communicator is on a stream any more.
+fn wait_for_launches(communicator: &Communicator) {
+    loop {
+        let seen = communicator.idle.value();
+        if communicator.in_flight.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        communicator.idle.wait(seen, SAFETY_NET);
+    }
+}
+
+/// Until all ranks of the host are leaving too. Ends early when this rank is aborted.
+fn wait_for_others(communicator: &Communicator, session: &Session) -> Result {
+    let nodes = nodes(session);
+    let bell = &session.own().bell;
+    let own = nodes[session.rank];
+    for other in (0..session.ranks()).filter(|&other| nodes[other] == own) {
+        let block = session.segment.block(other);
+        loop {
+            let seen = bell.value();
+            if communicator.abort.is_raised() {
+                return Ok(());
+            }
+            let state = block.teardown.load(Ordering::SeqCst);
+            if state & LEAVING != 0 {
+                break;
+            }
+            if state & GONE != 0 || identity::is_gone(session.info(other)) {
+                warn!(
+                    "commDestroySync: rank {other} aborted its communicator, or its process is gone"
+                );
+                return Err(REMOTE);
+            }
+            bell.wait(seen, SAFETY_NET);
+        }
+    }
+    Ok(())
+}

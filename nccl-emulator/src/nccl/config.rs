@@ -1,0 +1,354 @@
+//! `ncclConfig_t`: which of the caller's fields count, their ranges, their defaults, and the environment above all.
+//!
+//! The struct grows with every release. What the caller's `size` does not cover keeps "undefined"; what its `version` is too
+//! old for is set back to it, because older headers had padding there. A version newer than the library's is no error.
+
+use std::ffi::CStr;
+
+use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_INITIALIZER, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
+
+use super::code::{INVALID_ARGUMENT, Result};
+use super::debug::{info, subsystem, warn};
+use super::environment;
+
+const UNDEFINED: i32 = NCCL_CONFIG_UNDEF_INT;
+const MAX_CHANNELS: i32 = 64;
+const MAX_CGA_CLUSTER: i32 = 8;
+
+/// What of a communicator's configuration makes a difference here.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// Calls return when they are done.
+    pub(crate) blocking: bool,
+    /// The name given to the communicator, for messages. NCCL keeps the caller's pointer, which must outlive the
+    /// communicator.
+    pub(crate) name: Option<String>,
+}
+
+fn version(major: u32, minor: u32, patch: u32) -> u32 {
+    major * 10_000 + minor * 100 + patch
+}
+
+/// Copies what the caller's struct holds and takes back what its version does not know.
+///
+/// # Safety
+/// `config` points to a config of at least the size that its first field says.
+unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
+    let mut own = NCCL_CONFIG_INITIALIZER;
+    own.magic = 0;
+    // SAFETY: the first field is the size in every release; then as many bytes as both sides have. The struct may be less
+    // aligned than ours.
+    unsafe {
+        let size = config
+            .cast::<usize>()
+            .read_unaligned()
+            .min(size_of::<ncclConfig_t>());
+        std::ptr::copy_nonoverlapping(
+            config.cast::<u8>(),
+            std::ptr::from_mut(&mut own).cast::<u8>(),
+            size,
+        );
+    }
+    if own.magic != NCCL_API_MAGIC {
+        warn!("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+        return Err(INVALID_ARGUMENT);
+    }
+    let undefined = NCCL_CONFIG_INITIALIZER;
+    macro_rules! since {
+        ($major:literal, $minor:literal, $patch:literal: $($field:ident),*) => {
+            if own.version < version($major, $minor, $patch) {
+                $(own.$field = undefined.$field;)*
+            }
+        };
+    }
+    since!(2, 14, 0: blocking);
+    since!(2, 17, 0: cgaClusterSize, minCTAs, maxCTAs, netName);
+    since!(2, 25, 0: trafficClass);
+    since!(2, 27, 0: collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs);
+    since!(2, 28, 0: nChannelsPerNetPeer, nvlinkCentricSched);
+    since!(2, 29, 0: graphUsageMode, numRmaCtx);
+    since!(2, 30, 0: maxP2pPeers);
+    since!(2, 30, 5: graphStreamOrdering);
+    since!(2, 31, 0: launchOrderImplicit, numRmaSig, rmaEagerInit, hostCftMode);
+    Ok(own)
+}
+
+fn check(config: &ncclConfig_t) -> Result {
+    let refuse = |valid: bool, what: &str, value: i32| {
+        if value == UNDEFINED || valid {
+            return Ok(());
+        }
+        warn!("Invalid config {what} attribute value {value}");
+        Err(INVALID_ARGUMENT)
+    };
+    let flag = |value: i32| value == 0 || value == 1;
+    refuse(flag(config.blocking), "blocking", config.blocking)?;
+    refuse(
+        config.cgaClusterSize >= 0,
+        "cgaClusterSize",
+        config.cgaClusterSize,
+    )?;
+    let (min, max) = (config.minCTAs, config.maxCTAs);
+    // Since 2.31 a minimum without a maximum is fine.
+    if (min != UNDEFINED && min <= 0)
+        || (max != UNDEFINED && max <= 0)
+        || (min != UNDEFINED && max != UNDEFINED && min > max)
+    {
+        warn!("Invalid config min/max channels attribute value {min}/{max}");
+        return Err(INVALID_ARGUMENT);
+    }
+    refuse(flag(config.splitShare), "splitShare", config.splitShare)?;
+    refuse(
+        flag(config.collnetEnable),
+        "collnetEnable",
+        config.collnetEnable,
+    )?;
+    refuse(
+        (0..=3).contains(&config.CTAPolicy),
+        "policy",
+        config.CTAPolicy,
+    )?;
+    refuse(flag(config.shrinkShare), "shrinkShare", config.shrinkShare)?;
+    refuse(config.nvlsCTAs > 0, "nvlsCTAs", config.nvlsCTAs)?;
+    let channels = config.nChannelsPerNetPeer;
+    refuse(
+        (1..=MAX_CHANNELS).contains(&channels),
+        "nChannelsPerNetPeer",
+        channels,
+    )?;
+    refuse(
+        flag(config.nvlinkCentricSched),
+        "nvlinkCentricSched",
+        config.nvlinkCentricSched,
+    )?;
+    refuse(
+        (0..=2).contains(&config.graphUsageMode),
+        "graphUsageMode",
+        config.graphUsageMode,
+    )?;
+    refuse(config.numRmaCtx >= 0, "numRmaCtx", config.numRmaCtx)?;
+    refuse(config.maxP2pPeers > 0, "maxP2pPeers", config.maxP2pPeers)?;
+    refuse(
+        flag(config.graphStreamOrdering),
+        "graphStreamOrdering",
+        config.graphStreamOrdering,
+    )?;
+    refuse(
+        flag(config.launchOrderImplicit),
+        "launchOrderImplicit",
+        config.launchOrderImplicit,
+    )?;
+    refuse(config.numRmaSig >= 0, "numRmaSig", config.numRmaSig)?;
+    refuse(
+        flag(config.rmaEagerInit),
+        "rmaEagerInit",
+        config.rmaEagerInit,
+    )?;
+    refuse(
+        (1..=3).contains(&config.hostCftMode),
+        "hostCftMode",
+        config.hostCftMode,
+    )
+}
+
+fn fill_defaults(config: &mut ncclConfig_t) {
+    macro_rules! defaults {
+        ($($field:ident $text:literal = $default:expr;)*) => {$(
+            if config.$field == UNDEFINED {
+                config.$field = $default;
+            } else {
+                info!(subsystem::ENV, concat!("Comm config ", $text, " set to {}"), config.$field);
+            }
+        )*};
+    }
+    defaults! {
+        blocking "Blocking" = 1;
+        cgaClusterSize "CGA cluster size" = 4;
+        minCTAs "Min CTAs" = 1;
+        maxCTAs "Max CTAs" = MAX_CHANNELS;
+        splitShare "Split share" = 0;
+        trafficClass "Traffic class" = UNDEFINED;
+        collnetEnable "Collnet enable" = 0;
+        CTAPolicy "CTA policy flags" = 0;
+        shrinkShare "shrinkShare" = 0;
+        nvlsCTAs "nvlsCTAs" = UNDEFINED;
+        nChannelsPerNetPeer "nChannelsPerNetPeer" = UNDEFINED;
+        nvlinkCentricSched "nvlinkCentricSched" = 0;
+        graphUsageMode "graphUsageMode" = 2;
+        numRmaCtx "numRmaCtx" = 1;
+        maxP2pPeers "maxP2pPeers" = UNDEFINED;
+        graphStreamOrdering "graphStreamOrdering" = UNDEFINED;
+        launchOrderImplicit "launchOrderImplicit" = 0;
+        numRmaSig "numRmaSig" = 1;
+        rmaEagerInit "rmaEagerInit" = 0;
+        hostCftMode "hostCftMode" = 2;
+        nvlsHostMode "nvlsHostMode" = 0;
+    }
+}
+
+/// The environment beats the config. Values that make no sense are said to be ignored, and are.
+fn apply_environment(config: &mut ncclConfig_t) {
+    macro_rules! overrides {
+        ($($variable:literal => $field:ident if $valid:expr;)*) => {$(
+            if let Some(value) = environment::integer($variable) {
+                let valid: fn(i32) -> bool = $valid;
+                if valid(value) {
+                    info!(subsystem::ENV, concat!("Comm config ", stringify!($field), " reset to ", $variable, "={}"), value);
+                    config.$field = value;
+                } else {
+                    info!(subsystem::ENV, concat!($variable, " {} is not valid, leaving it set at {}"), value, config.$field);
+                }
+            }
+        )*};
+    }
+    overrides! {
+        "NCCL_COMM_BLOCKING" => blocking if |v| v == 0 || v == 1;
+        "NCCL_CGA_CLUSTER_SIZE" => cgaClusterSize if |v| (0..=MAX_CGA_CLUSTER).contains(&v);
+        "NCCL_MIN_CTAS" => minCTAs if |v| v > 0;
+        "NCCL_MAX_CTAS" => maxCTAs if |v| v > 0;
+        "NCCL_COMM_SPLIT_SHARE_RESOURCES" => splitShare if |v| v == 0 || v == 1;
+        "NCCL_COMM_SHRINK_SHARE_RESOURCES" => shrinkShare if |v| v == 0 || v == 1;
+        "NCCL_COLLNET_ENABLE" => collnetEnable if |v| v == 0 || v == 1;
+        "NCCL_CTA_POLICY" => CTAPolicy if |v| (0..=3).contains(&v);
+        "NCCL_NVLS_NCHANNELS" => nvlsCTAs if |v| v > 0;
+        "NCCL_NCHANNELS_PER_NET_PEER" => nChannelsPerNetPeer if |v| v > 0;
+        "NCCL_NVLINK_UTIL_CENTRIC_SCHED_ENABLE" => nvlinkCentricSched if |v| v == 0 || v == 1;
+        "NCCL_NUM_RMA_CTX" => numRmaCtx if |v| v >= 0;
+        "NCCL_P2P_MAX_PEERS" => maxP2pPeers if |v| v > 0;
+        "NCCL_GRAPH_STREAM_ORDERING" => graphStreamOrdering if |v| v == 0 || v == 1;
+        "NCCL_LAUNCH_ORDER_IMPLICIT" => launchOrderImplicit if |v| v == 0 || v == 1;
+        "NCCL_RMA_EAGER_INIT" => rmaEagerInit if |v| v == 0 || v == 1;
+    }
+    if let Some(mixing @ 0..=1) = environment::integer("NCCL_GRAPH_MIXING_SUPPORT") {
+        config.graphUsageMode = mixing * 2;
+    }
+    config.minCTAs = config.minCTAs.min(MAX_CHANNELS);
+    config.maxCTAs = config.maxCTAs.min(MAX_CHANNELS);
+    if config.minCTAs > config.maxCTAs {
+        let max = config.maxCTAs;
+        info!(
+            subsystem::ENV,
+            "minCTAs {} is larger than maxCTAs {max}, set both to {max}", config.minCTAs
+        );
+        config.minCTAs = max;
+    }
+    if config.CTAPolicy == 3 {
+        warn!(
+            "Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY."
+        );
+        config.CTAPolicy = 2;
+    }
+    if config.graphStreamOrdering == UNDEFINED {
+        config.graphStreamOrdering = 1;
+    }
+    if config.graphStreamOrdering == 0 && config.graphUsageMode == 2 {
+        warn!(
+            "graphStreamOrdering=0 with graphUsageMode=2 (graph mixing) is not supported; falling back to \
+             graphStreamOrdering=1 for this communicator"
+        );
+        config.graphStreamOrdering = 1;
+    }
+}
+
+/// The configuration that a call's config argument means; null is all defaults.
+///
+/// # Safety
+/// `config` is null or points to a config of the size that its first field says, whose strings are valid.
+pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
+    // SAFETY: the caller's promise.
+    let resolved = unsafe { resolve(config)? };
+    let name = (!resolved.commName.is_null()).then(|| {
+        // SAFETY: the caller's promise.
+        let name = unsafe { CStr::from_ptr(resolved.commName) };
+        name.to_string_lossy().into_owned()
+    });
+    if let Some(name) = &name {
+        info!(subsystem::ENV, "Comm config Comm name set to {name}");
+    }
+    Ok(Config {
+        blocking: resolved.blocking != 0,
+        name,
+    })
+}
+
+/// Every field as NCCL would use it.
+///
+/// # Safety
+/// As [`parse`].
+unsafe fn resolve(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
+    let mut own = if config.is_null() {
+        NCCL_CONFIG_INITIALIZER
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { read(config)? }
+    };
+    check(&own)?;
+    fill_defaults(&mut own);
+    apply_environment(&mut own);
+    Ok(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(change: impl FnOnce(&mut ncclConfig_t)) -> Result<ncclConfig_t> {
+        let mut config = NCCL_CONFIG_INITIALIZER;
+        change(&mut config);
+        // SAFETY: a config of the full size.
+        unsafe { resolve(&config) }
+    }
+
+    #[test]
+    fn null_means_defaults() {
+        // SAFETY: null is allowed.
+        let config = unsafe { resolve(std::ptr::null()) }.unwrap();
+        assert_eq!(config.blocking, 1);
+        assert_eq!((config.cgaClusterSize, config.maxCTAs), (4, MAX_CHANNELS));
+    }
+
+    #[test]
+    fn a_config_without_the_magic_is_refused() {
+        assert_eq!(parsed(|c| c.magic = 0).unwrap_err(), INVALID_ARGUMENT);
+    }
+
+    #[test]
+    fn fields_beyond_the_given_size_are_ignored() {
+        let config = parsed(|c| {
+            c.size = 48;
+            c.nvlsCTAs = -5;
+        });
+        assert_eq!(config.unwrap().nvlsCTAs, UNDEFINED);
+    }
+
+    #[test]
+    fn fields_newer_than_the_given_version_are_ignored() {
+        let config = parsed(|c| {
+            c.version = 22_499;
+            c.trafficClass = 77;
+            c.blocking = 0;
+        })
+        .unwrap();
+        assert_eq!(config.trafficClass, UNDEFINED);
+        assert_eq!(config.blocking, 0);
+        assert_eq!(parsed(|c| c.version = 99_999).map(|_| ()), Ok(()));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let bad: [fn(&mut ncclConfig_t); 8] = [
+            |c| c.blocking = 2,
+            |c| c.minCTAs = 0,
+            |c| (c.minCTAs, c.maxCTAs) = (4, 2),
+            |c| c.splitShare = -1,
+            |c| c.CTAPolicy = 4,
+            |c| c.nChannelsPerNetPeer = MAX_CHANNELS + 1,
+            |c| c.graphUsageMode = 3,
+            |c| c.hostCftMode = 0,
+        ];
+        for change in bad {
+            assert_eq!(parsed(change).unwrap_err(), INVALID_ARGUMENT);
+        }
+        assert_eq!(parsed(|c| c.minCTAs = 4).unwrap().minCTAs, 4);
+    }
+}

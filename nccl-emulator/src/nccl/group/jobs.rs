@@ -1,0 +1,112 @@
+//! The jobs of a group: what is not an operation on a stream.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::nccl::code::{Result, SYSTEM};
+use crate::nccl::communicator::{Communicator, InitRequest, finalize, init, reclaim};
+use crate::nccl::debug::{info, subsystem, warn};
+
+/// What a job does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JobKind {
+    /// Creates the communicator.
+    Init,
+    /// Flushes it.
+    Finalize,
+    /// Destroys or aborts it.
+    Reclaim,
+}
+
+/// A job.
+#[derive(Clone)]
+pub(crate) struct Job {
+    pub(crate) kind: JobKind,
+    pub(crate) communicator: Arc<Communicator>,
+    /// Of an init.
+    pub(crate) request: Option<Arc<InitRequest>>,
+}
+
+impl Job {
+    /// A job without a request.
+    pub(crate) fn new(kind: JobKind, communicator: &Arc<Communicator>) -> Self {
+        Self {
+            kind,
+            communicator: Arc::clone(communicator),
+            request: None,
+        }
+    }
+
+    fn run(&self) -> Result {
+        let _inside = (self.kind != JobKind::Reclaim).then(|| self.communicator.enter());
+        match (self.kind, &self.request) {
+            (JobKind::Init, Some(request)) => init(&self.communicator, request),
+            (JobKind::Init, None) => unreachable!("an init comes with its request"),
+            (JobKind::Finalize, _) => finalize(&self.communicator),
+            (JobKind::Reclaim, _) => reclaim(&self.communicator),
+        }
+    }
+}
+
+/// Runs all jobs at once and returns the first error. When one fails, the others that are still at it are aborted: they
+/// may be waiting for it.
+pub(super) fn run(jobs: &[Job]) -> Result {
+    let [first, others @ ..] = jobs else {
+        return Ok(());
+    };
+    if others.is_empty() {
+        return first.run();
+    }
+    let failed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let spawn = |job: &'_ Job| {
+            let failed = &failed;
+            let job = job.clone();
+            thread::Builder::new()
+                .name("nccl-job".to_owned())
+                .spawn_scoped(scope, move || {
+                    let result = job.run();
+                    if let Err(error) = result {
+                        info!(
+                            subsystem::INIT,
+                            "{} -> {} [Async thread]",
+                            file!(),
+                            error.number()
+                        );
+                        failed.store(true, Ordering::Release);
+                    }
+                    result
+                })
+        };
+        let mut handles = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            match spawn(job) {
+                Ok(handle) => handles.push(handle),
+                Err(error) => {
+                    warn!("nccl-emulator cannot start a thread: {error}");
+                    failed.store(true, Ordering::Release);
+                    break;
+                }
+            }
+        }
+        let all_started = handles.len() == jobs.len();
+        let mut aborted = false;
+        while handles.iter().any(|handle| !handle.is_finished()) {
+            if failed.load(Ordering::Acquire) && !aborted {
+                aborted = true;
+                jobs.iter()
+                    .filter(|job| job.kind != JobKind::Reclaim)
+                    .for_each(|job| job.communicator.abort.raise());
+            }
+            thread::sleep(std::time::Duration::from_micros(100));
+        }
+        let results = handles
+            .into_iter()
+            .map(|handle| handle.join().unwrap_or(Err(crate::nccl::code::INTERNAL)));
+        let result = results
+            .reduce(|first, next| first.and(next))
+            .unwrap_or(Ok(()));
+        if all_started { result } else { Err(SYSTEM) }
+    })
+}

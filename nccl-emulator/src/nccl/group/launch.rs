@@ -1,0 +1,149 @@
+//! From queued operations to a job on a stream.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::Tasks;
+use super::tasks::text;
+use crate::driver::CUresult;
+use crate::faults;
+use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::communicator::{self, algorithm};
+use crate::nccl::debug::warn;
+use crate::nccl::work::Launch;
+use crate::transport::Direction;
+
+type Ends = Vec<(usize, Direction)>;
+
+/// The peers that these operations use for the first time, in NCCL's order.
+fn missing_peers(tasks: &Tasks) -> Ends {
+    let communicator = &tasks.communicator;
+    let connections = communicator
+        .connections
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let mut missing = Ends::new();
+    for message in &tasks.messages {
+        let end = (message.peer as usize, message.direction);
+        if end.0 != communicator.rank as usize
+            && !connections.has(end.0, end.1)
+            && !missing.contains(&end)
+        {
+            missing.push(end);
+        }
+    }
+    missing
+}
+
+fn misses_ring(tasks: &Tasks) -> bool {
+    let connections = tasks
+        .communicator
+        .connections
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    !tasks.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
+}
+
+/// Whether [`connect`] would wait.
+pub(super) fn needs_connections(tasks: &Tasks) -> bool {
+    misses_ring(tasks) || !missing_peers(tasks).is_empty()
+}
+
+/// Sets up what is used for the first time: all peers of all communicators at once, then the rings, one set of ranks after
+/// the other.
+pub(super) fn connect(all: &[Tasks]) -> Result {
+    if !all.iter().any(needs_connections) {
+        return Ok(());
+    }
+    let _inside: Vec<_> = all.iter().map(|tasks| tasks.communicator.enter()).collect();
+    let missing: Vec<Ends> = all.iter().map(missing_peers).collect();
+    for (tasks, ends) in all.iter().zip(&missing) {
+        if let Some(session) = tasks.communicator.session() {
+            communicator::start_peers(session, ends);
+        }
+    }
+    for (tasks, ends) in all.iter().zip(&missing) {
+        if let Some(session) = tasks.communicator.session() {
+            communicator::finish_peers(&tasks.communicator, session, ends)?;
+        }
+    }
+    for clique in all.chunk_by(|a, b| a.communicator.hash == b.communicator.hash) {
+        let without: Vec<&Tasks> = clique.iter().filter(|tasks| misses_ring(tasks)).collect();
+        for tasks in &without {
+            if let Some(session) = tasks.communicator.session() {
+                communicator::start_algorithm(session, algorithm::RING);
+            }
+        }
+        for tasks in &without {
+            if let Some(session) = tasks.communicator.session() {
+                communicator::finish_algorithm(&tasks.communicator, session, algorithm::RING)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A message to oneself needs its other half in the same group.
+fn check_self_messages(tasks: &Tasks) -> Result {
+    let own = tasks.communicator.rank as u32;
+    let mut balance = 0i64;
+    for message in tasks.messages.iter().filter(|message| message.peer == own) {
+        balance += if message.direction == Direction::Send {
+            1
+        } else {
+            -1
+        };
+    }
+    if balance > 0 {
+        warn!("Trying to send to self without a matching recv");
+    } else if balance < 0 {
+        warn!("Trying to recv to self without a matching send");
+    }
+    if balance == 0 {
+        Ok(())
+    } else {
+        Err(INVALID_USAGE)
+    }
+}
+
+/// Puts the operations of one communicator on its stream, after its previous launch on whatever stream that is. If they
+/// name several streams, the launch joins them all.
+pub(super) fn launch(tasks: &mut Tasks) -> Result {
+    tasks.resolve_per_thread()?;
+    let communicator = Arc::clone(&tasks.communicator);
+    check_self_messages(tasks)?;
+    let Some(session) = communicator.session() else {
+        return Ok(());
+    };
+    let Some((stream, others)) = tasks.streams.split_first() else {
+        return Ok(());
+    };
+    let refuse = |error: CUresult| {
+        warn!("Cuda failure {} '{}'", error.0, text(error));
+        UNHANDLED_CUDA
+    };
+    let start = faults::lateness().map(|delay| Instant::now() + delay);
+    let lists = (
+        std::mem::take(&mut tasks.collectives),
+        std::mem::take(&mut tasks.messages),
+    );
+    let launch = Launch::new(&communicator, session, lists, start);
+    let mut issue = communicator
+        .issue
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    for other in others {
+        stream.wait_for(other, other.submitted()).map_err(refuse)?;
+    }
+    if let Some((last, sequence)) = issue.last.take()
+        && !Arc::ptr_eq(&last, stream)
+    {
+        stream.wait_for(&last, sequence).map_err(refuse)?;
+    }
+    let sequence = stream.enqueue(launch).map_err(refuse)?;
+    for other in others {
+        other.wait_for(stream, sequence).map_err(refuse)?;
+    }
+    issue.last = Some((Arc::clone(stream), sequence));
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! A group of non-blocking communicators, between `ncclGroupEnd` and success.
+//!
+//! ```text
+//! Waiting ──poll, nothing to wait for──▶ Running (by the poll) ──▶ Over
+//!    ├────poll, something to wait for──▶ Running (on a thread) ──▶ Over
+//!    ├────nobody polled for a while────▶ Running (on a thread or the timer's)
+//!    └────abort────────────────────────▶ Over, nothing was done
+//! ```
+//!
+//! It never begins before `ncclGroupEnd` has returned: NCCL's thread may be just as late, and a caller that does not poll
+//! finds its stream empty. While it is not over the state of its communicators is `ncclInProgress`.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use super::Work;
+use crate::nccl::code::{IN_PROGRESS, INTERNAL, SYSTEM};
+use crate::nccl::debug::warn;
+use crate::nccl::timer;
+
+enum State {
+    Waiting(Work),
+    Running,
+    Over,
+}
+
+/// See the module.
+pub(crate) struct Pending {
+    state: Mutex<State>,
+    over: Condvar,
+    since: u64,
+}
+
+impl Pending {
+    /// Leaves `work` to the background. Jobs begin at once: they have something to wait for.
+    pub(super) fn begin(work: Work) {
+        let has_jobs = !work.jobs.is_empty();
+        let pending = Arc::new(Self {
+            state: Mutex::new(State::Over),
+            over: Condvar::new(),
+            since: timer::tick(),
+        });
+        // The communicators are busy before anyone can take the work.
+        for communicator in work.communicators() {
+            communicator.set_state(Err(IN_PROGRESS));
+            *communicator.pending() = Some(Arc::clone(&pending));
+        }
+        *pending.lock() = State::Waiting(work);
+        if has_jobs {
+            pending.start_on_thread();
+        } else {
+            timer::notify();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nobody has begun with it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(*self.lock(), State::Waiting(_))
+    }
+
+    /// Takes the work, if nobody has. With `quick`, only work that waits for nothing.
+    fn take(&self, quick: bool) -> Option<Work> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Running) {
+            State::Waiting(work) if !quick || !work.waits() => Some(work),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    fn run(&self, mut work: Work) {
+        // The communicators learn the result from the work itself.
+        let _ = work.run();
+        *self.lock() = State::Over;
+        self.over.notify_all();
+    }
+
+    fn start_on_thread(self: &Arc<Self>) {
+        let Some(work) = self.take(false) else { return };
+        // Kept outside of the closure, in case there will be no thread.
+        let communicators: Vec<_> = work.communicators().cloned().collect();
+        let pending = Arc::clone(self);
+        let spawned = thread::Builder::new()
+            .name("nccl-group".to_owned())
+            .spawn(move || pending.run(work));
+        if let Err(error) = spawned {
+            warn!("nccl-emulator cannot start a thread: {error}");
+            communicators
+                .iter()
+                .for_each(|communicator| communicator.set_state(Err(SYSTEM)));
+            *self.lock() = State::Over;
+            self.over.notify_all();
+        }
+    }
+
+    /// Moves it on: in this thread if it waits for nothing.
+    pub(crate) fn poll(self: &Arc<Self>) {
+        match self.take(true) {
+            Some(work) => self.run(work),
+            None => self.start_on_thread(),
+        }
+    }
+
+    /// Begins with it if it has waited long enough. The timer's.
+    pub(crate) fn start_if_due(self: &Arc<Self>) {
+        if timer::is_due(self.since) {
+            self.poll();
+        }
+    }
+
+    /// Drops it if nobody has begun; otherwise waits until it is over. The abort flag must be up, or this waits for peers.
+    pub(crate) fn cancel(&self) {
+        let mut state = self.lock();
+        if let State::Waiting(work) = &*state {
+            work.give_up(INTERNAL);
+            *state = State::Over;
+            return;
+        }
+        while matches!(*state, State::Running) {
+            state = self
+                .over
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

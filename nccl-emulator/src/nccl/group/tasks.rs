@@ -1,0 +1,142 @@
+//! The operations that a group has queued for one communicator.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::Function;
+use crate::driver::context;
+use crate::exec::{self, Stream};
+use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::communicator::Communicator;
+use crate::nccl::datatype::{DataType, Operator};
+use crate::nccl::debug::warn;
+use crate::transport::Direction;
+
+/// One send or receive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MessageTask {
+    pub(crate) peer: u32,
+    pub(crate) direction: Direction,
+    /// Position among the messages of its group; keeps those of one peer in order.
+    pub(crate) order: u32,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The call it comes from.
+    pub(crate) function: Function,
+    /// The first message of its call.
+    pub(crate) leads: bool,
+}
+
+/// One collective that all ranks work off together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CollectiveTask {
+    pub(crate) function: Function,
+    pub(crate) data_type: DataType,
+    pub(crate) operator: Operator,
+    pub(crate) count: u64,
+    pub(crate) send: u64,
+    pub(crate) receive: u64,
+}
+
+impl CollectiveTask {
+    /// Bytes of one rank's input.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.count * self.data_type.size()
+    }
+}
+
+/// `cudaStreamPerThread`.
+const PER_THREAD: usize = 2;
+
+/// See the module.
+pub(crate) struct Tasks {
+    pub(crate) communicator: Arc<Communicator>,
+    /// Streams in the order of their first use.
+    pub(crate) streams: Vec<Arc<Stream>>,
+    last_handle: Option<usize>,
+    per_thread: bool,
+    pub(crate) collectives: Vec<CollectiveTask>,
+    pub(crate) messages: Vec<MessageTask>,
+}
+
+impl Tasks {
+    pub(super) fn new(communicator: &Arc<Communicator>) -> Self {
+        let (collectives, messages) = communicator.spare_lists();
+        Self {
+            communicator: Arc::clone(communicator),
+            streams: Vec::new(),
+            last_handle: None,
+            per_thread: false,
+            collectives,
+            messages,
+        }
+    }
+
+    /// The operation is issued on this stream.
+    pub(super) fn use_stream(&mut self, handle: *mut c_void) -> Result {
+        if self.last_handle == Some(handle.addr()) {
+            return Ok(());
+        }
+        if handle.addr() == PER_THREAD && !self.communicator.config.blocking {
+            // Means the stream of the thread that launches: one of NCCL's own.
+            self.per_thread = true;
+        } else {
+            let stream = find(&self.communicator, handle)?;
+            if !self.streams.iter().any(|known| Arc::ptr_eq(known, &stream)) {
+                self.streams.push(stream);
+            }
+        }
+        self.last_handle = Some(handle.addr());
+        Ok(())
+    }
+
+    /// Whether the launching thread's own stream is meant.
+    pub(super) fn is_per_thread(&self) -> bool {
+        self.per_thread
+    }
+
+    /// Finds the launching thread's own stream, if it is meant.
+    pub(super) fn resolve_per_thread(&mut self) -> Result {
+        if std::mem::take(&mut self.per_thread) {
+            self.streams.push(find(
+                &self.communicator,
+                std::ptr::without_provenance_mut(PER_THREAD),
+            )?);
+        }
+        Ok(())
+    }
+}
+
+/// The stream of a handle, if the communicator can run on it.
+pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<Arc<Stream>> {
+    let refuse = |error: crate::driver::CUresult| {
+        warn!("Cuda failure {} '{}'", error.0, text(error));
+        UNHANDLED_CUDA
+    };
+    let context = context::primary(communicator.device).map_err(refuse)?;
+    let stream = exec::lookup(handle, &context).map_err(refuse)?;
+    if stream.device() != communicator.device {
+        warn!(
+            "Cuda failure 400 'invalid resource handle': the stream belongs to device {}, the communicator to device {}",
+            stream.device(),
+            communicator.device
+        );
+        return Err(UNHANDLED_CUDA);
+    }
+    if stream.capturing() {
+        warn!("nccl-emulator cannot capture NCCL operations into a graph yet");
+        return Err(INVALID_USAGE);
+    }
+    Ok(stream)
+}
+
+/// CUDA's text of an error.
+pub(crate) fn text(error: crate::driver::CUresult) -> &'static str {
+    let names = crate::driver::result::NAMES;
+    let text = names
+        .iter()
+        .find(|(number, ..)| *number == error.0)
+        .map(|(_, _, text)| *text);
+    text.and_then(|text| text.to_str().ok())
+        .unwrap_or("unknown error")
+}

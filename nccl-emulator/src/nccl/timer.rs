@@ -1,0 +1,170 @@
+//! One thread that does things later: it starts groups in the background that nobody polls, and wakes work that was delayed.
+//!
+//! It ticks while there is something to do, and a little longer, so that a steady stream of groups costs no system call; then
+//! it sleeps until [`notify`] or [`at`] wakes it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::communicator::Communicator;
+
+const TICK: Duration = Duration::from_micros(500);
+/// Ticks that a group waits for a poll.
+const GRACE: u64 = 2;
+/// Ticks without anything to do before the thread sleeps.
+const PATIENCE: u32 = 100;
+
+type Action = Box<dyn FnOnce() + Send>;
+
+struct State {
+    entries: Vec<(Instant, Action)>,
+    watched: Vec<Weak<Communicator>>,
+    started: bool,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    entries: Vec::new(),
+    watched: Vec::new(),
+    started: false,
+});
+static WAKE: Condvar = Condvar::new();
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(state: &mut State) {
+    if !state.started {
+        state.started = true;
+        thread::Builder::new()
+            .name("nccl-timer".to_owned())
+            .spawn(run)
+            .expect("nccl-emulator cannot start a thread");
+    }
+}
+
+/// Calls `action` on the timer's thread at `when` or shortly after. It must not block.
+pub(crate) fn at(when: Instant, action: impl FnOnce() + Send + 'static) {
+    let mut state = lock();
+    state.entries.push((when, Box::new(action)));
+    start(&mut state);
+    drop(state);
+    notify();
+}
+
+/// From now on the timer starts the communicator's background groups that nobody polls.
+pub(crate) fn watch(communicator: &Arc<Communicator>) {
+    let mut state = lock();
+    state.watched.push(Arc::downgrade(communicator));
+    start(&mut state);
+}
+
+/// The present tick: what a group in the background remembers.
+pub(crate) fn tick() -> u64 {
+    TICKS.load(Ordering::Relaxed)
+}
+
+/// Whether a group that began to wait at `since` has waited long enough.
+pub(crate) fn is_due(since: u64) -> bool {
+    tick() > since + GRACE
+}
+
+/// There is something to do.
+pub(crate) fn notify() {
+    if ASLEEP.load(Ordering::SeqCst) {
+        let _state = lock();
+        ASLEEP.store(false, Ordering::SeqCst);
+        WAKE.notify_one();
+    }
+}
+
+/// Does what is due. True if anything is left to wait for.
+fn look() -> bool {
+    let mut state = lock();
+    let now = Instant::now();
+    let mut due = Vec::new();
+    let mut at = 0;
+    while at < state.entries.len() {
+        if state.entries[at].0 <= now {
+            due.push(state.entries.swap_remove(at));
+        } else {
+            at += 1;
+        }
+    }
+    due.sort_by_key(|(when, _)| *when);
+    state
+        .watched
+        .retain(|communicator| communicator.strong_count() > 0);
+    let waiting: Vec<_> = state
+        .watched
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter_map(|communicator| communicator.pending().clone())
+        .filter(|pending| pending.is_waiting())
+        .collect();
+    let left = !state.entries.is_empty() || !waiting.is_empty();
+    drop(state);
+    for pending in waiting {
+        pending.start_if_due();
+    }
+    for (_, action) in due {
+        action();
+    }
+    left
+}
+
+fn run() {
+    let mut idle = 0;
+    loop {
+        idle = if look() { 0 } else { idle + 1 };
+        if idle <= PATIENCE {
+            thread::sleep(TICK);
+            TICKS.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        ASLEEP.store(true, Ordering::SeqCst);
+        // What was added before the store is seen by this look; what is added after it finds `ASLEEP` set.
+        if look() {
+            ASLEEP.store(false, Ordering::SeqCst);
+        } else {
+            let mut state = lock();
+            while ASLEEP.load(Ordering::SeqCst) {
+                state = WAKE.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        idle = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn actions_run_at_their_time_and_not_before() {
+        let limit = Duration::from_secs(5);
+        let (sender, receiver) = mpsc::channel();
+        for (name, millis) in [("late", 40), ("soon", 5)] {
+            let start = Instant::now();
+            let sender = sender.clone();
+            at(start + Duration::from_millis(millis), move || {
+                sender
+                    .send((name, start.elapsed() >= Duration::from_millis(millis)))
+                    .unwrap();
+            });
+        }
+        assert_eq!(receiver.recv_timeout(limit), Ok(("soon", true)));
+        assert_eq!(receiver.recv_timeout(limit), Ok(("late", true)));
+        // Long enough for the thread to have gone to sleep.
+        thread::sleep(TICK * (PATIENCE + 20) * 2);
+        at(Instant::now(), move || {
+            sender.send(("again", true)).unwrap()
+        });
+        assert_eq!(receiver.recv_timeout(limit), Ok(("again", true)));
+    }
+}

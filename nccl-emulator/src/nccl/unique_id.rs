@@ -1,0 +1,186 @@
+//! Unique ids: where the ranks of a communicator meet.
+//!
+//! As in NCCL, an id is a random number and a socket address: here the abstract Unix socket of the thread that
+//! [`bootstrap::root`](super::bootstrap) runs in the process that made the id. The name says in which network namespace of
+//! which boot of which machine the socket is, so that a rank that cannot reach it says so at once.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+
+use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+
+use super::code::{INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM};
+use super::debug::warn;
+use super::environment;
+use crate::transport::Address;
+
+const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
+const PREFIX: &str = "nccl-emulator/";
+/// The magic of ids made from `NCCL_COMM_ID`: every rank computes the same.
+const FIXED_MAGIC: u64 = 0x0280_0280_0280_0280;
+
+/// What an `ncclUniqueId` of the emulator says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UniqueId {
+    /// Random; a connection that does not know it is not of this job.
+    pub(crate) magic: u64,
+    name: String,
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is valid for its length.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(got, 8, "getrandom gives 8 bytes at once");
+    u64::from_ne_bytes(bytes)
+}
+
+/// The hash that NCCL computes of strings and ids (and prints as `commId`).
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(5381, |hash: u64, &byte| {
+        (hash << 5).wrapping_add(hash) ^ u64::from(byte)
+    })
+}
+
+/// Inode of one of this process's namespaces, 0 if the kernel does not say.
+pub(crate) fn namespace(kind: &str) -> u64 {
+    fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |metadata| metadata.ino())
+}
+
+/// Names the machine since its last boot, and the network namespace.
+fn here() -> &'static str {
+    static HERE: OnceLock<String> = OnceLock::new();
+    HERE.get_or_init(|| {
+        let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        format!(
+            "{:08x}.{:x}",
+            hash(boot.trim_ascii()) as u32,
+            namespace("net")
+        )
+    })
+}
+
+/// `NCCL_COMM_ID`, if it is set, after a look at its form.
+pub(crate) fn fixed() -> Result<Option<UniqueId>> {
+    let Some(text) = environment::text("NCCL_COMM_ID") else {
+        return Ok(None);
+    };
+    let well_formed = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let host = host
+            .strip_prefix('[')
+            .map_or(host, |v6| v6.strip_suffix(']').unwrap_or_default());
+        !host.is_empty() && port.parse::<u16>().is_ok()
+    });
+    if !well_formed {
+        warn!(
+            "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
+        );
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: always succeeds.
+    let user = unsafe { libc::geteuid() };
+    let name = format!("{PREFIX}{}/{user}/{:016x}", here(), hash(text.as_bytes()));
+    Ok(Some(UniqueId {
+        magic: FIXED_MAGIC,
+        name,
+    }))
+}
+
+impl UniqueId {
+    /// A new one.
+    pub(crate) fn new() -> Self {
+        let name = format!(
+            "{PREFIX}{}/{}/{:016x}",
+            here(),
+            std::process::id(),
+            random()
+        );
+        Self {
+            magic: random(),
+            name,
+        }
+    }
+
+    /// The socket.
+    pub(crate) fn address(&self) -> Address {
+        Address::new(&self.name)
+    }
+
+    /// The socket's name, for messages.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// As C carries it: the magic, then a `sockaddr_un`, then zeros.
+    pub(crate) fn to_c(&self) -> ncclUniqueId {
+        let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
+        bytes[..8].copy_from_slice(&self.magic.to_ne_bytes());
+        bytes[8..10].copy_from_slice(&FAMILY);
+        bytes[11..11 + self.name.len()].copy_from_slice(self.name.as_bytes());
+        ncclUniqueId {
+            internal: bytes.map(|byte| byte as std::ffi::c_char),
+        }
+    }
+
+    /// Reads one, and refuses those that cannot be reached from here.
+    pub(crate) fn from_c(id: &ncclUniqueId) -> Result<Self> {
+        let bytes = id.internal.map(|byte| byte as u8);
+        let name = bytes[11..]
+            .split(|&byte| byte == 0)
+            .next()
+            .unwrap_or_default();
+        let name = std::str::from_utf8(name)
+            .ok()
+            .filter(|name| bytes[8..10] == FAMILY && name.starts_with(PREFIX));
+        let Some(name) = name else {
+            warn!(
+                "The unique id was not made by this emulator's ncclGetUniqueId: all ranks must use the same library"
+            );
+            return Err(INVALID_USAGE);
+        };
+        let place = name[PREFIX.len()..].split('/').next().unwrap_or_default();
+        if place != here() {
+            warn!(
+                "The unique id was made on another host or in another network namespace ({place}, this is {}), which \
+                 nccl-emulator cannot reach yet",
+                here()
+            );
+            return Err(SYSTEM);
+        }
+        let magic = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
+        Ok(Self {
+            magic,
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// What NCCL prints as `commId` and calls the communicator's hash.
+pub(crate) fn id_hash(id: &ncclUniqueId) -> u64 {
+    hash(&id.internal.map(|byte| byte as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_survives_the_way_through_c() {
+        let id = UniqueId::new();
+        assert_eq!(UniqueId::from_c(&id.to_c()), Ok(id.clone()));
+        assert_ne!(id, UniqueId::new());
+    }
+
+    #[test]
+    fn ids_from_elsewhere_are_refused_with_a_reason() {
+        assert_eq!(
+            UniqueId::from_c(&ncclUniqueId::default()),
+            Err(INVALID_USAGE)
+        );
+        let mut elsewhere = UniqueId::new();
+        elsewhere.name = format!("{PREFIX}00000000.1/1/2");
+        assert_eq!(UniqueId::from_c(&elsewhere.to_c()), Err(SYSTEM));
+    }
+}

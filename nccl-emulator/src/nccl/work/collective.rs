@@ -1,0 +1,275 @@
+//! A collective that all ranks work off together.
+//!
+//! ```text
+//! Entering ──own memory looked up, offer written, arrived──▶ Waiting
+//! Waiting  ──all have arrived──▶ Working       Waiting ──offers differ──▶ stuck
+//! Working  ──no block left──▶ Leaving          Leaving ──all blocks finished──▶ done
+//! ```
+
+use std::sync::atomic::Ordering;
+
+use super::{Outcome, Scope};
+use crate::nccl::group::CollectiveTask;
+use crate::nccl::reduction;
+use crate::transport::{Arrival, Offer};
+use crate::violations::Violation;
+
+/// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large enough to be worth it.
+const SMALLEST_BLOCK: u64 = 32 << 10;
+const LARGEST_BLOCK: u64 = 256 << 10;
+
+enum Phase {
+    Entering,
+    Waiting,
+    Working,
+    Leaving,
+}
+
+/// See the module.
+pub(super) struct Collective {
+    task: CollectiveTask,
+    phase: Phase,
+    /// Number of this collective on its communicator; the first is 1.
+    number: u64,
+    attention: u32,
+    offer: Option<Offer>,
+    /// Where the data of each rank is in this process.
+    inputs: Vec<*const u8>,
+    outputs: Vec<*mut u8>,
+    /// The block in progress: elements done, and where it ends.
+    block: Option<(u64, u64)>,
+}
+
+// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor at a time.
+unsafe impl Send for Collective {}
+
+impl Collective {
+    pub(super) fn new(task: CollectiveTask) -> Self {
+        Self {
+            task,
+            phase: Phase::Entering,
+            number: 0,
+            attention: 0,
+            offer: None,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            block: None,
+        }
+    }
+
+    /// Elements of a block; the same on all ranks.
+    fn block_elements(&self, ranks: usize) -> u64 {
+        let share = self.task.bytes() / (2 * ranks as u64);
+        share.clamp(SMALLEST_BLOCK, LARGEST_BLOCK) / self.task.data_type.size()
+    }
+
+    fn blocks(&self, ranks: usize) -> u32 {
+        self.task.count.div_ceil(self.block_elements(ranks)) as u32
+    }
+
+    /// One bounded step.
+    pub(super) fn step(&mut self, scope: &Scope<'_>, budget: usize) -> Outcome {
+        match self.try_step(scope, budget) {
+            Ok(outcome) => outcome,
+            Err(violation) => scope.fail(violation, self.task.function.name()),
+        }
+    }
+
+    fn try_step(&mut self, scope: &Scope<'_>, budget: usize) -> Result<Outcome, Violation> {
+        let session = scope.session;
+        let shared = &session.segment.header().collective.0;
+        if matches!(self.phase, Phase::Entering) {
+            self.enter(scope)?;
+        }
+        let attention = session.own().attention.load(Ordering::SeqCst);
+        if attention != self.attention {
+            self.attention = attention;
+            self.check_own(scope)?;
+        }
+        if matches!(self.phase, Phase::Waiting) {
+            match shared.state(self.number) {
+                Arrival::Waiting => return Ok(Outcome::Blocked),
+                Arrival::Spoiled => return Ok(self.mismatch(scope, false)),
+                Arrival::Open => self.phase = Phase::Working,
+            }
+        }
+        if matches!(self.phase, Phase::Working) {
+            return self.work(scope, budget);
+        }
+        if !shared.is_done(self.number) {
+            return Ok(Outcome::Blocked);
+        }
+        self.check_own(scope)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Says what this rank brings. The last rank to arrive compares.
+    fn enter(&mut self, scope: &Scope<'_>) -> Result<(), Violation> {
+        let session = scope.session;
+        let task = &self.task;
+        let offer = Offer {
+            signature: signature(task),
+            count: task.count,
+            send: scope.resolve(task.send, task.bytes())?,
+            receive: scope.resolve(task.receive, task.bytes())?,
+        };
+        self.offer = Some(offer);
+        self.check_own(scope)?;
+        let own = session.own();
+        self.attention = own.attention.load(Ordering::SeqCst);
+        own.offer.store(&offer);
+        self.number = session.next_collective();
+        self.phase = Phase::Waiting;
+        let shared = &session.segment.header().collective.0;
+        let ranks = session.ranks();
+        if !shared.arrive(self.number, ranks as u64) {
+            return Ok(());
+        }
+        let agrees = |rank| {
+            let other = session.segment.block(rank).offer.load();
+            other.signature == offer.signature && other.count == offer.count
+        };
+        if (0..ranks).all(agrees) {
+            shared.open(self.number);
+            // A single block is done before anyone else wakes up.
+            if self.blocks(ranks) > 1 {
+                session.segment.ring_others(session.rank);
+            }
+        } else {
+            self.mismatch(scope, true);
+            shared.spoil(self.number);
+            session.segment.ring_others(session.rank);
+        }
+        Ok(())
+    }
+
+    fn check_own(&self, scope: &Scope<'_>) -> Result<(), Violation> {
+        let pool = scope.session.pool(scope.session.rank);
+        if let Some(offer) = &self.offer {
+            pool.view(&offer.send)?;
+            pool.view(&offer.receive)?;
+        }
+        Ok(())
+    }
+
+    /// Finds the data of all ranks. False if one of them has none.
+    fn look_up(&mut self, scope: &Scope<'_>) -> bool {
+        let session = scope.session;
+        self.inputs.clear();
+        self.outputs.clear();
+        for rank in 0..session.ranks() {
+            let offer = session.segment.block(rank).offer.load();
+            let pool = session.pool(rank);
+            let views = pool
+                .view(&offer.send)
+                .and_then(|send| Ok((send, pool.view(&offer.receive)?)));
+            match views {
+                Ok((send, receive)) => {
+                    self.inputs.push(send);
+                    self.outputs.push(receive);
+                }
+                Err(violation) => {
+                    eprintln!(
+                        "nccl-emulator: {}: {} waits for ever: the memory of rank {rank} is bad ({violation})",
+                        scope.communicator,
+                        self.task.function.name()
+                    );
+                    session.segment.call_attention(rank);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Works on a block, taking one if need be.
+    fn work(&mut self, scope: &Scope<'_>, budget: usize) -> Result<Outcome, Violation> {
+        let session = scope.session;
+        let shared = &session.segment.header().collective.0;
+        let ranks = session.ranks();
+        let (at, end) = match self.block {
+            Some(block) => block,
+            None => {
+                let Some(index) = shared.take(self.blocks(ranks)) else {
+                    self.phase = Phase::Leaving;
+                    return Ok(Outcome::Progress);
+                };
+                // Looked up for every block: memory may be freed while the collective runs.
+                if !self.look_up(scope) {
+                    self.check_own(scope)?;
+                    return Ok(Outcome::Stuck);
+                }
+                let start = u64::from(index) * self.block_elements(ranks);
+                (
+                    start,
+                    (start + self.block_elements(ranks)).min(self.task.count),
+                )
+            }
+        };
+        let size = self.task.data_type.size();
+        let n = (end - at).min((budget as u64 / size / ranks as u64).max(1));
+        let offset = (at * size) as usize;
+        // SAFETY: the views are valid for `count` elements, and `at + n` are no more.
+        unsafe {
+            for (input, output) in self.inputs.iter_mut().zip(&mut self.outputs) {
+                *input = input.add(offset);
+                *output = output.add(offset);
+            }
+            let task = &self.task;
+            reduction::reduce(
+                task.data_type,
+                task.operator,
+                &self.inputs,
+                &self.outputs,
+                n as usize,
+            );
+            for (input, output) in self.inputs.iter_mut().zip(&mut self.outputs) {
+                *input = input.sub(offset);
+                *output = output.sub(offset);
+            }
+        }
+        if at + n < end {
+            self.block = Some((at + n, end));
+            return Ok(Outcome::Progress);
+        }
+        self.block = None;
+        if shared.finish(self.number, self.blocks(ranks)) {
+            session.segment.ring_others(session.rank);
+        }
+        Ok(Outcome::Progress)
+    }
+
+    fn mismatch(&self, scope: &Scope<'_>, first: bool) -> Outcome {
+        let session = scope.session;
+        let own = self.offer.as_ref().map_or(0, |offer| offer.count);
+        let (rank, other) = (0..session.ranks())
+            .map(|rank| (rank, session.segment.block(rank).offer.load()))
+            .find(|(_, other)| other.signature != signature(&self.task) || other.count != own)
+            .unwrap_or((
+                session.rank,
+                Offer {
+                    signature: 0,
+                    count: own,
+                    ..self.offer.expect("it has arrived")
+                },
+            ));
+        let name = self.task.function.name();
+        let text = if other.count == own {
+            format!(
+                "rank {} and rank {rank} run different collectives, types or operators ({name} here)",
+                session.rank
+            )
+        } else {
+            format!(
+                "{name}: rank {} gives {own} elements, rank {rank} gives {}",
+                session.rank, other.count
+            )
+        };
+        scope.mismatch(first, &text)
+    }
+}
+
+/// What must be the same on all ranks, besides the count.
+fn signature(task: &CollectiveTask) -> u64 {
+    (task.function as u64) << 32 | (task.data_type as u64) << 16 | task.operator as u64
+}

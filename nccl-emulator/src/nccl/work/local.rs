@@ -1,0 +1,120 @@
+//! A copy within one rank's memory: what a collective of a single rank comes to.
+
+use std::sync::Arc;
+
+use super::{Outcome, Scope};
+use crate::exec::{Bell, Step, Work};
+use crate::memory::Span;
+use crate::nccl::communicator::Communicator;
+use crate::nccl::group::Function;
+use crate::transport;
+
+/// See the module.
+pub(crate) struct Copy {
+    communicator: Arc<Communicator>,
+    function: Function,
+    from: u64,
+    to: u64,
+    bytes: u64,
+    spans: Option<(Span, Span)>,
+    copied: u64,
+    bell: Bell,
+}
+
+impl Copy {
+    /// `bytes` from one address of the communicator's device to another.
+    pub(crate) fn new(
+        communicator: &Arc<Communicator>,
+        function: Function,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> Self {
+        communicator.launch_queued();
+        Self {
+            communicator: Arc::clone(communicator),
+            function,
+            from,
+            to,
+            bytes,
+            spans: None,
+            copied: 0,
+            bell: Bell::new(),
+        }
+    }
+
+    fn try_step(
+        &mut self,
+        scope: &Scope<'_>,
+        budget: usize,
+    ) -> Result<Outcome, crate::violations::Violation> {
+        let (from, to) = match self.spans {
+            Some(spans) => spans,
+            None => {
+                let spans = (
+                    scope.resolve(self.from, self.bytes)?,
+                    scope.resolve(self.to, self.bytes)?,
+                );
+                *self.spans.insert(spans)
+            }
+        };
+        let pool = scope.session.pool(scope.session.rank);
+        let (source, destination) = (pool.view(&from)?, pool.view(&to)?);
+        let n = (self.bytes - self.copied).min(budget.max(1) as u64) as usize;
+        // SAFETY: both views are valid for `bytes` bytes, of which `copied + n` are no more.
+        unsafe {
+            let at = self.copied as usize;
+            transport::copy(source.add(at), destination.add(at), n);
+        }
+        self.copied += n as u64;
+        if self.copied < self.bytes {
+            return Ok(Outcome::Progress);
+        }
+        pool.still_valid(&from)?;
+        pool.still_valid(&to)?;
+        Ok(Outcome::Done)
+    }
+}
+
+impl Work for Copy {
+    fn step(&mut self, budget: usize) -> Step {
+        let communicator = Arc::clone(&self.communicator);
+        let Some(session) = communicator.session() else {
+            return Step::Done;
+        };
+        if communicator.abort.is_raised() {
+            return Step::Done;
+        }
+        let scope = Scope {
+            communicator: &communicator,
+            session,
+        };
+        match self.try_step(&scope, budget) {
+            Ok(Outcome::Progress) => Step::Progress,
+            Ok(_) => Step::Done,
+            Err(violation) => {
+                scope.fail(violation, self.function.name());
+                Step::Done
+            }
+        }
+    }
+
+    fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{} of {} bytes on {}",
+            self.function.name(),
+            self.bytes,
+            self.communicator
+        )
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.communicator.launch_over();
+    }
+}

@@ -1,0 +1,609 @@
+//! The messages of a launch: sends and receives, and the all-to-all that is made of them.
+//!
+//! Messages to and from one peer in one direction form a lane, and go one after the other; lanes are independent. The head
+//! of every lane is posted at once. From then on this rank looks for lanes whose other half is posted too, claims them one
+//! at a time, and copies; the peers do the same, so that two ranks with a core each share the work of an all-to-all, and
+//! the chunks of a large message. A message that a peer copies is counted in `delivered`, which is all that a waiting rank
+//! has to look at.
+
+use std::sync::atomic::Ordering;
+
+use super::{Outcome, Scope};
+use crate::memory::{Mapping, Span};
+use crate::nccl::group::MessageTask;
+use crate::transport::{self, CHUNK, Claim, Direction, Exchange, Posted, Spoiled};
+use crate::violations::{Violation, ViolationKind};
+
+/// A message of as many chunks wakes a sleeping peer, so that it helps.
+const WORTH_WAKING: u32 = 4;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct PointToPoint {
+    lanes: Vec<Lane>,
+    begun: bool,
+    /// Bytes of the current message to oneself that were copied, and where the next one is.
+    own: OwnMessages,
+    /// `delivered` before this launch, and what has to be added to it.
+    delivered_before: u64,
+    expected: u64,
+    /// Messages that this rank completed itself.
+    completed: u64,
+    /// Messages that can never complete.
+    attention: u32,
+    copying: Option<Copying>,
+    /// A peer, and how many of its messages were completed without telling it yet.
+    owed: (usize, u64),
+    stuck: bool,
+}
+
+#[derive(Default)]
+struct OwnMessages {
+    first_send: usize,
+    first_receive: usize,
+    count: usize,
+    next: usize,
+    copied: u64,
+}
+
+/// What a lane's head is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Head {
+    /// Posted; the peer's half is not there, or chunks may be left.
+    Open,
+    /// In the peer's hands.
+    Theirs,
+    /// Never completes.
+    Stuck,
+    /// There was no message left.
+    Empty,
+}
+
+struct Lane {
+    peer: usize,
+    direction: Direction,
+    /// The head, and one past the last message.
+    next: usize,
+    end: usize,
+    head: Head,
+    /// Number of the head between the two ranks.
+    number: u64,
+    span: Span,
+}
+
+/// A part of a message that this rank is copying.
+struct Copying {
+    lane: usize,
+    from: *const u8,
+    to: *mut u8,
+    left: usize,
+    part: u64,
+    peer_span: Span,
+}
+
+// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor at a time.
+unsafe impl Send for Copying {}
+
+/// What is wrong, and with whom.
+enum Wrong {
+    Own(Violation),
+    Peer(Violation),
+    Size { theirs: u64 },
+}
+
+impl Lane {
+    fn exchange<'a>(&self, scope: &'a Scope<'_>) -> &'a Exchange {
+        let own = scope.session.rank;
+        match self.direction {
+            Direction::Send => scope.session.segment.exchange(own, self.peer),
+            Direction::Receive => scope.session.segment.exchange(self.peer, own),
+        }
+    }
+
+    /// How the peer sees this lane.
+    fn opposite(&self) -> Direction {
+        match self.direction {
+            Direction::Send => Direction::Receive,
+            Direction::Receive => Direction::Send,
+        }
+    }
+
+    fn chunks(&self) -> u32 {
+        self.span.len.div_ceil(CHUNK).max(1) as u32
+    }
+
+    /// Posts the head.
+    fn post(&mut self, scope: &Scope<'_>, message: &MessageTask) -> Result<(), Violation> {
+        self.span = scope.resolve(message.address, message.bytes)?;
+        let side = scope.session.segment.side(scope.session.rank, self.peer);
+        self.number = side.last(self.direction) + 1;
+        self.head = Head::Open;
+        side.post(self.direction, self.number, &self.span);
+        Ok(())
+    }
+
+    fn peer_half(&self, scope: &Scope<'_>) -> Posted {
+        scope
+            .session
+            .segment
+            .side(self.peer, scope.session.rank)
+            .posted(self.opposite())
+    }
+
+    fn is_matched(&self, scope: &Scope<'_>) -> bool {
+        scope
+            .session
+            .segment
+            .side(self.peer, scope.session.rank)
+            .has_posted(self.opposite(), self.number)
+    }
+}
+
+fn view(pool: &Mapping, span: &Span) -> Result<*mut u8, Violation> {
+    if span.len == 0 {
+        Ok(std::ptr::dangling_mut())
+    } else {
+        pool.view(span)
+    }
+}
+
+fn still_valid(pool: &Mapping, span: &Span) -> Result<(), Violation> {
+    if span.len == 0 {
+        Ok(())
+    } else {
+        pool.still_valid(span)
+    }
+}
+
+impl PointToPoint {
+    /// One bounded step.
+    pub(super) fn step(
+        &mut self,
+        scope: &Scope<'_>,
+        messages: &[MessageTask],
+        budget: usize,
+    ) -> Outcome {
+        if messages.is_empty() {
+            return Outcome::Done;
+        }
+        let mut budget = budget.max(1);
+        let block = scope.session.own();
+        if !self.begun {
+            self.begun = true;
+            self.attention = block.attention.load(Ordering::SeqCst);
+            self.delivered_before = block.delivered.load(Ordering::SeqCst);
+            if let Err(violation) = self.begin(scope, messages) {
+                return scope.fail(violation, "a send or receive");
+            }
+        }
+        if block.attention.load(Ordering::SeqCst) != self.attention {
+            self.attention = block.attention.load(Ordering::SeqCst);
+            if let Some(outcome) = self.look_for_spoiled(scope) {
+                return outcome;
+            }
+        }
+        let mut moved = false;
+        if let Some(copying) = self.copying.take() {
+            moved = true;
+            if let Some(outcome) = self.continue_copy(scope, messages, copying, &mut budget) {
+                return outcome;
+            }
+        }
+        while self.copying.is_none() && budget > 0 {
+            match self.copy_own(scope, messages, &mut budget) {
+                Ok(true) => moved = true,
+                Ok(false) => break,
+                Err(violation) => return scope.fail(violation, "a message to itself"),
+            }
+        }
+        for at in 0..self.lanes.len() {
+            if self.copying.is_some() || budget == 0 {
+                break;
+            }
+            match self.try_lane(scope, messages, at, &mut budget) {
+                None => {}
+                Some(Outcome::Progress) => moved = true,
+                Some(other) => {
+                    self.pay(scope);
+                    return other;
+                }
+            }
+        }
+        self.pay(scope);
+        if self.copying.is_some() || moved {
+            return if self.is_done(scope) {
+                Outcome::Done
+            } else {
+                Outcome::Progress
+            };
+        }
+        self.wait(scope)
+    }
+
+    /// Makes the lanes and posts the head of each.
+    fn begin(&mut self, scope: &Scope<'_>, messages: &[MessageTask]) -> Result<(), Violation> {
+        let own = scope.session.rank;
+        let mut at = 0;
+        // Messages are sorted: those of a lane are neighbours.
+        for lane in messages.chunk_by(|a, b| a.peer == b.peer && a.direction == b.direction) {
+            let (peer, direction) = (lane[0].peer as usize, lane[0].direction);
+            let next = at;
+            at += lane.len();
+            if peer == own {
+                match direction {
+                    Direction::Send => self.own.first_send = next,
+                    Direction::Receive => self.own.first_receive = next,
+                }
+                self.own.count = lane.len();
+                continue;
+            }
+            self.expected += lane.len() as u64;
+            let span = Span {
+                index: 0,
+                generation: 0,
+                offset: 0,
+                len: 0,
+            };
+            self.lanes.push(Lane {
+                peer,
+                direction,
+                next,
+                end: at,
+                head: Head::Open,
+                number: 0,
+                span,
+            });
+        }
+        for lane in &mut self.lanes {
+            let message = &messages[lane.next];
+            lane.post(scope, message)
+                .map_err(|violation| violation.during(message.function.name()))?;
+        }
+        Ok(())
+    }
+
+    /// Copies some of the messages to oneself. False when none is left.
+    fn copy_own(
+        &mut self,
+        scope: &Scope<'_>,
+        messages: &[MessageTask],
+        budget: &mut usize,
+    ) -> Result<bool, Violation> {
+        let own = &mut self.own;
+        if own.next == own.count {
+            return Ok(false);
+        }
+        let (send, receive) = (
+            &messages[own.first_send + own.next],
+            &messages[own.first_receive + own.next],
+        );
+        if send.address != receive.address {
+            let bytes = send.bytes.min(receive.bytes);
+            let (from, to) = (
+                scope.resolve(send.address, bytes)?,
+                scope.resolve(receive.address, bytes)?,
+            );
+            let pool = scope.session.pool(scope.session.rank);
+            let (source, destination) = (view(pool, &from)?, view(pool, &to)?);
+            let n = (bytes - own.copied).min(*budget as u64) as usize;
+            // SAFETY: both views are valid for `bytes` bytes.
+            unsafe {
+                let at = own.copied as usize;
+                transport::copy(source.add(at), destination.add(at), n);
+            }
+            *budget -= n;
+            own.copied += n as u64;
+            if own.copied < bytes {
+                return Ok(true);
+            }
+            still_valid(pool, &from)?;
+            still_valid(pool, &to)?;
+        }
+        own.copied = 0;
+        own.next += 1;
+        Ok(true)
+    }
+
+    /// Does what can be done for the head of a lane now.
+    fn try_lane(
+        &mut self,
+        scope: &Scope<'_>,
+        messages: &[MessageTask],
+        at: usize,
+        budget: &mut usize,
+    ) -> Option<Outcome> {
+        let lane = &mut self.lanes[at];
+        match lane.head {
+            Head::Empty | Head::Stuck => None,
+            Head::Theirs => {
+                // The last message of a lane needs no look: it is counted in `delivered`.
+                if lane.next + 1 == lane.end || !lane.exchange(scope).is_done(lane.number) {
+                    return None;
+                }
+                Some(self.advance(scope, messages, at))
+            }
+            Head::Open => {
+                if !lane.is_matched(scope) {
+                    return None;
+                }
+                match lane.exchange(scope).claim(lane.number, lane.chunks()) {
+                    Claim::Theirs => {
+                        lane.head = Head::Theirs;
+                        None
+                    }
+                    Claim::Spoiled(why) => self.spoiled(scope, at, why),
+                    Claim::Chunk(chunk) => match self.prepare(scope, at, chunk) {
+                        Ok(copying) => Some(
+                            self.continue_copy(scope, messages, copying, budget)
+                                .unwrap_or(Outcome::Progress),
+                        ),
+                        Err(wrong) => self.report(scope, at, wrong),
+                    },
+                }
+            }
+        }
+    }
+
+    /// Looks at both halves of a message of which this rank holds a chunk.
+    fn prepare(&self, scope: &Scope<'_>, at: usize, chunk: u32) -> Result<Copying, Wrong> {
+        let lane = &self.lanes[at];
+        let Posted(peer_span) = lane.peer_half(scope);
+        if peer_span.len != lane.span.len {
+            return Err(Wrong::Size {
+                theirs: peer_span.len,
+            });
+        }
+        let own = view(scope.session.pool(scope.session.rank), &lane.span).map_err(Wrong::Own)?;
+        let peer = view(scope.session.pool(lane.peer), &peer_span).map_err(Wrong::Peer)?;
+        let (from, to) = match lane.direction {
+            Direction::Send => (own, peer),
+            Direction::Receive => (peer, own),
+        };
+        let start = u64::from(chunk) * CHUNK;
+        let part = CHUNK.min(lane.span.len - start);
+        if chunk == 0 && lane.chunks() >= WORTH_WAKING {
+            scope.session.segment.block(lane.peer).bell.ring();
+        }
+        // SAFETY: both views are valid for the message's length, and `start` is inside of it.
+        let (from, to) = unsafe {
+            (
+                from.add(start as usize).cast_const(),
+                to.add(start as usize),
+            )
+        };
+        Ok(Copying {
+            lane: at,
+            from,
+            to,
+            left: part as usize,
+            part,
+            peer_span,
+        })
+    }
+
+    /// Copies as much as the budget allows. Says something only if that does not go well.
+    fn continue_copy(
+        &mut self,
+        scope: &Scope<'_>,
+        messages: &[MessageTask],
+        mut copying: Copying,
+        budget: &mut usize,
+    ) -> Option<Outcome> {
+        let n = copying.left.min(*budget);
+        // SAFETY: the part was inside of both views when it was taken, and the pools stay mapped; whether the memory still
+        // belongs to the message is checked when the part is complete.
+        unsafe { transport::copy(copying.from, copying.to, n) };
+        *budget -= n;
+        copying.left -= n;
+        if copying.left > 0 {
+            // SAFETY: `n` bytes further is still inside of the part.
+            (copying.from, copying.to) = unsafe { (copying.from.add(n), copying.to.add(n)) };
+            self.copying = Some(copying);
+            return None;
+        }
+        let at = copying.lane;
+        let lane = &self.lanes[at];
+        let session = scope.session;
+        if let Err(violation) = still_valid(session.pool(session.rank), &lane.span) {
+            return self.report(scope, at, Wrong::Own(violation));
+        }
+        if let Err(violation) = still_valid(session.pool(lane.peer), &copying.peer_span) {
+            return self.report(scope, at, Wrong::Peer(violation));
+        }
+        if !lane
+            .exchange(scope)
+            .finish(lane.number, copying.part, lane.span.len)
+        {
+            return None;
+        }
+        let (peer, more, bytes) = (lane.peer, lane.next + 1 < lane.end, lane.span.len);
+        if self.owed.0 != peer {
+            self.pay(scope);
+            self.owed.0 = peer;
+        }
+        self.owed.1 += 1;
+        if more || bytes >= CHUNK {
+            self.pay(scope);
+        }
+        self.completed += 1;
+        match self.advance(scope, messages, at) {
+            Outcome::Progress => None,
+            other => Some(other),
+        }
+    }
+
+    /// Tells a peer about the messages that were completed for it.
+    fn pay(&mut self, scope: &Scope<'_>) {
+        let (peer, messages) = self.owed;
+        if messages > 0 {
+            self.owed.1 = 0;
+            scope.session.segment.deliver(peer, messages);
+        }
+    }
+
+    /// The head of a lane is done: the next message is posted.
+    fn advance(&mut self, scope: &Scope<'_>, messages: &[MessageTask], at: usize) -> Outcome {
+        let lane = &mut self.lanes[at];
+        lane.next += 1;
+        if lane.next == lane.end {
+            lane.head = Head::Empty;
+            return Outcome::Progress;
+        }
+        let message = &messages[lane.next];
+        match lane.post(scope, message) {
+            Ok(()) => Outcome::Progress,
+            Err(violation) => scope.fail(violation, message.function.name()),
+        }
+    }
+
+    fn delivered(&self, scope: &Scope<'_>) -> u64 {
+        scope
+            .session
+            .own()
+            .delivered
+            .load(Ordering::SeqCst)
+            .wrapping_sub(self.delivered_before)
+    }
+
+    fn is_done(&self, scope: &Scope<'_>) -> bool {
+        self.own.next == self.own.count && self.completed + self.delivered(scope) == self.expected
+    }
+
+    /// Nothing can be done now: says when the bell is to be rung, and looks once more.
+    fn wait(&mut self, scope: &Scope<'_>) -> Outcome {
+        if self.is_done(scope) {
+            return Outcome::Done;
+        }
+        let successors = self
+            .lanes
+            .iter()
+            .any(|lane| lane.head == Head::Theirs && lane.next + 1 < lane.end);
+        let seen = self.delivered(scope);
+        let missing = if successors {
+            seen + 1
+        } else {
+            self.expected - self.completed
+        };
+        let wake_at = &scope.session.own().wake_at;
+        let value = self.delivered_before.wrapping_add(missing);
+        if wake_at.load(Ordering::Relaxed) != value {
+            wake_at.store(value, Ordering::SeqCst);
+            if self.delivered(scope) != seen {
+                return Outcome::Progress;
+            }
+        }
+        Outcome::Blocked
+    }
+
+    /// A peer found something wrong with a message of ours.
+    fn look_for_spoiled(&mut self, scope: &Scope<'_>) -> Option<Outcome> {
+        for at in 0..self.lanes.len() {
+            let lane = &self.lanes[at];
+            if matches!(lane.head, Head::Open | Head::Theirs)
+                && let Some(why) = lane.exchange(scope).spoiled(lane.number)
+                && let Some(outcome) = self.spoiled(scope, at, why)
+            {
+                return Some(outcome);
+            }
+        }
+        None
+    }
+
+    /// The head of a lane can never complete. `None` if the others can go on.
+    fn spoiled(&mut self, scope: &Scope<'_>, at: usize, why: Spoiled) -> Option<Outcome> {
+        let lane = &mut self.lanes[at];
+        lane.head = Head::Stuck;
+        self.stuck = true;
+        let ours = match why {
+            Spoiled::SizeMismatch => {
+                let theirs = lane.peer_half(scope).0.len;
+                return self.mismatch(scope, at, theirs, false);
+            }
+            Spoiled::BadSource => lane.direction == Direction::Send,
+            Spoiled::BadDestination => lane.direction == Direction::Receive,
+        };
+        if !ours {
+            return None;
+        }
+        let pool = scope.session.pool(scope.session.rank);
+        let violation = view(pool, &lane.span).err().unwrap_or_else(|| {
+            let text = format!(
+                "rank {} found this rank's memory in use after it was freed",
+                lane.peer
+            );
+            Violation::new(
+                ViolationKind::UseAfterFree,
+                Some(scope.communicator.device),
+                text,
+            )
+        });
+        let operation = describe(lane);
+        Some(scope.fail(violation, &operation))
+    }
+
+    /// This rank found something wrong with a message.
+    fn report(&mut self, scope: &Scope<'_>, at: usize, wrong: Wrong) -> Option<Outcome> {
+        self.pay(scope);
+        let lane = &mut self.lanes[at];
+        let exchange = lane.exchange(scope);
+        let peer = lane.peer;
+        match wrong {
+            // As on a GPU: our kernel dies, the peer's waits.
+            Wrong::Own(violation) => Some(scope.fail(violation, &describe(lane))),
+            Wrong::Peer(violation) => {
+                lane.head = Head::Stuck;
+                let why = match lane.direction {
+                    Direction::Send => Spoiled::BadDestination,
+                    Direction::Receive => Spoiled::BadSource,
+                };
+                if exchange.spoil(lane.number, why) {
+                    eprintln!(
+                        "nccl-emulator: {}: {} waits for ever: the memory of rank {peer} is bad ({violation})",
+                        scope.communicator,
+                        describe(lane)
+                    );
+                    scope.session.segment.call_attention(peer);
+                }
+                None
+            }
+            Wrong::Size { theirs } => {
+                lane.head = Head::Stuck;
+                let first = exchange.spoil(lane.number, Spoiled::SizeMismatch);
+                if first {
+                    scope.session.segment.call_attention(peer);
+                }
+                self.mismatch(scope, at, theirs, first)
+            }
+        }
+    }
+
+    fn mismatch(
+        &mut self,
+        scope: &Scope<'_>,
+        at: usize,
+        theirs: u64,
+        first: bool,
+    ) -> Option<Outcome> {
+        let lane = &self.lanes[at];
+        let (own, peer, ours) = (scope.session.rank, lane.peer, lane.span.len);
+        let text = match lane.direction {
+            Direction::Send => {
+                format!("rank {own} sends {ours} bytes to rank {peer}, which receives {theirs}")
+            }
+            Direction::Receive => {
+                format!("rank {own} receives {ours} bytes from rank {peer}, which sends {theirs}")
+            }
+        };
+        match scope.mismatch(first, &text) {
+            Outcome::Stuck => None,
+            outcome => Some(outcome),
+        }
+    }
+}
+
+fn describe(lane: &Lane) -> String {
+    match lane.direction {
+        Direction::Send => format!("Send of {} bytes to rank {}", lane.span.len, lane.peer),
+        Direction::Receive => format!("Recv of {} bytes from rank {}", lane.span.len, lane.peer),
+    }
+}

@@ -1,0 +1,335 @@
+//! One message at a time between two ranks.
+//!
+//! Each end posts its half: a range of its own pool and the number of the message (the first between a source and a
+//! destination is 1). Both stores are sequentially consistent, so at least one of the two ends sees both halves; the
+//! first to swap the message's number into the exchange's word has claimed it.
+//!
+//! ```text
+//! word       = number of the message (low 32 bits) | what is wrong with it (2 bits) | chunks handed out (30 bits)
+//! idle       ──claim (either end)──▶  claimed, chunk 0 is the claimant's
+//! claimed    ──take (either end)───▶  the next chunk is the taker's
+//! claimed    ──spoil───────────────▶  spoiled: never completes; the ends look at what is wrong
+//! claimed    ──last chunk copied───▶  idle, `done` = the message's number
+//! ```
+//!
+//! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is done. So whoever holds a
+//! chunk of message n may read both halves: neither is posted anew before that chunk is counted.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Direction;
+use crate::memory::Span;
+
+/// What an owner has posted for one peer. Written by the owner only.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Side {
+    send: Half,
+    receive: Half,
+}
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Half {
+    number: AtomicU64,
+    span: SpanCell,
+}
+
+/// A span in shared memory.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct SpanCell {
+    index: AtomicU32,
+    generation: AtomicU32,
+    offset: AtomicU64,
+    len: AtomicU64,
+}
+
+impl SpanCell {
+    pub(crate) fn store(&self, span: &Span) {
+        self.index.store(span.index, Ordering::Relaxed);
+        self.generation.store(span.generation, Ordering::Relaxed);
+        self.offset.store(span.offset, Ordering::Relaxed);
+        self.len.store(span.len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn load(&self) -> Span {
+        Span {
+            index: self.index.load(Ordering::Relaxed),
+            generation: self.generation.load(Ordering::Relaxed),
+            offset: self.offset.load(Ordering::Relaxed),
+            len: self.len.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Side {
+    fn half(&self, direction: Direction) -> &Half {
+        match direction {
+            Direction::Send => &self.send,
+            Direction::Receive => &self.receive,
+        }
+    }
+
+    /// Number of the last message that the owner posted in this direction. Only the owner may rely on it.
+    pub(crate) fn last(&self, direction: Direction) -> u64 {
+        self.half(direction).number.load(Ordering::Relaxed)
+    }
+
+    /// Posts message `number`. The owner, once the previous one is done.
+    pub(crate) fn post(&self, direction: Direction, number: u64, span: &Span) {
+        let half = self.half(direction);
+        half.span.store(span);
+        half.number.store(number, Ordering::SeqCst);
+    }
+
+    /// Whether the owner has posted message `number`.
+    pub(crate) fn has_posted(&self, direction: Direction, number: u64) -> bool {
+        self.half(direction).number.load(Ordering::SeqCst) == number
+    }
+
+    /// The range of the message that the owner has posted last. Stable for whoever holds a part of the message.
+    pub(crate) fn posted(&self, direction: Direction) -> Posted {
+        Posted(self.half(direction).span.load())
+    }
+}
+
+/// What a peer has posted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Posted(pub(crate) Span);
+
+/// What is wrong with a message that can never complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spoiled {
+    /// The two ends gave different sizes.
+    SizeMismatch = 1,
+    /// The sender's memory may not be read.
+    BadSource = 2,
+    /// The receiver's memory may not be written.
+    BadDestination = 3,
+}
+
+/// What [`Exchange::claim`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// The caller copies chunk number so-and-so; with 0 it is the one who claimed the message.
+    Chunk(u32),
+    /// The other end has what is left of it.
+    Theirs,
+    /// It will never complete.
+    Spoiled(Spoiled),
+}
+
+/// The message in flight between a source and a destination. Written by both ends, nobody else.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Exchange {
+    word: AtomicU64,
+    done: AtomicU64,
+    copied: AtomicU64,
+    source_connected: AtomicU32,
+    destination_connected: AtomicU32,
+}
+
+const INDEX_BITS: u32 = 30;
+const INDEX: u64 = (1 << INDEX_BITS) - 1;
+
+fn fresh(number: u64) -> u64 {
+    number << 32
+}
+
+fn belongs(word: u64, number: u64) -> bool {
+    word >> 32 == number & 0xffff_ffff
+}
+
+fn spoiled(word: u64) -> Option<Spoiled> {
+    match word >> INDEX_BITS & 3 {
+        1 => Some(Spoiled::SizeMismatch),
+        2 => Some(Spoiled::BadSource),
+        3 => Some(Spoiled::BadDestination),
+        _ => None,
+    }
+}
+
+impl Exchange {
+    /// Takes the next chunk of message `number`, which both ends have posted. `chunks` is how many it has by the caller's
+    /// half. With [`Claim::Chunk`] the caller must look at both halves before it copies: their sizes may differ.
+    pub(crate) fn claim(&self, number: u64, chunks: u32) -> Claim {
+        let mut word = self.word.load(Ordering::Acquire);
+        while !belongs(word, number) {
+            let claimed = fresh(number) | 1;
+            match self.word.compare_exchange_weak(
+                word,
+                claimed,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Claim::Chunk(0),
+                // The other end claimed it.
+                Err(now) => word = now,
+            }
+        }
+        loop {
+            if let Some(why) = spoiled(word) {
+                return Claim::Spoiled(why);
+            }
+            if word & INDEX >= u64::from(chunks) || !belongs(word, number) {
+                return Claim::Theirs;
+            }
+            match self.word.compare_exchange_weak(
+                word,
+                word + 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Claim::Chunk((word & INDEX) as u32),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Marks message `number` as one that never completes. True for the first to say so.
+    pub(crate) fn spoil(&self, number: u64, why: Spoiled) -> bool {
+        self.word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                (belongs(word, number) && spoiled(word).is_none())
+                    .then_some(word | (why as u64) << INDEX_BITS)
+            })
+            .is_ok()
+    }
+
+    /// What is wrong with message `number`, if anything.
+    pub(crate) fn spoiled(&self, number: u64) -> Option<Spoiled> {
+        let word = self.word.load(Ordering::Acquire);
+        if belongs(word, number) {
+            spoiled(word)
+        } else {
+            None
+        }
+    }
+
+    /// Counts `bytes` of message `number`, `total` long, as copied. True when that completes the message; the caller then
+    /// tells the other end. A message of one chunk is counted as a whole.
+    pub(crate) fn finish(&self, number: u64, bytes: u64, total: u64) -> bool {
+        if bytes != total {
+            if self.copied.fetch_add(bytes, Ordering::AcqRel) + bytes != total {
+                return false;
+            }
+            self.copied.store(0, Ordering::Relaxed);
+        }
+        self.done.store(number, Ordering::Release);
+        true
+    }
+
+    /// Whether message `number` is complete.
+    pub(crate) fn is_done(&self, number: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= number
+    }
+
+    fn connected(&self, direction: Direction) -> &AtomicU32 {
+        match direction {
+            Direction::Send => &self.source_connected,
+            Direction::Receive => &self.destination_connected,
+        }
+    }
+
+    /// The end that sees the traffic as `direction` is ready to use the connection.
+    pub(crate) fn connect(&self, direction: Direction) {
+        self.connected(direction).store(1, Ordering::SeqCst);
+    }
+
+    /// Whether the end that sees the traffic as `direction` is ready.
+    pub(crate) fn is_connected(&self, direction: Direction) -> bool {
+        self.connected(direction).load(Ordering::SeqCst) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    fn span(len: u64) -> Span {
+        Span {
+            index: 1,
+            generation: 2,
+            offset: 3,
+            len,
+        }
+    }
+
+    #[test]
+    fn each_chunk_of_each_message_is_copied_once() {
+        const MESSAGES: u64 = 20_000;
+        const CHUNKS: u32 = 3;
+        let exchange = Exchange::default();
+        let sides = [Side::default(), Side::default()];
+        let taken: Vec<AtomicU64> = (0..MESSAGES).map(|_| AtomicU64::new(0)).collect();
+        let end = |me: usize, direction: Direction, other: Direction| {
+            for number in 1..=MESSAGES {
+                sides[me].post(direction, number, &span(3));
+                while !exchange.is_done(number) {
+                    if !sides[1 - me].has_posted(other, number) {
+                        std::hint::spin_loop();
+                        continue;
+                    }
+                    if let Claim::Chunk(chunk) = exchange.claim(number, CHUNKS) {
+                        assert_eq!(sides[1 - me].posted(other).0, span(3));
+                        taken[number as usize - 1].fetch_add(1 << (8 * chunk), Ordering::Relaxed);
+                        exchange.finish(number, 1, u64::from(CHUNKS));
+                    } else {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| end(0, Direction::Send, Direction::Receive));
+            scope.spawn(|| end(1, Direction::Receive, Direction::Send));
+        });
+        assert!(
+            taken
+                .iter()
+                .all(|t| t.load(Ordering::Relaxed) == 0x0001_0101)
+        );
+    }
+
+    #[test]
+    fn a_spoiled_message_is_spoiled_for_both_ends_and_only_once() {
+        let exchange = Exchange::default();
+        assert_eq!(exchange.claim(1, 1), Claim::Chunk(0));
+        let barrier = Barrier::new(2);
+        let first = std::thread::scope(|scope| {
+            let ends: Vec<_> = [Spoiled::BadSource, Spoiled::BadSource]
+                .map(|why| {
+                    scope.spawn({
+                        let (exchange, barrier) = (&exchange, &barrier);
+                        move || {
+                            barrier.wait();
+                            exchange.spoil(1, why)
+                        }
+                    })
+                })
+                .into_iter()
+                .collect();
+            ends.into_iter()
+                .map(|end| end.join().unwrap())
+                .filter(|&first| first)
+                .count()
+        });
+        assert_eq!(first, 1);
+        assert_eq!(exchange.claim(1, 1), Claim::Spoiled(Spoiled::BadSource));
+        assert!(!exchange.is_done(1));
+        // The next message of a pair is not tainted by an old word.
+        assert_eq!(exchange.claim(2, 1), Claim::Chunk(0));
+    }
+
+    #[test]
+    fn a_message_of_one_chunk_is_done_in_one_step() {
+        let exchange = Exchange::default();
+        assert_eq!(exchange.claim(1, 1), Claim::Chunk(0));
+        assert_eq!(exchange.claim(1, 1), Claim::Theirs);
+        assert!(exchange.finish(1, 0, 0));
+        assert!(exchange.is_done(1) && !exchange.is_done(2));
+    }
+}

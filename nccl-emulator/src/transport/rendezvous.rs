@@ -1,0 +1,178 @@
+//! A collective that all ranks of a communicator work off together, in blocks.
+//!
+//! Every rank writes what it brings (its [`Offer`]) and arrives. The last to arrive compares the offers and opens the
+//! collective; from then on every rank that runs takes block after block until none is left, whoever's data it is. Thus
+//! nothing waits for a rank that has no core just now, and a small collective is done by the last to arrive alone.
+//!
+//! ```text
+//! arrived = n * k ──last arrival──▶ word = k | 0        open: blocks are taken from the word
+//!                 └──offers differ──▶ word = k | SPOILED  never completes
+//! word = k | blocks, all finished ──▶ done = k           everybody leaves; only then can anyone arrive at k + 1
+//! ```
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::exchange::SpanCell;
+use crate::memory::Span;
+
+/// What one rank brings to a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// Which function, type, operator and root: ranks that disagree cannot work together.
+    pub(crate) signature: u64,
+    /// Elements.
+    pub(crate) count: u64,
+    /// Where its input is.
+    pub(crate) send: Span,
+    /// Where its output goes.
+    pub(crate) receive: Span,
+}
+
+/// An offer in shared memory. Written by its rank before it arrives.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(crate) struct OfferCell {
+    signature: AtomicU64,
+    count: AtomicU64,
+    send: SpanCell,
+    receive: SpanCell,
+}
+
+impl OfferCell {
+    pub(crate) fn store(&self, offer: &Offer) {
+        self.signature.store(offer.signature, Ordering::Relaxed);
+        self.count.store(offer.count, Ordering::Relaxed);
+        self.send.store(&offer.send);
+        self.receive.store(&offer.receive);
+    }
+
+    /// Stable from the moment all have arrived until the collective is done.
+    pub(crate) fn load(&self) -> Offer {
+        Offer {
+            signature: self.signature.load(Ordering::Relaxed),
+            count: self.count.load(Ordering::Relaxed),
+            send: self.send.load(),
+            receive: self.receive.load(),
+        }
+    }
+}
+
+/// Where a collective stands, for a rank that has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Somebody is missing.
+    Waiting,
+    /// Blocks can be taken.
+    Open,
+    /// The offers differ: it never completes.
+    Spoiled,
+}
+
+/// The collective in flight.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct Collective {
+    arrived: AtomicU64,
+    word: AtomicU64,
+    done: AtomicU64,
+    finished: AtomicU32,
+}
+
+const SPOILED: u64 = 1 << 31;
+const INDEX: u64 = SPOILED - 1;
+
+impl Collective {
+    /// Arrives at collective `number` (the first of a communicator is 1). True for the last, who then calls
+    /// [`Collective::open`] or [`Collective::spoil`].
+    pub(crate) fn arrive(&self, number: u64, ranks: u64) -> bool {
+        self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == number * ranks
+    }
+
+    /// Opens collective `number`.
+    pub(crate) fn open(&self, number: u64) {
+        self.word.store(number << 32, Ordering::SeqCst);
+    }
+
+    /// Marks collective `number` as one that never completes.
+    pub(crate) fn spoil(&self, number: u64) {
+        self.word.store(number << 32 | SPOILED, Ordering::SeqCst);
+    }
+
+    /// Where collective `number` stands.
+    pub(crate) fn state(&self, number: u64) -> Arrival {
+        let word = self.word.load(Ordering::SeqCst);
+        if word >> 32 != number & 0xffff_ffff {
+            Arrival::Waiting
+        } else if word & SPOILED != 0 {
+            Arrival::Spoiled
+        } else {
+            Arrival::Open
+        }
+    }
+
+    /// Takes a block of the open collective.
+    pub(crate) fn take(&self, blocks: u32) -> Option<u32> {
+        // Every rank reaches past the end at most once before the next collective is opened: no overflow.
+        if self.word.load(Ordering::Relaxed) & INDEX >= u64::from(blocks) {
+            return None;
+        }
+        let index = (self.word.fetch_add(1, Ordering::AcqRel) & INDEX) as u32;
+        (index < blocks).then_some(index)
+    }
+
+    /// Counts a block as finished. True for the last one, whose caller then rings everybody.
+    pub(crate) fn finish(&self, number: u64, blocks: u32) -> bool {
+        if self.finished.fetch_add(1, Ordering::AcqRel) + 1 != blocks {
+            return false;
+        }
+        self.finished.store(0, Ordering::Relaxed);
+        self.done.store(number, Ordering::SeqCst);
+        true
+    }
+
+    /// Whether collective `number` is complete.
+    pub(crate) fn is_done(&self, number: u64) -> bool {
+        self.done.load(Ordering::SeqCst) >= number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_of_every_collective_is_taken_once_by_somebody() {
+        const RANKS: u64 = 3;
+        const BLOCKS: u32 = 4;
+        const ROUNDS: u64 = 5_000;
+        let collective = Collective::default();
+        let taken: Vec<AtomicU32> = (0..ROUNDS).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..RANKS {
+                scope.spawn(|| {
+                    for number in 1..=ROUNDS {
+                        if collective.arrive(number, RANKS) {
+                            collective.open(number);
+                        }
+                        while collective.state(number) == Arrival::Waiting {
+                            std::thread::yield_now();
+                        }
+                        while let Some(block) = collective.take(BLOCKS) {
+                            taken[number as usize - 1]
+                                .fetch_add(1 << (8 * block), Ordering::Relaxed);
+                            collective.finish(number, BLOCKS);
+                        }
+                        while !collective.is_done(number) {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+        });
+        assert!(
+            taken
+                .iter()
+                .all(|t| t.load(Ordering::Relaxed) == 0x0101_0101)
+        );
+    }
+}
