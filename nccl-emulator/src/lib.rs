@@ -1,8 +1,9 @@
 //! NCCL and the CUDA driver on the CPU, behind the same C ABI.
 //!
-//! [`install`] makes this process find the emulator where it would find `libcuda` and `libnccl`: nothing is built, copied
-//! or set. From then on programs written against CUDA's driver API and NCCL run without a GPU, on as many devices as one
-//! likes, as threads of one process or as many processes.
+//! [`install`] makes this process find the emulator where it would find `libcuda` and `libnccl`:
+//! nothing is built, copied or set. From then on programs written against CUDA's driver API and
+//! NCCL run without a GPU, on as many devices as one likes, as threads of one process or as many
+//! processes.
 //!
 //! ```
 //! use cudarc::driver::CudaContext;
@@ -16,9 +17,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where a GPU would only
-//! sometimes fail: work runs in stream order and not before it must; memory that is freed too early, used out of bounds
-//! or by the host is caught, and [`violations`] says which allocation it was. It runs no kernels.
+//! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where
+//! a GPU would only sometimes fail: work runs in stream order and not before it must; memory that
+//! is freed too early, used out of bounds or by the host is caught, and [`violations`] says which
+//! allocation it was. It runs no kernels.
 //!
 //! # Settings
 //!
@@ -33,8 +35,8 @@
 //!
 //! # Limits
 //!
-//! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to libcuda or libnccl, and
-//! [`install`] must come before the first call of either.
+//! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to
+//! libcuda or libnccl, and [`install`] must come before the first call of either.
 #![cfg(not(loom))]
 
 #[cfg(not(all(
@@ -49,7 +51,7 @@ compile_error!(
 mod driver;
 mod elf;
 mod exec;
-mod faults;
+pub mod faults;
 mod install;
 mod memory;
 mod nccl;
@@ -65,8 +67,8 @@ pub use install::{InstallError, Installation};
 pub use probe::Choice;
 pub use violations::{Allocation, Violation, ViolationKind, clear_violations, violations};
 
-/// Takes the place of libcuda and libnccl in this process, with the settings of the environment. May be called any number
-/// of times, from any thread.
+/// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
+/// May be called any number of times, from any thread.
 ///
 /// ```
 /// println!("{}", nccl_emulator::install()?);
@@ -79,8 +81,8 @@ pub fn install() -> Result<Installation, InstallError> {
     Emulator::new().install()
 }
 
-/// [`install`], unless the machine has a GPU that works. The question is put to CUDA in a child process, because a driver
-/// that failed to start stays broken for its process.
+/// [`install`], unless the machine has a GPU that works. The question is put to CUDA in a child
+/// process, because a driver that failed to start stays broken for its process.
 ///
 /// ```
 /// println!("{}", nccl_emulator::install_unless_gpu()?);
@@ -131,7 +133,8 @@ impl Emulator {
         self
     }
 
-    /// The memory of each device in bytes; rounded up to 2 MiB. The host's memory is taken as it is used.
+    /// The memory of each device in bytes; rounded up to 2 MiB. The host's memory is taken as it is
+    /// used.
     ///
     /// ```
     /// nccl_emulator::Emulator::new().memory(256 << 20).install()?;
@@ -142,7 +145,8 @@ impl Emulator {
         self
     }
 
-    /// Whether NCCL operations that can never finish return an error at once, where NCCL would hang.
+    /// Whether NCCL operations that can never finish return an error at once, where NCCL would
+    /// hang.
     ///
     /// ```
     /// nccl_emulator::Emulator::new().strict(true).install()?;
@@ -162,7 +166,8 @@ impl Emulator {
     /// ```
     ///
     /// # Errors
-    /// As [`install`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with other settings.
+    /// As [`install`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with
+    /// other settings.
     pub fn install(&self) -> Result<Installation, InstallError> {
         install::install(self.wishes)
     }

@@ -114,12 +114,12 @@ unsafe extern "C" fn get_name(name: *mut c_char, len: c_int, device: c_int) -> C
 }
 
 /// The same for a device of the same number in any process of this host and boot.
-fn uuid(device: u32) -> [u8; 16] {
+pub(crate) fn uuid(device: u32) -> [u8; 16] {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
     let half = |salt: u8| {
-        // `DefaultHasher::new` has fixed keys. Another release of Rust may hash otherwise: the processes of one job are
-        // built alike.
+        // `DefaultHasher::new` has fixed keys. Another release of Rust may hash otherwise: the
+        // processes of one job are built alike.
         let mut hasher = std::hash::DefaultHasher::new();
         ("nccl-emulator", salt, &boot, &host, device).hash(&mut hasher);
         hasher.finish().to_le_bytes()
@@ -145,7 +145,7 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
     enter(|| {
         let device = known(device)?;
         let answer = match attribute {
-            1 | 2 | 3 => 1024,              // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
+            1..=3 => 1024,              // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
             4 => 64,                        // MAX_BLOCK_DIM_Z
             5 => i32::MAX,                  // MAX_GRID_DIM_X
             6 | 7 => 65_535,                // MAX_GRID_DIM_Y, Z

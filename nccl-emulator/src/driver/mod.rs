@@ -1,14 +1,15 @@
-//! The CUDA driver functions that cudarc uses, and those that other clients of NCCL need on the way.
+//! The CUDA driver functions that cudarc uses, and those that other clients of NCCL need on the
+//! way.
 //!
-//! One file for each kind of object. Every function is an `extern "C" fn` whose body runs inside [`enter`], so that a
-//! panic becomes an error code; every one that is exported stands in its file's `symbols()`. What the emulator cannot do
-//! is in [`refused`], by name.
+//! One file for each kind of object. Every function is an `extern "C" fn` whose body runs inside
+//! [`enter`], so that a panic becomes an error code; every one that is exported stands in its
+//! file's `symbols()`. What the emulator cannot do is in [`refused`], by name.
 
 mod capture;
 pub(crate) mod context;
 mod copy;
 mod ctx;
-mod device;
+pub(crate) mod device;
 mod event;
 mod host;
 mod lookup;
@@ -126,8 +127,9 @@ fn bad_handle(what: &str, handle: *mut c_void) -> CUresult {
     CUresult::ERROR_INVALID_HANDLE
 }
 
-/// What a call returns that was given a bad range of device memory. An address that is none is refused; memory that is
-/// not there any more, or not there at that length, is lost to the device, and the context with it.
+/// What a call returns that was given a bad range of device memory. An address that is none is
+/// refused; memory that is not there any more, or not there at that length, is lost to the device,
+/// and the context with it.
 #[cold]
 fn refuse(violation: Violation, context: &Context) -> CUresult {
     match violation.kind() {
