@@ -1,8 +1,9 @@
 //! A shared object without code: an ELF file in memory whose symbols are addresses of this process.
 //!
-//! The dynamic linker needs little of a library to answer `dlopen` by name and `dlsym`: a dynamic section with a SONAME,
-//! a symbol table, a string table and a hash table. The symbols are absolute (`SHN_ABS`), so their values are taken as
-//! they are. `install` writes one such file for each name that a program may ask for.
+//! The dynamic linker needs little of a library to answer `dlopen` by name and `dlsym`: a dynamic
+//! section with a SONAME, a symbol table, a string table and a hash table. The symbols are absolute
+//! (`SHN_ABS`), so their values are taken as they are. `install` writes one such file for each name
+//! that a program may ask for.
 
 use std::ffi::{CStr, c_void};
 
@@ -56,8 +57,8 @@ pub(crate) fn shared_object(soname: &CStr, symbols: &[Symbol]) -> Vec<u8> {
     put32(&mut out, &[0]);
     put16(&mut out, &[EHDR as u16, PHDR as u16, 3, 0, 0, 0]);
 
-    // Writable, because the dynamic linker relocates the dynamic section in place. Without PT_GNU_STACK it would make
-    // every stack of the process executable.
+    // Writable, because the dynamic linker relocates the dynamic section in place. Without
+    // PT_GNU_STACK it would make every stack of the process executable.
     let mut segment = |kind: u32, flags: u32, at: usize, len: usize, align: u64| {
         put32(&mut out, &[kind, flags]);
         put64(
@@ -133,8 +134,9 @@ fn sysv_hash(name: &CStr) -> u32 {
     })
 }
 
-/// Where the symbol table begins in a loaded object, and how large an entry is: for [`crate::install`], which corrects
-/// the values on a dynamic linker that adds the load address to absolute symbols.
+/// Where the symbol table begins in a loaded object, and how large an entry is: for
+/// [`crate::install`], which corrects the values on a dynamic linker that adds the load address to
+/// absolute symbols.
 pub(crate) const VALUES: (usize, usize) = (EHDR + 3 * PHDR + SYM + 8, SYM);
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Taking the place of libcuda and libnccl in this process.
 //!
-//! For each name that programs load the libraries by, a shared object without code ([`crate::elf`]) is made and loaded.
-//! From then on the dynamic linker finds that name loaded, and `dlsym` gives the emulator's functions. One emulator, any
-//! number of names; no file, no environment variable, nothing to build.
+//! For each name that programs load the libraries by, a shared object without code ([`crate::elf`])
+//! is made and loaded. From then on the dynamic linker finds that name loaded, and `dlsym` gives
+//! the emulator's functions. One emulator, any number of names; no file, no environment variable,
+//! nothing to build.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -296,7 +297,8 @@ fn load(soname: &'static CStr, symbols: &[Symbol]) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// A dynamic linker that adds the load address to absolute symbols is given values that make up for it.
+/// A dynamic linker that adds the load address to absolute symbols is given values that make up for
+/// it.
 fn correct(handle: *mut c_void, base: usize, count: usize) {
     let mut map: *mut LinkMap = std::ptr::null_mut();
     // SAFETY: a live handle; the request stores one pointer.
@@ -308,8 +310,8 @@ fn correct(handle: *mut c_void, base: usize, count: usize) {
     let loaded = unsafe { (*map).address };
     for index in 0..count {
         let value = std::ptr::with_exposed_provenance_mut::<usize>(loaded + first + index * step);
-        // SAFETY: the object was made by `elf::shared_object`: its symbol table is loaded there, writable, aligned, and
-        // has `count` entries; nobody else knows the object yet.
+        // SAFETY: the object was made by `elf::shared_object`: its symbol table is loaded there,
+        // writable, aligned, and has `count` entries; nobody else knows the object yet.
         unsafe { *value = (*value).wrapping_sub(base) };
     }
 }
@@ -346,11 +348,12 @@ fn memory_file(soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
     // SAFETY: the descriptor was just made and has no other owner.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(bytes)?;
-    // By number of the process, not "self": a debugger that follows the path would look among its own descriptors.
+    // By number of the process, not "self": a debugger that follows the path would look among its
+    // own descriptors.
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     std::fs::metadata(&path)?;
-    // Kept open for ever: the dynamic linker knows the object by this path, and would take another file that gets the
-    // same number for it.
+    // Kept open for ever: the dynamic linker knows the object by this path, and would take another
+    // file that gets the same number for it.
     let _ = file.into_raw_fd();
     Ok(CString::new(path)?)
 }
@@ -424,7 +427,8 @@ mod tests {
     fn a_linker_that_relocates_absolute_symbols_is_made_up_for() {
         let soname = c"libnccl-emulator-test-3.so";
         let mut object = elf::shared_object(soname, &[(c"forty_two", forty_two as *const c_void)]);
-        // A symbol of a section is relocated by every dynamic linker: section 1 in place of SHN_ABS.
+        // A symbol of a section is relocated by every dynamic linker: section 1 in place of
+        // SHN_ABS.
         let (value, _) = elf::VALUES;
         object[value - 2..value].copy_from_slice(&1_u16.to_ne_bytes());
         let path = temporary_file(soname, &object).unwrap();
@@ -449,5 +453,42 @@ mod tests {
         unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         std::fs::remove_file(path.to_str().unwrap()).unwrap();
         assert_eq!(loaded_from(soname), Some(path.to_str().unwrap().into()));
+    }
+
+    /// In the environment of the child that plays a program which is linked to CUDA.
+    const LINKED: &str = "NCCL_EMULATOR_TEST_LINKED";
+
+    #[test]
+    fn a_program_that_has_the_real_library_is_told_so() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "install::tests::the_linked_program_of_another_test",
+                "--nocapture",
+            ])
+            .env(LINKED, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Not a test but the other process of the one above.
+    #[test]
+    fn the_linked_program_of_another_test() {
+        if std::env::var_os(LINKED).is_none() {
+            return;
+        }
+        let object =
+            elf::shared_object(c"libcuda.so.1", &[(c"cuInit", forty_two as *const c_void)]);
+        let path = temporary_file(c"libcuda.so.535.54.03", &object).unwrap();
+        // SAFETY: an object without code.
+        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        std::fs::remove_file(path.to_str().unwrap()).unwrap();
+        let error = install(Wishes::default()).unwrap_err();
+        let InstallError::AlreadyLoaded { path: found, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(found.to_str(), path.to_str().ok());
+        assert!(installation().is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! What the emulator pretends to be: number of devices, their memory, strictness. From the builder, else the
-//! environment, else defaults; fixed for the process at `install`.
+//! What the emulator pretends to be: number of devices, their memory, strictness. From the builder,
+//! else the environment, else defaults; fixed for the process at `install`.
 
 use std::sync::OnceLock;
 
@@ -52,7 +52,8 @@ pub(crate) struct Wishes {
 
 static OPTIONS: OnceLock<Options> = OnceLock::new();
 
-/// The options of this process. Without `install` (a foreign client of the shared library), from the environment.
+/// The options of this process. Without `install` (a foreign client of the shared library), from
+/// the environment.
 pub(crate) fn options() -> &'static Options {
     OPTIONS.get_or_init(|| {
         complete(Wishes::default(), &environment).unwrap_or_else(|error| {

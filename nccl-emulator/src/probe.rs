@@ -1,4 +1,5 @@
-//! Is there a GPU that works? Asked without touching CUDA in this process, where a failed start would stay.
+//! Is there a GPU that works? Asked without touching CUDA in this process, where a failed start
+//! would stay.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::fmt;
@@ -119,9 +120,9 @@ pub(crate) fn install_unless_gpu(wishes: Wishes) -> Result<Choice, InstallError>
 
 /// Asks the real libcuda in a child process.
 fn count_gpus() -> Result<u32, String> {
-    // SAFETY: the child calls the dynamic linker and libcuda, and then ends without returning. Other threads' locks may
-    // be held in it for ever; glibc makes those of malloc and of the dynamic linker usable after a fork, and should the
-    // child hang all the same, it is killed.
+    // SAFETY: the child calls the dynamic linker and libcuda, and then ends without returning.
+    // Other threads' locks may be held in it for ever; glibc makes those of malloc and of the
+    // dynamic linker usable after a fork, and should the child hang all the same, it is killed.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(format!(

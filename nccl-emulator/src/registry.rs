@@ -1,10 +1,12 @@
 //! Handles: what a `CUstream`, `CUevent` or `CUcontext` given to the caller stands for.
 //!
-//! A handle is no pointer but a number that looks up a slot: kind, generation, slot. So a handle that was destroyed, or
-//! one that was made up, is told from a live one without touching the memory it names; and since the kind sits in the
-//! top byte no handle is an address that could be dereferenced.
+//! A handle is no pointer but a number that looks up a slot: kind, generation, slot. So a handle
+//! that was destroyed, or one that was made up, is told from a live one without touching the memory
+//! it names; and since the kind sits in the top byte no handle is an address that could be
+//! dereferenced.
 //!
-//! Slots live in chunks that are never moved or freed; each slot has its own lock, held only to clone an `Arc`.
+//! Slots live in chunks that are never moved or freed; each slot has its own lock, held only to
+//! clone an `Arc`.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,9 +19,11 @@ const CHUNKS: usize = 20;
 /// The objects of one kind that have a handle.
 pub(crate) struct Registry<T> {
     kind: u8,
-    chunks: [OnceLock<Box<[Mutex<Slot<T>>]>>; CHUNKS],
+    chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
 }
+
+type Chunk<T> = Box<[Mutex<Slot<T>>]>;
 
 struct Slot<T> {
     generation: u32,

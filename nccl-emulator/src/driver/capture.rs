@@ -1,8 +1,9 @@
-//! Stream capture, as far as it goes: a stream can be marked as capturing and asked whether it is. Work that is given to
-//! it meanwhile is refused, and the capture gives no graph.
+//! Stream capture, as far as it goes: a stream can be marked as capturing and asked whether it is.
+//! Work that is given to it meanwhile is refused, and the capture gives no graph.
 //!
-//! What works fully is the part that hurts bystanders: while a capture in global mode is going on, calls that CUDA holds
-//! for unsafe fail on every thread that did not switch itself to another mode, and void the capture.
+//! What works fully is the part that hurts bystanders: while a capture in global mode is going on,
+//! calls that CUDA holds for unsafe fail on every thread that did not switch itself to another
+//! mode, and void the capture.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
@@ -74,7 +75,8 @@ pub(super) fn unsafe_call() -> Result<(), CUresult> {
 /// A wait for a stream, or a question after it, that CUDA holds for unsafe.
 ///
 /// # Errors
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, else as [`unsafe_call`].
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, else as
+/// [`unsafe_call`].
 pub(super) fn unsafe_use_of(stream: &Stream) -> Result<(), CUresult> {
     if stream.capturing() {
         if let Some(mut capture) = stream.capture() {

@@ -1,8 +1,9 @@
 //! Contexts: what belongs to one, which is current, and the sticky error.
 //!
-//! A context is alive until it is destroyed; in between an error may stick to it, and then every call on it returns that
-//! error and what is queued on its streams is dropped. The primary context of a device is shared by all who retain it,
-//! and destroyed when the last one releases it; the next to retain it gets a new one, without the error.
+//! A context is alive until it is destroyed; in between an error may stick to it, and then every
+//! call on it returns that error and what is queued on its streams is dropped. The primary context
+//! of a device is shared by all who retain it, and destroyed when the last one releases it; the
+//! next to retain it gets a new one, without the error.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -73,6 +74,12 @@ impl Context {
         Self::create(device, false, flags)
     }
 
+    /// A context of a test's own, so that it may fail.
+    #[cfg(test)]
+    pub(crate) fn for_test(device: i32) -> Arc<Self> {
+        Self::create(device, false, 0).expect("a context")
+    }
+
     /// The context of a handle.
     pub(super) fn lookup(handle: *mut c_void) -> Result<Arc<Self>, CUresult> {
         CONTEXTS.get(handle).ok_or(CUresult::ERROR_INVALID_CONTEXT)
@@ -134,8 +141,8 @@ impl Context {
         self.state.load(Ordering::Acquire) != 0
     }
 
-    /// Records the violation and makes `CUDA_ERROR_ILLEGAL_ADDRESS` this context's sticky error. Jobs that are queued on
-    /// its streams are dropped without running.
+    /// Records the violation and makes `CUDA_ERROR_ILLEGAL_ADDRESS` this context's sticky error.
+    /// Jobs that are queued on its streams are dropped without running.
     pub(crate) fn fail(&self, violation: Violation) {
         violations::record(violation);
         self.kill(CUresult::ERROR_ILLEGAL_ADDRESS);
@@ -354,8 +361,8 @@ impl Primary {
     }
 }
 
-/// The primary context of a device, brought to life if need be (as the CUDA runtime inside NCCL does); the caller holds
-/// no count of it.
+/// The primary context of a device, brought to life if need be (as the CUDA runtime inside NCCL
+/// does); the caller holds no count of it.
 pub(crate) fn primary(device: i32) -> Result<Arc<Context>, CUresult> {
     lock(primaries(device)?).get(device)
 }

@@ -8,10 +8,11 @@
 //! | other host memory, device, beyond | when the bytes have been read |
 //! | device, other host memory | when the bytes are there |
 //!
-//! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default stream, and wait whenever
-//! the host is involved.
+//! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default
+//! stream, and wait whenever the host is involved.
 //!
-//! Each end of a copy on a device is resolved at the call, and checked before and after the bytes move.
+//! Each end of a copy on a device is resolved at the call, and checked before and after the bytes
+//! move.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -59,8 +60,8 @@ enum End {
     Staged(Box<[u8]>),
 }
 
-// SAFETY: a host end is only touched by the one who runs the job, and the caller of the driver function promised that the
-// memory is there for it.
+// SAFETY: a host end is only touched by the one who runs the job, and the caller of the driver
+// function promised that the memory is there for it.
 unsafe impl Send for End {}
 
 impl End {
@@ -119,8 +120,8 @@ impl Copy {
     fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
         let (to, from) = (self.to.locate()?, self.from.locate()?);
         let part = budget.min(self.len - self.done);
-        // SAFETY: both ends have `len` bytes: a device's were just checked, and stay mapped while the job has the mapping;
-        // the host's were promised by the caller. They may overlap.
+        // SAFETY: both ends have `len` bytes: a device's were just checked, and stay mapped while
+        // the job has the mapping; the host's were promised by the caller. They may overlap.
         unsafe { std::ptr::copy(from.add(self.done), to.add(self.done), part) };
         self.done += part;
         if self.done < self.len {
@@ -353,8 +354,9 @@ impl Fill {
         let start = self.to.locate()?;
         // Whole patterns but for the last part.
         let part = budget.next_multiple_of(4).min(self.len - self.done);
-        // SAFETY: `len` bytes were just checked, and stay mapped while the job has the mapping. `done` is a multiple of
-        // four except at the end, and so is the address, which the call saw to for patterns that need it.
+        // SAFETY: `len` bytes were just checked, and stay mapped while the job has the mapping.
+        // `done` is a multiple of four except at the end, and so is the address, which the call saw
+        // to for patterns that need it.
         unsafe {
             let at = start.add(self.done);
             if self.pattern == [self.pattern[0]; 4] {
@@ -407,7 +409,7 @@ fn fill(
     let len = count
         .checked_mul(width)
         .ok_or(CUresult::ERROR_INVALID_VALUE)?;
-    if to % width as u64 != 0 {
+    if !to.is_multiple_of(width as u64) {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
     if len == 0 {

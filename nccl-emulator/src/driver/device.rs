@@ -145,7 +145,7 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
     enter(|| {
         let device = known(device)?;
         let answer = match attribute {
-            1..=3 => 1024,              // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
+            1..=3 => 1024,                  // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
             4 => 64,                        // MAX_BLOCK_DIM_Z
             5 => i32::MAX,                  // MAX_GRID_DIM_X
             6 | 7 => 65_535,                // MAX_GRID_DIM_Y, Z

@@ -88,7 +88,8 @@ fn table() -> &'static HashMap<&'static CStr, usize> {
     })
 }
 
-/// The function that `name` means to a caller built for `version` of CUDA: the newest spelling that this version had.
+/// The function that `name` means to a caller built for `version` of CUDA: the newest spelling that
+/// this version had.
 fn find(name: &CStr, version: c_int) -> Option<*mut c_void> {
     let spelled = |suffix: &str| {
         let mut full = name.to_bytes().to_vec();
@@ -179,20 +180,14 @@ mod tests {
     fn errors_have_names() {
         let mut name = std::ptr::null();
         // SAFETY: a place for the pointer.
-        assert_eq!(
-            unsafe { get_error_name(700, &raw mut name) },
-            CUresult::SUCCESS
-        );
+        let known = unsafe { get_error_name(700, &raw mut name) };
+        assert_eq!(known, CUresult::SUCCESS);
         // SAFETY: success means a C string.
-        assert_eq!(
-            unsafe { CStr::from_ptr(name) },
-            c"CUDA_ERROR_ILLEGAL_ADDRESS"
-        );
+        let text = unsafe { CStr::from_ptr(name) };
+        assert_eq!(text, c"CUDA_ERROR_ILLEGAL_ADDRESS");
         // SAFETY: a place for the pointer.
-        assert_eq!(
-            unsafe { get_error_string(12_345, &raw mut name) },
-            CUresult::ERROR_INVALID_VALUE
-        );
+        let unknown = unsafe { get_error_string(12_345, &raw mut name) };
+        assert_eq!(unknown, CUresult::ERROR_INVALID_VALUE);
         assert!(name.is_null());
     }
 }

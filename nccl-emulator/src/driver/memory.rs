@@ -1,4 +1,5 @@
-//! Device memory: allocation and free, at once and in stream order, and the one pool that each device has.
+//! Device memory: allocation and free, at once and in stream order, and the one pool that each
+//! device has.
 
 use std::ffi::{c_int, c_void};
 

@@ -112,7 +112,8 @@ unsafe extern "C" fn get_attributes(
                 None => Err(CUresult::ERROR_INVALID_VALUE),
             };
             if answered.is_err() {
-                // Unlike the single question, this one answers with zero where there is nothing to say.
+                // Unlike the single question, this one answers with zero where there is nothing to
+                // say.
                 match attribute {
                     // SAFETY: these are 64 bits wide.
                     1 | 3 | 4 | 7 | 11 | 12 => unsafe { store(place.cast::<u64>(), 0)? },

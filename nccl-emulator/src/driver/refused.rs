@@ -1,4 +1,5 @@
-//! What the emulator does not do. Each of these functions returns `CUDA_ERROR_NOT_SUPPORTED`, and says once why.
+//! What the emulator does not do. Each of these functions returns `CUDA_ERROR_NOT_SUPPORTED`, and
+//! says once why.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -35,7 +36,8 @@ macro_rules! refused {
     ($($reason:ident: $($name:ident)*;)*) => {
         pub(super) fn symbols() -> Vec<Symbol> {
             vec![$($({
-                /// Declared without arguments: in the C calling conventions of Linux the caller alone knows of them.
+                /// Declared without arguments: in the C calling conventions of Linux the caller
+                /// alone knows of them.
                 unsafe extern "C" fn refuse() -> CUresult {
                     super::caught(|| {
                         say(stringify!($name), $reason);

@@ -1,12 +1,15 @@
 //! `CUresult` as an open code: the values that every CUDA from 11.4 on knows.
 
-/// A code that driver functions return. cudarc decodes it as a Rust enum, so only codes listed here may leave the crate.
+/// A code that driver functions return. cudarc decodes it as a Rust enum, so only codes listed here
+/// may leave the crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct CUresult(pub(crate) u32);
 
 macro_rules! results {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+        // Each code is here for its name; not all of them are returned.
+        #[allow(dead_code)]
         impl CUresult {
             $($(#[$doc])* pub(crate) const $name: Self = Self($value);)*
         }

@@ -1,11 +1,12 @@
 //! The dispatcher: finds a runner for streams that nobody waits for.
 //!
-//! One thread per process looks at all streams every [`TICK`] while anything is pending, and sleeps when nothing was for a
-//! while. A stream that has work, no runner, and moved nothing between two ticks goes to a worker thread. There are as
-//! many workers as there are such streams, because a job may block; a worker without work ends after [`IDLE`].
+//! One thread per process looks at all streams every [`TICK`] while anything is pending, and sleeps
+//! when nothing was for a while. A stream that has work, no runner, and moved nothing between two
+//! ticks goes to a worker thread. There are as many workers as there are such streams, because a
+//! job may block; a worker without work ends after [`IDLE`].
 //!
-//! Enqueueing costs a syscall only when the dispatcher sleeps: it looks once more after it has said so, and both sides
-//! are sequentially consistent.
+//! Enqueueing costs a syscall only when the dispatcher sleeps: it looks once more after it has said
+//! so, and both sides are sequentially consistent.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,8 +46,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What the dispatcher knows of a stream's runners.
 #[derive(Debug, Default)]
 pub(crate) struct Visits {
-    /// Someone runs the stream now, or was sent to. A worker that was sent and finds the token taken leaves this to
-    /// whoever has the token.
+    /// Someone runs the stream now, or was sent to. A worker that was sent and finds the token
+    /// taken leaves this to whoever has the token.
     running: AtomicBool,
     /// Times that somebody ran or polled it.
     count: AtomicU64,

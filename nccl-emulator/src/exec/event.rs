@@ -1,5 +1,5 @@
-//! An event: a stream and a number. It is complete when the stream's `completed` has reached the number, so recording one
-//! adds no job, unless it has to note the time.
+//! An event: a stream and a number. It is complete when the stream's `completed` has reached the
+//! number, so recording one adds no job, unless it has to note the time.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -115,7 +115,8 @@ impl Event {
     /// Milliseconds from this event to `end`.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE` if one of them was not recorded or has no time, `CUDA_ERROR_NOT_READY`.
+    /// `CUDA_ERROR_INVALID_HANDLE` if one of them was not recorded or has no time,
+    /// `CUDA_ERROR_NOT_READY`.
     pub(crate) fn elapsed(&self, end: &Self) -> Result<f32, CUresult> {
         let at = |event: &Self| -> Result<u64, CUresult> {
             let record = event.slot().clone().ok_or(CUresult::ERROR_INVALID_HANDLE)?;

@@ -1,17 +1,20 @@
 //! Streams, events and who runs their work.
 //!
-//! A [`Stream`] is a queue of jobs and a token, the lock around its [`run::Front`]. Whoever holds the token runs the
-//! queue, one job after the other; the thread that enqueues never does. The holder is
+//! A [`Stream`] is a queue of jobs and a token, the lock around its [`run::Front`]. Whoever holds
+//! the token runs the queue, one job after the other; the thread that enqueues never does. The
+//! holder is
 //!
-//! 1. a thread inside `cuStreamSynchronize`, `cuEventSynchronize`, `cuCtxSynchronize` or a copy that waits: it would
-//!    sleep anyway, so nothing is handed to another thread ([`run`]);
-//! 2. for one bounded step, a thread inside `cuStreamQuery` or `cuEventQuery`, so that polling moves the work on;
+//! 1. a thread inside `cuStreamSynchronize`, `cuEventSynchronize`, `cuCtxSynchronize` or a copy
+//!    that waits: it would sleep anyway, so nothing is handed to another thread ([`run`]);
+//! 2. for one bounded step, a thread inside `cuStreamQuery` or `cuEventQuery`, so that polling
+//!    moves the work on;
 //! 3. else, after a tick without progress, a worker thread of this process ([`dispatch`]).
 //!
-//! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked, its runner spins,
-//! yields and at last sleeps on the job's [`Bell`] ([`spin`]).
+//! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked,
+//! its runner spins, yields and at last sleeps on the job's [`Bell`] ([`spin`]).
 //!
-//! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the rest.
+//! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the
+//! rest.
 
 mod bell;
 mod dispatch;
@@ -19,6 +22,7 @@ mod event;
 mod run;
 mod spin;
 mod stream;
+mod waiters;
 mod work;
 
 use std::ffi::c_void;
@@ -26,16 +30,16 @@ use std::sync::Arc;
 
 pub(crate) use bell::Bell;
 pub(crate) use event::Event;
-pub(crate) use spin::{cores, local_spinners};
+pub(crate) use spin::local_spinners;
 pub(crate) use stream::{Capture, Kind, STREAMS, Stream, per_thread};
 pub(crate) use work::{HostCall, Step, Work};
 
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 
-/// The stream that a `CUstream` means for the calling thread. 0x0 and 0x1 are the legacy stream of `context`, 0x2 the
-/// calling thread's own stream in `context`; any other handle is looked up, never dereferenced, and may belong to
-/// another context (compare [`Stream::context`]).
+/// The stream that a `CUstream` means for the calling thread. 0x0 and 0x1 are the legacy stream of
+/// `context`, 0x2 the calling thread's own stream in `context`; any other handle is looked up,
+/// never dereferenced, and may belong to another context (compare [`Stream::context`]).
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for a handle that no live stream has.
@@ -59,3 +63,6 @@ pub(crate) fn synchronize_device(device: i32) {
 pub(crate) fn in_host_function() -> bool {
     run::in_host_function()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,39 +1,37 @@
-//! Running a stream: by the thread that waits for it, step by step by a thread that polls, or by a worker.
+//! Running a stream: by the thread that waits for it, step by step by a thread that polls, or by a
+//! worker.
 //!
 //! # The token
 //!
-//! `Stream::runner` is a lock that is only ever tried. Who gets it runs jobs from the front of the queue until the one
-//! it waits for is done, and lets go. Who does not get it sleeps on `Waiters::done`.
+//! `Stream::runner` is a lock that is only ever tried. Who gets it runs jobs from the front of the
+//! queue until the one it waits for is done, and lets go. Who does not get it sleeps on
+//! `Waiters::done`.
 //!
-//! A runner whose front job waits for another stream takes that stream's token too and runs it ([`Chain`] lists the
-//! streams that a thread runs, innermost first). Waits name earlier numbers only, so this ends. At [`DEPTH`] it stops
-//! taking tokens and sleeps; the dispatcher finds a runner for the rest.
+//! A runner whose front job waits for another stream takes that stream's token too and runs it
+//! ([`Chain`] lists the streams that a thread runs, innermost first). Waits name earlier numbers
+//! only, so this ends. At [`DEPTH`] it stops taking tokens and sleeps; the dispatcher finds a
+//! runner for the rest.
 //!
-//! A worker is a stand-in: when a thread comes that waits for the stream, the worker lets go at the next occasion and
-//! that thread goes on ([`Waiters::wanted`]).
+//! A worker is a stand-in: when a thread comes that waits for the stream, the worker lets go at the
+//! next occasion and that thread goes on ([`Attention`]).
 //!
 //! # No wake-up is lost
 //!
-//! Two things end a wait for another's runner: the job is done, or the token is free.
-//! A waiter (1) reads `done`, (2) lowers `wake_at` to its target, (3) tries the token, (4) looks at `completed`, and then
-//! sleeps unless `done` differs from (1). A runner, after it advanced `completed` or freed the token, reads `wake_at`;
-//! if its number is reached, or the token was freed, it resets `wake_at` and rings `done`. All of these are sequentially
-//! consistent (the token by the fences around it). If the runner's read of `wake_at` comes before (2), then (3) and (4)
-//! see what it did. If it comes after, it rings; and the ring comes after (1), so the waiter does not sleep over it. A
-//! reset that wipes out the target of a waiter that is not yet due comes with a ring after that waiter's (1): it wakes
-//! and puts its target back.
+//! Between a runner and those who wait for it: see [`Waiters`].
 //!
-//! A runner that sleeps on the bell of a job has put that bell into `parked` of every stream it runs, and has looked for
-//! reasons to stop after that; who gives it a reason (a dead context, a waiter that would take over from a worker)
-//! rings that bell after. Both under the lock in `parked`, so one of them sees the other.
+//! A runner that sleeps on the bell of a job has put that bell into `parked` of every stream it
+//! runs, and has looked for reasons to stop after that; who gives it a reason (a dead context, a
+//! waiter that would take over from a worker) rings that bell after. Both under the lock in
+//! `parked`, so one of them sees the other.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
+use super::waiters::Waiters;
 use super::work::Job;
 use super::{Bell, Step, Stream, Work, spin};
 use crate::driver::CUresult;
@@ -53,11 +51,9 @@ pub(crate) struct Front {
     batch: VecDeque<Job>,
 }
 
-/// Those who wait for a stream that another thread runs.
-pub(crate) struct Waiters {
-    done: Bell,
-    /// The smallest number that someone waits for.
-    wake_at: AtomicU64,
+/// How a stream's runner is made to look up.
+#[derive(Default)]
+pub(crate) struct Attention {
     /// Waiters that would run the stream themselves.
     wanted: AtomicU32,
     /// The bell that the runner sleeps on.
@@ -73,33 +69,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Waiters {
-    pub(super) fn new() -> Self {
-        Self {
-            done: Bell::new(),
-            wake_at: AtomicU64::new(u64::MAX),
-            wanted: AtomicU32::new(0),
-            parked: Mutex::new(None),
-        }
-    }
-
-    /// After the token was freed.
-    fn released(&self) {
-        fence(Ordering::SeqCst);
-        if self.wake_at.load(Ordering::SeqCst) != u64::MAX {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        self.wake_at.store(u64::MAX, Ordering::SeqCst);
-        self.done.ring();
-    }
-
+impl Attention {
     /// Makes the stream's runner look up if it sleeps.
     pub(crate) fn poke(&self) {
         if let Some(parked) = &*lock(&self.parked) {
-            // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which needs this lock.
+            // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which
+            // needs this lock.
             unsafe { parked.0.as_ref() }.ring();
         }
     }
@@ -123,20 +98,20 @@ impl<'a> Chain<'a> {
     pub(super) fn interrupted(&self) -> bool {
         self.links().any(|link| {
             link.stream.context().dead()
-                || self.worker && link.stream.waiters.wanted.load(Ordering::SeqCst) > 0
+                || self.worker && link.stream.attention.wanted.load(Ordering::SeqCst) > 0
         })
     }
 
     /// Sleeps until the bell rings, something interrupts, or a tenth of a second is over.
     pub(super) fn park(&self, bell: &Bell, seen: u32) {
         for link in self.links() {
-            *lock(&link.stream.waiters.parked) = Some(Parked(NonNull::from(bell)));
+            *lock(&link.stream.attention.parked) = Some(Parked(NonNull::from(bell)));
         }
         if !self.interrupted() {
             bell.wait(seen, spin::NAP);
         }
         for link in self.links() {
-            *lock(&link.stream.waiters.parked) = None;
+            *lock(&link.stream.attention.parked) = None;
         }
     }
 }
@@ -152,8 +127,8 @@ pub(super) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-/// Notes that this thread gave work to a stream: while it waits for another, it moves this one on, because nobody else
-/// may come for it soon.
+/// Notes that this thread gave work to a stream: while it waits for another, it moves this one on,
+/// because nobody else may come for it soon.
 pub(super) fn remember(stream: &Arc<Stream>) {
     let _ = MINE.try_with(|mine| {
         let mine = &mut *mine.borrow_mut();
@@ -166,17 +141,18 @@ pub(super) fn remember(stream: &Arc<Stream>) {
     });
 }
 
-/// One bounded step of each stream that this thread gave work to and nobody runs. True if anything moved.
+/// One bounded step of each stream that this thread gave work to and nobody runs. True if anything
+/// moved.
 pub(super) fn help() -> bool {
     let mut moved = false;
     let mut index = 0;
     // The list is not borrowed while a stream runs.
     while let Ok(Some(weak)) = MINE.try_with(|mine| mine.borrow().get(index).map(Weak::clone)) {
         index += 1;
-        if let Some(stream) = weak.upgrade() {
-            if !stream.idle() {
-                moved |= matches!(poll_at(&stream, u64::MAX, 0), Polled::Moved);
-            }
+        if let Some(stream) = weak.upgrade()
+            && !stream.idle()
+        {
+            moved |= matches!(poll_at(&stream, u64::MAX, 0), Polled::Moved);
         }
     }
     moved
@@ -187,7 +163,8 @@ pub(super) fn wait_until(stream: &Arc<Stream>, target: u64) {
     wait_in(stream, target, false, None);
 }
 
-/// Runs what is queued on a stream, as a worker. Returns when it is empty, someone else runs it or wants to.
+/// Runs what is queued on a stream, as a worker. Returns when it is empty, someone else runs it or
+/// wants to.
 pub(super) fn work_on(stream: &Arc<Stream>) {
     if let Some(front) = try_token(stream) {
         let link = Chain {
@@ -225,27 +202,23 @@ fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain
             return false;
         }
         let may_run = depth < DEPTH;
-        if may_run {
-            if let Some(front) = try_token(stream) {
-                if !run(stream, front, target, &link) {
-                    return false;
-                }
-                continue;
+        if may_run && let Some(front) = try_token(stream) {
+            if !run(stream, front, target, &link) {
+                return false;
             }
+            continue;
         }
-        let waiters = &stream.waiters;
-        let seen = waiters.done.value();
-        waiters.wake_at.fetch_min(target, Ordering::SeqCst);
+        let (waiters, attention) = (&stream.waiters, &stream.attention);
         let wants = may_run && !worker;
         if wants {
-            waiters.wanted.fetch_add(1, Ordering::SeqCst);
+            attention.wanted.fetch_add(1, Ordering::SeqCst);
         }
-        fence(Ordering::SeqCst);
+        let seen = waiters.announce(target);
         let front = if may_run { try_token(stream) } else { None };
         let finished = match front {
             Some(front) => {
                 if wants {
-                    waiters.wanted.fetch_sub(1, Ordering::SeqCst);
+                    attention.wanted.fetch_sub(1, Ordering::SeqCst);
                 }
                 if !run(stream, front, target, &link) {
                     return false;
@@ -256,12 +229,12 @@ fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain
         };
         if !finished {
             if wants {
-                waiters.poke();
+                attention.poke();
             }
             wait_for_runner(waiters, seen, outer);
         }
         if wants {
-            waiters.wanted.fetch_sub(1, Ordering::SeqCst);
+            attention.wanted.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -269,20 +242,21 @@ fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain
 /// Spins for a moment, then sleeps until the runner rings.
 fn wait_for_runner(waiters: &Waiters, seen: u32, outer: Option<&Chain<'_>>) {
     for _ in 0..200 {
-        if waiters.done.value() != seen {
+        if waiters.bell().value() != seen {
             return;
         }
         std::hint::spin_loop();
     }
     match outer {
-        Some(chain) => chain.park(&waiters.done, seen),
+        Some(chain) => chain.park(waiters.bell(), seen),
         None => {
-            waiters.done.wait(seen, spin::NAP);
+            waiters.bell().wait(seen, spin::NAP);
         }
     }
 }
 
-/// Runs jobs until `target` is done or nothing is left. False if it stopped because the chain was interrupted.
+/// Runs jobs until `target` is done or nothing is left. False if it stopped because the chain was
+/// interrupted.
 fn run(
     stream: &Arc<Stream>,
     mut front: MutexGuard<'_, Front>,
@@ -340,7 +314,8 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
             Job::Host(call) => {
                 let call = *call;
                 let before = IN_HOST_FUNCTION.replace(true);
-                // SAFETY: whoever enqueued the call promised that function and argument are good until it was made.
+                // SAFETY: whoever enqueued the call promised that function and argument are good
+                // until it was made.
                 unsafe { (call.function)(call.argument) };
                 IN_HOST_FUNCTION.set(before);
                 finish(stream, front);
@@ -358,9 +333,7 @@ fn finish(stream: &Stream, front: &mut Front) {
     drop(front.batch.pop_front());
     let sequence = stream.completed.load(Ordering::Relaxed) + 1;
     stream.completed.store(sequence, Ordering::SeqCst);
-    if sequence >= stream.waiters.wake_at.load(Ordering::SeqCst) {
-        stream.waiters.wake();
-    }
+    stream.waiters.finished(sequence);
 }
 
 /// One step of a job; a panic in it kills the context, not the process.

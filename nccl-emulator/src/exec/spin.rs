@@ -1,9 +1,10 @@
 //! How a runner waits for a blocked job: spin, yield, sleep.
 //!
-//! A message between two ranks that both have a core takes about a microsecond when both spin, and twenty to fifty when
-//! the receiver sleeps. A rank that spins on a core which another rank needs makes that other rank late. So a runner
-//! spins for a short while, and only while those who spin are no more than the cores; then it gives its core away and
-//! asks again now and then; then it sleeps until the bell rings.
+//! A message between two ranks that both have a core takes about a microsecond when both spin, and
+//! twenty to fifty when the receiver sleeps. A rank that spins on a core which another rank needs
+//! makes that other rank late. So a runner spins for a short while, and only while those who spin
+//! are no more than the cores; then it gives its core away and asks again now and then; then it
+//! sleeps until the bell rings.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

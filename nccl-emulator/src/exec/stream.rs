@@ -1,12 +1,14 @@
 //! A stream: a queue of jobs, numbered, and the order that CUDA gives between streams.
 //!
-//! Jobs are numbered from 1 in the order of their enqueueing. `submitted` is the last number given out, `completed` the
-//! last one finished; both only grow. `completed` is written by the holder of the token alone.
+//! Jobs are numbered from 1 in the order of their enqueueing. `submitted` is the last number given
+//! out, `completed` the last one finished; both only grow. `completed` is written by the holder of
+//! the token alone.
 //!
-//! The legacy stream (handles 0x0 and 0x1) waits for all blocking streams of its context, and they for it. This is done
-//! when a job is enqueued, under the context's `order` lock: a job on the legacy stream is preceded by a wait for what is
-//! pending on each blocking stream, a job on a blocking stream by a wait for what is pending on the legacy stream. A wait
-//! only ever names numbers that were given out before it, under the one lock, so waits cannot form a circle.
+//! The legacy stream (handles 0x0 and 0x1) waits for all blocking streams of its context, and they
+//! for it. This is done when a job is enqueued, under the context's `order` lock: a job on the
+//! legacy stream is preceded by a wait for what is pending on each blocking stream, a job on a
+//! blocking stream by a wait for what is pending on the legacy stream. A wait only ever names
+//! numbers that were given out before it, under the one lock, so waits cannot form a circle.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::run::{self, Front};
+use super::waiters::Waiters;
 use super::work::{HostCall, Job, monotonic_nanos};
 use super::{Work, dispatch};
 use crate::driver::CUresult;
@@ -63,9 +66,11 @@ pub(crate) struct Stream {
     pub(super) completed: AtomicU64,
     /// The token, and what its holder works on.
     pub(super) runner: Mutex<Front>,
-    pub(super) waiters: run::Waiters,
+    pub(super) waiters: Waiters,
+    pub(super) attention: run::Attention,
     pub(super) visits: dispatch::Visits,
-    /// Last number of the legacy stream that this one was made to wait for, and the reverse. Under the `order` lock.
+    /// Last number of the legacy stream that this one was made to wait for, and the reverse. Under
+    /// the `order` lock.
     waits_for_legacy: AtomicU64,
     legacy_waits_for: AtomicU64,
     capture: Mutex<Option<Capture>>,
@@ -91,7 +96,8 @@ impl Stream {
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             runner: Mutex::default(),
-            waiters: run::Waiters::new(),
+            waiters: Waiters::new(),
+            attention: run::Attention::default(),
             visits: dispatch::Visits::default(),
             waits_for_legacy: AtomicU64::new(0),
             legacy_waits_for: AtomicU64::new(0),
@@ -137,7 +143,8 @@ impl Stream {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Appends a job and returns its sequence number (the first of a stream is 1). Never runs anything.
+    /// Appends a job and returns its sequence number (the first of a stream is 1). Never runs
+    /// anything.
     ///
     /// # Errors
     /// The context's sticky error; `CUDA_ERROR_NOT_SUPPORTED` while the stream captures.
@@ -167,7 +174,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The number that all work enqueued so far ends with, after the order with the legacy stream is made part of it.
+    /// The number that all work enqueued so far ends with, after the order with the legacy stream
+    /// is made part of it.
     pub(crate) fn mark(self: &Arc<Self>) -> Result<u64, CUresult> {
         self.context.check()?;
         self.refuse_while_capturing()?;
@@ -201,7 +209,8 @@ impl Stream {
         let mut queue = lock(&self.queue);
         queue.push_back(job);
         let sequence = self.submitted.load(Ordering::Relaxed) + 1;
-        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the two sees the other.
+        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the
+        // two sees the other.
         self.submitted.store(sequence, Ordering::SeqCst);
         drop(queue);
         dispatch::notify();
@@ -213,8 +222,8 @@ impl Stream {
         std::mem::swap(&mut *lock(&self.queue), batch);
     }
 
-    /// Inserts the waits that order this stream and the legacy stream, if both are in use. Hold the guard while the job
-    /// is appended.
+    /// Inserts the waits that order this stream and the legacy stream, if both are in use. Hold the
+    /// guard while the job is appended.
     fn order(self: &Arc<Self>) -> Option<MutexGuard<'_, ()>> {
         match self.kind {
             Kind::NonBlocking => None,
@@ -268,8 +277,8 @@ impl Stream {
         self.completed() == self.submitted()
     }
 
-    /// Returns when all that was enqueued before the call has finished; runs it in the calling thread if nobody else
-    /// does.
+    /// Returns when all that was enqueued before the call has finished; runs it in the calling
+    /// thread if nobody else does.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -296,7 +305,8 @@ impl Stream {
         self.poll(target)
     }
 
-    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the stream.
+    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the
+    /// stream.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -343,7 +353,7 @@ impl Stream {
 
     /// Makes whoever runs the stream look up if it sleeps.
     pub(crate) fn poke(&self) {
-        self.waiters.poke();
+        self.attention.poke();
     }
 
     /// The context the stream belongs to.

@@ -12,7 +12,8 @@ pub(crate) enum Step {
     Done,
     /// Did something; call again.
     Progress,
-    /// Nothing to do until [`Work::bell`] rings. `seen` is the bell's value read BEFORE the conditions were checked.
+    /// Nothing to do until [`Work::bell`] rings. `seen` is the bell's value read BEFORE the
+    /// conditions were checked.
     Blocked { seen: u32 },
 }
 
@@ -21,7 +22,8 @@ pub(crate) trait Work: Send {
     /// One bounded step (`budget` in bytes to copy, roughly); never blocks.
     fn step(&mut self, budget: usize) -> Step;
 
-    /// Where to sleep when blocked. Valid while the job is alive. Only asked after [`Step::Blocked`].
+    /// Where to sleep when blocked. Valid while the job is alive. Only asked after
+    /// [`Step::Blocked`].
     fn bell(&self) -> &Bell {
         static NEVER: Bell = Bell::new();
         &NEVER
@@ -30,8 +32,8 @@ pub(crate) trait Work: Send {
     /// For messages: "AllReduce on comm …".
     fn describe(&self) -> String;
 
-    /// How many executors spin just now among those who wait for one another: in the segment of a communicator, or of
-    /// this process.
+    /// How many executors spin just now among those who wait for one another: in the segment of a
+    /// communicator, or of this process.
     fn spinners(&self) -> &AtomicU32 {
         local_spinners()
     }
@@ -47,8 +49,8 @@ pub(crate) struct HostCall {
 // SAFETY: whoever gave the function to a stream promised that the driver may call it on any thread.
 unsafe impl Send for HostCall {}
 
-/// An entry of a stream's queue. The entries that have to wait or block are kinds of their own: only the runner knows
-/// how far it may go for them.
+/// An entry of a stream's queue. The entries that have to wait or block are kinds of their own:
+/// only the runner knows how far it may go for them.
 pub(super) enum Job {
     Work(Box<dyn Work>),
     /// The end of an earlier job of another stream.

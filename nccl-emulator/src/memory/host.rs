@@ -1,5 +1,5 @@
-//! Pinned host memory: what `cuMemHostAlloc` gave out and `cuMemHostRegister` was told of. Copies from and to it are
-//! asynchronous; those of other host memory are not.
+//! Pinned host memory: what `cuMemHostAlloc` gave out and `cuMemHostRegister` was told of. Copies
+//! from and to it are asynchronous; those of other host memory are not.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -97,7 +97,8 @@ pub(crate) fn free_host(address: usize) -> Result<(), CUresult> {
     drop(blocks);
     let layout =
         Layout::from_size_align(block.len, PAGE).map_err(|_| CUresult::ERROR_INVALID_VALUE)?;
-    // SAFETY: allocated above with this layout, and just taken out of the list by this thread alone.
+    // SAFETY: allocated above with this layout, and just taken out of the list by this thread
+    // alone.
     unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(block.start), layout) };
     Ok(())
 }

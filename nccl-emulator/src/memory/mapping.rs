@@ -25,8 +25,8 @@ pub(crate) struct Mapping {
     window: u64,
 }
 
-// SAFETY: the mapping is plain shared memory whose table is read through atomics; the data is only handed out as a raw
-// pointer.
+// SAFETY: the mapping is plain shared memory whose table is read through atomics; the data is only
+// handed out as a raw pointer.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -45,8 +45,8 @@ pub(crate) enum ImportError {
 /// Mapped pools by token.
 static MAPPED: LazyLock<Mutex<HashMap<u128, Weak<Mapping>>>> = LazyLock::new(Mutex::default);
 
-/// Maps a peer's pool, once per process: the same token gives the same mapping, and the token of an own pool gives its
-/// own shadow.
+/// Maps a peer's pool, once per process: the same token gives the same mapping, and the token of an
+/// own pool gives its own shadow.
 ///
 /// # Errors
 /// The descriptor is not a pool of this version of the emulator, or the host refuses to map it.
@@ -135,7 +135,8 @@ fn map(file: &File, len: u64) -> io::Result<*mut u8> {
         unsafe { libc::munmap(reserved, len + huge) };
         return Err(error);
     }
-    // SAFETY: gives back the two ends of the reservation, outside of what was mapped; and advice changes no contents.
+    // SAFETY: gives back the two ends of the reservation, outside of what was mapped; and advice
+    // changes no contents.
     unsafe {
         if before > 0 {
             libc::munmap(reserved, before);
@@ -163,7 +164,8 @@ impl Mapping {
         let base = map(file, HEAD + data_len)?;
         let pid = std::process::id();
         let head = base.cast::<Head>();
-        // SAFETY: `base` is mapped for at least a `Head`, aligned to a page, and nobody else knows the file yet.
+        // SAFETY: `base` is mapped for at least a `Head`, aligned to a page, and nobody else knows
+        // the file yet.
         unsafe {
             (&raw mut (*head).layout).write(LAYOUT);
             (&raw mut (*head).pid).write(pid);
@@ -198,8 +200,8 @@ impl Mapping {
             return None;
         }
         let head = self.base.cast::<Head>();
-        // SAFETY: the head is mapped while `self` lives, the index is in its table, and an entry is all atomics, so that
-        // other processes may write it meanwhile.
+        // SAFETY: the head is mapped while `self` lives, the index is in its table, and an entry is
+        // all atomics, so that other processes may write it meanwhile.
         Some(unsafe { &(&(*head).entries)[index as usize] })
     }
 
@@ -209,8 +211,8 @@ impl Mapping {
         unsafe { self.base.add(HEAD as usize) }
     }
 
-    /// Where the span lies in this process, if it may be used now: allocated, not freed, inside its allocation. Of a
-    /// span without bytes, an address that must not be read.
+    /// Where the span lies in this process, if it may be used now: allocated, not freed, inside its
+    /// allocation. Of a span without bytes, an address that must not be read.
     ///
     /// # Errors
     /// What is wrong, naming the allocation.
@@ -230,7 +232,8 @@ impl Mapping {
                 return Err(self.complain(span));
             }
         }
-        // SAFETY: the span was just found inside the data, or is empty and its address is never used.
+        // SAFETY: the span was just found inside the data, or is empty and its address is never
+        // used.
         Ok(self.data().wrapping_add(span.offset as usize))
     }
 

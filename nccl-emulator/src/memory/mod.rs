@@ -1,16 +1,18 @@
 //! Device memory: pools, their allocation tables, address windows, and the mapping of peers' pools.
 //!
-//! Each device of each process has one pool, a memfd: a table of allocations ([`table`]) and the data. The process maps
-//! it as a "shadow" ([`Mapping`]) through which jobs copy; peers map the same memfd once and copy straight from or into
-//! it. The addresses that callers see are others: they lie in a window of the address space that is reserved and can
-//! neither be read nor written, so a host that dereferences a device pointer gets the signal it would get on a GPU.
+//! Each device of each process has one pool, a memfd: a table of allocations ([`table`]) and the
+//! data. The process maps it as a "shadow" ([`Mapping`]) through which jobs copy; peers map the
+//! same memfd once and copy straight from or into it. The addresses that callers see are others:
+//! they lie in a window of the address space that is reserved and can neither be read nor written,
+//! so a host that dereferences a device pointer gets the signal it would get on a GPU.
 //!
-//! A range is checked three times: [`resolve`] when a call names it, which fixes the allocation by its number;
-//! [`Mapping::view`] when the work runs; [`Mapping::still_valid`] when it has run. So memory that is freed too early is
-//! caught whether the free comes before, between or during; and what is caught names the allocation.
+//! A range is checked three times: [`resolve`] when a call names it, which fixes the allocation by
+//! its number; [`Mapping::view`] when the work runs; [`Mapping::still_valid`] when it has run. So
+//! memory that is freed too early is caught whether the free comes before, between or during; and
+//! what is caught names the allocation.
 //!
-//! Freed memory is kept aside for a while before it is handed out again, so that an address that is used after its free
-//! is not yet somebody else's. Its contents stay as they are, as on a GPU.
+//! Freed memory is kept aside for a while before it is handed out again, so that an address that is
+//! used after its free is not yet somebody else's. Its contents stay as they are, as on a GPU.
 
 mod host;
 mod mapping;
@@ -25,9 +27,9 @@ use crate::options::options;
 use crate::violations::{Violation, ViolationKind};
 
 pub(crate) use host::{
-    HostBlock, allocate_host, free_host, host_block, pinned, register_host, unregister_host,
+    allocate_host, free_host, host_block, pinned, register_host, unregister_host,
 };
-pub(crate) use mapping::{ImportError, Mapping, import};
+pub(crate) use mapping::{Mapping, import};
 pub(crate) use pool::{Freeing, Placement, Pool};
 
 /// A device's number, as in `cuDeviceGet`.
@@ -36,7 +38,8 @@ pub(crate) type DeviceOrdinal = i32;
 /// Owner number of memory that belongs to no context.
 const NO_OWNER: u32 = 0;
 
-/// A range inside one allocation of one pool. Plain data: it may travel to a peer and be checked there.
+/// A range inside one allocation of one pool. Plain data: it may travel to a peer and be checked
+/// there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Span {
@@ -141,8 +144,9 @@ pub(crate) fn is_device_address(ptr: u64) -> bool {
     Windows::get().is_ok_and(|windows| windows.locate(ptr).is_some())
 }
 
-/// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a range of length zero
-/// is always fine. The range is to be checked again, by [`Mapping::view`], when the work runs.
+/// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
+/// range of length zero is always fine. The range is to be checked again, by [`Mapping::view`],
+/// when the work runs.
 ///
 /// # Errors
 /// What is wrong with the range, naming the allocation.
@@ -197,8 +201,8 @@ pub(crate) fn free(ptr: u64) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Marks an allocation for a free that a stream will reach: a second free is told from now on, use only after
-/// [`Freeing::finish`].
+/// Marks an allocation for a free that a stream will reach: a second free is told from now on, use
+/// only after [`Freeing::finish`].
 ///
 /// # Errors
 /// A violation when `ptr` is not the start of a live allocation.

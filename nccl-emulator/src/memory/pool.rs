@@ -1,9 +1,10 @@
-//! The memory of one device of this process: which pages are free, which allocation an address belongs to, and what
-//! happens to memory that is freed.
+//! The memory of one device of this process: which pages are free, which allocation an address
+//! belongs to, and what happens to memory that is freed.
 //!
-//! Every allocation begins at a page of its own; from 2 MiB on it begins and ends at a huge page. A map from pages, and
-//! one from huge pages, to the table's entries makes an address into its allocation without a lock or a search. A map
-//! entry stays after the free, so that a late use is told whose memory it was, until the page is handed out again.
+//! Every allocation begins at a page of its own; from 2 MiB on it begins and ends at a huge page. A
+//! map from pages, and one from huge pages, to the table's entries makes an address into its
+//! allocation without a lock or a search. A map entry stays after the free, so that a late use is
+//! told whose memory it was, until the page is handed out again.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -37,7 +38,8 @@ pub(crate) struct Pool {
     window: u64,
     file: File,
     mapping: Arc<Mapping>,
-    /// Entry + 1 of the allocation that owns a whole huge page, 0 if none ever did or it is divided.
+    /// Entry + 1 of the allocation that owns a whole huge page, 0 if none ever did or it is
+    /// divided.
     huge_pages: Box<[AtomicU32]>,
     /// Entry + 1 of the allocation that owns a page, if its huge page is divided.
     pages: Box<[AtomicU32]>,
@@ -86,18 +88,23 @@ pub(crate) struct Freeing {
     generation: u32,
 }
 
+/// Pages that an allocation takes: from a huge page on, whole huge pages.
 fn pages_of(size: u64) -> u64 {
-    if size >= HUGE {
-        size.next_multiple_of(HUGE) / PAGE
+    let pages = size.div_ceil(PAGE);
+    let huge = u64::from(PAGES_PER_HUGE);
+    if pages >= huge {
+        pages.next_multiple_of(huge)
     } else {
-        size.div_ceil(PAGE)
+        pages
     }
 }
 
 fn zeroed(len: usize) -> Box<[AtomicU32]> {
-    // Zeroed by the allocator, which takes large memory untouched from the kernel: most of a map is never used.
+    // Zeroed by the allocator, which takes large memory untouched from the kernel: most of a map is
+    // never used.
     let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
-    // SAFETY: AtomicU32 has the size, alignment and values of u32, and the box is owned by nobody else.
+    // SAFETY: AtomicU32 has the size, alignment and values of u32, and the box is owned by nobody
+    // else.
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
@@ -174,7 +181,8 @@ impl Pool {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// New memory for a context. `pending`: usable when [`Pool::reached`] is told that its stream got there.
+    /// New memory for a context. `pending`: usable when [`Pool::reached`] is told that its stream
+    /// got there.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
@@ -191,7 +199,11 @@ impl Pool {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
         let pages = pages_of(size) as u32;
-        let align = if size >= HUGE { PAGES_PER_HUGE } else { 1 };
+        let align = if pages >= PAGES_PER_HUGE {
+            PAGES_PER_HUGE
+        } else {
+            1
+        };
         let mut allocator = self.lock();
         let start = loop {
             if let Some(start) = allocator.space.take(pages, align) {
@@ -221,8 +233,9 @@ impl Pool {
         }
         drop(allocator);
         self.note(start, pages, entry);
-        if size < HUGE {
-            // SAFETY: the pages were just taken, so nobody else may use them; they lie inside the data.
+        if pages < PAGES_PER_HUGE {
+            // SAFETY: the pages were just taken, so nobody else may use them; they lie inside the
+            // data.
             unsafe {
                 self.mapping
                     .data()
@@ -442,7 +455,8 @@ impl Pool {
                 continue;
             };
             let now = slot.snapshot();
-            // One that is `Freeing` is finished by its own job, which was dropped or is about to be.
+            // One that is `Freeing` is finished by its own job, which was dropped or is about to
+            // be.
             if slot.advance(now.generation, &[State::Pending, State::Live], State::Freed) {
                 let block = Block {
                     start: (now.offset / PAGE) as u32,

@@ -1,4 +1,5 @@
-//! Which pages of a pool are free: ranges by start, to join neighbours, and by length, to find the smallest that fits.
+//! Which pages of a pool are free: ranges by start, to join neighbours, and by length, to find the
+//! smallest that fits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +28,8 @@ impl Space {
         self.free
     }
 
-    /// Takes `pages` that start at a multiple of `align`: the smallest range that has them, small ones from the low
-    /// end, aligned ones from the high end, so that they do not interleave.
+    /// Takes `pages` that start at a multiple of `align`: the smallest range that has them, small
+    /// ones from the low end, aligned ones from the high end, so that they do not interleave.
     pub(super) fn take(&mut self, pages: u32, align: u32) -> Option<u32> {
         let (length, start, at) =
             self.by_length

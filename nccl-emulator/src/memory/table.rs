@@ -1,9 +1,11 @@
-//! The head of a pool's memfd: who owns it, and its table of allocations, readable by every process that maps it.
+//! The head of a pool's memfd: who owns it, and its table of allocations, readable by every process
+//! that maps it.
 //!
-//! One writer, the process that owns the pool, under its allocator's lock; readers anywhere, without a lock. An entry's
-//! `tag` joins the number of the allocation and its state. The owner writes the other fields while the tag says `Freed`
-//! (or nothing was ever there), then stores the tag. A reader loads the tag, the fields, and the tag again: the same tag
-//! twice means that the fields belong to it, since numbers are not used again within 2^32 allocations of one device.
+//! One writer, the process that owns the pool, under its allocator's lock; readers anywhere,
+//! without a lock. An entry's `tag` joins the number of the allocation and its state. The owner
+//! writes the other fields while the tag says `Freed` (or nothing was ever there), then stores the
+//! tag. A reader loads the tag, the fields, and the tag again: the same tag twice means that the
+//! fields belong to it, since numbers are not used again within 2^32 allocations of one device.
 //!
 //! ```text
 //! Never ─┬─allocate──────────────▶ Live ──free──▶ Freed ──allocate (next number)──▶ …
@@ -136,7 +138,8 @@ impl Entry {
 
     /// A new allocation in a free entry. Only under the owner's lock.
     pub(super) fn open(&self, generation: u32, state: State, offset: u64, size: u64) {
-        // A reader that still sees the old tag sees `Freed` with it, and reads the tag again after the fields.
+        // A reader that still sees the old tag sees `Freed` with it, and reads the tag again after
+        // the fields.
         self.tag
             .store(tag(generation, State::Never), Ordering::Relaxed);
         fence(Ordering::Release);

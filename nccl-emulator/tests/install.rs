@@ -1,0 +1,175 @@
+//! Taking over, once, with settings; each case in a process of its own.
+
+use std::process::{Command, Output};
+
+use nccl_emulator::{Emulator, InstallError};
+
+/// In the environment of a child: which of the functions below it shall run.
+const ROLE: &str = "NCCL_EMULATOR_TEST_ROLE";
+
+fn child(role: &str, environment: &[(&str, &str)]) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_child", "--nocapture"])
+        .env(ROLE, role)
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn succeeds(role: &str, environment: &[(&str, &str)]) {
+    let output = child(role, environment);
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Not a test but the other process of those below.
+#[test]
+fn the_child() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    match role.as_str() {
+        "twice" => {
+            let first = nccl_emulator::install().unwrap();
+            assert!(first.symbols() > 100);
+            assert_eq!(
+                first.sonames(),
+                ["libcuda.so", "libcuda.so.1", "libnccl.so", "libnccl.so.2"]
+            );
+            let again = nccl_emulator::install().unwrap();
+            assert_eq!(first.to_string(), again.to_string());
+            assert!(nccl_emulator::install_unless_gpu().unwrap().is_emulator());
+        }
+        "settings" => {
+            let taken = Emulator::new()
+                .devices(3)
+                .memory(100 << 20)
+                .install()
+                .unwrap();
+            assert!(
+                taken.to_string().contains("3 devices with 100 MiB each"),
+                "{taken}"
+            );
+            assert_eq!(cudarc::driver::CudaContext::device_count().unwrap(), 3);
+            assert!(Emulator::new().devices(3).install().is_ok());
+            let error = Emulator::new().devices(4).install().unwrap_err();
+            assert!(
+                matches!(error, InstallError::OptionsInForce { .. }),
+                "{error}"
+            );
+        }
+        "environment" => {
+            nccl_emulator::install().unwrap();
+            let context = cudarc::driver::CudaContext::new(1).unwrap();
+            assert_eq!(context.total_mem().unwrap(), 256 << 20);
+            assert_eq!(cudarc::driver::CudaContext::device_count().unwrap(), 2);
+        }
+        "bad" => {
+            let error = nccl_emulator::install().unwrap_err();
+            println!("{error}");
+            assert!(matches!(error, InstallError::BadOption { .. }));
+        }
+        "forced" => {
+            let choice = nccl_emulator::install_unless_gpu().unwrap();
+            println!("{choice}");
+            assert!(choice.is_emulator());
+        }
+        "not wanted" => {
+            assert!(!nccl_emulator::install_unless_gpu().unwrap().is_emulator());
+        }
+        "dereference" => {
+            nccl_emulator::install().unwrap();
+            let context = cudarc::driver::CudaContext::new(0).unwrap();
+            let stream = context.default_stream();
+            let data = stream.clone_htod(&[1_u8; 100]).unwrap();
+            let (address, _guard) = cudarc::driver::DevicePtr::device_ptr(&data, &stream);
+            println!("before");
+            // SAFETY: none: this is what the test is about.
+            let value = unsafe {
+                std::ptr::with_exposed_provenance::<u8>(address as usize).read_volatile()
+            };
+            println!("read {value}");
+        }
+        "fork" => {
+            nccl_emulator::install().unwrap();
+            let _context = cudarc::driver::CudaContext::new(0).unwrap();
+            // SAFETY: the child asks one question and ends.
+            unsafe {
+                match libc::fork() {
+                    0 => {
+                        let answer = cudarc::driver::sys::cuInit(0);
+                        libc::_exit(answer as i32);
+                    }
+                    child => {
+                        let mut status = 0;
+                        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                        assert_eq!(libc::WEXITSTATUS(status), 3, "CUDA_ERROR_NOT_INITIALIZED");
+                    }
+                }
+            }
+        }
+        role => panic!("unknown role {role}"),
+    }
+}
+
+#[test]
+fn installing_twice_is_installing_once() {
+    succeeds("twice", &[]);
+}
+
+#[test]
+fn the_builder_sets_devices_and_memory_once() {
+    succeeds("settings", &[]);
+}
+
+#[test]
+fn the_environment_sets_devices_and_memory() {
+    succeeds(
+        "environment",
+        &[
+            ("NCCL_EMULATOR_DEVICES", "2"),
+            ("NCCL_EMULATOR_MEMORY", "256M"),
+        ],
+    );
+}
+
+#[test]
+fn a_bad_setting_is_an_error_and_not_a_panic() {
+    for (name, value) in [
+        ("NCCL_EMULATOR_DEVICES", "none"),
+        ("NCCL_EMULATOR_MEMORY", "lots"),
+        ("NCCL_EMULATOR_STRICT", "perhaps"),
+    ] {
+        let output = child("bad", &[(name, value)]);
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains(name) && said.contains(value), "{said}");
+    }
+}
+
+#[test]
+fn the_choice_can_be_forced() {
+    succeeds("forced", &[("NCCL_EMULATOR", "1")]);
+    succeeds("not wanted", &[("NCCL_EMULATOR", "0")]);
+}
+
+#[test]
+fn a_host_that_reads_device_memory_is_killed_as_on_a_gpu() {
+    use std::os::unix::process::ExitStatusExt;
+    let output = child("dereference", &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.contains("before") && !said.contains("read"),
+        "{output:?}"
+    );
+    // An address sanitizer reports the fault and exits by itself.
+    let reported = String::from_utf8_lossy(&output.stderr).contains("AddressSanitizer");
+    assert!(
+        output.status.signal() == Some(libc::SIGSEGV) || reported,
+        "{output:?}"
+    );
+}
+
+#[test]
+fn a_forked_child_cannot_use_its_parents_driver() {
+    succeeds("fork", &[]);
+}
