@@ -274,6 +274,22 @@ impl FaultGuard {
         state.hits >= hits
     }
 
+    /// Takes the fault away, and lets go on what hangs because of it, as dropping the guard does.
+    pub fn release(&self) {
+        let mut faults = lock(&FAULTS);
+        let before = faults.rules.len();
+        faults.rules.retain(|rule| !Arc::ptr_eq(rule, &self.0));
+        COUNT.fetch_sub(before - faults.rules.len(), Ordering::Relaxed);
+        drop(faults);
+        let wakers = {
+            let mut state = lock(&self.0.state);
+            state.released = true;
+            std::mem::take(&mut state.wakers)
+        };
+        self.0.changed.notify_all();
+        wakers.into_iter().for_each(|wake| wake());
+    }
+
     /// Leaves the fault in place for the rest of the process.
     pub fn keep(self) {
         std::mem::forget(self);
@@ -282,17 +298,7 @@ impl FaultGuard {
 
 impl Drop for FaultGuard {
     fn drop(&mut self) {
-        let mut faults = lock(&FAULTS);
-        faults.rules.retain(|rule| !Arc::ptr_eq(rule, &self.0));
-        drop(faults);
-        COUNT.fetch_sub(1, Ordering::Relaxed);
-        let wakers = {
-            let mut state = lock(&self.0.state);
-            state.released = true;
-            std::mem::take(&mut state.wakers)
-        };
-        self.0.changed.notify_all();
-        wakers.into_iter().for_each(|wake| wake());
+        self.release();
     }
 }
 

@@ -83,9 +83,10 @@ impl Side {
         half.number.store(number, Ordering::SeqCst);
     }
 
-    /// Whether the owner has posted message `number`.
-    pub(crate) fn has_posted(&self, direction: Direction, number: u64) -> bool {
-        self.half(direction).number.load(Ordering::SeqCst) == number
+    /// How message `number` compares with what the owner has posted: `Less` if it has posted a later
+    /// one, so that this one is done, `Greater` if it is not there yet.
+    pub(crate) fn compare(&self, direction: Direction, number: u64) -> std::cmp::Ordering {
+        number.cmp(&self.half(direction).number.load(Ordering::SeqCst))
     }
 
     /// The range of the message that the owner has posted last. Stable for whoever holds a part of the message.
@@ -269,7 +270,7 @@ mod tests {
             for number in 1..=MESSAGES {
                 sides[me].post(direction, number, &span(3));
                 while !exchange.is_done(number) {
-                    if !sides[1 - me].has_posted(other, number) {
+                    if sides[1 - me].compare(other, number) != std::cmp::Ordering::Equal {
                         std::hint::spin_loop();
                         continue;
                     }

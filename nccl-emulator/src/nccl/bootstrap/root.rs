@@ -21,7 +21,7 @@ pub(crate) fn start(id: &UniqueId) -> io::Result<()> {
         .name("nccl-root".to_owned())
         .spawn(move || {
             // An error ends the root: the ranks wait for ever then, as they do for NCCL's.
-            if let Err(error) = serve(&listener, magic) {
+            if let Err(error) = serve(listener, magic) {
                 warn!("Bootstrap Root : {error}");
             }
         })?;
@@ -67,7 +67,7 @@ enum Verdict {
     Dismissed,
 }
 
-fn serve(listener: &Listener, magic: u64) -> io::Result<()> {
+fn serve(listener: Listener, magic: u64) -> io::Result<()> {
     let mut roll = Roll {
         strangers: Vec::new(),
         members: Vec::new(),
@@ -75,11 +75,15 @@ fn serve(listener: &Listener, magic: u64) -> io::Result<()> {
         left: 0,
     };
     loop {
-        match roll.next(listener, magic)? {
+        match roll.next(&listener, magic)? {
             Verdict::Wait if roll.deserted() => return Ok(()),
             Verdict::Wait => {}
             Verdict::Dismissed => return Ok(()),
-            Verdict::Complete => return roll.hand_out(),
+            Verdict::Complete => {
+                // Before anyone is let go: whoever comes with this id from now on finds nobody.
+                drop(listener);
+                return roll.hand_out();
+            }
             Verdict::Mismatch(why, socket) => {
                 warn!("Bootstrap Root : {why}");
                 if options().strict {

@@ -130,12 +130,15 @@ impl Lane {
             .posted(self.opposite())
     }
 
-    fn is_matched(&self, scope: &Scope<'_>) -> bool {
-        scope
-            .session
-            .segment
-            .side(self.peer, scope.session.rank)
-            .has_posted(self.opposite(), self.number)
+    /// The head, compared with what the peer has posted.
+    fn compare(&self, scope: &Scope<'_>) -> std::cmp::Ordering {
+        let side = scope.session.segment.side(self.peer, scope.session.rank);
+        side.compare(self.opposite(), self.number)
+    }
+
+    /// Whether a message waits for the head to be done.
+    fn has_successor(&self) -> bool {
+        matches!(self.head, Head::Open | Head::Theirs) && self.next + 1 < self.end
     }
 }
 
@@ -317,14 +320,17 @@ impl PointToPoint {
             Head::Empty | Head::Stuck => None,
             Head::Theirs => {
                 // The last message of a lane needs no look: it is counted in `delivered`.
-                if lane.next + 1 == lane.end || !lane.exchange(scope).is_done(lane.number) {
+                if !lane.has_successor() || !lane.exchange(scope).is_done(lane.number) {
                     return None;
                 }
                 Some(self.advance(scope, messages, at))
             }
             Head::Open => {
-                if !lane.is_matched(scope) {
-                    return None;
+                match lane.compare(scope) {
+                    std::cmp::Ordering::Greater => return None,
+                    // The peer has done it, and gone on.
+                    std::cmp::Ordering::Less => return Some(self.advance(scope, messages, at)),
+                    std::cmp::Ordering::Equal => {}
                 }
                 match lane.exchange(scope).claim(lane.number, lane.chunks()) {
                     Claim::Theirs => {
@@ -474,10 +480,7 @@ impl PointToPoint {
         if self.is_done(scope) {
             return Outcome::Done;
         }
-        let successors = self
-            .lanes
-            .iter()
-            .any(|lane| lane.head == Head::Theirs && lane.next + 1 < lane.end);
+        let successors = self.lanes.iter().any(Lane::has_successor);
         let seen = self.delivered(scope);
         let missing = if successors {
             seen + 1

@@ -1,0 +1,234 @@
+//! Faults on purpose: by the API and by the environment, at calls and at operations.
+
+mod ranks;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nccl_emulator::faults;
+use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
+use ranks::{Rank, alone, last_error, nccl, processes_ending, threads, unique_id, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_call_fails_on_the_chosen_rank_the_chosen_time() {
+    alone(
+        "a_call_fails_on_the_chosen_rank_the_chosen_time",
+        &[],
+        || {
+            let guard = faults::at_call("ncclGroupEnd").rank(1).nth(2).fail(2);
+            threads(2, |rank| {
+                let peer = 1 - rank.rank;
+                let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+                let exchange = || {
+                    assert_eq!(nccl!(ncclGroupStart()), 0);
+                    assert_eq!(rank.send(&from, Kind::ncclUint8, peer), 0);
+                    assert_eq!(rank.receive(&to, Kind::ncclUint8, peer), 0);
+                    nccl!(ncclGroupEnd())
+                };
+                assert_eq!(exchange(), 0);
+                assert_eq!(exchange(), if rank.rank == 1 { 2 } else { 0 });
+                // Rank 0 has launched: rank 1 catches up.
+                if rank.rank == 1 {
+                    assert_eq!(exchange(), 0);
+                }
+                rank.sync();
+            });
+            assert_eq!(guard.hits(), 1);
+        },
+    );
+}
+
+#[test]
+fn a_call_hangs_until_the_guard_goes() {
+    alone("a_call_hangs_until_the_guard_goes", &[], || {
+        let guard = faults::at_call("ncclAllReduce").hang();
+        let rank = Rank::join(unique_id(), 1, 0);
+        let memory = rank.memory(&[1u8]);
+        thread::scope(|scope| {
+            let hung =
+                scope.spawn(|| rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum));
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            thread::sleep(Duration::from_millis(30));
+            assert!(!hung.is_finished());
+            drop(guard);
+            assert_eq!(hung.join().unwrap(), 0);
+        });
+        rank.destroy();
+    });
+}
+
+#[test]
+fn a_call_is_delayed() {
+    alone("a_call_is_delayed", &[], || {
+        let guard = faults::at_call("ncclGetUniqueId")
+            .nth(1)
+            .delay(Duration::from_millis(50));
+        let start = Instant::now();
+        unique_id();
+        assert!(start.elapsed() >= Duration::from_millis(50));
+        let start = Instant::now();
+        unique_id();
+        assert!(start.elapsed() < Duration::from_millis(50));
+        assert_eq!(guard.hits(), 1);
+    });
+}
+
+#[test]
+fn an_operation_hangs_on_its_stream_until_the_guard_goes() {
+    alone(
+        "an_operation_hangs_on_its_stream_until_the_guard_goes",
+        &[],
+        || {
+            let guard = faults::at_operation("AllReduce").rank(1).nth(2).hang();
+            threads(2, |rank| {
+                let memory = rank.memory(&[1u8]);
+                let reduce = || rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum);
+                assert_eq!([reduce(), reduce(), reduce()], [0, 0, 0]);
+                // The second of the three is held.
+                assert!(guard.wait_for_hits(1, PATIENCE));
+                thread::sleep(Duration::from_millis(50));
+                assert!(!rank.is_idle());
+                assert_eq!(memory.read(), [2]);
+                if rank.rank == 1 {
+                    thread::sleep(Duration::from_millis(50));
+                    guard.release();
+                }
+            });
+        },
+    );
+}
+
+#[test]
+fn an_operation_that_hangs_ends_with_an_abort() {
+    alone("an_operation_that_hangs_ends_with_an_abort", &[], || {
+        let guard = faults::at_operation("any").hang();
+        let rank = Rank::join_nonblocking(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+        assert_eq!(nccl!(ncclGroupStart()), 0);
+        assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
+        assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
+        assert_eq!(nccl!(ncclGroupEnd()), 7);
+        assert_eq!(rank.settle(), 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                rank.sync();
+            });
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+        });
+        assert_eq!(to.read(), [0]);
+    });
+}
+
+#[test]
+fn an_operation_that_fails_is_an_async_error() {
+    alone("an_operation_that_fails_is_an_async_error", &[], || {
+        let _guard = faults::at_operation("AlltoAll").rank(0).fail(6);
+        let id = unique_id();
+        thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let rank = Rank::join(id, 2, rank);
+                    let (from, to) = (rank.memory(&[1u8; 2]), rank.memory(&[0u8; 2]));
+                    assert_eq!(rank.all_to_all(&from, &to, Kind::ncclUint8), 0);
+                    if rank.rank == 0 {
+                        wait_until("the error is there", || rank.state() == 6);
+                    } else {
+                        thread::sleep(Duration::from_millis(50));
+                        assert_eq!(rank.state(), 0);
+                    }
+                    assert!(!rank.is_idle());
+                    assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+                    rank.sync();
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn an_async_error_can_be_made_up() {
+    alone("an_async_error_can_be_made_up", &[], || {
+        let rank = Rank::join_nonblocking(unique_id(), 1, 0);
+        let _guard = faults::at_call("ncclCommGetAsyncError").fail(3);
+        assert_eq!(rank.state(), 3);
+        assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+    });
+}
+
+#[test]
+fn late_operations_are_not_done_when_the_stream_could_do_them() {
+    alone(
+        "late_operations_are_not_done_when_the_stream_could_do_them",
+        &[],
+        || {
+            let late = faults::late(Duration::from_millis(50));
+            let rank = Rank::join(unique_id(), 1, 0);
+            let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+            let exchange = || {
+                assert_eq!(nccl!(ncclGroupStart()), 0);
+                assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
+                assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
+                assert_eq!(nccl!(ncclGroupEnd()), 0);
+                let start = Instant::now();
+                assert!(!rank.is_idle());
+                rank.sync();
+                start.elapsed()
+            };
+            assert!(exchange() >= Duration::from_millis(45));
+            assert_eq!(to.read(), [1]);
+            drop(late);
+            rank.destroy();
+        },
+    );
+}
+
+#[test]
+fn the_environment_names_faults_too() {
+    let test = "the_environment_names_faults_too";
+    let specification =
+        "call=ncclAllReduce,rank=1,nth=2,action=kill; call=ncclGroupStart,action=fail=3";
+    let environment = [("NCCL_EMULATOR_FAULTS", specification)];
+    let ending = |rank, status: std::process::ExitStatus| {
+        use std::os::unix::process::ExitStatusExt;
+        if rank == 1 {
+            status.signal() == Some(libc::SIGKILL)
+        } else {
+            status.success()
+        }
+    };
+    processes_ending(test, 2, &environment, ending, |process| {
+        assert_eq!(nccl!(ncclGroupStart()), 3);
+        let rank = process.join();
+        let memory = rank.memory(&[1u8]);
+        assert_eq!(
+            rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum),
+            0
+        );
+        rank.sync();
+        assert_eq!(
+            rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum),
+            0
+        );
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+    });
+}
+
+#[test]
+fn a_specification_that_cannot_be_read_fails_every_init() {
+    let environment = [("NCCL_EMULATOR_FAULTS", "call=ncclSends,action=hang")];
+    alone(
+        "a_specification_that_cannot_be_read_fails_every_init",
+        &environment,
+        || {
+            let mut id = nccl_sys::ncclUniqueId::default();
+            assert_eq!(nccl!(ncclGetUniqueId(&mut id)), 4);
+            let text = "NCCL_EMULATOR_FAULTS: in \"call=ncclSends,action=hang\": NCCL has no function \
+                    \"ncclSends\"";
+            assert_eq!(last_error(), text);
+        },
+    );
+}
