@@ -51,11 +51,9 @@ pub(super) fn compare(
     }
     let buffer = options.sweep.max;
     let copies = agree(ranks, calibrate(collective, bytes, shape, buffer)?)?;
-    // Not more than were asked for: what comes before is the measurement.
-    let operations = agree(
-        ranks,
-        repetitions(seconds).min(u64::from(options.iterations).max(3)),
-    )?;
+    let operations = agree(ranks, repetitions(seconds))?;
+    // As many at a time as in the measurement.
+    let batch = u64::from(options.iterations);
     let (mut copy_times, mut operation_times) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         ranks.barrier()?;
@@ -71,7 +69,11 @@ pub(super) fn compare(
         operation_times.push(turn(ranks, operations, |iteration, last| {
             let shift = shape.shift(iteration, buffer);
             collective.start(shape, Placement::OutOfPlace, &[shift])?;
-            if last { collective.finish() } else { Ok(()) }
+            if last || (iteration + 1).is_multiple_of(batch) {
+                collective.finish()
+            } else {
+                Ok(())
+            }
         })?);
     }
     let ratios: Vec<f64> = operation_times

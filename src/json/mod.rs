@@ -281,6 +281,8 @@ fn environment(
     let mut kept: Vec<String> = variables
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
         .filter(|(name, _)| name.starts_with("NCCL_") || name.starts_with("CUDA_"))
+        // How a rank finds the others is different every time, and nobody's business.
+        .filter(|(name, _)| !name.starts_with("NCCL_RUN_"))
         .filter(|(name, _)| !SECRET.iter().any(|word| name.to_uppercase().contains(word)))
         .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
         .collect();

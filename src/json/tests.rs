@@ -208,7 +208,8 @@ fn the_environment_is_kept_as_far_as_it_concerns_nccl_and_is_no_secret() {
     let all = [
         ("NCCL_DEBUG", "INFO"),
         ("CUDA_VISIBLE_DEVICES", "0"),
-        ("NCCL_RUN_SECRET", "x"),
+        ("NCCL_SECRET", "x"),
+        ("NCCL_RUN_RENDEZVOUS", "unix:/tmp/x"),
         ("NCCL_API_KEY", "x"),
         ("HOME", "/root"),
         ("AWS_SECRET_ACCESS_KEY", "x"),
