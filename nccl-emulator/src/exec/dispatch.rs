@@ -1,14 +1,15 @@
 //! The dispatcher: finds a runner for streams that nobody waits for.
 //!
-//! One thread per process looks at all streams every [`TICK`] while anything is pending, and sleeps
-//! when nothing was for a while. A stream that has work, no runner, and moved nothing between two
-//! ticks goes to a worker thread. There are as many workers as there are such streams, because a
-//! job may block; a worker without work ends after [`IDLE`].
+//! One thread per process looks at all streams every [`TICK`]. A stream that has work, no runner,
+//! and moved nothing between two looks goes to a worker thread. There are as many workers as there
+//! are such streams, because a job may block; a worker without work ends after [`IDLE`].
 //!
-//! Enqueueing costs a syscall only when the dispatcher sleeps: it looks once more after it has said
-//! so, and both sides are sequentially consistent.
+//! When for a while nothing is pending, or nothing moves and all that is pending has a runner, the
+//! dispatcher sleeps. Enqueueing, and letting go of a stream that has work left, wake it, and cost
+//! a syscall only then: it looks once more after it has said that it sleeps, and both sides are
+//! sequentially consistent.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +18,10 @@ use super::{Stream, run};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_micros(200);
-/// Looks without anything pending before the dispatcher sleeps.
+/// Looks without anything to do before the dispatcher sleeps.
 const PATIENCE: u32 = 25;
+/// How long it sleeps unless it is woken.
+const NAP: Duration = Duration::from_millis(500);
 /// How long a worker waits for work.
 const IDLE: Duration = Duration::from_secs(2);
 
@@ -46,32 +49,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What the dispatcher knows of a stream's runners.
 #[derive(Debug, Default)]
 pub(crate) struct Visits {
-    /// Someone runs the stream now, or was sent to. A worker that was sent and finds the token
-    /// taken leaves this to whoever has the token.
-    running: AtomicBool,
-    /// Times that somebody ran or polled it.
+    /// Those who run the stream now, or were sent to.
+    claims: AtomicU32,
+    /// Times that somebody moved it, or could have.
     count: AtomicU64,
     /// `count` at the last look.
     seen: AtomicU64,
 }
 
 impl Visits {
-    /// The token was taken.
-    pub(super) fn begin(&self) {
-        self.running.store(true, Ordering::Relaxed);
+    /// Someone has the token, or is sent to take it.
+    pub(super) fn claim(&self) {
+        self.claims.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The token is about to be freed.
-    pub(super) fn end(&self) {
+    /// The holder of the token was no stranger to what is next in the queue.
+    pub(super) fn count(&self) {
         // Only the holder of the token writes.
         self.count
             .store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.running.store(false, Ordering::Relaxed);
     }
 
-    /// The token is about to be freed by one who may not run what is next.
-    pub(super) fn end_unable(&self) {
-        self.running.store(false, Ordering::Relaxed);
+    /// Ends a claim, after the token was freed or not got.
+    pub(super) fn unclaim(&self) {
+        // Sequentially consistent, as is the dispatcher's look at it before it sleeps.
+        self.claims.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -95,7 +97,7 @@ pub(super) fn marks(device: i32) -> Vec<(u64, Arc<Stream>)> {
         .collect()
 }
 
-/// Work was enqueued.
+/// There is work that may have no runner.
 pub(super) fn notify() {
     if STATE.load(Ordering::SeqCst) != AWAKE {
         wake();
@@ -135,56 +137,69 @@ fn spawn(name: &str, body: fn()) -> std::io::Result<()> {
 }
 
 fn watch() {
-    let mut quiet = 0;
+    let (mut quiet, mut before) = (0, 0);
     loop {
-        if look() {
-            quiet = 0;
+        let seen = look();
+        quiet = if seen.all_is_well && seen.moves == before {
+            quiet + 1
         } else {
-            quiet += 1;
-        }
+            0
+        };
+        before = seen.moves;
         if quiet < PATIENCE {
             std::thread::sleep(TICK);
             continue;
         }
         STATE.store(ASLEEP, Ordering::SeqCst);
-        if look() {
-            STATE.store(AWAKE, Ordering::SeqCst);
-        } else {
-            while STATE.load(Ordering::SeqCst) == ASLEEP {
-                futex::wait(&STATE, ASLEEP, Duration::from_secs(60));
-            }
+        if look().all_is_well {
+            futex::wait(&STATE, ASLEEP, NAP);
         }
+        STATE.store(AWAKE, Ordering::SeqCst);
         quiet = 0;
     }
 }
 
-/// True if any stream has work.
-fn look() -> bool {
-    let mut pending = false;
+/// What one look at the streams shows.
+struct Seen {
+    /// Each stream is idle or has a runner.
+    all_is_well: bool,
+    /// Changes when any stream moves.
+    moves: u64,
+}
+
+fn look() -> Seen {
+    let mut seen = Seen {
+        all_is_well: true,
+        moves: 0,
+    };
     let mut retired = Vec::new();
     for stream in lock(&STREAMS).iter() {
+        let visits = &stream.visits;
+        let count = visits.count.load(Ordering::Relaxed);
+        seen.moves = seen
+            .moves
+            .wrapping_add(count)
+            .wrapping_add(stream.completed());
         if stream.idle() {
             if stream.destroyed() {
                 retired.push(Arc::clone(stream));
             }
             continue;
         }
-        pending = true;
-        let visits = &stream.visits;
-        if visits.running.load(Ordering::Relaxed) {
+        if visits.claims.load(Ordering::SeqCst) != 0 {
             visits.seen.store(u64::MAX, Ordering::Relaxed);
             continue;
         }
-        let count = visits.count.load(Ordering::Relaxed);
+        seen.all_is_well = false;
         if visits.seen.swap(count, Ordering::Relaxed) == count {
-            visits.running.store(true, Ordering::Relaxed);
+            visits.claim();
             hand_over(Arc::clone(stream));
         }
     }
     for stream in retired {
         stream.retire();
     }
-    pending
+    seen
 }
 
 fn hand_over(stream: Arc<Stream>) {
@@ -195,7 +210,7 @@ fn hand_over(stream: Arc<Stream>) {
     } else if spawn("nccl-emu-work", work).is_err() {
         // Whoever waits for the stream runs it; the next look tries again.
         if let Some(stream) = workers.queue.pop() {
-            stream.visits.running.store(false, Ordering::Relaxed);
+            stream.visits.unclaim();
         }
     }
 }
@@ -206,6 +221,7 @@ fn work() {
         if let Some(stream) = workers.queue.pop() {
             drop(workers);
             run::work_on(&stream);
+            stream.visits.unclaim();
             drop(stream);
             workers = lock(&WORKERS);
             continue;

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use super::waiters::Waiters;
 use super::work::Job;
-use super::{Bell, Step, Stream, Work, spin};
+use super::{Bell, Step, Stream, Work, dispatch, spin};
 use crate::driver::CUresult;
 
 /// How many streams one thread runs at once.
@@ -239,18 +239,16 @@ fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain
     }
 }
 
-/// Spins for a moment, then sleeps until the runner rings.
+/// Waits until the runner rings.
 fn wait_for_runner(waiters: &Waiters, seen: u32, outer: Option<&Chain<'_>>) {
-    for _ in 0..200 {
-        if waiters.bell().value() != seen {
-            return;
-        }
-        std::hint::spin_loop();
+    let (bell, count) = (waiters.bell(), spin::local_spinners());
+    if spin::patient(bell, seen, count, || outer.is_some_and(Chain::interrupted)) {
+        return;
     }
     match outer {
-        Some(chain) => chain.park(waiters.bell(), seen),
+        Some(chain) => chain.park(bell, seen),
         None => {
-            waiters.bell().wait(seen, spin::NAP);
+            bell.wait(seen, spin::NAP);
         }
     }
 }
@@ -263,11 +261,10 @@ fn run(
     target: u64,
     chain: &Chain<'_>,
 ) -> bool {
-    stream.visits.begin();
+    stream.visits.claim();
     let reached = run_jobs(stream, &mut front, target, chain);
-    stream.visits.end();
-    drop(front);
-    stream.waiters.released();
+    stream.visits.count();
+    let_go(stream, front);
     reached
 }
 
@@ -328,6 +325,16 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
     }
 }
 
+/// Frees the token. Whatever is left is somebody else's to run.
+fn let_go(stream: &Stream, front: MutexGuard<'_, Front>) {
+    drop(front);
+    stream.visits.unclaim();
+    stream.waiters.released();
+    if !stream.idle() {
+        dispatch::notify();
+    }
+}
+
 /// Drops the job in progress and counts it as done.
 fn finish(stream: &Stream, front: &mut Front) {
     drop(front.batch.pop_front());
@@ -366,15 +373,12 @@ fn poll_at(stream: &Arc<Stream>, target: u64, depth: u32) -> Polled {
     let Some(mut front) = try_token(stream) else {
         return Polled::Stuck;
     };
-    stream.visits.begin();
+    stream.visits.claim();
     let (polled, declined) = poll_jobs(stream, &mut front, target, depth);
-    if declined {
-        stream.visits.end_unable();
-    } else {
-        stream.visits.end();
+    if !declined {
+        stream.visits.count();
     }
-    drop(front);
-    stream.waiters.released();
+    let_go(stream, front);
     polled
 }
 

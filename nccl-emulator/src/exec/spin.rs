@@ -2,9 +2,14 @@
 //!
 //! A message between two ranks that both have a core takes about a microsecond when both spin, and
 //! twenty to fifty when the receiver sleeps. A rank that spins on a core which another rank needs
-//! makes that other rank late. So a runner spins for a short while, and only while those who spin
-//! are no more than the cores; then it gives its core away and asks again now and then; then it
-//! sleeps until the bell rings.
+//! makes that other rank late, by much more than it can gain. So a runner spins for as long as a
+//! message needs, and only while those who spin are no more than the cores; then it gives its core
+//! to whoever wants it, again and again, which costs little on an idle core; then it sleeps until
+//! the bell rings.
+//!
+//! Measured with four ranks on two cores, 8-byte all-to-all: 10 µs; with 50 µs of spinning before
+//! the first yield, 70 µs; with sleep at once, 48 µs. Two ranks on two cores do not notice the
+//! difference between the first two.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,14 +18,12 @@ use std::time::{Duration, Instant};
 use super::run::Chain;
 use super::{Bell, Work};
 
-/// How long a runner may spin before it gives its core away.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it may go on yielding, counted from the same moment.
-const YIELD: Duration = Duration::from_micros(100);
+/// Looks at the bell before a runner gives its core away: about two microseconds.
+const LOOKS: u32 = 48;
+/// How long it goes on giving its core away before it sleeps.
+const YIELD: Duration = Duration::from_micros(200);
 /// The longest sleep: whoever should ring may have been killed.
 pub(super) const NAP: Duration = Duration::from_millis(100);
-/// Looks at the bell between two looks at the clock.
-const LOOKS: u32 = 32;
 
 /// Spinning executors of this process; the default for [`Work::spinners`].
 pub(crate) fn local_spinners() -> &'static AtomicU32 {
@@ -74,37 +77,34 @@ impl Drop for Spinning<'_> {
 /// Waits until the blocked job should be stepped again, or the runner has other reasons to look up.
 pub(super) fn rest(work: &dyn Work, seen: u32, chain: &Chain<'_>) {
     let bell = work.bell();
-    if patient(bell, seen, work.spinners(), chain) {
-        return;
+    if !patient(bell, seen, work.spinners(), || {
+        chain.interrupted() || super::run::help()
+    }) {
+        chain.park(bell, seen);
     }
-    chain.park(bell, seen);
 }
 
-/// Spins and yields. True when there is something to do.
-pub(super) fn patient(bell: &Bell, seen: u32, count: &AtomicU32, chain: &Chain<'_>) -> bool {
-    let start = Instant::now();
-    let limit = cores();
-    let spinning = Spinning::start(count);
-    loop {
-        for _ in 0..LOOKS {
-            if bell.value() != seen {
-                return true;
+/// Spins and yields. True when the bell rang or `other` says that there is something to do.
+pub(super) fn patient(bell: &Bell, seen: u32, count: &AtomicU32, other: impl Fn() -> bool) -> bool {
+    {
+        let _spinning = Spinning::start(count);
+        if count.load(Ordering::Relaxed) <= cores() {
+            for _ in 0..LOOKS {
+                if bell.value() != seen {
+                    return true;
+                }
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
-        }
-        if chain.interrupted() || super::run::help() {
-            return true;
-        }
-        if count.load(Ordering::Relaxed) > limit || start.elapsed() >= SPIN {
-            break;
         }
     }
-    drop(spinning);
-    while start.elapsed() < YIELD {
+    let start = Instant::now();
+    loop {
+        if bell.value() != seen || other() {
+            return true;
+        }
+        if start.elapsed() >= YIELD {
+            return false;
+        }
         std::thread::yield_now();
-        if bell.value() != seen || chain.interrupted() || super::run::help() {
-            return true;
-        }
     }
-    false
 }

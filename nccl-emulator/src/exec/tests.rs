@@ -512,3 +512,30 @@ fn a_destroyed_stream_finishes_its_work_and_goes_away() {
         until("it is forgotten", || Arc::strong_count(&stream) == 1);
     });
 }
+
+#[test]
+fn what_a_waiter_leaves_behind_is_run_though_the_dispatcher_slept() {
+    in_time(|| {
+        let stream = stream(0, Kind::NonBlocking);
+        let gate = Gate::default();
+        let sequence = stream.enqueue(gate.job()).unwrap();
+        let (send, receive) = mpsc::channel();
+        stream
+            .enqueue(job(move || send.send(Instant::now()).unwrap()))
+            .unwrap();
+        let opener = thread::spawn({
+            let gate = gate.clone();
+            move || {
+                // Long enough for the dispatcher to see that all is well.
+                thread::sleep(Duration::from_millis(60));
+                gate.open();
+                Instant::now()
+            }
+        });
+        stream.wait_until(sequence).unwrap();
+        let opened = opener.join().unwrap();
+        let ran = receive.recv().unwrap();
+        let late = ran.saturating_duration_since(opened);
+        assert!(late < Duration::from_millis(100), "{late:?}");
+    });
+}
