@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::environment::rank_variables;
 use super::lifeline::DIRECTORY_PREFIX;
 use super::output::{Forwarder, Output, Stream};
-use super::report::{RankEnd, RankFailure, describe_process};
+use super::report::{RankEnd, RankFailure, describe_process, is_stopped};
 
 /// How long the other ranks may go on after one failed, to say what they know.
 const GRACE: Duration = Duration::from_millis(500);
@@ -197,6 +197,8 @@ struct Running {
     /// Set before everything is ended for another reason than a rank's failure.
     verdict: Option<Outcome>,
     ended_by_us: Vec<usize>,
+    /// Those of them that stood still before.
+    stopped: Vec<usize>,
 }
 
 impl Running {
@@ -211,6 +213,7 @@ impl Running {
             cause: None,
             verdict: None,
             ended_by_us: Vec::new(),
+            stopped: Vec::new(),
         }
     }
 
@@ -342,6 +345,9 @@ impl Running {
     fn signal(&mut self, signal: Signal) {
         for (index, rank) in self.ranks.iter().enumerate() {
             if rank.ended.is_none() {
+                if signal == Signal::TERM && is_stopped(rank.child.id()) {
+                    self.stopped.push(index);
+                }
                 if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
                     let _ = rustix::process::kill_process(pid, signal);
                 }
@@ -435,6 +441,7 @@ impl Running {
             (None, Some(cause)) => Outcome::Failed(Box::new(RankFailure {
                 end: ends[cause].clone(),
                 ended: std::mem::take(&mut self.ended_by_us),
+                stopped: std::mem::take(&mut self.stopped),
             })),
             (None, None) => Outcome::Succeeded,
         };

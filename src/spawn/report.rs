@@ -29,6 +29,8 @@ pub struct RankFailure {
     pub end: RankEnd,
     /// Ranks that were still running and were ended.
     pub ended: Vec<usize>,
+    /// Those of them that stood still, which may well be why others waited too long.
+    pub stopped: Vec<usize>,
 }
 
 impl RankFailure {
@@ -77,6 +79,18 @@ impl fmt::Display for RankFailure {
             [one] => write!(f, "; rank {one} was ended with it")?,
             many => write!(f, "; ranks {} were ended with it", list(many))?,
         }
+        match &self.stopped[..] {
+            [] => {}
+            [one] => write!(
+                f,
+                "; rank {one} had been stopped, by a signal or a debugger"
+            )?,
+            many => write!(
+                f,
+                "; ranks {} had been stopped, by a signal or a debugger",
+                list(many)
+            )?,
+        }
         if !stderr.is_empty() {
             write!(f, "\n  the last it said on standard error:")?;
             for line in stderr {
@@ -117,6 +131,13 @@ fn signal_name(signal: i32) -> Option<&'static str> {
         libc::SIGSYS => "SIGSYS",
         _ => return None,
     })
+}
+
+/// Whether a process stands still, by a signal or because of a debugger.
+pub(super) fn is_stopped(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| matches!(state.trim().chars().next(), Some('T' | 't')))
 }
 
 /// What the threads of a process are doing, one line each: name, state, and where in the kernel they
@@ -173,7 +194,21 @@ mod tests {
                 stderr: stderr.iter().map(|line| (*line).to_owned()).collect(),
             },
             ended: ended.to_vec(),
+            stopped: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_rank_that_stood_still_is_named() {
+        let failure = RankFailure {
+            stopped: vec![1],
+            ..failure(4 << 8, &[0, 1], &[])
+        };
+        assert_eq!(
+            failure.to_string(),
+            "rank 2 (pid 977) ended with exit code 4 after 1.2 s; ranks 0 and 1 were ended with it; \
+             rank 1 had been stopped, by a signal or a debugger"
+        );
     }
 
     #[test]
