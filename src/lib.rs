@@ -1,8 +1,9 @@
 //! What the benchmarks, examples and tests of this workspace share.
 //!
 //! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`]), its
-//! text ([`format`]) and its JSON ([`json`]), so that figures and scripts carry over. [`spawn`] starts
-//! the ranks, and ends all of them when one fails or the starter is gone.
+//! text ([`format`](mod@format)) and its JSON ([`json`]), so that figures and scripts carry over;
+//! [`perf`] makes a program of them. [`spawn`] starts the ranks, and ends all of them when one fails or
+//! the starter is gone; [`testing`] does so for tests.
 //!
 //! This package is not published; a program that needs one of these things may copy it.
 
@@ -18,6 +19,7 @@ pub mod failure;
 pub mod format;
 pub mod json;
 pub mod options;
+pub mod perf;
 pub mod printf;
 pub mod progress;
 pub mod self_test;
@@ -26,3 +28,8 @@ pub mod spawn;
 pub mod statistics;
 pub mod testing;
 pub mod verify;
+
+/// The example in the README is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -4,7 +4,7 @@
 //! [`json`] need the same characters: the same rounding, the same width, the same exponent. Rust and
 //! glibc both round exactly, half to even; what differs is spelling.
 //!
-//! [`format`]: crate::format
+//! [`format`]: mod@crate::format
 //! [`json`]: crate::json
 
 /// What C prints instead of digits, if anything.

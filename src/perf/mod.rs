@@ -1,0 +1,19 @@
+//! A benchmark program, from its arguments to its exit code; what it measures is a
+//! [`Collective`](crate::bench::Collective) that it brings along.
+//!
+//! [`main`] runs in three roles. Started by a person it is the *starter*: it checks everything that can
+//! be checked alone, so that bad input is one sentence and not one per rank, and starts the ranks
+//! (`start`). Started by itself, or by torchrun, srun or mpirun, it is one *rank* (`rank`); with
+//! `--spawn threads` the starter's threads are. Rank 0 prints (`printer`).
+
+mod devices;
+mod failure;
+mod printer;
+mod rank;
+mod ranks;
+mod start;
+
+pub use devices::{Emulation, install};
+pub use rank::Rank;
+pub use ranks::WorldRanks;
+pub use start::main;

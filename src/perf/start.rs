@@ -1,0 +1,249 @@
+//! Whether this process starts ranks or is one, and starting them.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use nccl::{Library, Rendezvous, World};
+
+use super::devices::{self, Emulation};
+use super::rank::{self, Common, Rank};
+use crate::bench::Collective;
+use crate::failure::{Exit, Failure};
+use crate::json;
+use crate::options::{self, Options, Spawn};
+use crate::progress;
+use crate::spawn::{Job, Launcher, Outcome, lifeline, threads};
+
+/// Tells a rank which file was reserved for the JSON output.
+const JSON_VARIABLE: &str = "NCCL_TOOLS_JSON";
+
+/// A benchmark program: reads the arguments, starts ranks or is one, measures what `make` makes, and
+/// says how it went.
+pub fn main<C, F>(make: F) -> ExitCode
+where
+    C: Collective + 'static,
+    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
+{
+    lifeline::watch();
+    let mut arguments = std::env::args_os();
+    let program = program_name(arguments.next());
+    let options = match options::parse(arguments) {
+        Ok(options::Command::Help) => {
+            print!("{}", options::usage(&program));
+            return ExitCode::SUCCESS;
+        }
+        Ok(options::Command::Run(options)) => *options,
+        Err(failure) => return end(&program, &failure),
+    };
+    match run(&program, options, make) {
+        Ok(code) => code,
+        Err(failure) => end(&program, &failure),
+    }
+}
+
+/// Says why, and with which code.
+fn end(program: &str, failure: &Failure) -> ExitCode {
+    match failure.exit() {
+        Exit::OutputClosed => {}
+        // One sentence, also where a list is what explains it best.
+        Exit::Usage => {
+            let text = failure.to_string();
+            let lines: Vec<&str> = text
+                .lines()
+                .map(str::trim)
+                .filter(|l| !l.is_empty())
+                .collect();
+            eprintln!("{program}: {}", lines.join("; "));
+        }
+        _ => eprintln!("{program}: {failure}"),
+    }
+    failure.exit().into()
+}
+
+fn program_name(argument: Option<OsString>) -> String {
+    let path = PathBuf::from(argument.unwrap_or_default());
+    path.file_name().map_or("perf".to_owned(), |name| {
+        name.to_string_lossy().into_owned()
+    })
+}
+
+fn lookup(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn run<C, F>(program: &str, options: Options, make: F) -> Result<ExitCode, Failure>
+where
+    C: Collective + 'static,
+    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
+{
+    for name in ["NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"] {
+        if lookup(name).is_some() {
+            return Err(Failure::usage(format!(
+                "{name} is set, and this program cannot split the ranks into groups"
+            )));
+        }
+    }
+    rank::needed_bus()?;
+    match Launcher::detect(lookup) {
+        Some(launcher) => one_rank(program, options, launcher, make),
+        None => start(program, options, make),
+    }
+}
+
+/// This process is a rank.
+fn one_rank<C: Collective>(
+    program: &str,
+    options: Options,
+    launcher: Launcher,
+    make: impl Fn(Rank) -> Result<C, Failure>,
+) -> Result<ExitCode, Failure> {
+    let launched = launcher != Launcher::NcclRun;
+    if launched && (options.ranks.is_some() || options.spawn.is_some()) {
+        return Err(Failure::usage(format!(
+            "{} starts the ranks here: leave out --ranks, --spawn, -t and -g",
+            launcher.name()
+        )));
+    }
+    let local_ranks = launcher.local_world_size(lookup).unwrap_or(1);
+    let emulation = devices::install(local_ranks + devices::first_device()?)?;
+    // Before the others wait for this one.
+    Library::load()?;
+    // Variables that make no sense are bad input; ranks that do not come are not.
+    let rendezvous = Rendezvous::from_env().map_err(|error| Failure::usage(error.to_string()))?;
+    let world = World::join(rendezvous)?;
+    let json = match (lookup(JSON_VARIABLE), &options.output_file) {
+        (Some(reserved), _) => Some(reserved.into()),
+        (None, Some(path)) if world.rank() == 0 => Some(json::reserve(path)?),
+        (None, _) => None,
+    };
+    let ranks = world.size();
+    let common = Common {
+        program: program.to_owned(),
+        options,
+        emulation,
+        ranks_text: format!("{ranks} processes, started by {}", launcher.name()),
+        local_ranks,
+        launched,
+        json,
+    };
+    rank::run(&common, world, make)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This process starts the ranks.
+fn start<C, F>(program: &str, options: Options, make: F) -> Result<ExitCode, Failure>
+where
+    C: Collective + 'static,
+    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
+{
+    let first = devices::first_device()?;
+    let wanted = options.ranks.unwrap_or(devices::EMULATED_RANKS);
+    let emulation = devices::install(first + wanted)?;
+    let library = Library::load()?;
+    let devices = devices::count()?;
+    let ranks = match (options.ranks, emulation) {
+        (Some(ranks), _) => ranks,
+        (None, Emulation::Emulated) => devices::EMULATED_RANKS.min(devices),
+        (None, Emulation::None) => devices.saturating_sub(first).max(1),
+    };
+    devices::check_fit(ranks, first, devices)?;
+    devices::check_sizes(&options, devices::total_memory(first)?)?;
+    devices::elements(&options, &library, u32::MAX)?;
+    let json = options
+        .output_file
+        .as_deref()
+        .map(json::reserve)
+        .transpose()?;
+    match options.spawn.unwrap_or(Spawn::Processes) {
+        Spawn::Processes => start_processes(program, ranks, emulation, json.as_deref()),
+        Spawn::Threads => {
+            let common = Common {
+                program: program.to_owned(),
+                options,
+                emulation,
+                ranks_text: format!("{ranks} threads of one process"),
+                local_ranks: ranks,
+                launched: false,
+                json,
+            };
+            start_threads(common, ranks, make)
+        }
+    }
+}
+
+fn start_threads<C, F>(common: Common, ranks: usize, make: F) -> Result<ExitCode, Failure>
+where
+    C: Collective + 'static,
+    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
+{
+    let (program, json) = (common.program.clone(), common.json.clone());
+    let worlds = World::threads(ranks);
+    let ended = threads::run(worlds, None, move |_, world| {
+        rank::run(&common, world, make.clone())
+    });
+    let Err(failure) = ended else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (exit, text) = match &failure.cause {
+        threads::Cause::Error(rank, failure) => (failure.exit(), format!("rank {rank}: {failure}")),
+        _ => (Exit::Failed, failure.to_string()),
+    };
+    if exit != Exit::OutputClosed {
+        eprintln!("{program}: {text}");
+    }
+    if let Some(path) = json {
+        json::complete(&path, &text);
+    }
+    if failure.running.is_empty() {
+        return Ok(exit.into());
+    }
+    // Threads that still wait for a rank that is gone cannot be ended; the process can.
+    // SAFETY: ends the process at once; nothing is left to be written.
+    unsafe { libc::_exit(exit as i32) }
+}
+
+fn start_processes(
+    program: &str,
+    ranks: usize,
+    emulation: Emulation,
+    json: Option<&Path>,
+) -> Result<ExitCode, Failure> {
+    let executable = std::env::current_exe().map_err(|error| {
+        Failure::new(
+            Exit::Failed,
+            format!("this program does not find itself: {error}"),
+        )
+    })?;
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let ended = Job::new(ranks).run(|_| {
+        let mut command = Command::new(&executable);
+        command.args(&arguments);
+        // What was found here holds for the ranks; looking for a GPU again would cost each a second.
+        command.env(
+            "NCCL_EMULATOR",
+            if emulation.is_emulated() { "1" } else { "0" },
+        );
+        if std::io::stderr().is_terminal() {
+            command.env(progress::VARIABLE, "1");
+        }
+        if let Some(path) = json {
+            command.env(JSON_VARIABLE, path);
+        }
+        command
+    });
+    let ended = ended.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+    match ended.outcome {
+        Outcome::Succeeded => Ok(ExitCode::SUCCESS),
+        Outcome::Failed(failure) => {
+            eprintln!("{program}: {failure}");
+            if let Some(path) = json {
+                json::complete(path, &failure.to_string());
+            }
+            Ok(failure.code().into())
+        }
+        Outcome::TimedOut(states) => Err(Failure::new(Exit::TimedOut, states)),
+        Outcome::OutputClosed => Err(Failure::new(Exit::OutputClosed, "")),
+    }
+}

@@ -1,0 +1,256 @@
+//! Worlds for tests: a few ranks, as threads or as processes, that are certain to end.
+//!
+//! ```ignore
+//! mod support;
+//!
+//! #[test]
+//! fn every_rank_receives_what_the_others_sent() {
+//!     support::ranks_as_threads(4, |world| {
+//!         let context = CudaContext::new(world.local_rank())?;
+//!         …
+//!         Ok::<(), Box<dyn std::error::Error>>(())
+//!     });
+//! }
+//! ```
+//!
+//! Either way the ranks live in processes of their own, started from the test binary for this one test,
+//! so that each test has its own emulator with as many devices as it needs, and that everything can be
+//! killed at the deadline. What the test does *before* it calls one of these functions is done again in
+//! those processes; what it does afterwards is not. A test may call them several times, in a loop for
+//! instance; [`Ranks::outcome`] only last. A rank fails by a panic or an `Err`; the first one that fails
+//! ends the others, and the test, with what each rank said last.
+
+// Each test file is a crate of its own, and uses a part of this.
+#![allow(dead_code, unreachable_pub)]
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use nccl::{Rendezvous, World};
+use nccl_tools::perf;
+use nccl_tools::spawn::{
+    Ended, Job, Outcome, Output, describe_process, lifeline, threads as rank_threads,
+};
+use nccl_tools::testing::{Role, Verdict, again, end_with, name};
+
+/// How long a test may take, unless it says otherwise.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Runs `body` once per rank, each on a thread of one process.
+///
+/// # Panics
+/// When a rank fails, or not all end within [`DEADLINE`].
+pub fn ranks_as_threads<V: Verdict>(
+    ranks: usize,
+    body: impl Fn(World) -> V + Send + Sync + 'static,
+) {
+    Ranks::new(ranks).threads(body);
+}
+
+/// Runs `body` once per rank, each in a process.
+///
+/// # Panics
+/// When a rank fails, or not all end within [`DEADLINE`].
+pub fn ranks_as_processes<V: Verdict>(ranks: usize, body: impl Fn(World) -> V) {
+    Ranks::new(ranks).processes(body);
+}
+
+/// Ranks that need more than a number.
+pub struct Ranks {
+    ranks: usize,
+    deadline: Duration,
+    variables: Vec<(OsString, OsString)>,
+}
+
+impl Ranks {
+    /// So many ranks.
+    pub fn new(ranks: usize) -> Self {
+        Self {
+            ranks,
+            deadline: DEADLINE,
+            variables: Vec::new(),
+        }
+    }
+
+    /// How long all of it may take.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// A variable in the environment of the ranks.
+    pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// As [`ranks_as_threads`].
+    ///
+    /// # Panics
+    /// As [`ranks_as_threads`].
+    pub fn threads<V: Verdict>(self, body: impl Fn(World) -> V + Send + Sync + 'static) {
+        let call = Call::of(&body);
+        match call.place() {
+            Place::Parent => {
+                // A little longer than the process gives itself, because it can tell more.
+                let job = Job::new(1)
+                    .output(Output::Collect)
+                    .deadline(self.deadline + GRACE);
+                expect_success(&self.run(job, &call));
+            }
+            Place::Rank => {
+                lifeline::watch();
+                threads_of_this_process(self.ranks, self.deadline, body)
+            }
+            Place::Past => {}
+        }
+    }
+
+    /// As [`ranks_as_processes`].
+    ///
+    /// # Panics
+    /// As [`ranks_as_processes`].
+    pub fn processes<V: Verdict>(self, body: impl Fn(World) -> V) {
+        let call = Call::of(&body);
+        if let Some(ended) = self.run_processes(&call, body) {
+            expect_success(&ended);
+        }
+    }
+
+    /// As [`processes`](Self::processes), for tests in which ranks are meant to fail: how it ended.
+    ///
+    /// # Panics
+    /// When the test runs ranks again after this.
+    pub fn outcome<V: Verdict>(self, body: impl Fn(World) -> V) -> Ended {
+        let call = Call::of(&body);
+        self.run_processes(&call, body)
+            .expect("a test looks at an outcome after all other ranks")
+    }
+
+    /// `None` in a rank of a later call.
+    fn run_processes<V: Verdict>(self, call: &Call, body: impl Fn(World) -> V) -> Option<Ended> {
+        match call.place() {
+            Place::Parent => {
+                let job = Job::new(self.ranks)
+                    .output(Output::Collect)
+                    .deadline(self.deadline);
+                Some(self.run(job, call))
+            }
+            Place::Rank => {
+                lifeline::watch();
+                end_with(|| {
+                    install(self.ranks);
+                    let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
+                    let world = World::join(rendezvous).map_err(|error| error.to_string())?;
+                    body(world).verdict()
+                })
+            }
+            Place::Past => None,
+        }
+    }
+
+    fn run(&self, job: Job, call: &Call) -> Ended {
+        let ended = job.run(|_| {
+            let mut command = again(&call.test, &call.number.to_string());
+            command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+            command
+        });
+        ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error}"))
+    }
+}
+
+/// One call of the functions above: the test, and how many it made before.
+struct Call {
+    test: String,
+    number: usize,
+}
+
+/// Where a call finds itself.
+enum Place {
+    /// In the test: the ranks are to be started.
+    Parent,
+    /// In a rank that this call started.
+    Rank,
+    /// In a rank that a later call started: this one succeeded, else there would be no later one.
+    Past,
+}
+
+impl Call {
+    fn of<F>(body: &F) -> Self {
+        static CALLS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
+        let test = name(body);
+        let mut calls = CALLS
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let next = calls
+            .get_or_insert_default()
+            .entry(test.clone())
+            .or_default();
+        let number = *next;
+        *next += 1;
+        Self { test, number }
+    }
+
+    fn place(&self) -> Place {
+        match Role::of(&self.test) {
+            Role::Test => Place::Parent,
+            Role::Child(number) if number == self.number.to_string() => Place::Rank,
+            Role::Child(_) => Place::Past,
+        }
+    }
+}
+
+/// What a process that notices its deadline itself gets on top of it.
+const GRACE: Duration = Duration::from_secs(5);
+
+fn install(devices: usize) {
+    if let Err(failure) = perf::install(devices) {
+        panic!("there is neither a GPU nor the emulator: {failure}");
+    }
+}
+
+fn threads_of_this_process<V: Verdict>(
+    ranks: usize,
+    deadline: Duration,
+    body: impl Fn(World) -> V + Send + Sync + 'static,
+) -> ! {
+    end_with(|| {
+        install(ranks);
+        let worlds = World::threads(ranks);
+        let ended = rank_threads::run(worlds, Some(deadline), move |_, world| {
+            body(world).verdict()
+        });
+        ended.map_err(|failure| {
+            if !failure.running.is_empty() {
+                eprintln!("{}", describe_process(std::process::id()));
+                eprintln!("{failure}");
+                // Threads that hang must not keep the process from ending.
+                // SAFETY: ends the process at once; nothing is left to be written.
+                unsafe { libc::_exit(101) }
+            }
+            failure.to_string()
+        })
+    })
+}
+
+/// # Panics
+/// Unless all ranks ended well; with everything that is known about why.
+pub fn expect_success(ended: &Ended) {
+    let reason = match &ended.outcome {
+        Outcome::Succeeded => return,
+        Outcome::Failed(failure) => failure.to_string(),
+        Outcome::TimedOut(states) => format!("the deadline passed:\n{states}"),
+        Outcome::OutputClosed => "the output is closed".to_owned(),
+    };
+    let mut text = reason;
+    for rank in &ended.ranks {
+        for (name, lines) in [("stdout", &rank.stdout), ("stderr", &rank.stderr)] {
+            for line in lines.iter().rev().take(40).rev() {
+                text.push_str(&format!("\n[rank {} {name}] {line}", rank.rank));
+            }
+        }
+    }
+    panic!("{text}");
+}
