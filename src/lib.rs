@@ -1,6 +1,6 @@
 //! What the benchmarks, examples and tests of this workspace share.
 //!
-//! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`]), its
+//! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`](mod@bench)), its
 //! text ([`format`](mod@format)) and its JSON ([`json`]), so that figures and scripts carry over;
 //! [`perf`] makes a program of them. [`spawn`] starts the ranks, and ends all of them when one fails or
 //! the starter is gone; [`testing`] does so for tests.
