@@ -1,0 +1,209 @@
+//! Running the example, as a person does, with a limit on how long that may take.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nccl_tools::build_info::BUILD;
+use rustix::process::{Pid, Signal};
+
+/// How long one run may take.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The example that belongs to this test binary, built if it is not there or is old.
+pub(crate) fn example() -> &'static Path {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    EXAMPLE.get_or_init(|| {
+        // <target>/[<triple>/]<profile>/deps/<this test>
+        let this = std::env::current_exe().unwrap();
+        let profile = this.ancestors().nth(2).unwrap();
+        let mut target = profile.parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--example", "all_to_all_perf"]);
+        match profile.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => {}
+            Some(name) => drop(cargo.args(["--profile", name])),
+        }
+        if target.file_name().is_some_and(|name| name == BUILD.target) {
+            target = target.parent().unwrap();
+            cargo.args(["--target", BUILD.target]);
+        }
+        cargo
+            .arg("--target-dir")
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        let built = cargo.status();
+        let example = profile.join("examples/all_to_all_perf");
+        // A machine that only runs what was built elsewhere has no cargo.
+        let built = built.is_ok_and(|status| status.success());
+        assert!(built || example.exists(), "the example could not be built");
+        example
+    })
+}
+
+/// Variables by which launchers tell a process that it is a rank.
+pub(crate) const LAUNCHERS: [&str; 11] = [
+    "NCCL_RUN_RANK",
+    "NCCL_RUN_WORLD_SIZE",
+    "RANK",
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_ID",
+    "NCCL_TOOLS_SELF_TEST",
+];
+
+/// The example on the emulator, wherever this runs: with GPUs the figures would be others.
+pub(crate) fn command(arguments: &str) -> Command {
+    let mut command = Command::new(example());
+    command
+        .args(arguments.split_whitespace())
+        .env("NCCL_EMULATOR", "1");
+    for name in LAUNCHERS {
+        command.env_remove(name);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a run printed, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+pub(crate) fn run(arguments: &str) -> Run {
+    finish(command(arguments).spawn().unwrap())
+}
+
+pub(crate) fn run_with(arguments: &str, variables: &[(&str, &str)]) -> Run {
+    finish(
+        command(arguments)
+            .envs(variables.iter().copied())
+            .spawn()
+            .unwrap(),
+    )
+}
+
+/// Waits for the end, and kills it at the deadline.
+pub(crate) fn finish(mut child: Child) -> Run {
+    let read = |stream: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            if let Some(mut stream) = stream {
+                stream.read_to_string(&mut text).unwrap();
+            }
+            text
+        })
+    };
+    let stdout = read(child.stdout.take().map(|stream| Box::new(stream) as _));
+    let stderr = read(child.stderr.take().map(|stream| Box::new(stream) as _));
+    let begun = Instant::now();
+    let mut late = false;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > DEADLINE && !late {
+            late = true;
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let run = Run {
+        status,
+        stdout: stdout.join().unwrap(),
+        stderr: stderr.join().unwrap(),
+    };
+    assert!(!late, "killed after {DEADLINE:?}: {run:#?}");
+    run
+}
+
+impl Run {
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.status.code(), Some(code), "{self:#?}");
+        self
+    }
+
+    /// The rows of the table, cut into fields.
+    pub(crate) fn rows(&self) -> Vec<Vec<&str>> {
+        let rows = self
+            .stdout
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty());
+        rows.map(|row| row.split_whitespace().collect()).collect()
+    }
+
+    /// The lines about devices.
+    pub(crate) fn devices(&self) -> Vec<&str> {
+        self.stdout
+            .lines()
+            .filter(|line| line.starts_with("#  Rank "))
+            .collect()
+    }
+}
+
+/// Few sizes and iterations, for tests that look at something else than figures.
+pub(crate) const SHORT: &str = "-b 1K -e 64K -f 8 -n 3 --memcpy_ratio 0";
+
+pub(crate) fn pid_of(line: &str) -> &str {
+    line.split(" Pid ")
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+}
+
+/// A run without end, once its rows come; and the processes of its ranks.
+pub(crate) struct Endless {
+    pub(crate) child: Child,
+    pub(crate) pids: Vec<i32>,
+    // Read no further, but kept open.
+    pub(crate) _stdout: BufReader<std::process::ChildStdout>,
+}
+
+pub(crate) fn endless(arguments: &str) -> Endless {
+    let mut child = command(&format!("{SHORT} -N 0 {arguments}"))
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut pids = Vec::new();
+    let mut line = String::from("#");
+    while line.starts_with('#') {
+        line.clear();
+        stdout.read_line(&mut line).unwrap();
+        if line.starts_with("#  Rank ") {
+            pids.push(pid_of(&line).parse().unwrap());
+        }
+    }
+    if line.is_empty() {
+        panic!("it ended by itself: {:#?}", finish(child));
+    }
+    Endless {
+        child,
+        pids,
+        _stdout: stdout,
+    }
+}
+
+pub(crate) fn signal(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+pub(crate) fn gone(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status
+        .lines()
+        .any(|line| line.starts_with("State:") && !line.contains("Z (zombie)"))
+}
