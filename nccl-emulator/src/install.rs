@@ -21,6 +21,17 @@ const CUDA: [&CStr; 2] = [c"libcuda.so", c"libcuda.so.1"];
 const NCCL: [&CStr; 2] = [c"libnccl.so", c"libnccl.so.2"];
 
 /// Why the emulator could not take over.
+///
+/// ```
+/// use nccl_emulator::{Emulator, InstallError};
+///
+/// Emulator::new().devices(2).install()?;
+/// match Emulator::new().devices(3).install() {
+///     Err(error @ InstallError::OptionsInForce { .. }) => println!("{error}"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), InstallError>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
@@ -73,7 +84,7 @@ pub enum InstallError {
     },
 }
 
-/// What [`install`] took over.
+/// What [`install()`](crate::install()) took over.
 ///
 /// ```
 /// let taken = nccl_emulator::install()?;
@@ -157,7 +168,7 @@ pub(crate) fn install(wishes: Wishes) -> Result<Installation, InstallError> {
     Ok(installation)
 }
 
-/// Whether [`install`] has been done.
+/// Whether [`install()`](crate::install()) has been done.
 pub(crate) fn installation() -> Option<Installation> {
     INSTALLED
         .lock()

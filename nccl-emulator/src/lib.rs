@@ -1,6 +1,6 @@
 //! NCCL and the CUDA driver on the CPU, behind the same C ABI.
 //!
-//! [`install`] makes this process find the emulator where it would find `libcuda` and `libnccl`:
+//! [`install()`] makes this process find the emulator where it would find `libcuda` and `libnccl`:
 //! nothing is built, copied or set. From then on programs written against CUDA's driver API and
 //! NCCL run without a GPU, on as many devices as one likes, as threads of one process or as many
 //! processes.
@@ -19,7 +19,7 @@
 //!
 //! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where
 //! a GPU would only sometimes fail: work runs in stream order and not before it must; memory that
-//! is freed too early, used out of bounds or by the host is caught, and [`violations`] says which
+//! is freed too early, used out of bounds or by the host is caught, and [`violations()`] says which
 //! allocation it was. It runs no kernels.
 //!
 //! # Settings
@@ -36,7 +36,15 @@
 //! # Limits
 //!
 //! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to
-//! libcuda or libnccl, and [`install`] must come before the first call of either.
+//! libcuda or libnccl, and [`install()`] must come before the first call of either. A process that
+//! was forked from one that uses the emulator must exec, as with CUDA.
+//!
+//! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and say once on stderr why:
+//! modules and kernels; graphs (a stream can be marked as capturing, and work on it is refused);
+//! virtual memory management and CUDA IPC; managed memory, and host memory mapped for a device;
+//! memory pools besides the one of each device; copies and fills in two or three dimensions; memory
+//! operations in streams; external memory and semaphores. What of NCCL is missing, its functions
+//! say in the same way.
 #![cfg(not(loom))]
 
 #[cfg(not(all(
@@ -81,7 +89,7 @@ pub fn install() -> Result<Installation, InstallError> {
     Emulator::new().install()
 }
 
-/// [`install`], unless the machine has a GPU that works. The question is put to CUDA in a child
+/// [`install()`], unless the machine has a GPU that works. The question is put to CUDA in a child
 /// process, because a driver that failed to start stays broken for its process.
 ///
 /// ```
@@ -90,7 +98,7 @@ pub fn install() -> Result<Installation, InstallError> {
 /// ```
 ///
 /// # Errors
-/// As [`install`].
+/// As [`install()`].
 pub fn install_unless_gpu() -> Result<Choice, InstallError> {
     Emulator::new().install_unless_gpu()
 }
@@ -157,7 +165,7 @@ impl Emulator {
         self
     }
 
-    /// [`install`] with these settings.
+    /// [`install()`] with these settings.
     ///
     /// ```
     /// let taken = nccl_emulator::Emulator::new().devices(4).install()?;
@@ -166,7 +174,7 @@ impl Emulator {
     /// ```
     ///
     /// # Errors
-    /// As [`install`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with
+    /// As [`install()`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with
     /// other settings.
     pub fn install(&self) -> Result<Installation, InstallError> {
         install::install(self.wishes)

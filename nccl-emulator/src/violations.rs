@@ -1,12 +1,12 @@
 //! Misuse that the emulator caught: a record for tests, and one plain line each on stderr.
 //!
 //! Written by the memory checks, the driver functions and the NCCL side; read by tests through
-//! [`violations`]. A violation names the allocation (or the object) it is about.
+//! [`violations()`]. A violation names the allocation (or the object) it is about.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What kind of misuse was caught.
+/// What kind of misuse was caught; see [`Violation`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ViolationKind {
@@ -28,7 +28,30 @@ pub enum ViolationKind {
     Misuse,
 }
 
-/// One misuse that was caught.
+/// One misuse that was caught. Its text names the allocation, its size, device, state and age, and
+/// the offset that was used.
+///
+/// ```
+/// use cudarc::driver::{CudaContext, result};
+/// use nccl_emulator::ViolationKind;
+///
+/// nccl_emulator::install()?;
+/// let gpu = CudaContext::new(0)?;
+/// let stream = gpu.new_stream()?;
+/// // SAFETY: none; this is the misuse.
+/// unsafe {
+///     let memory = result::malloc_sync(1000)?;
+///     result::free_sync(memory)?;
+///     assert!(result::memset_d8_async(memory, 0, 1000, stream.cu_stream()).is_err());
+/// }
+/// let violation = &nccl_emulator::violations()[0];
+/// assert_eq!(violation.kind(), ViolationKind::UseAfterFree);
+/// assert_eq!(violation.device(), Some(0));
+/// let allocation = violation.allocation().unwrap();
+/// assert_eq!((allocation.size, allocation.freed), (Some(1000), true));
+/// println!("{violation}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Violation(Box<Details>);
 
@@ -40,7 +63,7 @@ struct Details {
     text: String,
 }
 
-/// The allocation of device memory that a violation is about.
+/// The allocation of device memory that a violation is about; see [`Violation`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocation {
@@ -108,28 +131,45 @@ impl std::error::Error for Violation {}
 
 static RECORD: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
 
-/// Every violation of this process so far, oldest first.
+/// Every violation of this process so far, oldest first; ten thousand at most.
+///
+/// ```
+/// nccl_emulator::install()?;
+/// // … run the program under test …
+/// assert!(nccl_emulator::violations().is_empty());
+/// # Ok::<(), nccl_emulator::InstallError>(())
+/// ```
 #[must_use]
 pub fn violations() -> Vec<Violation> {
-    RECORD
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone()
+    lock().clone()
 }
 
-/// Forgets the violations so far.
+/// Forgets the violations so far: between tests that share a process.
+///
+/// ```
+/// nccl_emulator::clear_violations();
+/// assert!(nccl_emulator::violations().is_empty());
+/// ```
 pub fn clear_violations() {
-    RECORD
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clear();
+    lock().clear();
 }
+
+/// Violations that are kept.
+const KEPT: usize = 10_000;
 
 /// Prints and records a violation. Does not touch any context: `context::fail` does both.
 pub(crate) fn record(violation: Violation) {
-    eprintln!("nccl-emulator: violation: {violation}");
-    RECORD
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(violation);
+    let mut record = lock();
+    match record.len() {
+        KEPT => return,
+        few if few == KEPT - 1 => eprintln!(
+            "nccl-emulator: violation: {violation} (the last of {KEPT} that are printed and kept)"
+        ),
+        _ => eprintln!("nccl-emulator: violation: {violation}"),
+    }
+    record.push(violation);
+}
+
+fn lock() -> MutexGuard<'static, Vec<Violation>> {
+    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
 }

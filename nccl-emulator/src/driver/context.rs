@@ -368,7 +368,7 @@ pub(crate) fn primary(device: i32) -> Result<Arc<Context>, CUresult> {
 }
 
 /// Counts one more user of the primary context.
-pub(super) fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
+pub(crate) fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
     let mut primary = lock(primaries(device)?);
     let context = primary.get(device)?;
     primary.count += 1;
@@ -376,7 +376,7 @@ pub(super) fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
 }
 
 /// Counts one user less; the last one destroys the context.
-pub(super) fn release(device: i32) -> Result<(), CUresult> {
+pub(crate) fn release(device: i32) -> Result<(), CUresult> {
     let mut primary = lock(primaries(device)?);
     primary.count = primary
         .count

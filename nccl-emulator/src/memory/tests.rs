@@ -330,3 +330,39 @@ fn a_peer_that_reads_out_of_bounds_is_told_by_how_much() {
     assert!(said.contains("24 bytes past its end"), "{said}");
     free(start).unwrap();
 }
+
+/// Prints what a check costs:
+/// `cargo test --release -p nccl-emulator --lib -- --ignored --nocapture what_a_check_costs`.
+#[test]
+#[ignore = "a measurement"]
+fn what_a_check_costs() {
+    let starts: Vec<_> = (0..64).map(|_| allocate(0, 1 << 20).unwrap()).collect();
+    let mapping = pool(0).unwrap().mapping();
+    let median = |name: &str, body: &dyn Fn(usize)| {
+        let mut samples: Vec<_> = (0..101)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                (0..1000).for_each(body);
+                start.elapsed().as_nanos() as f64 / 1000.0
+            })
+            .collect();
+        samples.sort_by(f64::total_cmp);
+        println!("{name}: median {:.1} ns", samples[50]);
+    };
+    let spans: Vec<_> = starts
+        .iter()
+        .map(|&at| resolve(at + 64, 4096).unwrap().1)
+        .collect();
+    median("resolve", &|i| {
+        std::hint::black_box(resolve(starts[i % 64] + 64, 4096).unwrap());
+    });
+    median("view", &|i| {
+        std::hint::black_box(mapping.view(&spans[i % 64]).unwrap());
+    });
+    median("still_valid", &|i| {
+        mapping
+            .still_valid(std::hint::black_box(&spans[i % 64]))
+            .unwrap()
+    });
+    starts.into_iter().for_each(|start| free(start).unwrap());
+}
