@@ -1,1 +1,80 @@
-//! Safe bindings to NVIDIA NCCL.
+//! Safe bindings to NVIDIA NCCL: communicators, collectives, grouped messages and all-to-all, with a
+//! deadline on everything that can wait.
+//!
+//! ```
+//! use cudarc::driver::CudaContext;
+//! use nccl::{ReduceOp, World};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! nccl_emulator::install_unless_gpu()?; // on a machine with GPUs this does nothing
+//! let world = World::single(); // or World::join(Rendezvous::from_env()?)?
+//! let context = CudaContext::new(world.local_rank())?;
+//! let stream = context.new_stream()?;
+//! let comm = world.communicator("demo").stream(&stream).build()?;
+//!
+//! let x = stream.clone_htod(&[1.0f32, 2.0, 3.0])?;
+//! let mut y = stream.alloc_zeros::<f32>(3)?;
+//! comm.all_reduce(&x, &mut y, ReduceOp::Sum)?.wait()?;
+//! assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0, 3.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Rooms
+//! - [`Library`]: which libnccl is loaded, what it can do.
+//! - [`World`], [`Rendezvous`]: how ranks find each other.
+//! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
+//!   [`Request`] to poll, wait for or `.await`.
+//! - [`Group`]: several messages issued together.
+//! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
+//! - [`Error`]: what went wrong, where, and what to do.
+//!
+//! # Memory
+//! Safe code cannot free, read or overwrite memory that an operation still uses. Allocate what you
+//! communicate on the communicator's stream: the order of that stream then does all the work, at no
+//! cost. A buffer of another stream works as well; the two streams are then joined by events, which
+//! stalls the other stream until the operation is done.
+//!
+//! # Features
+//! None yet. cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to
+//! link of it, so that whatever else is in the build may.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("the nccl crate works on Linux only, as NCCL does");
+
+pub use cudarc;
+pub use nccl_sys::Version;
+
+pub use abort::AbortSignal;
+pub use all_to_all::Algorithm as AllToAllAlgorithm;
+pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
+pub use communicator::{Communicator, CommunicatorBuilder};
+pub use config::{Config, CtaPolicy};
+pub use dtype::{DataType, NcclType};
+pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
+pub use group::Group;
+pub use library::{Capability, Library};
+pub use operation::{Operation, OperationKind};
+pub use reduce::ReduceOp;
+pub use rendezvous::{Rendezvous, World};
+pub use request::Request;
+pub use unique_id::UniqueId;
+
+mod abort;
+mod all_to_all;
+mod buffer;
+mod collectives;
+mod communicator;
+mod config;
+mod dtype;
+mod error;
+mod ffi;
+mod group;
+mod host;
+mod library;
+mod operation;
+mod point_to_point;
+mod reduce;
+mod rendezvous;
+mod request;
+mod unique_id;

@@ -1,0 +1,355 @@
+//! Device memory as operations take it: typed, erased and raw.
+//!
+//! An operation accepts `&CudaSlice<T>` or `CudaView<T>` to read, `&mut CudaSlice<T>` or
+//! `CudaViewMut<T>` to write, and [`Erased`]/[`ErasedMut`] where the element type is known only at run
+//! time. The traits are sealed: cudarc's own `DevicePtr` is a safe trait, so anybody could return an
+//! address of nothing through it. Memory that is not cudarc's enters through `unsafe fn from_raw`.
+//!
+//! What must stay true: an erased buffer borrows its memory for `'a`; its stream is the one on which
+//! the memory is freed, because the order of streams is what keeps a free behind an operation.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
+
+use crate::dtype::{DataType, NcclType};
+use crate::error::{Error, ErrorKind, Result};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The element type of a buffer, as far as the compiler knows it: a [`NcclType`], or [`Erased`] when
+/// only the program knows it while it runs.
+///
+/// Two buffers of one operation must have the same one, so an `f32` buffer and an `i32` buffer do not
+/// compile together.
+///
+/// ```
+/// fn elements<E: nccl::Element>() {}
+/// elements::<f32>();
+/// elements::<nccl::AtRunTime>();
+/// ```
+pub trait Element: sealed::Sealed {}
+
+impl<T: NcclType> sealed::Sealed for T {}
+impl<T: NcclType> Element for T {}
+
+/// Stands for an element type that is known only at run time; see [`Erased`].
+///
+/// ```
+/// # fn buffers<'a>(x: nccl::Erased<'a>) {
+/// fn is_erased<'a>(_: impl nccl::SendBuffer<'a, Element = nccl::AtRunTime>) {}
+/// is_erased(x);
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct AtRunTime(());
+
+impl sealed::Sealed for AtRunTime {}
+impl Element for AtRunTime {}
+
+/// Memory that an operation reads.
+///
+/// ```
+/// use cudarc::driver::CudaSlice;
+/// use nccl::SendBuffer;
+///
+/// fn count<'a>(buffer: impl SendBuffer<'a>) -> usize {
+///     buffer.erase().len()
+/// }
+/// # fn example(x: &CudaSlice<f32>) {
+/// assert_eq!(count(x), count(x.slice(..)));
+/// # }
+/// ```
+pub trait SendBuffer<'a>: sealed_buffer::Sealed {
+    /// The element type, as far as it is known to the compiler.
+    type Element: Element;
+
+    /// Forgets the element type at compile time and keeps it at run time.
+    fn erase(self) -> Erased<'a>;
+}
+
+/// Memory that an operation writes.
+///
+/// ```
+/// use cudarc::driver::CudaSlice;
+/// use nccl::{DataType, RecvBuffer};
+///
+/// # fn example(y: &mut CudaSlice<f32>) {
+/// let erased = y.erase_mut();
+/// assert_eq!(erased.data_type(), DataType::FLOAT32);
+/// # }
+/// ```
+pub trait RecvBuffer<'a>: sealed_buffer::Sealed {
+    /// The element type, as far as it is known to the compiler.
+    type Element: Element;
+
+    /// Forgets the element type at compile time and keeps it at run time.
+    fn erase_mut(self) -> ErasedMut<'a>;
+}
+
+mod sealed_buffer {
+    pub trait Sealed {}
+}
+
+/// Device memory to read, whose element type is known at run time.
+///
+/// ```
+/// use cudarc::driver::CudaContext;
+/// use nccl::{DataType, Erased};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// nccl_emulator::install_unless_gpu()?;
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let bytes = stream.alloc_zeros::<u8>(64)?;
+/// let halves = Erased::from_bytes(bytes.as_view(), DataType::FLOAT16)?;
+/// assert_eq!(halves.len(), 32);
+/// assert!(Erased::from_bytes(bytes.slice(..63), DataType::FLOAT16).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Erased<'a> {
+    memory: Memory<'a>,
+    data_type: DataType,
+    len: usize,
+}
+
+/// Device memory to write, whose element type is known at run time.
+///
+/// ```
+/// use cudarc::driver::CudaContext;
+/// use nccl::{DataType, ErasedMut};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// nccl_emulator::install_unless_gpu()?;
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let mut bytes = stream.alloc_zeros::<u8>(64)?;
+/// let doubles = ErasedMut::from_bytes(bytes.as_view_mut(), DataType::FLOAT64)?;
+/// assert_eq!(doubles.len(), 8);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ErasedMut<'a> {
+    memory: Memory<'a>,
+    data_type: DataType,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum Memory<'a> {
+    Read(CudaView<'a, u8>),
+    Write(CudaViewMut<'a, u8>),
+    Raw {
+        ptr: CUdeviceptr,
+        stream: &'a Arc<CudaStream>,
+    },
+}
+
+impl Memory<'_> {
+    fn stream(&self) -> &Arc<CudaStream> {
+        match self {
+            Self::Read(view) => view.stream(),
+            Self::Write(view) => view.stream(),
+            Self::Raw { stream, .. } => stream,
+        }
+    }
+}
+
+fn elements(bytes: usize, data_type: DataType) -> Result<usize> {
+    let size = data_type
+        .size_in_bytes()
+        .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))?;
+    if !bytes.is_multiple_of(size) {
+        return Err(Error::new(ErrorKind::PartialElement { bytes, data_type }));
+    }
+    Ok(bytes / size)
+}
+
+macro_rules! shared_methods {
+    ($type:ident, $from:ident, $view:ident) => {
+        impl<'a> $type<'a> {
+            /// Takes bytes for elements of `data_type`.
+            ///
+            /// # Errors
+            /// [`ErrorKind::PartialElement`] when the bytes are not a whole number of elements,
+            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known.
+            pub fn from_bytes(bytes: $view<'a, u8>, data_type: DataType) -> Result<Self> {
+                let len = elements(bytes.len(), data_type)?;
+                Ok(Self {
+                    memory: Memory::$from(bytes),
+                    data_type,
+                    len,
+                })
+            }
+
+            /// Takes memory that is not cudarc's, of `len` elements of `data_type` at `ptr`.
+            ///
+            /// `stream` is where the memory is freed or reused; work of an operation on another
+            /// stream is put before whatever is put on `stream` afterwards.
+            ///
+            /// # Safety
+            /// `ptr` is an address of the device of `stream`, valid for `len` elements and for what
+            /// the operation does with it (read, or write without any other access) until everything
+            /// that the operation put on its stream has finished. Freeing or reusing the memory on
+            /// `stream`, after the operation was issued, meets this; freeing it from the host before
+            /// the operation has finished does not.
+            ///
+            /// # Errors
+            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known.
+            pub unsafe fn from_raw(
+                ptr: CUdeviceptr,
+                len: usize,
+                data_type: DataType,
+                stream: &'a Arc<CudaStream>,
+            ) -> Result<Self> {
+                elements(0, data_type)?;
+                Ok(Self {
+                    memory: Memory::Raw { ptr, stream },
+                    data_type,
+                    len,
+                })
+            }
+
+            /// The number of elements.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether there are no elements.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// The type of the elements.
+            #[must_use]
+            pub fn data_type(&self) -> DataType {
+                self.data_type
+            }
+
+            /// The stream on which the memory was allocated and will be freed.
+            #[must_use]
+            pub fn stream(&self) -> &Arc<CudaStream> {
+                self.memory.stream()
+            }
+
+            /// The address, and cudarc's guard that has to be dropped once the operation is on `on`.
+            #[inline]
+            pub(crate) fn lease<'s>(self, on: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>)
+            where
+                'a: 's,
+            {
+                match self.memory {
+                    Memory::Read(view) => view.view_ptr(on),
+                    Memory::Write(view) => view.view_ptr_mut(on),
+                    Memory::Raw { ptr, .. } => (ptr, SyncOnDrop::Record(None)),
+                }
+            }
+        }
+    };
+}
+
+shared_methods!(Erased, Read, CudaView);
+shared_methods!(ErasedMut, Write, CudaViewMut);
+
+fn erase_view<T: NcclType>(view: CudaView<'_, T>) -> Erased<'_> {
+    let len = view.len();
+    // SAFETY: the bytes of any `NcclType` are valid `u8`s.
+    let bytes = unsafe { view.transmute::<u8>(len * size_of::<T>()) };
+    match bytes {
+        Some(bytes) => Erased {
+            memory: Memory::Read(bytes),
+            data_type: T::DATA_TYPE,
+            len,
+        },
+        // The view has exactly that many bytes.
+        None => unreachable!("a view is as long as itself"),
+    }
+}
+
+fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a> {
+    let len = view.len();
+    // SAFETY: the bytes of any `NcclType` are valid `u8`s, and any bytes are valid values of it.
+    let bytes = unsafe { view.transmute_mut::<u8>(len * size_of::<T>()) };
+    let Some(bytes) = bytes else {
+        // The view has exactly that many bytes.
+        unreachable!("a view is as long as itself")
+    };
+    // SAFETY: only the lifetime changes. The memory is exclusively borrowed for `'a` by `view`, which
+    // this function owns and gives up, so that `bytes` becomes the only way to it.
+    let bytes = unsafe { std::mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(bytes) };
+    ErasedMut {
+        memory: Memory::Write(bytes),
+        data_type: T::DATA_TYPE,
+        len,
+    }
+}
+
+impl sealed_buffer::Sealed for Erased<'_> {}
+impl<'a> SendBuffer<'a> for Erased<'a> {
+    type Element = AtRunTime;
+    fn erase(self) -> Erased<'a> {
+        self
+    }
+}
+
+impl sealed_buffer::Sealed for ErasedMut<'_> {}
+impl<'a> RecvBuffer<'a> for ErasedMut<'a> {
+    type Element = AtRunTime;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        self
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &CudaSlice<T> {}
+impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaSlice<T> {
+    type Element = T;
+    fn erase(self) -> Erased<'a> {
+        erase_view(self.as_view())
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for CudaView<'_, T> {}
+impl<'a, T: NcclType> SendBuffer<'a> for CudaView<'a, T> {
+    type Element = T;
+    fn erase(self) -> Erased<'a> {
+        erase_view(self)
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &CudaView<'_, T> {}
+impl<'a, T: NcclType> SendBuffer<'a> for &CudaView<'a, T> {
+    type Element = T;
+    fn erase(self) -> Erased<'a> {
+        erase_view(self.slice(..))
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &mut CudaSlice<T> {}
+impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaSlice<T> {
+    type Element = T;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        erase_view_mut(self.as_view_mut())
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for CudaViewMut<'_, T> {}
+impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
+    type Element = T;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        erase_view_mut(self)
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &mut CudaViewMut<'_, T> {}
+impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaViewMut<'_, T> {
+    type Element = T;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        erase_view_mut(self.slice_mut(..))
+    }
+}

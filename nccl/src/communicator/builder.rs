@@ -1,0 +1,275 @@
+//! What a communicator is made from.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaStream;
+
+use super::init::{Plan, Prepared};
+use super::{Communicator, Timeouts};
+use crate::abort::AbortSignal;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::library::Library;
+use crate::operation::{Operation, OperationKind, Shape};
+use crate::rendezvous::World;
+use crate::unique_id::UniqueId;
+
+/// Makes a [`Communicator`]; from [`World::communicator`](crate::World::communicator) or
+/// [`Communicator::builder`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// use std::time::Duration;
+///
+/// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let comm = nccl::World::single()
+///     .communicator("model/tp")
+///     .stream(&stream)
+///     .timeout(Duration::from_secs(5))
+///     .build()?;
+/// assert_eq!(comm.name(), "model/tp");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder makes nothing until `build`"]
+pub struct CommunicatorBuilder<'a> {
+    name: &'a str,
+    origin: Origin<'a>,
+    rank: usize,
+    world_size: usize,
+    stream: Option<Arc<CudaStream>>,
+    config: Config,
+    timeouts: Timeouts,
+    abort_signal: AbortSignal,
+    library: Option<Library>,
+}
+
+/// Where the token comes from with which the ranks meet inside NCCL.
+enum Origin<'a> {
+    Given(UniqueId),
+    /// Rank 0 of the world makes one, and everybody learns whether everybody is ready.
+    World(&'a World),
+}
+
+impl<'a> CommunicatorBuilder<'a> {
+    pub(super) fn with_id(name: &'a str, id: UniqueId, rank: usize, world_size: usize) -> Self {
+        Self::new(name, Origin::Given(id), rank, world_size)
+    }
+
+    pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
+        Self::new(name, Origin::World(world), world.rank(), world.size())
+    }
+
+    fn new(name: &'a str, origin: Origin<'a>, rank: usize, world_size: usize) -> Self {
+        Self {
+            name,
+            origin,
+            rank,
+            world_size,
+            stream: None,
+            config: Config::new(),
+            timeouts: Timeouts::default(),
+            abort_signal: AbortSignal::new(),
+            library: None,
+        }
+    }
+
+    /// The stream on which operations are put; it also says which device this rank uses.
+    ///
+    /// Memory that is communicated is best allocated on this stream, too: the order of the stream then
+    /// keeps it alive for nothing.
+    pub fn stream(mut self, stream: &Arc<CudaStream>) -> Self {
+        self.stream = Some(Arc::clone(stream));
+        self
+    }
+
+    /// Settings for NCCL.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The library to use, instead of [`Library::load`]'s.
+    pub fn library(mut self, library: &Library) -> Self {
+        self.library = Some(library.clone());
+        self
+    }
+
+    /// How long an operation may take, once it is called; 30 s unless set.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.operation = limit;
+        self
+    }
+
+    /// How long [`build`](Self::build) may take; 60 s unless set.
+    pub fn init_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.init = limit;
+        self
+    }
+
+    /// How long the ranks may take to get to the end together; 30 s unless set.
+    pub fn finalize_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.finalize = limit;
+        self
+    }
+
+    /// How long NCCL may take to give an aborted communicator back; 10 s unless set.
+    pub fn abort_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.abort = limit;
+        self
+    }
+
+    /// A signal that ends the communicator, even while it is being made.
+    pub fn abort_signal(mut self, signal: &AbortSignal) -> Self {
+        self.abort_signal = signal.clone();
+        self
+    }
+
+    /// Makes the communicator, together with the other ranks.
+    ///
+    /// What this rank can find wrong by itself is found before any other rank waits for it. Made from a
+    /// [`World`](crate::World), all ranks hear of it at once, instead of waiting for this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; what NCCL had built by then is
+    /// freed. [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when
+    /// another rank could not take part. [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
+    /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for what is wrong here.
+    ///
+    /// Wraps `ncclCommInitRankConfig`.
+    pub fn build(self) -> Result<Communicator> {
+        let started = Instant::now();
+        let (name, rank, world_size) = (self.name, self.rank, self.world_size);
+        let span = tracing::info_span!(
+            target: "nccl", "nccl.comm.init", comm = name, rank, nranks = world_size
+        );
+        let _entered = span.enter();
+        self.build_until(started).map_err(|error| {
+            let error = error.during(|| Operation {
+                kind: OperationKind::Init,
+                communicator: Arc::from(name),
+                rank,
+                world_size,
+                host: crate::host::name(),
+                pid: std::process::id(),
+                sequence: None,
+                shape: Shape::default(),
+                elapsed: started.elapsed(),
+            });
+            tracing::error!(target: "nccl", %error, "a communicator was not made");
+            error
+        })
+    }
+
+    fn build_until(self, started: Instant) -> Result<Communicator> {
+        let deadline = started + self.timeouts.init;
+        let (name, world_size) = (self.name, self.world_size);
+        let signal = self.abort_signal.clone();
+        let (origin, prepared) = self.prepare();
+        let (id, prepared) = match origin {
+            Origin::Given(id) => (id, prepared?.0),
+            Origin::World(world) => agree(world, name, prepared, deadline, &signal)?,
+        };
+        let inner = prepared.join(&id, deadline)?;
+        tracing::info!(
+            target: "nccl",
+            comm = name,
+            nranks = world_size,
+            elapsed = ?started.elapsed(),
+            "communicator ready"
+        );
+        Ok(Communicator(Arc::new(inner)))
+    }
+
+    /// Everything this rank can check alone; rank 0 of a world also makes the token.
+    fn prepare(self) -> (Origin<'a>, Result<(Prepared, Option<UniqueId>)>) {
+        let makes_id = matches!(self.origin, Origin::World(_)) && self.rank == 0;
+        let Self {
+            name,
+            origin,
+            rank,
+            world_size,
+            stream,
+            config,
+            timeouts,
+            abort_signal,
+            library,
+        } = self;
+        let prepare = || {
+            let stream = stream.ok_or_else(|| {
+                Error::new(ErrorKind::InvalidConfig {
+                    field: "stream",
+                    reason: String::from("a communicator needs a stream to put its operations on"),
+                })
+            })?;
+            let library = library.map_or_else(Library::load, Ok)?;
+            let plan = Plan {
+                library: library.clone(),
+                name,
+                rank,
+                world_size,
+                stream,
+                config: &config,
+                timeouts,
+                abort_signal,
+            };
+            let prepared = plan.prepare()?;
+            let id = if makes_id {
+                Some(UniqueId::new(&library)?)
+            } else {
+                None
+            };
+            Ok((prepared, id))
+        };
+        (origin, prepare())
+    }
+}
+
+/// All ranks tell each other whether they can take part; rank 0 adds the token.
+///
+/// So a rank that cannot is the reason on every rank, at once, instead of a wait for it.
+fn agree(
+    world: &World,
+    name: &str,
+    prepared: Result<(Prepared, Option<UniqueId>)>,
+    deadline: Instant,
+    signal: &AbortSignal,
+) -> Result<(UniqueId, Prepared)> {
+    const READY: u8 = 0;
+    const FAILED: u8 = 1;
+    let message = match &prepared {
+        Ok((_, id)) => {
+            let id = id.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
+            [&[READY], id].concat()
+        }
+        Err(error) => [&[FAILED], error.kind().to_string().as_bytes()].concat(),
+    };
+    let topic = format!("communicator/{name}");
+    let answers = world.collect(&topic, &message, deadline, || signal.is_aborted());
+    // What is wrong here is the better answer on this rank.
+    let (prepared, _) = prepared?;
+    let answers = answers?;
+    for (rank, answer) in answers.iter().enumerate() {
+        if let [FAILED, reason @ ..] = &answer[..] {
+            return Err(Error::rendezvous(format!(
+                "{} cannot make communicator {name:?}: {}",
+                world.describe(rank),
+                String::from_utf8_lossy(reason)
+            )));
+        }
+    }
+    let id = answers
+        .first()
+        .and_then(|answer| answer.get(1..))
+        .unwrap_or_default();
+    let id = <[u8; UniqueId::LEN]>::try_from(id).map_err(|_| {
+        Error::rendezvous(format!(
+            "rank 0 sent {} bytes for the token of communicator {name:?}, expected {}",
+            id.len(),
+            UniqueId::LEN
+        ))
+    })?;
+    Ok((UniqueId::from_bytes(id), prepared))
+}

@@ -1,0 +1,128 @@
+//! NCCL's pointer, and the polling of its state. Everything here happens under the communicator's lock.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
+use nccl_sys as sys;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::ffi;
+use crate::library::Library;
+use crate::request::Mark;
+
+/// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawComm(pub(crate) NonNull<sys::ncclComm>);
+
+// SAFETY: NCCL lets any thread call on a communicator, as long as calls do not overlap; the lock around
+// `Handle` sees to that.
+unsafe impl Send for RawComm {}
+
+impl RawComm {
+    pub(crate) fn as_ptr(self) -> sys::ncclComm_t {
+        self.0.as_ptr()
+    }
+}
+
+/// What the lock of a communicator protects.
+pub(crate) struct Handle {
+    /// `None` once the communicator was given back to NCCL.
+    pub(crate) raw: Option<RawComm>,
+    /// Operations issued so far.
+    pub(crate) sequence: u64,
+    /// Joins two streams: a wait keeps what was recorded when it was put, so one event serves all.
+    pub(crate) join: CudaEvent,
+    /// Streams that the operation being issued has to be ordered with; kept for its allocation.
+    pub(crate) foreign: Vec<Arc<CudaStream>>,
+    /// Guards of the operation being issued; kept for its allocation.
+    pub(crate) leases: Vec<(u64, SyncOnDrop<'static>)>,
+    /// Events for requests that are waited for.
+    pub(crate) marks: Vec<Arc<Mark>>,
+}
+
+/// Why a communicator did not come to rest.
+#[derive(Debug)]
+pub(crate) enum Unsettled {
+    Failed(NcclFailure),
+    TimedOut,
+    Interrupted,
+}
+
+/// Waits a little longer each time: a few turns of the loop cost nothing, and a long wait must not take
+/// a core from the rank that is waited for.
+pub(crate) struct Backoff {
+    turns: u32,
+}
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self { turns: 0 }
+    }
+
+    pub(crate) fn pause(&mut self) {
+        self.turns = self.turns.saturating_add(1);
+        match self.turns {
+            0..64 => std::hint::spin_loop(),
+            64..256 => std::thread::yield_now(),
+            256..512 => std::thread::sleep(Duration::from_micros(50)),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// NCCL's state of the communicator: at rest, busy, or failed.
+pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t, NcclFailure> {
+    const CALL: &str = "ncclCommGetAsyncError";
+    let mut state = sys::ncclResult_t::ncclSuccess;
+    let code = match library.api().ncclCommGetAsyncError {
+        // SAFETY: `raw` has not been given back (the caller holds the lock) and `state` outlives the
+        // call.
+        Some(get) => unsafe { get(raw.as_ptr(), &mut state) },
+        None => sys::ncclResult_t::ncclInternalError,
+    };
+    ffi::check(library, CALL, code)?;
+    Ok(state)
+}
+
+/// Polls until the communicator is at rest.
+pub(crate) fn settle(
+    library: &Library,
+    raw: RawComm,
+    call: &'static str,
+    deadline: Instant,
+    interrupted: impl Fn() -> bool,
+) -> Result<(), Unsettled> {
+    let mut backoff = Backoff::new();
+    loop {
+        match state(library, raw).map_err(Unsettled::Failed)? {
+            sys::ncclResult_t::ncclSuccess => return Ok(()),
+            sys::ncclResult_t::ncclInProgress => {}
+            code => return Err(Unsettled::Failed(ffi::failure(library, call, code))),
+        }
+        if interrupted() {
+            return Err(Unsettled::Interrupted);
+        }
+        if Instant::now() >= deadline {
+            return Err(Unsettled::TimedOut);
+        }
+        backoff.pause();
+    }
+}
+
+impl Unsettled {
+    /// The error to hand out.
+    pub(crate) fn into_error(self, what: &str, limit: Duration) -> Error {
+        Error::new(match self {
+            Self::Failed(failure) => ErrorKind::Nccl(failure),
+            Self::TimedOut => ErrorKind::TimedOut {
+                what: what.to_owned(),
+                limit,
+            },
+            Self::Interrupted => ErrorKind::Aborted {
+                reason: format!("its abort signal was given during {what}"),
+            },
+        })
+    }
+}

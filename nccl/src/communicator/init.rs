@@ -1,0 +1,221 @@
+//! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaStream};
+use nccl_sys as sys;
+
+use super::handle::{Handle, RawComm, settle};
+use super::lifecycle::{Outcome, discard};
+use super::state::Phase;
+use super::{Inner, Pins, Timeouts, order};
+use crate::abort::AbortSignal;
+use crate::config::{Config, RawConfig};
+use crate::error::{Error, ErrorKind, Result, StreamRefusal};
+use crate::ffi;
+use crate::library::Library;
+use crate::unique_id::UniqueId;
+
+/// Everything that is known before NCCL is asked.
+pub(super) struct Plan<'a> {
+    pub(super) library: Library,
+    pub(super) name: &'a str,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) config: &'a Config,
+    pub(super) timeouts: Timeouts,
+    pub(super) abort_signal: AbortSignal,
+}
+
+/// What passed the checks of this rank alone.
+pub(super) struct Prepared {
+    library: Library,
+    name: Arc<str>,
+    rank: usize,
+    world_size: usize,
+    stream: Arc<CudaStream>,
+    timeouts: Timeouts,
+    abort_signal: AbortSignal,
+    context: Arc<CudaContext>,
+    config: RawConfig,
+    handle: Handle,
+    pins_stream: Arc<CudaStream>,
+}
+
+impl Plan<'_> {
+    /// Everything that can be found wrong without the other ranks.
+    pub(super) fn prepare(self) -> Result<Prepared> {
+        check_ranks(self.rank, self.world_size)?;
+        refuse_forced_blocking()?;
+        let context = Arc::clone(self.stream.context());
+        const WHAT: &str = "the communicator's stream";
+        if !context.is_primary() {
+            let reason = StreamRefusal::NotPrimary;
+            return Err(Error::new(ErrorKind::Stream { what: WHAT, reason }));
+        }
+        order::admit(WHAT, &self.stream, &context)?;
+        order::not_capturing(WHAT, &self.stream)?;
+        let config = self.config.to_raw(&self.library, self.name)?;
+        let pins_stream = context
+            .new_stream()
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        let join = context
+            .new_event(None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let handle = Handle {
+            raw: None,
+            sequence: 0,
+            join,
+            foreign: Vec::new(),
+            leases: Vec::new(),
+            marks: Vec::new(),
+        };
+        Ok(Prepared {
+            library: self.library,
+            name: Arc::from(self.name),
+            rank: self.rank,
+            world_size: self.world_size,
+            stream: self.stream,
+            timeouts: self.timeouts,
+            abort_signal: self.abort_signal,
+            context,
+            config,
+            handle,
+            pins_stream,
+        })
+    }
+}
+
+impl Prepared {
+    /// Joins the other ranks, until `deadline`.
+    pub(super) fn join(mut self, id: &UniqueId, deadline: Instant) -> Result<Inner> {
+        self.context.bind_to_thread().map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        let raw = start(
+            &self.library,
+            self.rank,
+            self.world_size,
+            id,
+            &mut self.config,
+        )?;
+        let settled = settle(
+            &self.library,
+            raw,
+            "ncclCommInitRankConfig",
+            deadline,
+            || self.abort_signal.is_aborted(),
+        );
+        if let Err(unsettled) = settled {
+            let error = unsettled.into_error("joining the other ranks", self.timeouts.init);
+            if discard(&self.library, raw, self.timeouts.abort) == Outcome::Leaked {
+                tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
+                // NCCL still points into the configuration.
+                std::mem::forget(self.config);
+            }
+            return Err(error);
+        }
+        self.handle.raw = Some(raw);
+        Ok(Inner {
+            library: self.library,
+            name: self.name,
+            rank: self.rank,
+            world_size: self.world_size,
+            host: crate::host::name(),
+            context: self.context,
+            stream: self.stream,
+            timeouts: self.timeouts,
+            phase: Phase::new(),
+            abort_signal: self.abort_signal,
+            abort_reason: Mutex::new(None),
+            handle: Mutex::new(self.handle),
+            scratch: Mutex::new(Vec::new()),
+            pins: Some(Pins {
+                _stream: self.pins_stream,
+                _strings: self.config.strings,
+            }),
+        })
+    }
+}
+
+/// Makes the call; the communicator that comes back is not ready yet.
+fn start(
+    library: &Library,
+    rank: usize,
+    world_size: usize,
+    id: &UniqueId,
+    config: &mut RawConfig,
+) -> Result<RawComm> {
+    const CALL: &str = "ncclCommInitRankConfig";
+    let init = library.function(sys::Api::ncclCommInitRankConfig)?;
+    let (rank, world_size) = (as_int(rank)?, as_int(world_size)?);
+    // Null, because releases up to 2.18 follow whatever they find here when they fail.
+    let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+    // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
+    // returns; the strings that `config` points to are kept with the communicator.
+    let code = unsafe { init(&mut comm, world_size, id.raw(), rank, &mut config.raw) };
+    let raw = NonNull::new(comm).map(RawComm);
+    match (ffi::check(library, CALL, code), raw) {
+        (Ok(_), Some(raw)) => Ok(raw),
+        (Ok(_), None) => Err(super::lifecycle::missing(library, CALL).into()),
+        (Err(failure), raw) => {
+            if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
+                close_leaked_group(library);
+            }
+            if let Some(raw) = raw {
+                discard(library, raw, Duration::from_secs(10));
+            }
+            Err(failure.into())
+        }
+    }
+}
+
+/// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
+/// later call on this thread would be queued for ever. This crate never calls init inside a group of
+/// its own, so one group end repairs it, and is refused harmlessly where there is nothing to repair.
+fn close_leaked_group(library: &Library) {
+    if let Some(end) = library.api().ncclGroupEnd {
+        // SAFETY: takes no arguments; outside of a group it only returns an error.
+        let _ = unsafe { end() };
+    }
+}
+
+pub(super) fn check_ranks(rank: usize, world_size: usize) -> Result<()> {
+    as_int(world_size)?;
+    if rank < world_size {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::NoSuchRank {
+            role: "rank",
+            rank,
+            world_size,
+        }))
+    }
+}
+
+fn as_int(rank: usize) -> Result<i32> {
+    i32::try_from(rank).map_err(|_| {
+        Error::rendezvous(format!(
+            "{rank} is more than the {} ranks that NCCL can count",
+            i32::MAX
+        ))
+    })
+}
+
+/// NCCL's environment beats its configuration: with this variable every call could block for ever.
+fn refuse_forced_blocking() -> Result<()> {
+    const VARIABLE: &str = "NCCL_COMM_BLOCKING";
+    match std::env::var(VARIABLE) {
+        Ok(value) if value.trim() == "1" => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "blocking",
+            reason: format!(
+                "{VARIABLE}={value} in the environment makes NCCL's calls block without a deadline; \
+                 unset it"
+            ),
+        })),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,348 @@
+//! The end of a communicator: finalized, aborted, or dropped.
+//!
+//! `ncclCommDestroy` and `ncclCommAbort` may block although they should not, so each runs on a thread
+//! that can be given up. Whoever takes NCCL's pointer out of the handle frees it, and there is only one
+//! who does.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once, mpsc};
+use std::time::{Duration, Instant};
+
+use nccl_sys as sys;
+
+use super::handle::{RawComm, Unsettled, settle};
+use super::{Communicator, Inner, Pins, State, Timeouts, lock};
+use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::ffi;
+use crate::library::Library;
+use crate::operation::{OperationKind, Shape};
+
+/// How an abort ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// NCCL has let go of everything.
+    Freed,
+    /// NCCL did not come back in time.
+    Leaked,
+}
+
+impl Communicator {
+    /// Waits until all issued operations are done on all ranks, and frees the communicator.
+    ///
+    /// Every rank has to call it (or drop its communicator). The other clones of this communicator are
+    /// out of use from then on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the ranks did not all get there within the communicator's finalize
+    /// limit (30 s unless set); it is aborted then. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`]
+    /// when it had ended before.
+    ///
+    /// Wraps `ncclCommFinalize` and `ncclCommDestroy`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// comm.finalize()?;
+    /// assert!(comm.finalize().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn finalize(&self) -> Result<()> {
+        let started = Instant::now();
+        self.0.finalize().map_err(|error| {
+            error.during(|| {
+                self.0
+                    .operation(OperationKind::Finalize, Shape::default(), None, started)
+            })
+        })
+    }
+
+    /// Ends the communicator now, whatever it is doing, from any thread.
+    ///
+    /// Operations under way end; their results are void, and every call and request on this rank
+    /// returns [`ErrorKind::Aborted`]. The other ranks are not told: each has to abort as well.
+    /// A second abort does nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when NCCL did not come back within the abort limit (10 s unless set). The
+    /// communicator is then leaked: nothing touches it any more, and memory that it was still using
+    /// must stay where it is.
+    ///
+    /// Wraps `ncclCommAbort`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// comm.abort("the service is shutting down")?;
+    /// let mut y = stream.alloc_zeros::<f32>(4)?;
+    /// assert!(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        let started = Instant::now();
+        match self.0.abort(reason) {
+            Outcome::Freed => Ok(()),
+            Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
+                what: String::from("ncclCommAbort"),
+                limit: self.0.timeouts.abort,
+            })
+            .during(|| {
+                self.0
+                    .operation(OperationKind::Abort, Shape::default(), None, started)
+            })),
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn abort(self: &Arc<Self>, reason: &str) -> Outcome {
+        if !self.phase.begin_abort() {
+            return self.wait_for_the_end();
+        }
+        *lock(&self.abort_reason) = Some(reason.to_owned());
+        tracing::warn!(
+            target: "nccl",
+            communicator = &*self.name,
+            rank = self.rank,
+            reason,
+            "aborting a communicator"
+        );
+        let inner = Arc::clone(self);
+        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+            // A thread inside a call on it notices the abort and lets go of the lock.
+            let raw = lock(&inner.handle).raw.take();
+            if let Some(raw) = raw {
+                free(&inner.library, Free::Abort, raw);
+            }
+        });
+        if freed.is_some() {
+            self.phase.aborted();
+            Outcome::Freed
+        } else {
+            self.phase.leaked();
+            Outcome::Leaked
+        }
+    }
+
+    /// Somebody else is ending it: waits for that, no longer than that may take.
+    fn wait_for_the_end(&self) -> Outcome {
+        let deadline = Instant::now() + self.timeouts.finalize + self.timeouts.abort;
+        while !self.phase.get().is_final() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match self.phase.get() {
+            State::Finalized | State::Aborted => Outcome::Freed,
+            _ => Outcome::Leaked,
+        }
+    }
+
+    fn finalize(self: &Arc<Self>) -> Result<()> {
+        if !self.phase.begin_finalize() {
+            return Err(self.out_of_use());
+        }
+        let limit = self.timeouts.finalize;
+        let inner = Arc::clone(self);
+        let retired = within(limit + self.timeouts.abort, "nccl-finalize", move || {
+            let raw = lock(&inner.handle).raw.take();
+            match raw {
+                Some(raw) => retire(&inner.library, raw, limit, || {
+                    inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted()
+                }),
+                None => Ok(()),
+            }
+        });
+        match retired {
+            Some(Ok(())) => {
+                self.phase.finalized();
+                Ok(())
+            }
+            Some(Err(unsettled)) => {
+                // `retire` has aborted it.
+                self.phase.begin_abort();
+                self.phase.aborted();
+                Err(unsettled.into_error("finalize", limit))
+            }
+            None => {
+                self.phase.begin_abort();
+                self.phase.leaked();
+                Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit))
+            }
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own, and waits for it no longer than `limit`.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            // Nobody listens any more if the deadline has passed.
+            let _ = sender.send(work());
+        })
+        .ok()?;
+    receiver.recv_timeout(limit).ok()
+}
+
+/// Which way a communicator is given back.
+#[derive(Clone, Copy)]
+enum Free {
+    Destroy,
+    Abort,
+}
+
+/// Gives the communicator back to NCCL. May block for as long as NCCL likes.
+fn free(library: &Library, way: Free, raw: RawComm) {
+    let (call, function) = match way {
+        Free::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
+        Free::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
+    };
+    let Some(function) = function else { return };
+    // SAFETY: `raw` was taken out of its handle by the one caller that is to free it, so nothing else
+    // reaches it.
+    let code = unsafe { function(raw.as_ptr()) };
+    if let Err(failure) = ffi::check(library, call, code) {
+        tracing::warn!(target: "nccl", %failure, "a communicator could not be freed cleanly");
+    }
+}
+
+/// Finalizes and destroys; aborts what cannot be finalized in time.
+fn retire(
+    library: &Library,
+    raw: RawComm,
+    limit: Duration,
+    interrupted: impl Fn() -> bool,
+) -> Result<(), Unsettled> {
+    let settled = finalize_raw(library, raw, Instant::now() + limit, interrupted);
+    free(
+        library,
+        if settled.is_ok() {
+            Free::Destroy
+        } else {
+            Free::Abort
+        },
+        raw,
+    );
+    settled
+}
+
+fn finalize_raw(
+    library: &Library,
+    raw: RawComm,
+    deadline: Instant,
+    interrupted: impl Fn() -> bool,
+) -> Result<(), Unsettled> {
+    const CALL: &str = "ncclCommFinalize";
+    let Some(finalize) = library.api().ncclCommFinalize else {
+        return Ok(());
+    };
+    // SAFETY: the caller owns `raw`, so no other call on it is under way.
+    let code = unsafe { finalize(raw.as_ptr()) };
+    ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
+    settle(library, raw, CALL, deadline, interrupted)
+}
+
+/// What is left of a communicator that was dropped.
+struct Remains {
+    library: Library,
+    raw: RawComm,
+    name: Arc<str>,
+    rank: usize,
+    timeouts: Timeouts,
+    _pins: Option<Pins>,
+}
+
+static REAPING: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for Inner {
+    /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
+    fn drop(&mut self) {
+        let handle = self
+            .handle
+            .get_mut()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some(raw) = handle.raw.take() else { return };
+        let remains = Remains {
+            library: self.library.clone(),
+            raw,
+            name: Arc::clone(&self.name),
+            rank: self.rank,
+            timeouts: self.timeouts,
+            _pins: self.pins.take(),
+        };
+        reap(remains);
+    }
+}
+
+fn reap(remains: Remains) {
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(|| {
+        // SAFETY: `let_reapers_finish` is a plain function without arguments. A refusal only means
+        // that a process which ends right after a drop does not wait for it.
+        unsafe { libc::atexit(let_reapers_finish) };
+    });
+    REAPING.fetch_add(1, Ordering::AcqRel);
+    let (sender, receiver) = mpsc::sync_channel::<Remains>(1);
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-reaper"))
+        .spawn(move || {
+            if let Ok(remains) = receiver.recv() {
+                let limit = remains.timeouts.finalize;
+                if let Err(unsettled) = retire(&remains.library, remains.raw, limit, || false) {
+                    tracing::warn!(
+                        target: "nccl",
+                        communicator = &*remains.name,
+                        rank = remains.rank,
+                        ?unsettled,
+                        "a dropped communicator could not be finalized and was aborted"
+                    );
+                }
+            }
+            REAPING.fetch_sub(1, Ordering::AcqRel);
+        });
+    match spawned {
+        Ok(_) => {
+            // The thread waits for exactly this message.
+            let _ = sender.send(remains);
+        }
+        Err(error) => {
+            tracing::error!(target: "nccl", %error, "no thread for a dropped communicator: leaked");
+            std::mem::forget(remains);
+            REAPING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A process that drops its communicators and ends would leave its peers waiting for their finalize;
+/// and CUDA's own exit handlers, registered before ours, must not run under a thread of NCCL.
+extern "C" fn let_reapers_finish() {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while REAPING.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Frees a communicator that failed to come up, on a thread that can be given up.
+pub(super) fn discard(library: &Library, raw: RawComm, limit: Duration) -> Outcome {
+    let library = library.clone();
+    match within(limit, "nccl-abort", move || {
+        free(&library, Free::Abort, raw)
+    }) {
+        Some(()) => Outcome::Freed,
+        None => Outcome::Leaked,
+    }
+}
+
+/// The failure of a function that every release has, found missing.
+pub(super) fn missing(library: &Library, call: &'static str) -> NcclFailure {
+    ffi::failure(library, call, sys::ncclResult_t::ncclInternalError)
+}

@@ -1,0 +1,236 @@
+//! The life of a communicator: made, used, finalized or aborted, and let go of.
+//!
+//! A communicator is non-blocking inside NCCL (`blocking = 0`), because only then does every call come
+//! back and can be given a deadline. One mutex lies around every NCCL call on it, the polling of its
+//! state included, which completes background work and is no pure read. Calls that may block although
+//! they should not (abort, destroy) run on a thread that can be given up.
+//!
+//! - [`builder`](self::builder): what it is made from;
+//! - `init`: the call, the poll, the deadline;
+//! - `state`: the state machine;
+//! - `order`: which streams have to wait for which;
+//! - `issue`: one operation, from the checks to the request;
+//! - `lifecycle`: finalize, abort, drop and the reaper.
+
+mod builder;
+mod handle;
+mod init;
+mod issue;
+mod lifecycle;
+mod order;
+mod state;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaStream};
+
+pub use builder::CommunicatorBuilder;
+pub(crate) use handle::{Backoff, state};
+pub(crate) use issue::{Calls, Issue, Leased};
+pub(crate) use order::not_capturing;
+pub(crate) use state::State;
+
+use crate::abort::AbortSignal;
+use crate::config::ConfigStrings;
+use crate::error::{Error, ErrorKind};
+use crate::library::Library;
+use crate::operation::{Operation, OperationKind, Shape};
+use crate::point_to_point::Scratch;
+use crate::unique_id::UniqueId;
+use handle::Handle;
+use state::Phase;
+
+/// The ranks that work together, seen from one of them (`ncclComm_t`).
+///
+/// Cheap to clone; the operations take `&self` and may be called from any thread. NCCL serves one call
+/// on a communicator at a time, so concurrent callers take turns; all ranks must issue their operations
+/// in the same order.
+///
+/// Dropping the last clone finalizes the communicator in the background, under a deadline, and aborts
+/// it when that passes; [`finalize`](Self::finalize) does the same in the foreground and tells.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// use nccl::{ReduceOp, World};
+///
+/// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let comm = World::single().communicator("demo").stream(&stream).build()?;
+/// let mut y = stream.clone_htod(&[1i32, 2, 3])?;
+/// comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()?;
+/// comm.finalize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Communicator(pub(crate) Arc<Inner>);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    pub(crate) init: Duration,
+    pub(crate) operation: Duration,
+    pub(crate) finalize: Duration,
+    pub(crate) abort: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            init: Duration::from_secs(60),
+            operation: Duration::from_secs(30),
+            finalize: Duration::from_secs(30),
+            abort: Duration::from_secs(10),
+        }
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) library: Library,
+    pub(crate) name: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) host: Arc<str>,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) phase: Phase,
+    pub(crate) abort_signal: AbortSignal,
+    /// Why it was aborted, for everybody who finds it so.
+    pub(crate) abort_reason: Mutex<Option<String>>,
+    pub(crate) handle: Mutex<Handle>,
+    /// Buffers of past groups, kept so that the next one allocates nothing.
+    pub(crate) scratch: Mutex<Vec<Scratch>>,
+    /// What NCCL keeps pointers into, and what pins cudarc's bookkeeping; released by the reaper.
+    pins: Option<Pins>,
+}
+
+/// What has to outlive the communicator inside NCCL.
+pub(crate) struct Pins {
+    /// cudarc orders the streams of a context only while it counts one of its own streams there.
+    pub(crate) _stream: Arc<CudaStream>,
+    /// NCCL keeps pointers into the configuration.
+    pub(crate) _strings: ConfigStrings,
+}
+
+/// Locks, whether or not some thread panicked with the lock: what is behind it stays consistent,
+/// because no panic can come between two of its changes.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Communicator {
+    /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
+    ///
+    /// `id` was made by one rank with [`UniqueId::new`] and given to all. [`World::communicator`]
+    /// does that by itself.
+    ///
+    /// [`World::communicator`]: crate::World::communicator
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Communicator, Library, UniqueId};
+    ///
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let id = UniqueId::new(&Library::load()?)?;
+    /// let comm = Communicator::builder("demo", id, 0, 1).stream(&stream).build()?;
+    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(
+        name: &str,
+        id: UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> CommunicatorBuilder<'_> {
+        CommunicatorBuilder::with_id(name, id, rank, world_size)
+    }
+
+    /// This rank, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.0.world_size
+    }
+
+    /// The name it was made with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The stream on which operations are put.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.0.stream
+    }
+
+    /// The library it lives in.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.0.library
+    }
+}
+
+impl Inner {
+    /// The description of an operation that began at `started`.
+    pub(crate) fn operation(
+        &self,
+        kind: OperationKind,
+        shape: Shape,
+        sequence: Option<u64>,
+        started: Instant,
+    ) -> Operation {
+        Operation {
+            kind,
+            communicator: Arc::clone(&self.name),
+            rank: self.rank,
+            world_size: self.world_size,
+            host: Arc::clone(&self.host),
+            pid: std::process::id(),
+            sequence,
+            shape,
+            elapsed: started.elapsed(),
+        }
+    }
+
+    /// The error for whoever finds the communicator out of use.
+    #[cold]
+    pub(crate) fn out_of_use(&self) -> Error {
+        let state = self.phase.get();
+        match state {
+            State::Aborting | State::Aborted | State::Leaked => Error::new(ErrorKind::Aborted {
+                reason: self.abort_reason(),
+            }),
+            _ => Error::new(ErrorKind::Closed {
+                state: state.text(),
+            }),
+        }
+    }
+
+    fn abort_reason(&self) -> String {
+        lock(&self.abort_reason)
+            .clone()
+            .unwrap_or_else(|| String::from("no reason was given"))
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("name", &self.0.name)
+            .field("rank", &self.0.rank)
+            .field("world_size", &self.0.world_size)
+            .field("state", &self.0.phase.get())
+            .finish()
+    }
+}

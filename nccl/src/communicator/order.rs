@@ -1,0 +1,108 @@
+//! Which streams have to wait for which: the rules that keep memory alive under an operation.
+//!
+//! An operation runs on a stream S; each of its buffers is freed on the stream B it was allocated on.
+//! - B is S: the order of the stream does everything.
+//! - B is another stream: S waits for what is on B before the operation, and B waits for the operation
+//!   before whatever is put on it next. cudarc's own events are not enough for this: each buffer has one
+//!   event for its readers, so a second reader on a third stream makes the first one forgotten, and
+//!   none is waited for once the last stream of the context was dropped.
+//! - Refused: the per-thread default stream, a capturing stream, a context that is not the primary one,
+//!   and another `CudaContext` object for the same device, whose events are tracked apart.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+
+use crate::error::{Error, ErrorKind, Result, StreamRefusal};
+
+const PER_THREAD: sys::CUstream = 0x2 as sys::CUstream;
+
+/// Whether two handles stand for one stream of one context.
+#[inline]
+pub(crate) fn same(a: &Arc<CudaStream>, b: &Arc<CudaStream>) -> bool {
+    Arc::ptr_eq(a, b) || (a.cu_stream() == b.cu_stream() && a.context() == b.context())
+}
+
+/// Refuses a stream that cannot carry, or be ordered with, an operation of `context`.
+#[inline]
+pub(crate) fn admit(
+    what: &'static str,
+    stream: &CudaStream,
+    context: &Arc<CudaContext>,
+) -> Result<()> {
+    let refuse = |reason| Err(Error::new(ErrorKind::Stream { what, reason }));
+    if stream.cu_stream() == PER_THREAD {
+        return refuse(StreamRefusal::PerThread);
+    }
+    if !Arc::ptr_eq(stream.context(), context) {
+        return refuse(if stream.context().is_primary() {
+            StreamRefusal::ForeignContext
+        } else {
+            StreamRefusal::NotPrimary
+        });
+    }
+    Ok(())
+}
+
+/// Refuses a stream that is capturing a graph. The context is bound to this thread.
+#[inline]
+pub(crate) fn not_capturing(what: &'static str, stream: &CudaStream) -> Result<()> {
+    let status = stream.capture_status().map_err(Error::cuda(
+        "asking whether a stream is capturing (cuStreamIsCapturing)",
+    ))?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::Stream {
+            what,
+            reason: StreamRefusal::Capturing,
+        }))
+    }
+}
+
+/// Looks at the stream of one buffer; puts it into `foreign` if it has to be joined with `on`.
+#[inline]
+pub(crate) fn visit(
+    stream: &Arc<CudaStream>,
+    on: &Arc<CudaStream>,
+    foreign: &mut Vec<Arc<CudaStream>>,
+) -> Result<()> {
+    const WHAT: &str = "the buffer's stream";
+    if Arc::ptr_eq(stream, on) {
+        return Ok(());
+    }
+    admit(WHAT, stream, on.context())?;
+    if same(stream, on) || foreign.iter().any(|seen| same(seen, stream)) {
+        return Ok(());
+    }
+    not_capturing(WHAT, stream)?;
+    foreign.push(Arc::clone(stream));
+    Ok(())
+}
+
+/// Before the operation: its stream waits for the streams of its buffers.
+pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
+    for stream in foreign {
+        join.record(stream)
+            .map_err(Error::cuda("recording an event on a buffer's stream"))?;
+        on.wait(join).map_err(Error::cuda(
+            "making the operation wait for a buffer's stream",
+        ))?;
+    }
+    Ok(())
+}
+
+/// After the operation: the streams of its buffers wait for it.
+pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    join.record(on)
+        .map_err(Error::cuda("recording an event behind the operation"))?;
+    for stream in foreign {
+        stream
+            .wait(join)
+            .map_err(Error::cuda("making a buffer's stream wait"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,387 @@
+//! What a communicator can be told when it is made (`ncclConfig_t`).
+//!
+//! NCCL ignores a field that is newer than itself without a word. So every field that is set here is
+//! compared with the loaded library, and refused by name where it would be ignored.
+
+use std::ffi::CString;
+
+use nccl_sys as sys;
+use nccl_sys::Version;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::library::Library;
+
+/// Settings of a communicator; what is not set is left to NCCL.
+///
+/// ```
+/// use nccl::Config;
+///
+/// let config = Config::new().min_ctas(1).max_ctas(8).network("Socket");
+/// config.check()?;
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    cga_cluster_size: Option<i32>,
+    min_ctas: Option<i32>,
+    max_ctas: Option<i32>,
+    network: Option<String>,
+    traffic_class: Option<i32>,
+    collnet: Option<bool>,
+    cta_policy: Option<CtaPolicy>,
+    nvls_ctas: Option<i32>,
+    channels_per_net_peer: Option<i32>,
+    nvlink_centric_scheduling: Option<bool>,
+    max_p2p_peers: Option<i32>,
+}
+
+/// How NCCL shares the multiprocessors with other kernels (`NCCL_CTA_POLICY_*`).
+///
+/// ```
+/// let config = nccl::Config::new().cta_policy(nccl::CtaPolicy::Efficiency);
+/// # config.check().unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CtaPolicy {
+    /// NCCL's own choice.
+    Default,
+    /// Fewer blocks, where that costs little.
+    Efficiency,
+    /// No blocks at all, where copy engines can do the work (NCCL ≥ 2.28.3).
+    Zero,
+}
+
+/// One field: its name here, and the release that added it.
+struct Field {
+    name: &'static str,
+    since: Version,
+}
+
+const fn field(name: &'static str, major: u32, minor: u32, patch: u32) -> Field {
+    Field {
+        name,
+        since: Version::new(major, minor, patch),
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $name(mut self, value: $type) -> Self {
+                self.$name = Some(value);
+                self
+            }
+        )*
+    };
+}
+
+impl Config {
+    /// Nothing set.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Config::new(), nccl::Config::default());
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Thread blocks per cluster, 0 or more (`cgaClusterSize`).
+        ///
+        /// ```
+        /// nccl::Config::new().cga_cluster_size(2).check().unwrap();
+        /// ```
+        cga_cluster_size: i32;
+        /// The least number of thread blocks per operation, from 1 (`minCTAs`).
+        ///
+        /// ```
+        /// nccl::Config::new().min_ctas(1).check().unwrap();
+        /// ```
+        min_ctas: i32;
+        /// The greatest number of thread blocks per operation (`maxCTAs`).
+        ///
+        /// ```
+        /// nccl::Config::new().max_ctas(8).check().unwrap();
+        /// ```
+        max_ctas: i32;
+        /// The traffic class of InfiniBand packets (`trafficClass`, NCCL ≥ 2.26.2).
+        ///
+        /// ```
+        /// nccl::Config::new().traffic_class(106).check().unwrap();
+        /// ```
+        traffic_class: i32;
+        /// Whether switches may reduce (`collnetEnable`, NCCL ≥ 2.27.3).
+        ///
+        /// ```
+        /// nccl::Config::new().collnet(false).check().unwrap();
+        /// ```
+        collnet: bool;
+        /// How multiprocessors are shared (`CTAPolicy`, NCCL ≥ 2.27.3).
+        ///
+        /// ```
+        /// nccl::Config::new().cta_policy(nccl::CtaPolicy::Default).check().unwrap();
+        /// ```
+        cta_policy: CtaPolicy;
+        /// Thread blocks for NVLink SHARP, from 1 (`nvlsCTAs`, NCCL ≥ 2.27.3).
+        ///
+        /// ```
+        /// nccl::Config::new().nvls_ctas(4).check().unwrap();
+        /// ```
+        nvls_ctas: i32;
+        /// Channels to each peer over the network, from 1 (`nChannelsPerNetPeer`, NCCL ≥ 2.28.3).
+        ///
+        /// ```
+        /// nccl::Config::new().channels_per_net_peer(2).check().unwrap();
+        /// ```
+        channels_per_net_peer: i32;
+        /// Whether transfers are scheduled for the use of NVLink (`nvlinkCentricSched`,
+        /// NCCL ≥ 2.28.3); nccl-tests turns it on.
+        ///
+        /// ```
+        /// nccl::Config::new().nvlink_centric_scheduling(true).check().unwrap();
+        /// ```
+        nvlink_centric_scheduling: bool;
+        /// The number of peers a rank exchanges messages with, from 1 (`maxP2pPeers`,
+        /// NCCL ≥ 2.30.3).
+        ///
+        /// ```
+        /// nccl::Config::new().max_p2p_peers(2).check().unwrap();
+        /// ```
+        max_p2p_peers: i32;
+    }
+
+    /// The network to use, for instance `Socket` or `IB` (`netName`).
+    ///
+    /// ```
+    /// nccl::Config::new().network("Socket").check().unwrap();
+    /// ```
+    #[must_use]
+    pub fn network(mut self, name: impl Into<String>) -> Self {
+        self.network = Some(name.into());
+        self
+    }
+
+    /// Checks the values against each other, without a library.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] names the first field that cannot work.
+    ///
+    /// ```
+    /// assert!(nccl::Config::new().min_ctas(0).check().is_err());
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        at_least("cga_cluster_size", self.cga_cluster_size, 0)?;
+        at_least("min_ctas", self.min_ctas, 1)?;
+        at_least("max_ctas", self.max_ctas, 1)?;
+        at_least("nvls_ctas", self.nvls_ctas, 1)?;
+        at_least("channels_per_net_peer", self.channels_per_net_peer, 1)?;
+        at_least("max_p2p_peers", self.max_p2p_peers, 1)?;
+        if let (Some(min), Some(max)) = (self.min_ctas, self.max_ctas)
+            && min > max
+        {
+            return Err(invalid(
+                "min_ctas",
+                format!("{min} is more than max_ctas, {max}"),
+            ));
+        }
+        if let Some(name) = &self.network
+            && (name.is_empty() || name.contains('\0'))
+        {
+            return Err(invalid(
+                "network",
+                format!("{name:?} is not the name of a network"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The fields that are set, with the release that each needs.
+    fn set_fields(&self) -> impl Iterator<Item = Field> {
+        [
+            (
+                self.cga_cluster_size.is_some(),
+                field("cga_cluster_size", 2, 17, 0),
+            ),
+            (self.min_ctas.is_some(), field("min_ctas", 2, 17, 0)),
+            (self.max_ctas.is_some(), field("max_ctas", 2, 17, 0)),
+            (self.network.is_some(), field("network", 2, 17, 0)),
+            (
+                self.traffic_class.is_some(),
+                field("traffic_class", 2, 26, 2),
+            ),
+            (self.collnet.is_some(), field("collnet", 2, 27, 3)),
+            (self.cta_policy.is_some(), field("cta_policy", 2, 27, 3)),
+            (
+                self.cta_policy == Some(CtaPolicy::Zero),
+                field("cta_policy(Zero)", 2, 28, 3),
+            ),
+            (self.nvls_ctas.is_some(), field("nvls_ctas", 2, 27, 3)),
+            (
+                self.channels_per_net_peer.is_some(),
+                field("channels_per_net_peer", 2, 28, 3),
+            ),
+            (
+                self.nvlink_centric_scheduling.is_some(),
+                field("nvlink_centric_scheduling", 2, 28, 3),
+            ),
+            (
+                self.max_p2p_peers.is_some(),
+                field("max_p2p_peers", 2, 30, 3),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(set, field)| set.then_some(field))
+    }
+
+    /// The C structure for `library`, and the strings it points to.
+    ///
+    /// The structure is the newest one with everything unset: older libraries read the part they know.
+    /// `version` is the smaller one of header and library, so that no padding of an older layout is
+    /// taken for a value.
+    pub(crate) fn to_raw(&self, library: &Library, name: &str) -> Result<RawConfig> {
+        self.check()?;
+        let found = library.version();
+        for field in self.set_fields() {
+            if found < field.since {
+                return Err(Error::new(ErrorKind::Unsupported {
+                    what: format!("configuration field `{}`", field.name),
+                    needs: field.since,
+                    found,
+                    path: library.path().to_owned(),
+                }));
+            }
+        }
+        let c_string = |field, text: &str| {
+            CString::new(text).map_err(|_| invalid(field, format!("{text:?} holds a NUL byte")))
+        };
+        let network = self
+            .network
+            .as_deref()
+            .map(|name| c_string("network", name))
+            .transpose()?;
+        let name = c_string("name", name)?;
+
+        let mut raw = sys::NCCL_CONFIG_INITIALIZER;
+        raw.version = found.min(Version::HEADER).code().unsigned_abs();
+        raw.blocking = 0;
+        let set = |slot: &mut i32, value: Option<i32>| {
+            if let Some(value) = value {
+                *slot = value;
+            }
+        };
+        set(&mut raw.cgaClusterSize, self.cga_cluster_size);
+        set(&mut raw.minCTAs, self.min_ctas);
+        set(&mut raw.maxCTAs, self.max_ctas);
+        if self.min_ctas.is_some() && self.max_ctas.is_none() && found < Version::new(2, 31, 2) {
+            // Those releases compare minCTAs with the unset maxCTAs and refuse.
+            raw.maxCTAs = if found < Version::new(2, 25, 0) {
+                32
+            } else {
+                64
+            };
+        }
+        set(&mut raw.trafficClass, self.traffic_class);
+        set(&mut raw.collnetEnable, self.collnet.map(i32::from));
+        set(
+            &mut raw.CTAPolicy,
+            self.cta_policy.map(|policy| match policy {
+                CtaPolicy::Default => 0,
+                CtaPolicy::Efficiency => 1,
+                CtaPolicy::Zero => 2,
+            }),
+        );
+        set(&mut raw.nvlsCTAs, self.nvls_ctas);
+        set(&mut raw.nChannelsPerNetPeer, self.channels_per_net_peer);
+        set(
+            &mut raw.nvlinkCentricSched,
+            self.nvlink_centric_scheduling.map(i32::from),
+        );
+        set(&mut raw.maxP2pPeers, self.max_p2p_peers);
+        if let Some(network) = &network {
+            raw.netName = network.as_ptr();
+        }
+        if found >= Version::new(2, 27, 3) {
+            raw.commName = name.as_ptr();
+        }
+        Ok(RawConfig {
+            raw,
+            strings: ConfigStrings {
+                _network: network,
+                _name: name,
+            },
+        })
+    }
+}
+
+/// An `ncclConfig_t`, and the strings it points to.
+pub(crate) struct RawConfig {
+    pub(crate) raw: sys::ncclConfig_t,
+    pub(crate) strings: ConfigStrings,
+}
+
+/// NCCL keeps the pointer to the name: these have to outlive the communicator.
+#[derive(Debug)]
+pub(crate) struct ConfigStrings {
+    _network: Option<CString>,
+    _name: CString,
+}
+
+fn at_least(field: &'static str, value: Option<i32>, least: i32) -> Result<()> {
+    match value {
+        Some(value) if value < least => Err(invalid(
+            field,
+            format!("{value} is less than {least}, the least value possible"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn invalid(field: &'static str, reason: String) -> Error {
+    Error::new(ErrorKind::InvalidConfig { field, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_values_are_refused_by_name() {
+        for (config, field) in [
+            (Config::new().min_ctas(0), "min_ctas"),
+            (Config::new().max_ctas(-3), "max_ctas"),
+            (Config::new().cga_cluster_size(-1), "cga_cluster_size"),
+            (Config::new().min_ctas(9).max_ctas(8), "min_ctas"),
+            (Config::new().network(""), "network"),
+            (Config::new().network("a\0b"), "network"),
+            (Config::new().max_p2p_peers(0), "max_p2p_peers"),
+        ] {
+            let error = config.check().unwrap_err();
+            assert!(error.to_string().contains(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_field_that_is_set_is_gated() {
+        let all = Config::new()
+            .cga_cluster_size(1)
+            .min_ctas(1)
+            .max_ctas(2)
+            .network("Socket")
+            .traffic_class(1)
+            .collnet(true)
+            .cta_policy(CtaPolicy::Zero)
+            .nvls_ctas(1)
+            .channels_per_net_peer(1)
+            .nvlink_centric_scheduling(true)
+            .max_p2p_peers(1);
+        assert_eq!(
+            all.set_fields().count(),
+            12,
+            "eleven fields, one value with its own release"
+        );
+    }
+}

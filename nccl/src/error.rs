@@ -1,0 +1,434 @@
+//! The one error type: what went wrong, in which operation, on which rank, and what to do.
+//!
+//! Built in one place ([`Error::new`], [`Error::during`]), so that every error that comes out of an
+//! operation carries that operation. NCCL's own text is captured right at the call, because NCCL keeps
+//! it in one buffer per process that the next warning of any communicator overwrites.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cudarc::driver::DriverError;
+use nccl_sys as sys;
+
+use crate::operation::Operation;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error, with the operation in which it arose.
+///
+/// Printing it gives one sentence for the operation, one for the cause, and a hint where there is
+/// something to do.
+///
+/// ```
+/// use nccl::{ErrorKind, Rendezvous};
+///
+/// let error = Rendezvous::unix("/tmp/x.sock", 4, 4).unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Rendezvous { .. }));
+/// assert!(error.to_string().contains("rank 4"));
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    operation: Option<Operation>,
+}
+
+/// What went wrong.
+///
+/// ```
+/// use nccl::{Config, ErrorKind};
+///
+/// let error = Config::new().min_ctas(8).max_ctas(4).check().unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::InvalidConfig { .. }));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No usable libnccl was found; the text numbers every place that was tried.
+    #[error(transparent)]
+    Load(#[from] sys::LoadError),
+
+    /// The loaded library does not have something that was asked for.
+    #[error("{what} needs NCCL {needs}, found {found} at {}", path.display())]
+    Unsupported {
+        /// The function, configuration field or element type.
+        what: String,
+        /// The first release that has it.
+        needs: sys::Version,
+        /// The release that is loaded.
+        found: sys::Version,
+        /// The file that is loaded.
+        path: PathBuf,
+    },
+
+    /// A configuration that cannot work, found before NCCL is called.
+    #[error("configuration field `{field}`: {reason}")]
+    InvalidConfig {
+        /// The field, as in [`Config`](crate::Config).
+        field: &'static str,
+        /// What is wrong with its value.
+        reason: String,
+    },
+
+    /// A call into NCCL failed.
+    #[error(transparent)]
+    Nccl(#[from] NcclFailure),
+
+    /// A call into the CUDA driver failed.
+    #[error("CUDA: {what}: {error}")]
+    Cuda {
+        /// What was being done.
+        what: &'static str,
+        /// The driver's code and text.
+        error: DriverError,
+    },
+
+    /// A buffer has the wrong number of elements.
+    #[error("{buffer} has {given} elements, needed are {needed} ({rule})")]
+    Length {
+        /// Which buffer.
+        buffer: &'static str,
+        /// Its number of elements.
+        given: usize,
+        /// The number of elements that the operation needs.
+        needed: usize,
+        /// How that number comes about.
+        rule: &'static str,
+    },
+
+    /// The two buffers of an operation hold different types.
+    #[error("the send buffer holds {send}, the receive buffer {receive}")]
+    DataTypeMismatch {
+        /// The element type of the send buffer.
+        send: crate::DataType,
+        /// The element type of the receive buffer.
+        receive: crate::DataType,
+    },
+
+    /// The element type's size is unknown, so lengths cannot be checked.
+    #[error("element type {0} is not known to this crate")]
+    UnknownDataType(crate::DataType),
+
+    /// The bytes of an erased buffer are not a whole number of elements.
+    #[error("{bytes} bytes are not a whole number of {data_type} elements")]
+    PartialElement {
+        /// The length of the buffer in bytes.
+        bytes: usize,
+        /// The element type that was named.
+        data_type: crate::DataType,
+    },
+
+    /// A peer or root that does not exist.
+    #[error("{role} {rank} does not exist: ranks are 0 to {}", world_size.saturating_sub(1))]
+    NoSuchRank {
+        /// `peer`, `root` or `rank`.
+        role: &'static str,
+        /// The rank that was given.
+        rank: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
+
+    /// A group sends to its own rank without receiving the same there, or the other way round.
+    #[error(
+        "rank {rank} sends to itself what it does not receive in the same group, or the other way \
+         round: such messages need each other, in the same order and of the same sizes"
+    )]
+    UnpairedOwnMessages {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// A stream that cannot carry the operation safely.
+    #[error("{what}: {reason}")]
+    Stream {
+        /// Whose stream: the operation's or a buffer's.
+        what: &'static str,
+        /// Why it is refused.
+        reason: StreamRefusal,
+    },
+
+    /// A deadline passed.
+    #[error("{what} did not finish within {limit:?}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// The time that was given.
+        limit: Duration,
+    },
+
+    /// The communicator was aborted, so what it was doing has no result.
+    #[error("the communicator was aborted: {reason}")]
+    Aborted {
+        /// Who aborted it, or why.
+        reason: String,
+    },
+
+    /// The communicator is not usable any more.
+    #[error("the communicator is {state}")]
+    Closed {
+        /// `finalized`, `failed`, or `leaked`.
+        state: &'static str,
+    },
+
+    /// Ranks could not find each other, or disagree.
+    #[error("rendezvous: {reason}")]
+    Rendezvous {
+        /// What happened and what to do.
+        reason: String,
+    },
+
+    /// The operating system refused something.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+}
+
+/// Why a stream is refused.
+///
+/// ```
+/// let text = nccl::StreamRefusal::PerThread.to_string();
+/// assert!(text.contains("per-thread"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamRefusal {
+    /// The per-thread default stream is another stream on NCCL's threads.
+    #[error(
+        "the per-thread default stream (0x2) is a different stream on NCCL's threads; use \
+         `CudaContext::new_stream` or the default stream"
+    )]
+    PerThread,
+    /// Work put on a capturing stream could be replayed after its buffers are freed.
+    #[error("it is capturing a graph, and a replay could outlive the buffers")]
+    Capturing,
+    /// NCCL uses the primary context of the device.
+    #[error("it belongs to a context that is not the device's primary context, which NCCL uses")]
+    NotPrimary,
+    /// Two context objects track their events apart, so they cannot be ordered.
+    #[error(
+        "it belongs to another `CudaContext` object than the communicator; share one \
+         `Arc<CudaContext>` per device"
+    )]
+    ForeignContext,
+}
+
+/// A call into NCCL that did not succeed (`ncclResult_t`).
+///
+/// ```
+/// use nccl::ErrorKind;
+/// # fn show(error: nccl::Error) {
+/// if let ErrorKind::Nccl(failure) = error.kind() {
+///     eprintln!("{} gave {}", failure.call(), failure.code());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclFailure {
+    call: &'static str,
+    code: sys::ncclResult_t,
+    text: String,
+    last_error: String,
+}
+
+impl NcclFailure {
+    pub(crate) fn new(
+        call: &'static str,
+        code: sys::ncclResult_t,
+        text: String,
+        last_error: String,
+    ) -> Self {
+        Self {
+            call,
+            code,
+            text,
+            last_error,
+        }
+    }
+
+    /// The function that failed, for instance `ncclGroupEnd`.
+    #[must_use]
+    pub fn call(&self) -> &'static str {
+        self.call
+    }
+
+    /// NCCL's code, known to this crate or not.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        self.code.0
+    }
+
+    /// The last warning NCCL kept at that moment, or an empty text.
+    ///
+    /// NCCL keeps one such text per process, so it may come from another communicator.
+    #[must_use]
+    pub fn last_error(&self) -> &str {
+        &self.last_error
+    }
+
+    pub(crate) fn is(&self, code: sys::ncclResult_t) -> bool {
+        self.code == code
+    }
+}
+
+impl fmt::Display for NcclFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} returned {} ({})", self.call, self.code.0, self.text)?;
+        if !self.last_error.is_empty() {
+            write!(
+                f,
+                "; NCCL's last warning in this process: {}",
+                self.last_error
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for NcclFailure {}
+
+impl Error {
+    pub(crate) fn new(kind: impl Into<ErrorKind>) -> Self {
+        Self(Box::new(Inner {
+            kind: kind.into(),
+            operation: None,
+        }))
+    }
+
+    /// Says in which operation the error arose; an operation already known stays.
+    pub(crate) fn during(mut self, operation: impl FnOnce() -> Operation) -> Self {
+        if self.0.operation.is_none() {
+            self.0.operation = Some(operation());
+        }
+        self
+    }
+
+    pub(crate) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Self {
+        move |error| Self::new(ErrorKind::Cuda { what, error })
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            Self::new(ErrorKind::Io {
+                what: what.into(),
+                error,
+            })
+        }
+    }
+
+    pub(crate) fn rendezvous(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Rendezvous {
+            reason: reason.into(),
+        })
+    }
+
+    /// What went wrong.
+    ///
+    /// ```
+    /// # use nccl::{ErrorKind, UniqueId};
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::Load(_)));
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The operation in which it arose, if it arose in one.
+    ///
+    /// ```
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(error.operation().is_none());
+    /// ```
+    #[must_use]
+    pub fn operation(&self) -> Option<&Operation> {
+        self.0.operation.as_ref()
+    }
+
+    /// Whether a deadline passed.
+    ///
+    /// ```
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(!error.is_timeout());
+    /// ```
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::TimedOut { .. })
+    }
+
+    /// What can be done about it, where that is known.
+    fn hint(&self) -> Option<&'static str> {
+        match &self.0.kind {
+            ErrorKind::TimedOut { .. } => Some(
+                "a rank that did not call the same operation, or whose process died, makes the \
+                 others wait; look at the ranks that print nothing",
+            ),
+            ErrorKind::Nccl(failure) => match failure.code {
+                sys::ncclResult_t::ncclRemoteError => Some(
+                    "a peer's process exited or the network failed: this rank is a victim, look for \
+                     the rank that failed first",
+                ),
+                sys::ncclResult_t::ncclSystemError | sys::ncclResult_t::ncclUnhandledCudaError => {
+                    Some("run with NCCL_DEBUG=INFO to see the failing system or CUDA call")
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl<K: Into<ErrorKind>> From<K> for Error {
+    fn from(kind: K) -> Self {
+        Self::new(kind)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.operation {
+            Some(operation) => {
+                write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
+                if let Some(hint) = self.hint() {
+                    write!(f, "\n  hint:  {hint}")?;
+                }
+                Ok(())
+            }
+            None => {
+                write!(f, "{}", self.0.kind)?;
+                if let Some(hint) = self.hint() {
+                    write!(f, " ({hint})")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.0.kind)
+            .field("operation", &self.0.operation)
+            .finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0.kind {
+            ErrorKind::Load(error) => Some(error),
+            ErrorKind::Nccl(failure) => Some(failure),
+            ErrorKind::Cuda { error, .. } => Some(error),
+            ErrorKind::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What this host calls itself.
+
+use std::sync::{Arc, LazyLock};
+
+static NAME: LazyLock<Arc<str>> = LazyLock::new(|| {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| Arc::from(name.trim()))
+        .unwrap_or_else(|_| Arc::from("unknown host"))
+});
+
+/// The host's name, as its kernel has it.
+pub(crate) fn name() -> Arc<str> {
+    Arc::clone(&NAME)
+}

@@ -1,0 +1,211 @@
+//! The description of an operation that errors carry.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::DataType;
+
+/// Which operation of NCCL was asked for.
+///
+/// ```
+/// assert_eq!(nccl::OperationKind::AllToAll.to_string(), "all_to_all");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OperationKind {
+    /// Creation of a communicator.
+    Init,
+    /// A reduction whose result all ranks get.
+    AllReduce,
+    /// An exchange of one block with every rank.
+    AllToAll,
+    /// A message to one rank.
+    Send,
+    /// A message from one rank.
+    Recv,
+    /// Several messages issued together.
+    Group,
+    /// The orderly end of a communicator.
+    Finalize,
+    /// The disorderly end of a communicator.
+    Abort,
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Init => "init",
+            Self::AllReduce => "all_reduce",
+            Self::AllToAll => "all_to_all",
+            Self::Send => "send",
+            Self::Recv => "recv",
+            Self::Group => "group",
+            Self::Finalize => "finalize",
+            Self::Abort => "abort",
+        })
+    }
+}
+
+/// An operation on a communicator, as an error describes it.
+///
+/// ```
+/// use nccl::OperationKind;
+/// # fn show(error: nccl::Error) {
+/// if let Some(operation) = error.operation() {
+///     assert_eq!(operation.kind(), OperationKind::AllToAll);
+///     println!("rank {} of {}", operation.rank(), operation.world_size());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub(crate) kind: OperationKind,
+    pub(crate) communicator: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) host: Arc<str>,
+    pub(crate) pid: u32,
+    pub(crate) sequence: Option<u64>,
+    pub(crate) shape: Shape,
+    pub(crate) elapsed: Duration,
+}
+
+/// The part of an operation that differs between kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) peer: Option<usize>,
+    pub(crate) count: Option<usize>,
+    pub(crate) data_type: Option<DataType>,
+}
+
+impl Operation {
+    /// What was asked for.
+    #[must_use]
+    pub fn kind(&self) -> OperationKind {
+        self.kind
+    }
+
+    /// The name of the communicator.
+    #[must_use]
+    pub fn communicator(&self) -> &str {
+        &self.communicator
+    }
+
+    /// The rank that reports, in the communicator.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks of the communicator.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The host that reports.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The process that reports.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The number of the operation on its communicator, from 1; `None` outside the data path.
+    #[must_use]
+    pub fn sequence(&self) -> Option<u64> {
+        self.sequence
+    }
+
+    /// The rank at the other end, for messages.
+    #[must_use]
+    pub fn peer(&self) -> Option<usize> {
+        self.shape.peer
+    }
+
+    /// The number of elements: per peer for all-to-all.
+    #[must_use]
+    pub fn count(&self) -> Option<usize> {
+        self.shape.count
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn data_type(&self) -> Option<DataType> {
+        self.shape.data_type
+    }
+
+    /// The time from the call to the error.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.elapsed
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some(sequence) = self.sequence {
+            write!(f, " #{sequence}")?;
+        }
+        write!(f, " on {:?} (", &*self.communicator)?;
+        if let (Some(data_type), Some(count)) = (self.shape.data_type, self.shape.count) {
+            write!(f, "{data_type} × {count}")?;
+            if self.kind == OperationKind::AllToAll {
+                f.write_str(" per peer")?;
+            }
+            f.write_str(", ")?;
+        }
+        if let Some(peer) = self.shape.peer {
+            write!(f, "peer {peer}, ")?;
+        }
+        let ranks = if self.world_size == 1 {
+            "rank"
+        } else {
+            "ranks"
+        };
+        write!(
+            f,
+            "{} {ranks}) failed on rank {} ({}, pid {}) after {:.1} s",
+            self.world_size,
+            self.rank,
+            self.host,
+            self.pid,
+            self.elapsed.as_secs_f64()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_names_communicator_shape_rank_host_and_time() {
+        let operation = Operation {
+            kind: OperationKind::AllToAll,
+            communicator: "model/tp".into(),
+            rank: 2,
+            world_size: 8,
+            host: "node-a".into(),
+            pid: 4021,
+            sequence: Some(42),
+            shape: Shape {
+                peer: None,
+                count: Some(4096),
+                data_type: Some(DataType::BFLOAT16),
+            },
+            elapsed: Duration::from_millis(300),
+        };
+        assert_eq!(
+            operation.to_string(),
+            "all_to_all #42 on \"model/tp\" (bf16 × 4096 per peer, 8 ranks) failed on rank 2 \
+             (node-a, pid 4021) after 0.3 s"
+        );
+    }
+}

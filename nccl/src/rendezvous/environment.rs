@@ -1,0 +1,406 @@
+//! What a launcher says about this process, and where its ranks meet.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// Who this process is among the ranks, and where they meet.
+///
+/// ```
+/// use nccl::Rendezvous;
+///
+/// let rendezvous = Rendezvous::unix("/tmp/my-job.sock", 0, 2)?;
+/// assert_eq!((rendezvous.rank(), rendezvous.world_size()), (0, 2));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: usize,
+    pub(super) address: Address,
+    pub(super) timeout: Duration,
+}
+
+/// A Unix socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Path(PathBuf),
+    /// A name in the abstract namespace, which vanishes with its last user.
+    Abstract(String),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "unix:{}", path.display()),
+            Self::Abstract(name) => write!(f, "unix:@{name}"),
+        }
+    }
+}
+
+/// A launcher's variables: rank, number of ranks, rank on this host, number of ranks on this host.
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+    /// What tells its jobs apart, for the name of the meeting place.
+    job: &'static [&'static str],
+}
+
+/// Of the variables of two launchers, the earlier one counts: what started the process last.
+const LAUNCHERS: [Launcher; 5] = [
+    Launcher {
+        name: "nccl-run",
+        rank: "NCCL_RUN_RANK",
+        size: "NCCL_RUN_WORLD_SIZE",
+        local_rank: "NCCL_RUN_LOCAL_RANK",
+        local_size: "NCCL_RUN_LOCAL_WORLD_SIZE",
+        job: &[],
+    },
+    Launcher {
+        name: "torchrun",
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+        job: &[
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ],
+    },
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+    },
+    Launcher {
+        name: "Hydra (MPICH, Intel MPI)",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_size: "MPI_LOCALNRANKS",
+        job: &[],
+    },
+    Launcher {
+        name: "Slurm",
+        rank: "SLURM_PROCID",
+        size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_TASKS_PER_NODE",
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    },
+];
+
+impl Rendezvous {
+    /// Ranks of one host that meet at the Unix socket `path`, which rank 0 makes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`.
+    ///
+    /// ```
+    /// assert!(nccl::Rendezvous::unix("/tmp/my-job.sock", 2, 2).is_err());
+    /// ```
+    pub fn unix(path: impl Into<PathBuf>, rank: usize, world_size: usize) -> Result<Self> {
+        Self::new(rank, world_size, rank, Address::Path(path.into()))
+    }
+
+    /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
+    /// MPICH and Intel MPI, or `srun`.
+    ///
+    /// Processes that a program starts by itself may set the variables of `nccl-run`:
+    /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
+    /// `NCCL_RUN_RENDEZVOUS=unix:PATH`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing,
+    /// unreadable, or contradicts another, with the value seen.
+    ///
+    /// ```no_run
+    /// let world = nccl::World::join(nccl::Rendezvous::from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// How long the ranks wait for each other; 60 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.timeout(Duration::from_secs(5));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn new(rank: usize, world_size: usize, local_rank: usize, address: Address) -> Result<Self> {
+        if rank >= world_size {
+            return Err(Error::rendezvous(format!(
+                "rank {rank} of {world_size} does not exist: ranks are 0 to {}",
+                world_size.saturating_sub(1)
+            )));
+        }
+        Ok(Self {
+            rank,
+            world_size,
+            local_rank,
+            address,
+            timeout: Duration::from_secs(60),
+        })
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let Some(launcher) = LAUNCHERS
+            .iter()
+            .find(|launcher| get(launcher.rank).is_some())
+        else {
+            let names: Vec<_> = LAUNCHERS
+                .iter()
+                .map(|l| format!("{} ({})", l.rank, l.name))
+                .collect();
+            return Err(Error::rendezvous(format!(
+                "no launcher said which rank this process is: none of {} is set",
+                names.join(", ")
+            )));
+        };
+        let rank = number(launcher, launcher.rank, &get)?;
+        let world_size = number(launcher, launcher.size, &get)?;
+        let local_rank = match get(launcher.local_rank) {
+            Some(_) => number(launcher, launcher.local_rank, &get)?,
+            None => rank,
+        };
+        if let Some(text) = get(launcher.local_size) {
+            let here = local_size(launcher, &text)?;
+            if here != world_size {
+                return Err(Error::rendezvous(format!(
+                    "{} started {world_size} ranks, {here} of them on this host ({}={text}): ranks on \
+                     several hosts are not supported yet",
+                    launcher.name, launcher.local_size
+                )));
+            }
+        }
+        let address = match get("NCCL_RUN_RENDEZVOUS") {
+            Some(text) => parse_address(&text)?,
+            None if launcher.name == "nccl-run" => {
+                return Err(Error::rendezvous(format!(
+                    "{} is set, but not NCCL_RUN_RENDEZVOUS=unix:PATH, where the ranks meet",
+                    launcher.rank
+                )));
+            }
+            None => Address::Abstract(meeting_place(launcher, &get)),
+        };
+        Self::new(rank, world_size, local_rank, address).map_err(|_| {
+            Error::rendezvous(format!(
+                "{}={rank} contradicts {}={world_size}: ranks are 0 to {}",
+                launcher.rank,
+                launcher.size,
+                world_size.saturating_sub(1)
+            ))
+        })
+    }
+}
+
+fn number(
+    launcher: &Launcher,
+    name: &'static str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<usize> {
+    let Some(text) = get(name) else {
+        return Err(Error::rendezvous(format!(
+            "{} is set, but not {name}: {} sets both",
+            launcher.rank, launcher.name
+        )));
+    };
+    text.trim().parse().map_err(|_| {
+        Error::rendezvous(format!(
+            "{name}={text:?} of {} is not a number",
+            launcher.name
+        ))
+    })
+}
+
+/// Slurm writes `4`, or `4(x2),3` for several hosts; the first number suffices to see that.
+fn local_size(launcher: &Launcher, text: &str) -> Result<usize> {
+    let digits: String = text
+        .trim()
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    digits.parse().map_err(|_| {
+        let name = launcher.local_size;
+        Error::rendezvous(format!(
+            "{name}={text:?} of {} is not a number",
+            launcher.name
+        ))
+    })
+}
+
+fn parse_address(text: &str) -> Result<Address> {
+    match text.strip_prefix("unix:") {
+        Some(name) if name.starts_with('@') && name.len() > 1 => {
+            Ok(Address::Abstract(name[1..].to_owned()))
+        }
+        Some(path) if !path.is_empty() => Ok(Address::Path(PathBuf::from(path))),
+        _ => Err(Error::rendezvous(format!(
+            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: write unix:PATH or unix:@NAME"
+        ))),
+    }
+}
+
+/// A name that all ranks of one launch derive alike, and another launch does not: the launcher's own
+/// job, or where it has no name for it, the process that started the ranks of this host.
+fn meeting_place(launcher: &Launcher, get: impl Fn(&str) -> Option<String>) -> String {
+    let job: Vec<String> = launcher.job.iter().filter_map(|name| get(name)).collect();
+    // SAFETY: takes no arguments and cannot fail.
+    let user = unsafe { libc::getuid() };
+    let job = if job.is_empty() {
+        format!("parent-{}", std::os::unix::process::parent_id())
+    } else {
+        job.join("/")
+    };
+    format!("nccl/{user}/{}/{job}", launcher.rank)
+        .chars()
+        .take(100)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Rendezvous> {
+        Rendezvous::from_variables(|name| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn each_launcher_is_understood() {
+        for variables in [
+            &[
+                ("NCCL_RUN_RANK", "1"),
+                ("NCCL_RUN_WORLD_SIZE", "4"),
+                ("NCCL_RUN_RENDEZVOUS", "unix:/tmp/x"),
+            ][..],
+            &[
+                ("RANK", "1"),
+                ("WORLD_SIZE", "4"),
+                ("LOCAL_RANK", "1"),
+                ("LOCAL_WORLD_SIZE", "4"),
+            ],
+            &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")],
+            &[
+                ("PMI_RANK", "1"),
+                ("PMI_SIZE", "4"),
+                ("MPI_LOCALRANKID", "1"),
+            ],
+            &[
+                ("SLURM_PROCID", "1"),
+                ("SLURM_NTASKS", "4"),
+                ("SLURM_TASKS_PER_NODE", "4"),
+                ("SLURM_STEP_ID", "0"),
+            ],
+        ] {
+            let rendezvous = read(variables).unwrap();
+            assert_eq!(
+                (
+                    rendezvous.rank,
+                    rendezvous.world_size,
+                    rendezvous.local_rank
+                ),
+                (1, 4, 1)
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named_with_its_value() {
+        for (variables, words) in [
+            (&[][..], &["RANK", "SLURM_PROCID", "none of"][..]),
+            (&[("RANK", "0")], &["RANK", "WORLD_SIZE"]),
+            (
+                &[("RANK", "x"), ("WORLD_SIZE", "2")],
+                &["RANK=\"x\"", "torchrun"],
+            ),
+            (
+                &[("RANK", "2"), ("WORLD_SIZE", "2")],
+                &["RANK=2", "WORLD_SIZE=2"],
+            ),
+            (
+                &[
+                    ("RANK", "0"),
+                    ("WORLD_SIZE", "8"),
+                    ("LOCAL_WORLD_SIZE", "4"),
+                ],
+                &["LOCAL_WORLD_SIZE=4", "several hosts"],
+            ),
+            (
+                &[
+                    ("SLURM_PROCID", "0"),
+                    ("SLURM_NTASKS", "8"),
+                    ("SLURM_TASKS_PER_NODE", "4(x2)"),
+                    ("SLURM_STEP_ID", "0"),
+                ],
+                &["4(x2)", "several hosts"],
+            ),
+            (
+                &[("NCCL_RUN_RANK", "0"), ("NCCL_RUN_WORLD_SIZE", "1")],
+                &["NCCL_RUN_RENDEZVOUS"],
+            ),
+            (
+                &[
+                    ("NCCL_RUN_RANK", "0"),
+                    ("NCCL_RUN_WORLD_SIZE", "1"),
+                    ("NCCL_RUN_RENDEZVOUS", "tcp:1"),
+                ],
+                &["tcp:1", "unix:PATH"],
+            ),
+        ] {
+            let error = read(variables).unwrap_err().to_string();
+            for word in words {
+                assert!(error.contains(word), "{word:?} in {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_launches_meet_at_two_places() {
+        let place = |id| {
+            let variables = [
+                ("RANK", "0"),
+                ("WORLD_SIZE", "1"),
+                ("TORCHELASTIC_RUN_ID", id),
+            ];
+            read(&variables).unwrap().address
+        };
+        assert_eq!(place("a"), place("a"));
+        assert_ne!(place("a"), place("b"));
+    }
+}

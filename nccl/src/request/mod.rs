@@ -1,0 +1,340 @@
+//! The completion of an operation: poll it, wait for it with a deadline, or `.await` it.
+//!
+//! Issuing an operation puts no event behind it, because that costs more than the whole rest of this
+//! layer. The first question about a request does: it asks for everything that is on the stream by
+//! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
+//! dropped at any time; that neither cancels nor frees anything.
+
+mod poller;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream};
+use nccl_sys as sys;
+use once_cell::sync::OnceCell;
+
+use crate::communicator::{self, Backoff, Inner, State, lock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::operation::{OperationKind, Shape};
+
+/// An issued operation.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use std::time::Duration;
+///
+/// let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// let done = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+/// done.wait_timeout(Duration::from_secs(5))?;
+/// assert!(done.is_complete()?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Request {
+    inner: Arc<Inner>,
+    /// `None` stands for the communicator's own stream.
+    stream: Option<Arc<CudaStream>>,
+    kind: OperationKind,
+    shape: Shape,
+    sequence: u64,
+    issued: Instant,
+    mark: OnceCell<Arc<Mark>>,
+    complete: AtomicBool,
+    /// Where the poller has the waker, while somebody awaits this.
+    ticket: Option<poller::Ticket>,
+}
+
+/// An event behind the operation.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    event: CudaEvent,
+}
+
+impl Request {
+    pub(crate) fn new(
+        inner: &Arc<Inner>,
+        stream: &Arc<CudaStream>,
+        kind: OperationKind,
+        shape: Shape,
+        sequence: u64,
+        issued: Instant,
+    ) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| Arc::clone(stream)),
+            kind,
+            shape,
+            sequence,
+            issued,
+            mark: OnceCell::new(),
+            complete: AtomicBool::new(false),
+            ticket: None,
+        }
+    }
+
+    /// The number of the operation on its communicator, from 1.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// let first = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// assert_eq!(first.sequence(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether the operation is done; never waits.
+    ///
+    /// Also asks for what was put on the stream after the operation and before the first question
+    /// about this request.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that comes to its end
+    /// because of an abort is no success. [`ErrorKind::Cuda`] when the device failed.
+    pub fn is_complete(&self) -> Result<bool> {
+        self.poll_once().map_err(|error| self.describe(error))
+    }
+
+    /// Waits until the operation is done, at most as long as the communicator's operations may take.
+    ///
+    /// The thread spins briefly, then yields, then sleeps in steps of up to a millisecond.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when it is not; the communicator is aborted then, because nothing that
+    /// it is asked afterwards could succeed. Otherwise as [`is_complete`](Self::is_complete), and
+    /// [`ErrorKind::Nccl`] when NCCL reports an asynchronous error.
+    pub fn wait(&self) -> Result<()> {
+        let limit = self.inner.timeouts.operation;
+        let done = self.wait_until(Instant::now() + limit, limit);
+        if let Err(error) = &done
+            && error.is_timeout()
+        {
+            self.inner.abort(&error.kind().to_string());
+        }
+        done.map_err(|error| self.describe(error))
+    }
+
+    /// Waits until the operation is done, at most for `limit`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
+    /// for again. Otherwise as [`wait`](Self::wait).
+    pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
+        self.wait_until(Instant::now() + limit, limit)
+            .map_err(|error| self.describe(error))
+    }
+
+    fn wait_until(&self, deadline: Instant, limit: Duration) -> Result<()> {
+        let mut backoff = Backoff::new();
+        let mut look_at_nccl = Instant::now() + ASYNC_ERROR_INTERVAL;
+        loop {
+            if self.poll_once()? {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(self.timed_out(limit));
+            }
+            if now >= look_at_nccl {
+                self.check_nccl()?;
+                look_at_nccl = now + ASYNC_ERROR_INTERVAL;
+            }
+            backoff.pause();
+        }
+    }
+
+    fn timed_out(&self, limit: Duration) -> Error {
+        Error::new(ErrorKind::TimedOut {
+            what: String::from("the operation"),
+            limit,
+        })
+    }
+
+    fn describe(&self, error: Error) -> Error {
+        error.during(|| {
+            self.inner
+                .operation(self.kind, self.shape, Some(self.sequence), self.issued)
+        })
+    }
+
+    fn poll_once(&self) -> Result<bool> {
+        if self.complete.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let ended = |state| matches!(state, State::Aborting | State::Aborted | State::Leaked);
+        if ended(self.inner.phase.get()) {
+            return Err(self.inner.out_of_use());
+        }
+        let done = self.mark()?.event.try_is_complete().map_err(Error::cuda(
+            "asking whether the operation is done (cuEventQuery)",
+        ))?;
+        // After the query: an abort is announced before it frees the stream.
+        if ended(self.inner.phase.get()) {
+            return Err(self.inner.out_of_use());
+        }
+        if done {
+            self.complete.store(true, Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    /// The event behind the operation, recorded at the first question.
+    fn mark(&self) -> Result<&Arc<Mark>> {
+        self.mark.get_or_try_init(|| {
+            let stream = self.stream.as_ref().unwrap_or(&self.inner.stream);
+            communicator::not_capturing("the operation's stream", stream)?;
+            let pooled = lock(&self.inner.handle).marks.pop();
+            let mark = match pooled {
+                Some(mark) => mark,
+                None => Arc::new(Mark {
+                    event: self
+                        .inner
+                        .context
+                        .new_event(None)
+                        .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
+                }),
+            };
+            mark.event.record(stream).map_err(Error::cuda(
+                "recording an event behind the operation (cuEventRecord)",
+            ))?;
+            Ok(mark)
+        })
+    }
+
+    /// An error that NCCL found in the background; skipped while another thread calls NCCL.
+    fn check_nccl(&self) -> Result<()> {
+        let Ok(handle) = self.inner.handle.try_lock() else {
+            return Ok(());
+        };
+        let Some(raw) = handle.raw else { return Ok(()) };
+        let library = &self.inner.library;
+        let code = communicator::state(library, raw)?;
+        drop(handle);
+        if matches!(
+            code,
+            sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress
+        ) {
+            return Ok(());
+        }
+        let failure = ffi::failure(library, "ncclCommGetAsyncError", code);
+        self.inner.abort(&failure.to_string());
+        Err(failure.into())
+    }
+}
+
+/// How often a waiting thread asks NCCL for errors of its background threads.
+const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Done when the operation is; an executor of any brand will do.
+///
+/// One thread per process looks after all requests that are awaited, every 20 µs to 1 ms, and wakes
+/// their tasks. Dropping the future cancels nothing.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// async fn step(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+///     comm.all_reduce_in_place(y, nccl::ReduceOp::Sum)?.await
+/// }
+/// # fn block_on<F: std::future::Future>(future: F) -> F::Output {
+/// #     struct Unpark(std::thread::Thread);
+/// #     impl std::task::Wake for Unpark {
+/// #         fn wake(self: std::sync::Arc<Self>) { self.0.unpark() }
+/// #     }
+/// #     let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+/// #     let mut future = std::pin::pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+/// #             std::task::Poll::Ready(value) => return value,
+/// #             std::task::Poll::Pending => std::thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// block_on(step(&comm, &mut y))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`Request::wait`], with the same limit, counted from the first poll.
+impl Future for Request {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.poll_once() {
+            Ok(true) => return Poll::Ready(Ok(())),
+            Ok(false) => {}
+            Err(error) => return Poll::Ready(Err(self.describe(error))),
+        }
+        let limit = self.inner.timeouts.operation;
+        if let Some(ticket) = &self.ticket {
+            if Instant::now() >= ticket.deadline() {
+                let error = self.timed_out(limit);
+                self.inner.abort(&error.kind().to_string());
+                return Poll::Ready(Err(self.describe(error)));
+            }
+            if let Err(error) = self.check_nccl() {
+                return Poll::Ready(Err(self.describe(error)));
+            }
+        }
+        let mark = match self.mark() {
+            Ok(mark) => Arc::clone(mark),
+            Err(error) => return Poll::Ready(Err(self.describe(error))),
+        };
+        let deadline = self
+            .ticket
+            .as_ref()
+            .map_or_else(|| Instant::now() + limit, poller::Ticket::deadline);
+        let inner = Arc::clone(&self.inner);
+        match poller::watch(mark, inner, deadline, context.waker().clone()) {
+            Ok(ticket) => {
+                self.ticket = Some(ticket);
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(self.describe(error))),
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.ticket = None;
+        if let Some(mark) = self.mark.take()
+            && Arc::strong_count(&mark) == 1
+            && let Ok(mut handle) = self.inner.handle.try_lock()
+        {
+            handle.marks.push(mark);
+        }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("communicator", &self.inner.name)
+            .field("operation", &self.kind)
+            .field("sequence", &self.sequence)
+            .field("complete", &self.complete)
+            .finish()
+    }
+}

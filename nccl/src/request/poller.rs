@@ -1,0 +1,165 @@
+//! The thread that wakes the tasks of awaited requests.
+//!
+//! CUDA can call back when a stream gets somewhere, but from a thread on which nothing of CUDA may be
+//! called, and at a cost on every operation. So one thread looks, and only while somebody awaits.
+//!
+//! Promises: a waker is called once, soon after its operation is done, its communicator ended, or its
+//! deadline passed; a ticket that is dropped takes its waker back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys as cuda;
+
+use super::Mark;
+use crate::communicator::{Inner, State, lock};
+use crate::error::{Error, Result};
+
+/// One awaited request.
+struct Watched {
+    mark: Arc<Mark>,
+    inner: Arc<Inner>,
+    deadline: Instant,
+    waker: Waker,
+}
+
+struct Poller {
+    state: Mutex<Registry>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Registry {
+    next: u64,
+    watched: HashMap<u64, Watched>,
+    running: bool,
+}
+
+static POLLER: LazyLock<Poller> = LazyLock::new(|| Poller {
+    state: Mutex::default(),
+    work: Condvar::new(),
+});
+
+/// A place in the registry, given up when it is dropped.
+pub(super) struct Ticket {
+    key: u64,
+    deadline: Instant,
+}
+
+impl Ticket {
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let watched = lock(&POLLER.state).watched.remove(&self.key);
+        // Outside the lock: a waker may run anything when it is dropped.
+        drop(watched);
+    }
+}
+
+/// Has `waker` woken when `mark` is reached, `inner` ends, or `deadline` passes.
+pub(super) fn watch(
+    mark: Arc<Mark>,
+    inner: Arc<Inner>,
+    deadline: Instant,
+    waker: Waker,
+) -> Result<Ticket> {
+    let mut registry = lock(&POLLER.state);
+    if !registry.running {
+        std::thread::Builder::new()
+            .name(String::from("nccl-poller"))
+            .spawn(run)
+            .map_err(Error::io("starting the thread that wakes awaiting tasks"))?;
+        registry.running = true;
+    }
+    let key = registry.next;
+    registry.next += 1;
+    registry.watched.insert(
+        key,
+        Watched {
+            mark,
+            inner,
+            deadline,
+            waker,
+        },
+    );
+    POLLER.work.notify_one();
+    Ok(Ticket { key, deadline })
+}
+
+fn run() {
+    relax_capture_mode();
+    let mut busy_since = Instant::now();
+    loop {
+        let mut registry = lock(&POLLER.state);
+        while registry.watched.is_empty() {
+            registry = POLLER
+                .work
+                .wait(registry)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            busy_since = Instant::now();
+        }
+        let now = Instant::now();
+        let ready: Vec<u64> = registry
+            .watched
+            .iter()
+            .filter(|(_, watched)| watched.is_ready(now))
+            .map(|(&key, _)| key)
+            .collect();
+        let woken: Vec<Watched> = ready
+            .iter()
+            .filter_map(|key| registry.watched.remove(key))
+            .collect();
+        drop(registry);
+        if !woken.is_empty() {
+            busy_since = now;
+        }
+        for watched in woken {
+            watched.waker.wake();
+        }
+        std::thread::sleep(pause(now.duration_since(busy_since)));
+    }
+}
+
+/// Looks often at first: most operations are short, and the long ones can wait a little longer.
+fn pause(waiting: Duration) -> Duration {
+    if waiting < Duration::from_millis(1) {
+        Duration::from_micros(20)
+    } else if waiting < Duration::from_millis(100) {
+        Duration::from_micros(100)
+    } else {
+        Duration::from_millis(1)
+    }
+}
+
+impl Watched {
+    fn is_ready(&self, now: Instant) -> bool {
+        now >= self.deadline
+            || self.inner.phase.get() != State::Ready
+            // An error is for the task to find.
+            || !matches!(self.mark.event.try_is_complete(), Ok(false))
+    }
+}
+
+/// In the default mode, a query by this thread would break a capture that another thread has begun.
+fn relax_capture_mode() {
+    let mut mode = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: `mode` is a valid place; the call changes the state of this thread only.
+    let _ = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&mut mode) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_poller_looks_less_often_the_longer_it_waits() {
+        assert!(pause(Duration::ZERO) < pause(Duration::from_millis(10)));
+        assert!(pause(Duration::from_millis(10)) < pause(Duration::from_secs(1)));
+    }
+}
