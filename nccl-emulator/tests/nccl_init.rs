@@ -405,6 +405,13 @@ fn an_id_is_good_for_one_communicator() {
         let mut comm = null_mut();
         assert_eq!(nccl!(ncclCommInitRank(&mut comm, 1, id, 0)), 6);
         assert!(last_error().contains("exceeded error retry count after 5 attempts"));
+        // Nothing is left of it, unless it failed in a group.
+        assert!(comm.is_null());
+        let config = null_mut();
+        assert_eq!(
+            nccl!(ncclCommInitRankConfig(&mut comm, 1, id, 0, config)),
+            6
+        );
         assert!(!comm.is_null());
         assert_eq!(nccl!(ncclCommAbort(comm)), 0);
     });

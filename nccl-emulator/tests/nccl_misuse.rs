@@ -443,3 +443,26 @@ fn the_ranks_of_a_process_are_freed_with_the_last_of_them() {
         },
     );
 }
+
+#[test]
+fn an_abort_waits_for_what_lies_before_its_launch_on_the_stream() {
+    alone(
+        "an_abort_waits_for_what_lies_before_its_launch_on_the_stream",
+        &[],
+        || {
+            let rank = Rank::join(unique_id(), 1, 0);
+            let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+            let gate = ranks::Gate::on(&rank);
+            assert_eq!(rank.all_reduce(&from, &to, Kind::ncclUint8, Op::ncclSum), 0);
+            thread::scope(|scope| {
+                let abort = scope.spawn(|| rank.abort());
+                thread::sleep(Duration::from_millis(50));
+                assert!(!abort.is_finished());
+                gate.open();
+                assert_eq!(abort.join().unwrap(), 0);
+            });
+            rank.sync();
+            assert_eq!(to.read(), [0]);
+        },
+    );
+}

@@ -378,6 +378,10 @@ impl Rank {
         ))
     }
 
+    pub(crate) fn abort(&self) -> u32 {
+        nccl!(ncclCommAbort(self.comm))
+    }
+
     pub(crate) fn destroy(self) {
         assert_eq!(nccl!(ncclCommDestroy(self.comm)), 0, "{}", last_error());
     }
@@ -459,4 +463,29 @@ pub(crate) fn threads(ranks: i32, body: impl Fn(&Rank) + Sync) {
             });
         }
     });
+}
+
+/// A host function that holds a rank's stream until it is opened.
+pub(crate) struct Gate(std::sync::mpsc::Sender<()>);
+
+impl Gate {
+    pub(crate) fn on(rank: &Rank) -> Self {
+        unsafe extern "C" fn wait(argument: *mut c_void) {
+            // SAFETY: the box was leaked for this one call.
+            let receiver =
+                *unsafe { Box::from_raw(argument.cast::<std::sync::mpsc::Receiver<()>>()) };
+            let _ = receiver.recv_timeout(DEADLINE);
+        }
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let argument = Box::into_raw(Box::new(receiver)).cast();
+        rank.gpu.bind_to_thread().unwrap();
+        let stream = rank.stream.cu_stream();
+        // SAFETY: the argument is good for one call, and a stream makes one.
+        unsafe { result::stream::launch_host_function(stream, wait, argument) }.unwrap();
+        Self(sender)
+    }
+
+    pub(crate) fn open(self) {
+        self.0.send(()).unwrap();
+    }
 }

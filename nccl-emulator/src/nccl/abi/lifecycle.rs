@@ -106,7 +106,8 @@ struct Init<'a> {
     function: &'static str,
 }
 
-/// `ncclCommInitRankDev`: checks, makes the handle, queues the job.
+/// `ncclCommInitRankDev`: checks, makes the handle, and queues the job. Outside of a group the job runs
+/// at once, and if it fails nothing is left of the communicator.
 ///
 /// # Safety
 /// `out` is null or writable; `config` is null or a config.
@@ -119,7 +120,15 @@ unsafe fn init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: the caller's promise.
-    let result = unsafe { try_init_rank(init, config) };
+    let result = unsafe { try_init_rank(init, config) }.and_then(|job| {
+        let communicator = Arc::clone(&job.communicator);
+        let result = group::run_or_add_job(job);
+        // Another thread may have aborted it meanwhile, and ended its handle.
+        if result.is_err() && !communicator.is_destroyed() {
+            let _ = communicator::reclaim(&communicator);
+        }
+        result
+    });
     if result.is_err() && !init.out.is_null() {
         // SAFETY: not null, so writable by the caller's promise.
         unsafe { init.out.write_unaligned(std::ptr::null_mut()) };
@@ -129,7 +138,7 @@ unsafe fn init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result {
 
 /// # Safety
 /// As [`init_rank`].
-unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result {
+unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<Job> {
     announce_bootstrap();
     announce_version(init.rank);
     let cuda = |error: driver::CUresult| {
@@ -180,7 +189,7 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result 
         ids,
         function: init.function,
     }));
-    group::add_job(Job {
+    Ok(Job {
         kind: JobKind::Init,
         communicator,
         request,
@@ -206,11 +215,9 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
             device,
             function: "ncclCommInitRank",
         };
-        // Outside of a group the job runs at once, unless the environment says that nothing may block.
-        group::start();
+        // Opens no group of its own: outside of one it blocks, whatever the environment says.
         // SAFETY: the function's contract.
-        let result = unsafe { init_rank(&init, std::ptr::null()) };
-        finish_init(result, comm)
+        unsafe { init_rank(&init, std::ptr::null()) }
     })
 }
 

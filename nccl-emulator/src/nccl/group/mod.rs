@@ -116,6 +116,15 @@ pub(crate) fn add_job(job: Job) -> Result {
     })
 }
 
+/// Runs a job at once if the thread is in no group, whether the communicator is blocking or not: what
+/// `ncclCommInitRank` does. Otherwise queues it.
+pub(crate) fn run_or_add_job(job: Job) -> Result {
+    if GROUP.with_borrow(|group| group.depth > 0) {
+        return add_job(job);
+    }
+    jobs::run(&[job])
+}
+
 /// Gives `add` the queue of a communicator in the open group.
 fn with_tasks<T>(communicator: &Arc<Communicator>, add: impl FnOnce(&mut Tasks) -> T) -> T {
     GROUP.with_borrow_mut(|group| {
