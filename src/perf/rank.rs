@@ -56,6 +56,7 @@ pub(super) fn run<C: Collective>(
     make: impl Fn(Rank) -> Result<C, Failure>,
 ) -> Result<(), Failure> {
     let library = Library::load()?;
+    let world = world.with_timeout(common.options.timeout);
     let facts = facts(common, &library)?;
     let mut printer = if world.rank() == 0 {
         let report = common

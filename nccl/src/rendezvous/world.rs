@@ -154,6 +154,19 @@ impl World {
         }
     }
 
+    /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
+    /// 60 s unless set, or what the [`Rendezvous`] was given.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
     /// Everybody tells everybody host and process.
     fn introduce(&mut self, deadline: Instant) -> Result<()> {
         let mut own = Vec::new();

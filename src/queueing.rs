@@ -1,0 +1,255 @@
+//! An NCCL that only remembers what it was asked: what is measured above it is the cost of the layers
+//! above.
+//!
+//! [`api`] is a table of functions that puts one entry of 56 bytes per operation into a vector of the
+//! calling thread, as NCCL puts a task into a queue, and never looks at the memory. A group start and a
+//! group end forget the entries. `benches/overhead.rs`, `examples/overhead_instructions.rs` and
+//! `tests/no_allocation.rs` use it by way of [`overhead`](crate::overhead).
+//!
+//! What must stay true: no function allocates once the vector has its size, and each is cheap next to
+//! NCCL's own, so that nothing of the layers above hides behind it.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+
+use nccl_sys::{
+    Api, Version, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
+    ncclResult_t, ncclUniqueId,
+};
+
+/// The release whose functions the table pretends to have.
+pub const VERSION: Version = Version::HEADER;
+
+/// What the end of a group, and a collective, return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// `ncclInProgress`, as a non-blocking communicator does; the caller then has to poll, and finds
+    /// everything done.
+    InProgress,
+    /// `ncclSuccess`, as a blocking communicator does.
+    Success,
+}
+
+/// One operation; as long as the smallest record that keeps all of it.
+struct Task {
+    _buffer: *const c_void,
+    _bytes: usize,
+    _count: usize,
+    _comm: ncclComm_t,
+    _stream: cudaStream_t,
+    _peer: c_int,
+    _data_type: ncclDataType_t,
+    _call: Call,
+}
+
+const _: () = assert!(size_of::<Task>() == 56);
+
+enum Call {
+    Send,
+    Recv,
+    AllToAll,
+    AllReduce,
+}
+
+/// More than any group here has.
+const CAPACITY: usize = 1024;
+
+thread_local! {
+    static QUEUE: RefCell<Vec<Task>> = RefCell::new(Vec::with_capacity(CAPACITY));
+}
+
+/// Its address is the communicator's.
+static COMMUNICATOR: u8 = 0;
+
+/// The table.
+///
+/// ```
+/// use nccl_tools::queueing::{self, Ending};
+///
+/// // SAFETY: nothing is ever done with the memory that operations name.
+/// let library = unsafe { nccl::Library::from_api(queueing::api(Ending::Success), queueing::VERSION) }?;
+/// assert!(library.has(nccl::Capability::NativeAllToAll));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[must_use]
+pub fn api(ending: Ending) -> Api {
+    let mut api = Api::empty();
+    api.ncclCommInitRankConfig = Some(init);
+    api.ncclCommGetAsyncError = Some(at_rest);
+    api.ncclCommFinalize = Some(on_communicator);
+    api.ncclCommDestroy = Some(on_communicator);
+    api.ncclCommAbort = Some(on_communicator);
+    api.ncclGroupStart = Some(forget);
+    api.ncclSend = Some(send);
+    api.ncclRecv = Some(recv);
+    match ending {
+        Ending::InProgress => {
+            api.ncclGroupEnd = Some(forget_in_progress);
+            api.ncclAlltoAll = Some(all_to_all_in_progress);
+            api.ncclAllReduce = Some(all_reduce_in_progress);
+        }
+        Ending::Success => {
+            api.ncclGroupEnd = Some(forget);
+            api.ncclAlltoAll = Some(all_to_all);
+            api.ncclAllReduce = Some(all_reduce);
+        }
+    }
+    api
+}
+
+/// How many operations this thread has put into its queue since the last group start or end.
+#[must_use]
+pub fn queued() -> usize {
+    QUEUE.with_borrow(Vec::len)
+}
+
+fn push(task: Task) -> ncclResult_t {
+    QUEUE.with_borrow_mut(|queue| {
+        // Collectives outside of a group never end one.
+        if queue.len() == CAPACITY {
+            queue.clear();
+        }
+        queue.push(task);
+    });
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn init(
+    comm: *mut ncclComm_t,
+    _ranks: c_int,
+    _id: ncclUniqueId,
+    _rank: c_int,
+    _config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: NCCL's contract: `comm` is valid for a write.
+    unsafe { comm.write((&raw const COMMUNICATOR).cast_mut().cast()) };
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn at_rest(_comm: ncclComm_t, state: *mut ncclResult_t) -> ncclResult_t {
+    // SAFETY: NCCL's contract: `state` is valid for a write.
+    unsafe { state.write(ncclResult_t::ncclSuccess) };
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn on_communicator(_comm: ncclComm_t) -> ncclResult_t {
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn forget() -> ncclResult_t {
+    QUEUE.with_borrow_mut(Vec::clear);
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn forget_in_progress() -> ncclResult_t {
+    QUEUE.with_borrow_mut(Vec::clear);
+    ncclResult_t::ncclInProgress
+}
+
+unsafe extern "C" fn send(
+    buffer: *const c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    push(Task {
+        _buffer: buffer,
+        _bytes: count,
+        _count: count,
+        _comm: comm,
+        _stream: stream,
+        _peer: peer,
+        _data_type: data_type,
+        _call: Call::Send,
+    })
+}
+
+unsafe extern "C" fn recv(
+    buffer: *mut c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    push(Task {
+        _buffer: buffer,
+        _bytes: count,
+        _count: count,
+        _comm: comm,
+        _stream: stream,
+        _peer: peer,
+        _data_type: data_type,
+        _call: Call::Recv,
+    })
+}
+
+unsafe extern "C" fn all_to_all(
+    from: *const c_void,
+    _to: *mut c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    push(Task {
+        _buffer: from,
+        _bytes: count,
+        _count: count,
+        _comm: comm,
+        _stream: stream,
+        _peer: 0,
+        _data_type: data_type,
+        _call: Call::AllToAll,
+    })
+}
+
+unsafe extern "C" fn all_to_all_in_progress(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: looks at nothing that it is given.
+    unsafe { all_to_all(from, to, count, data_type, comm, stream) };
+    ncclResult_t::ncclInProgress
+}
+
+unsafe extern "C" fn all_reduce(
+    from: *const c_void,
+    _to: *mut c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    _op: ncclRedOp_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    push(Task {
+        _buffer: from,
+        _bytes: count,
+        _count: count,
+        _comm: comm,
+        _stream: stream,
+        _peer: 0,
+        _data_type: data_type,
+        _call: Call::AllReduce,
+    })
+}
+
+unsafe extern "C" fn all_reduce_in_progress(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: ncclDataType_t,
+    op: ncclRedOp_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: looks at nothing that it is given.
+    unsafe { all_reduce(from, to, count, data_type, op, comm, stream) };
+    ncclResult_t::ncclInProgress
+}
