@@ -11,6 +11,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::ptr;
 
 use nccl_sys::{
     Api, Version, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
@@ -33,7 +34,8 @@ pub enum Ending {
 /// One operation; as long as the smallest record that keeps all of it.
 struct Task {
     _buffer: *const c_void,
-    _bytes: usize,
+    /// The second one of a collective.
+    _other: *const c_void,
     _count: usize,
     _comm: ncclComm_t,
     _stream: cudaStream_t,
@@ -156,7 +158,7 @@ unsafe extern "C" fn send(
 ) -> ncclResult_t {
     push(Task {
         _buffer: buffer,
-        _bytes: count,
+        _other: ptr::null(),
         _count: count,
         _comm: comm,
         _stream: stream,
@@ -176,7 +178,7 @@ unsafe extern "C" fn recv(
 ) -> ncclResult_t {
     push(Task {
         _buffer: buffer,
-        _bytes: count,
+        _other: ptr::null(),
         _count: count,
         _comm: comm,
         _stream: stream,
@@ -188,7 +190,7 @@ unsafe extern "C" fn recv(
 
 unsafe extern "C" fn all_to_all(
     from: *const c_void,
-    _to: *mut c_void,
+    to: *mut c_void,
     count: usize,
     data_type: ncclDataType_t,
     comm: ncclComm_t,
@@ -196,7 +198,7 @@ unsafe extern "C" fn all_to_all(
 ) -> ncclResult_t {
     push(Task {
         _buffer: from,
-        _bytes: count,
+        _other: to,
         _count: count,
         _comm: comm,
         _stream: stream,
@@ -221,7 +223,7 @@ unsafe extern "C" fn all_to_all_in_progress(
 
 unsafe extern "C" fn all_reduce(
     from: *const c_void,
-    _to: *mut c_void,
+    to: *mut c_void,
     count: usize,
     data_type: ncclDataType_t,
     _op: ncclRedOp_t,
@@ -230,7 +232,7 @@ unsafe extern "C" fn all_reduce(
 ) -> ncclResult_t {
     push(Task {
         _buffer: from,
-        _bytes: count,
+        _other: to,
         _count: count,
         _comm: comm,
         _stream: stream,

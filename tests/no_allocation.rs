@@ -1,0 +1,125 @@
+//! Communication in the steady state allocates nothing on the heap.
+//!
+//! An allocator counts what the thread of a test asks of it, and keeps a backtrace of the first time.
+//! The library below only queues ([`queueing`]), and allocates nothing itself; streams and memory are
+//! the emulator's.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::backtrace::Backtrace;
+use std::cell::{Cell, RefCell};
+
+use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
+use nccl_tools::queueing::{self, Ending};
+
+struct Counting;
+
+thread_local! {
+    static COUNTING: Cell<bool> = const { Cell::new(false) };
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static FIRST: RefCell<Option<Backtrace>> = const { RefCell::new(None) };
+}
+
+fn count() {
+    if COUNTING.get() {
+        COUNTING.set(false); // a backtrace allocates
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        FIRST.with_borrow_mut(|first| {
+            first.get_or_insert_with(Backtrace::force_capture);
+        });
+        COUNTING.set(true);
+    }
+}
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The allocations of this thread during `work`, and where the first was.
+fn allocations(work: impl FnOnce()) -> (u64, Option<Backtrace>) {
+    ALLOCATIONS.set(0);
+    COUNTING.set(true);
+    work();
+    COUNTING.set(false);
+    (ALLOCATIONS.get(), FIRST.take())
+}
+
+#[track_caller]
+fn assert_none(what: &str, work: impl FnOnce()) {
+    let (count, first) = allocations(work);
+    if let Some(first) = first {
+        panic!("{what}: {count} allocations, the first at\n{first}");
+    }
+}
+
+fn steady(mut operation: impl FnMut(&mut Workload)) {
+    nccl_emulator::install().unwrap();
+    for ending in [Ending::InProgress, Ending::Success] {
+        for tracking in [Tracking::Off, Tracking::On] {
+            let mut workload = Workload::new(ending, tracking).unwrap();
+            let mut thousand = || (0..1000).for_each(|_| operation(&mut workload));
+            thousand();
+            assert_none(&format!("{ending:?}, tracking {tracking:?}"), thousand);
+        }
+    }
+}
+
+#[test]
+fn the_counting_allocator_counts() {
+    let (count, first) = allocations(|| drop(std::hint::black_box(vec![1u8])));
+    assert_eq!(count, 1);
+    assert!(first.is_some());
+}
+
+#[test]
+fn the_library_below_is_asked_for_every_message() {
+    nccl_emulator::install().unwrap();
+    let workload = Workload::new(Ending::Success, Tracking::Off).unwrap();
+    workload.raw_group(8).unwrap();
+    assert_eq!(queueing::queued(), 0, "a group is forgotten at its end");
+    workload.raw_all_to_all().unwrap();
+    assert_eq!(queueing::queued(), 1);
+}
+
+#[test]
+fn groups_allocate_nothing() {
+    steady(|workload| {
+        for messages in [2, 8, 16, MOST_MESSAGES] {
+            workload.safe_group(messages).unwrap();
+        }
+    });
+}
+
+#[test]
+fn all_to_all_allocates_nothing() {
+    steady(|workload| workload.safe_all_to_all().unwrap());
+}
+
+#[test]
+fn all_reduce_allocates_nothing() {
+    steady(|workload| workload.safe_all_reduce().unwrap());
+}
