@@ -4,11 +4,11 @@
 //! cargo bench -p nccl-emulator --bench nccl [-- RANKS [MAX_BYTES]]
 //! ```
 //!
-//! The method of nccl-tests: a number of operations is enqueued, the stream is synchronized once, and the
-//! time is divided by their number; it is the longest of all ranks. Buffers shift from one operation to the next, so that
-//! large ones do not stay in a cache. Beside it stand copies of as many bytes in the same kind of memory, made by all
-//! ranks at the same time; the two take turns, and what is printed is the median of the turns. Nothing
-//! here says anything about a GPU.
+//! The method of nccl-tests: a number of operations is enqueued, the stream is synchronized once,
+//! and the time is divided by their number; it is the longest of all ranks. Buffers shift from one
+//! operation to the next, so that large ones do not stay in a cache. Beside it stand copies of as
+//! many bytes in the same kind of memory, made by all ranks at the same time; the two take turns,
+//! and what is printed is the median of the turns. Nothing here says anything about a GPU.
 
 use std::env;
 use std::ffi::c_void;
@@ -221,8 +221,7 @@ impl Bench {
 
     /// Prints the medians of an operation and of copies of as many bytes, taken in turns.
     fn compare(&self, name: &str, bytes: usize, operation: impl Fn(usize)) {
-        let count = (64 << 20 >> 2).max(1) / bytes.max(4096);
-        let count = count.clamp(3, 2000);
+        let count = ((16 << 20) / bytes.max(4096)).clamp(3, 2000);
         (0..3).for_each(&operation);
         self.sync();
         let (mut operations, mut copies) = (Vec::new(), Vec::new());

@@ -93,7 +93,7 @@ fn failure(rank: &Rank) -> String {
 fn a_host_pointer_is_an_illegal_address() {
     alone("a_host_pointer_is_an_illegal_address", &[], || {
         let rank = Rank::join(unique_id(), 1, 0);
-        let host = vec![0u8; 100];
+        let host = [0u8; 100];
         let to = rank.memory(&[0u8; 100]);
         let (from, stream) = (host.as_ptr().cast(), rank.cuda_stream());
         let (kind, sum) = (Kind::ncclUint8, Op::ncclSum);

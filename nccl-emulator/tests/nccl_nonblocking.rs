@@ -1,4 +1,5 @@
-//! Non-blocking communicators: what is in progress, when it happens, and what it does to other calls.
+//! Non-blocking communicators: what is in progress, when it happens, and what it does to other
+//! calls.
 
 mod ranks;
 

@@ -256,7 +256,7 @@ fn messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other() {
             // Peers in another order on each rank, receives and sends interleaved at will.
             for (at, &peer) in peers.iter().enumerate().rev() {
                 for n in 0..20 {
-                    if (n + rank.rank as usize) % 2 == 0 {
+                    if (n + rank.rank as usize).is_multiple_of(2) {
                         assert_eq!(rank.send(&out[at][n], Kind::ncclUint32, peer), 0);
                         assert_eq!(rank.receive(&into[at][n], Kind::ncclUint32, peer), 0);
                     } else {
@@ -268,9 +268,9 @@ fn messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other() {
             assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
             rank.sync();
             for (at, &peer) in peers.iter().enumerate() {
-                for n in 0..20 {
+                for (n, message) in into[at].iter().enumerate() {
                     let expected = vec![value(peer, rank.rank, n); n * 3000 + 1];
-                    assert!(into[at][n].read() == expected, "message {n} from {peer}");
+                    assert!(message.read() == expected, "message {n} from {peer}");
                 }
             }
         });

@@ -1,8 +1,9 @@
 //! Faults on purpose: delay, hang or fail a chosen call on a chosen rank, or end the process in it.
 //!
-//! For tests of what is built on NCCL. A fault sits at an NCCL function ([`at_call`]), and strikes when it is called; or at an
-//! operation ([`at_operation`]), and strikes when the operation begins to run on its stream. It may be limited to one rank and
-//! to the n-th time. [`late`] makes every operation begin late: what is only right because the work was quick, goes wrong.
+//! For tests of what is built on NCCL. A fault sits at an NCCL function ([`at_call`]), and strikes
+//! when it is called; or at an operation ([`at_operation`]), and strikes when the operation begins
+//! to run on its stream. It may be limited to one rank and to the n-th time. [`late`] makes every
+//! operation begin late: what is only right because the work was quick, goes wrong.
 //!
 //! ```
 //! use nccl_emulator::faults;
@@ -12,7 +13,8 @@
 //! assert_eq!(guard.hits(), 0);
 //! ```
 //!
-//! For processes that a test does not write, the variable `NCCL_EMULATOR_FAULTS` holds the same, separated by semicolons:
+//! For processes that a test does not write, the variable `NCCL_EMULATOR_FAULTS` holds the same,
+//! separated by semicolons:
 //!
 //! ```text
 //! NCCL_EMULATOR_FAULTS="call=ncclGroupEnd,rank=1,nth=3,action=hang; run=AllReduce,action=delay=50ms; late=2ms"
@@ -26,7 +28,8 @@
 //! | `fail=CODE` | returns the code, or counts as failed in its group | never begins; the communicator reports the code |
 //! | `kill` | the process ends by SIGKILL | the process ends by SIGKILL |
 //!
-//! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's state from then on.
+//! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's
+//! state from then on.
 
 mod specification;
 
@@ -131,7 +134,8 @@ fn read_environment() {
     LazyLock::force(&READ);
 }
 
-/// A fault at every call of an NCCL function, by its C name. Choose what it does to put it in place.
+/// A fault at every call of an NCCL function, by its C name. Choose what it does to put it in
+/// place.
 ///
 /// # Panics
 /// If NCCL has no such function.
@@ -148,7 +152,8 @@ pub fn at_call(function: &str) -> Fault {
     }
 }
 
-/// A fault at every start of an operation on its stream: `AllReduce`, `AlltoAll`, `Send`, `Recv`, or `any`.
+/// A fault at every start of an operation on its stream: `AllReduce`, `AlltoAll`, `Send`, `Recv`,
+/// or `any`.
 ///
 /// # Panics
 /// If there is no such operation.

@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use nccl_sys::ncclResult_t;
 
-/// What NCCL functions return: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error here: it leaves a call
-/// early just the same.
+/// What NCCL functions return: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error
+/// here: it leaves a call early just the same.
 pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
 
 /// A code other than `ncclSuccess`.

@@ -1,7 +1,9 @@
-//! `ncclConfig_t`: which of the caller's fields count, their ranges, their defaults, and the environment above all.
+//! `ncclConfig_t`: which of the caller's fields count, their ranges, their defaults, and the
+//! environment above all.
 //!
-//! The struct grows with every release. What the caller's `size` does not cover keeps "undefined"; what its `version` is too
-//! old for is set back to it, because older headers had padding there. A version newer than the library's is no error.
+//! The struct grows with every release. What the caller's `size` does not cover keeps "undefined";
+//! what its `version` is too old for is set back to it, because older headers had padding there. A
+//! version newer than the library's is no error.
 
 use std::ffi::CStr;
 
@@ -20,8 +22,8 @@ const MAX_CGA_CLUSTER: i32 = 8;
 pub(crate) struct Config {
     /// Calls return when they are done.
     pub(crate) blocking: bool,
-    /// The name given to the communicator, for messages. NCCL keeps the caller's pointer, which must outlive the
-    /// communicator.
+    /// The name given to the communicator, for messages. NCCL keeps the caller's pointer, which
+    /// must outlive the communicator.
     pub(crate) name: Option<String>,
 }
 
@@ -36,8 +38,8 @@ fn version(major: u32, minor: u32, patch: u32) -> u32 {
 unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
     let mut own = NCCL_CONFIG_INITIALIZER;
     own.magic = 0;
-    // SAFETY: the first field is the size in every release; then as many bytes as both sides have. The struct may be less
-    // aligned than ours.
+    // SAFETY: the first field is the size in every release; then as many bytes as both sides have.
+    // The struct may be less aligned than ours.
     unsafe {
         let size = config
             .cast::<usize>()
@@ -253,7 +255,8 @@ fn apply_environment(config: &mut ncclConfig_t) {
 /// The configuration that a call's config argument means; null is all defaults.
 ///
 /// # Safety
-/// `config` is null or points to a config of the size that its first field says, whose strings are valid.
+/// `config` is null or points to a config of the size that its first field says, whose strings are
+/// valid.
 pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     // SAFETY: the caller's promise.
     let resolved = unsafe { resolve(config)? };

@@ -1,8 +1,9 @@
-//! NCCL's log: `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`, timestamps, and the last error.
+//! NCCL's log: `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`, timestamps, and the last
+//! error.
 //!
-//! Written by everything under `nccl`, through [`warn!`] and [`info!`], in NCCL's own line format, because people and tools
-//! parse it. A warning is kept as the process's last error whether or not it is printed. File and line in a warning are the
-//! emulator's own.
+//! Written by everything under `nccl`, through [`warn!`] and [`info!`], in NCCL's own line format,
+//! because people and tools parse it. A warning is kept as the process's last error whether or not
+//! it is printed. File and line in a warning are the emulator's own.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -152,7 +153,8 @@ fn stamped_from(value: Option<&str>) -> u32 {
     if invert { !mask } else { mask }
 }
 
-/// The host's name up to its first dot, with the characters that a file name or a format cannot have replaced.
+/// The host's name up to its first dot, with the characters that a file name or a format cannot
+/// have replaced.
 pub(crate) fn host() -> String {
     let mut buffer = [0u8; 256];
     // SAFETY: the buffer is valid for its length; the last byte stays NUL.
@@ -229,7 +231,8 @@ fn stamp(line: &mut String, format: &CString) {
         .unwrap_or_default();
     let seconds = now.as_secs() as libc::time_t;
     let mut buffer = [0u8; 256];
-    // SAFETY: all-zero is a valid `tm`; the pointers are to live locals, and `strftime` writes at most the buffer's length.
+    // SAFETY: all-zero is a valid `tm`; the pointers are to live locals, and `strftime` writes at
+    // most the buffer's length.
     let written = unsafe {
         let mut parts: libc::tm = std::mem::zeroed();
         libc::localtime_r(&seconds, &mut parts);
@@ -289,8 +292,8 @@ pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Argu
     };
 }
 
-/// The text of the last warning, of any thread. C code reads it while it changes, as it does in NCCL; the last byte is
-/// always NUL.
+/// The text of the last warning, of any thread. C code reads it while it changes, as it does in
+/// NCCL; the last byte is always NUL.
 static LAST_ERROR: [AtomicU8; 1024] = [const { AtomicU8::new(0) }; 1024];
 
 /// Address of the last error's text, for `ncclGetLastError`.

@@ -1,22 +1,25 @@
 //! The arithmetic of reductions.
 //!
-//! A block is reduced over all ranks in the order of the ranks, so every rank gets the same bits. NCCL's own order depends on
-//! its algorithm: compare with tolerances, or use data whose sums are exact. Rounding and wrapping are NCCL's: integers wrap;
-//! 16-bit floats round after every step; `Avg` on floats scales every input by 1/n, rounded to the type, and then adds; on
-//! integers it adds and then divides towards zero; `Max` and `Min` ignore NaN.
+//! A block is reduced over all ranks in the order of the ranks, so every rank gets the same bits.
+//! NCCL's own order depends on its algorithm: compare with tolerances, or use data whose sums are
+//! exact. Rounding and wrapping are NCCL's: integers wrap; 16-bit floats round after every step;
+//! `Avg` on floats scales every input by 1/n, rounded to the type, and then adds; on integers it
+//! adds and then divides towards zero; `Max` and `Min` ignore NaN.
 
 use half::{bf16, f16};
 
 use super::datatype::{DataType, Operator};
 
-/// Bytes reduced at a time: inputs, accumulator and outputs of a piece stay in the first-level cache.
+/// Bytes reduced at a time: inputs, accumulator and outputs of a piece stay in the first-level
+/// cache.
 const PIECE: usize = 4 << 10;
 
 /// Reduces `count` elements: `inputs` and `outputs` are where the block begins for each rank.
 ///
 /// # Safety
-/// Every pointer is valid for `count` elements. An input may be the same as its rank's output; other overlaps, and writers
-/// in other processes, make the result anybody's guess but do no other harm.
+/// Every pointer is valid for `count` elements. An input may be the same as its rank's output;
+/// other overlaps, and writers in other processes, make the result anybody's guess but do no other
+/// harm.
 pub(crate) unsafe fn reduce(
     data_type: DataType,
     operator: Operator,
@@ -60,7 +63,8 @@ macro_rules! integer {
             #[inline] fn min(self, other: Self) -> Self { Ord::min(self, other) }
             #[inline] fn before_average(self, _: usize) -> Self { self }
             #[inline] fn after_average(self, n: usize) -> Self {
-                // More ranks than an 8-bit type can hold: every quotient is 0, but for the bits that are lost anyway.
+                // More ranks than an 8-bit type can hold: every quotient is 0, but for the bits
+                // that are lost anyway.
                 <$element>::try_from(n).map_or(0, |n| self.wrapping_div(n))
             }
         }
@@ -84,7 +88,8 @@ float!(f32, f64);
 
 macro_rules! half_float {
     ($($element:ty),*) => {$(
-        // One operation on two 16-bit values in f32 and one rounding is the correctly rounded result.
+        // One operation on two 16-bit values in f32 and one rounding is the correctly rounded
+        // result.
         impl Element for $element {
             #[inline] fn sum(self, other: Self) -> Self { Self::from_f32(self.to_f32() + other.to_f32()) }
             #[inline] fn prod(self, other: Self) -> Self { Self::from_f32(self.to_f32() * other.to_f32()) }
@@ -150,7 +155,8 @@ unsafe fn pieces<T: Element>(
         let (first, others) = inputs
             .split_first()
             .expect("a communicator has at least one rank");
-        // SAFETY: `at + n <= count`, for which the pointers are valid; unaligned, as the buffers of a caller may be.
+        // SAFETY: `at + n <= count`, for which the pointers are valid; unaligned, as the buffers of
+        // a caller may be.
         unsafe {
             let from = first.cast::<T>().add(at);
             for (i, sum) in sums.iter_mut().enumerate() {

@@ -1,7 +1,8 @@
-//! One thread that does things later: it starts groups in the background that nobody polls, and wakes work that was delayed.
+//! One thread that does things later: it starts groups in the background that nobody polls, and
+//! wakes work that was delayed.
 //!
-//! It ticks while there is something to do, and a little longer, so that a steady stream of groups costs no system call; then
-//! it sleeps until [`notify`] or [`at`] wakes it.
+//! It ticks while there is something to do, and a little longer, so that a steady stream of groups
+//! costs no system call; then it sleeps until [`notify`] or [`at`] wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -127,7 +128,8 @@ fn run() {
             continue;
         }
         ASLEEP.store(true, Ordering::SeqCst);
-        // What was added before the store is seen by this look; what is added after it finds `ASLEEP` set.
+        // What was added before the store is seen by this look; what is added after it finds
+        // `ASLEEP` set.
         if look() {
             ASLEEP.store(false, Ordering::SeqCst);
         } else {

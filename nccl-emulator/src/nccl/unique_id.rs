@@ -1,8 +1,9 @@
 //! Unique ids: where the ranks of a communicator meet.
 //!
-//! As in NCCL, an id is a random number and a socket address: here the abstract Unix socket of the thread that
-//! [`bootstrap::root`](super::bootstrap) runs in the process that made the id. The name says in which network namespace of
-//! which boot of which machine the socket is, so that a rank that cannot reach it says so at once.
+//! As in NCCL, an id is a random number and a socket address: here the abstract Unix socket of the
+//! thread that [`bootstrap::root`](super::bootstrap) runs in the process that made the id. The name
+//! says in which network namespace of which boot of which machine the socket is, so that a rank
+//! that cannot reach it says so at once.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,9 @@
 //! One message at a time between two ranks.
 //!
-//! Each end posts its half: a range of its own pool and the number of the message (the first between a source and a
-//! destination is 1). Both stores are sequentially consistent, so at least one of the two ends sees both halves; the
-//! first to swap the message's number into the exchange's word has claimed it.
+//! Each end posts its half: a range of its own pool and the number of the message (the first
+//! between a source and a destination is 1). Both stores are sequentially consistent, so at least
+//! one of the two ends sees both halves; the first to swap the message's number into the exchange's
+//! word has claimed it.
 //!
 //! ```text
 //! word       = number of the message (low 32 bits) | what is wrong with it (2 bits) | chunks handed out (30 bits)
@@ -12,8 +13,9 @@
 //! claimed    ──last chunk copied───▶  idle, `done` = the message's number
 //! ```
 //!
-//! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is done. So whoever holds a
-//! chunk of message n may read both halves: neither is posted anew before that chunk is counted.
+//! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is
+//! done. So whoever holds a chunk of message n may read both halves: neither is posted anew before
+//! that chunk is counted.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -71,7 +73,8 @@ impl Side {
         }
     }
 
-    /// Number of the last message that the owner posted in this direction. Only the owner may rely on it.
+    /// Number of the last message that the owner posted in this direction. Only the owner may rely
+    /// on it.
     pub(crate) fn last(&self, direction: Direction) -> u64 {
         self.half(direction).number.load(Ordering::Relaxed)
     }
@@ -83,13 +86,14 @@ impl Side {
         half.number.store(number, Ordering::SeqCst);
     }
 
-    /// How message `number` compares with what the owner has posted: `Less` if it has posted a later
-    /// one, so that this one is done, `Greater` if it is not there yet.
+    /// How message `number` compares with what the owner has posted: `Less` if it has posted a
+    /// later one, so that this one is done, `Greater` if it is not there yet.
     pub(crate) fn compare(&self, direction: Direction, number: u64) -> std::cmp::Ordering {
         number.cmp(&self.half(direction).number.load(Ordering::SeqCst))
     }
 
-    /// The range of the message that the owner has posted last. Stable for whoever holds a part of the message.
+    /// The range of the message that the owner has posted last. Stable for whoever holds a part of
+    /// the message.
     pub(crate) fn posted(&self, direction: Direction) -> Posted {
         Posted(self.half(direction).span.load())
     }
@@ -153,8 +157,9 @@ fn spoiled(word: u64) -> Option<Spoiled> {
 }
 
 impl Exchange {
-    /// Takes the next chunk of message `number`, which both ends have posted. `chunks` is how many it has by the caller's
-    /// half. With [`Claim::Chunk`] the caller must look at both halves before it copies: their sizes may differ.
+    /// Takes the next chunk of message `number`, which both ends have posted. `chunks` is how many
+    /// it has by the caller's half. With [`Claim::Chunk`] the caller must look at both halves
+    /// before it copies: their sizes may differ.
     pub(crate) fn claim(&self, number: u64, chunks: u32) -> Claim {
         let mut word = self.word.load(Ordering::Acquire);
         while !belongs(word, number) {
@@ -209,8 +214,8 @@ impl Exchange {
         }
     }
 
-    /// Counts `bytes` of message `number`, `total` long, as copied. True when that completes the message; the caller then
-    /// tells the other end. A message of one chunk is counted as a whole.
+    /// Counts `bytes` of message `number`, `total` long, as copied. True when that completes the
+    /// message; the caller then tells the other end. A message of one chunk is counted as a whole.
     pub(crate) fn finish(&self, number: u64, bytes: u64, total: u64) -> bool {
         if bytes != total {
             if self.copied.fetch_add(bytes, Ordering::AcqRel) + bytes != total {

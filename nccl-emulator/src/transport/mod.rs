@@ -1,4 +1,5 @@
-//! What the ranks of one communicator share: one segment of memory, mapped by every rank, and no locks in it.
+//! What the ranks of one communicator share: one segment of memory, mapped by every rank, and no
+//! locks in it.
 //!
 //! ```text
 //! Header     how many ranks, the collective in flight, the number of spinning executors
@@ -7,10 +8,11 @@
 //! Exchange   one for each (source, destination): who copies the message in flight, how far it got
 //! ```
 //!
-//! A message is moved by whichever of its two ends sees that both have posted: it copies straight from the sender's pool
-//! into the receiver's ([`exchange`]). A collective is worked off by all ranks together ([`rendezvous`]). Nothing is ever
-//! buffered in between, so a send is complete only when its receive was there. A process that is killed leaves nothing
-//! locked: the others wait, as they do over NCCL's shared memory, until they abort.
+//! A message is moved by whichever of its two ends sees that both have posted: it copies straight
+//! from the sender's pool into the receiver's ([`exchange`]). A collective is worked off by all
+//! ranks together ([`rendezvous`]). Nothing is ever buffered in between, so a send is complete only
+//! when its receive was there. A process that is killed leaves nothing locked: the others wait, as
+//! they do over NCCL's shared memory, until they abort.
 
 mod copy;
 mod exchange;

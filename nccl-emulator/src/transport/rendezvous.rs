@@ -1,8 +1,9 @@
 //! A collective that all ranks of a communicator work off together, in blocks.
 //!
-//! Every rank writes what it brings (its [`Offer`]) and arrives. The last to arrive compares the offers and opens the
-//! collective; from then on every rank that runs takes block after block until none is left, whoever's data it is. Thus
-//! nothing waits for a rank that has no core just now, and a small collective is done by the last to arrive alone.
+//! Every rank writes what it brings (its [`Offer`]) and arrives. The last to arrive compares the
+//! offers and opens the collective; from then on every rank that runs takes block after block until
+//! none is left, whoever's data it is. Thus nothing waits for a rank that has no core just now, and
+//! a small collective is done by the last to arrive alone.
 //!
 //! ```text
 //! arrived = n * k ──last arrival──▶ word = k | 0        open: blocks are taken from the word
@@ -82,8 +83,8 @@ const SPOILED: u64 = 1 << 31;
 const INDEX: u64 = SPOILED - 1;
 
 impl Collective {
-    /// Arrives at collective `number` (the first of a communicator is 1). True for the last, who then calls
-    /// [`Collective::open`] or [`Collective::spoil`].
+    /// Arrives at collective `number` (the first of a communicator is 1). True for the last, who
+    /// then calls [`Collective::open`] or [`Collective::spoil`].
     pub(crate) fn arrive(&self, number: u64, ranks: u64) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == number * ranks
     }
@@ -112,7 +113,8 @@ impl Collective {
 
     /// Takes a block of the open collective.
     pub(crate) fn take(&self, blocks: u32) -> Option<u32> {
-        // Every rank reaches past the end at most once before the next collective is opened: no overflow.
+        // Every rank reaches past the end at most once before the next collective is opened: no
+        // overflow.
         if self.word.load(Ordering::Relaxed) & INDEX >= u64::from(blocks) {
             return None;
         }

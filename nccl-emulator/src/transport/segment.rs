@@ -1,7 +1,8 @@
 //! The layout of a communicator's segment, and access to its parts.
 //!
-//! Made by the bootstrap's root, mapped by every rank. Every field that changes after the root has handed the segment out
-//! is an atomic; each says who writes it. [`RankInfo`] is written by the root before anyone else maps the segment.
+//! Made by the bootstrap's root, mapped by every rank. Every field that changes after the root has
+//! handed the segment out is an atomic; each says who writes it. [`RankInfo`] is written by the
+//! root before anyone else maps the segment.
 
 use std::io;
 use std::mem::size_of;
@@ -61,7 +62,8 @@ pub(crate) struct RankBlock {
     pub(crate) delivered: AtomicU64,
     /// The value of `delivered` at which the rank wants its bell rung. Written by the rank.
     pub(crate) wake_at: AtomicU64,
-    /// Counts what a peer found wrong with a message or a collective of this rank. Peers add, and ring.
+    /// Counts what a peer found wrong with a message or a collective of this rank. Peers add, and
+    /// ring.
     pub(crate) attention: AtomicU32,
     /// Bits of [`teardown`]. Written by the rank.
     pub(crate) teardown: AtomicU32,
@@ -84,7 +86,8 @@ pub(crate) struct RankInfo {
     pub(crate) version: i32,
     /// Which of the descriptors that the root hands out is its pool.
     pub(crate) pool: u32,
-    /// When the process started, in clock ticks since boot; tells it from a later one of the same number.
+    /// When the process started, in clock ticks since boot; tells it from a later one of the same
+    /// number.
     pub(crate) started: u64,
     /// The PID namespace in which `pid` means something.
     pub(crate) pid_namespace: u64,
@@ -130,8 +133,8 @@ impl Segment {
         let fd = shared_memory::create(c"nccl-emulator:communicator", Self::size(ranks))?;
         let memory = SharedMemory::map(fd.as_fd())?;
         let header = memory.base().cast::<Header>();
-        // SAFETY: the mapping is large enough and zeroed, and no other process has the descriptor yet; all-zero is a valid
-        // value of everything in it.
+        // SAFETY: the mapping is large enough and zeroed, and no other process has the descriptor
+        // yet; all-zero is a valid value of everything in it.
         unsafe {
             (*header).magic = MAGIC;
             (*header).ranks = ranks as u64;
@@ -172,7 +175,8 @@ impl Segment {
 
     /// The start of the segment.
     pub(crate) fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a header, is aligned to a page and lives as long as `self`.
+        // SAFETY: the mapping begins with a header, is aligned to a page and lives as long as
+        // `self`.
         unsafe { &*self.memory.base().cast::<Header>() }
     }
 
@@ -180,7 +184,8 @@ impl Segment {
     pub(crate) fn block(&self, rank: usize) -> &RankBlock {
         assert!(rank < self.ranks);
         let at = round_up(size_of::<Header>()) + rank * size_of::<RankBlock>();
-        // SAFETY: in bounds (asserted) and aligned: the header's size and the block's are multiples of 128.
+        // SAFETY: in bounds (asserted) and aligned: the header's size and the block's are multiples
+        // of 128.
         unsafe { &*self.memory.base().add(at).cast::<RankBlock>() }
     }
 
@@ -188,7 +193,8 @@ impl Segment {
     pub(crate) fn side(&self, owner: usize, peer: usize) -> &Side {
         assert!(owner < self.ranks && peer < self.ranks);
         let at = Self::sides_at(self.ranks) + (owner * self.ranks + peer) * size_of::<Side>();
-        // SAFETY: in bounds (asserted) and aligned: everything before has a size that is a multiple of 64.
+        // SAFETY: in bounds (asserted) and aligned: everything before has a size that is a multiple
+        // of 64.
         unsafe { &*self.memory.base().add(at).cast::<Side>() }
     }
 
@@ -203,8 +209,8 @@ impl Segment {
 
     /// Who `rank` is.
     pub(crate) fn info(&self, rank: usize) -> RankInfo {
-        // SAFETY: the block is in bounds; the root wrote the info before this process mapped the segment. Volatile,
-        // because only good manners keep another process from writing to it.
+        // SAFETY: the block is in bounds; the root wrote the info before this process mapped the
+        // segment. Volatile, because only good manners keep another process from writing to it.
         unsafe { (&raw const self.block(rank).info).read_volatile() }
     }
 
@@ -226,8 +232,8 @@ impl Segment {
     pub(crate) fn deliver(&self, rank: usize, messages: u64) {
         let block = self.block(rank);
         let now = block.delivered.fetch_add(messages, Ordering::SeqCst) + messages;
-        // Either this load sees what the rank stored before it looked at `delivered` for the last time, or that look saw
-        // the addition above.
+        // Either this load sees what the rank stored before it looked at `delivered` for the last
+        // time, or that look saw the addition above.
         if now >= block.wake_at.load(Ordering::SeqCst) {
             block.bell.ring();
         }

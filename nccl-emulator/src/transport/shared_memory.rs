@@ -12,12 +12,14 @@ pub(crate) struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; all access goes through atomics or raw pointers.
+// SAFETY: the mapping belongs to the process, not to a thread; all access goes through atomics or
+// raw pointers.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
-/// A memfd of `len` zero bytes that can neither grow nor shrink, so that no peer can make a mapping of it fault.
+/// A memfd of `len` zero bytes that can neither grow nor shrink, so that no peer can make a mapping
+/// of it fault.
 pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: `name` is NUL-terminated.
     let fd =
@@ -89,7 +91,8 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` gave us, and nothing borrowed from `self` is left.
+        // SAFETY: `base` and `len` are what `mmap` gave us, and nothing borrowed from `self` is
+        // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -1,8 +1,9 @@
-//! Abstract Unix sockets that carry whole messages with descriptors, to processes of the same user only.
+//! Abstract Unix sockets that carry whole messages with descriptors, to processes of the same user
+//! only.
 //!
-//! Used by the bootstrap. Abstract names live in the network namespace and vanish with their socket: there is no file to
-//! clean up, and no other namespace can connect. Every descriptor is close-on-exec, so that a child process does not hold
-//! a rank's connection open.
+//! Used by the bootstrap. Abstract names live in the network namespace and vanish with their
+//! socket: there is no file to clean up, and no other namespace can connect. Every descriptor is
+//! close-on-exec, so that a child process does not hold a rank's connection open.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -86,8 +87,8 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The next connection; call it when the listener is readable. `None` for a stranger (another user), who is turned
-    /// away.
+    /// The next connection; call it when the listener is readable. `None` for a stranger (another
+    /// user), who is turned away.
     pub(crate) fn accept(&self) -> io::Result<Option<Socket>> {
         // SAFETY: no address is asked for.
         let fd = check(unsafe {
@@ -182,7 +183,8 @@ impl Socket {
             message.msg_control = control.0.as_mut_ptr().cast();
             // SAFETY: pure arithmetic.
             message.msg_controllen = unsafe { libc::CMSG_SPACE(data) } as _;
-            // SAFETY: the control buffer is large enough for one header and `data` bytes, and aligned.
+            // SAFETY: the control buffer is large enough for one header and `data` bytes, and
+            // aligned.
             unsafe {
                 let header = libc::CMSG_FIRSTHDR(&message);
                 (*header).cmsg_level = libc::SOL_SOCKET;
@@ -235,7 +237,8 @@ impl Socket {
             }
         };
         let mut fds = Vec::new();
-        // SAFETY: the kernel wrote well-formed headers into the control buffer; each descriptor is new and ours.
+        // SAFETY: the kernel wrote well-formed headers into the control buffer; each descriptor is
+        // new and ours.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(&message);
             while !header.is_null() {

@@ -1,8 +1,9 @@
-//! Ranks for tests, through the raw C ABI: as threads of a process of the test's own, or as processes.
+//! Ranks for tests, through the raw C ABI: as threads of a process of the test's own, or as
+//! processes.
 //!
-//! Faults, violations, settings and the log belong to a whole process, and a test that hangs must not
-//! take others along. So every test here runs in a child process: this executable again, with the
-//! test's name ([`alone`]). Every child has a deadline.
+//! Faults, violations, settings and the log belong to a whole process, and a test that hangs must
+//! not take others along. So every test here runs in a child process: this executable again, with
+//! the test's name ([`alone`]). Every child has a deadline.
 
 // Each test file uses its own part of this.
 #![allow(dead_code)]

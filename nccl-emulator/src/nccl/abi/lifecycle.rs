@@ -106,8 +106,8 @@ struct Init<'a> {
     function: &'static str,
 }
 
-/// `ncclCommInitRankDev`: checks, makes the handle, and queues the job. Outside of a group the job runs
-/// at once, and if it fails nothing is left of the communicator.
+/// `ncclCommInitRankDev`: checks, makes the handle, and queues the job. Outside of a group the job
+/// runs at once, and if it fails nothing is left of the communicator.
 ///
 /// # Safety
 /// `out` is null or writable; `config` is null or a config.
@@ -183,7 +183,8 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<
     if !blocking {
         timer::watch(&communicator);
     }
-    // SAFETY: not null, so writable by the caller's promise. Before the job begins: another thread may abort it.
+    // SAFETY: not null, so writable by the caller's promise. Before the job begins: another thread
+    // may abort it.
     unsafe { init.out.write_unaligned(handle) };
     let request = Some(Arc::new(InitRequest {
         ids,
@@ -238,7 +239,8 @@ fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
     }
 }
 
-/// `ncclCommInitRankConfig` and `…Scalable`. When the device cannot be asked NCCL leaves the thread inside a group.
+/// `ncclCommInitRankConfig` and `…Scalable`. When the device cannot be asked NCCL leaves the thread
+/// inside a group.
 ///
 /// # Safety
 /// As [`init_rank`].

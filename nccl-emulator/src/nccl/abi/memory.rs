@@ -1,8 +1,8 @@
 //! Memory: allocation, registration, windows.
 //!
-//! Registration and windows make NCCL faster on a GPU and change nothing else. Registering a buffer is counted, so that what
-//! NCCL refuses is refused here; windows are not supported by any communicator, which NCCL reports by success and a null
-//! window.
+//! Registration and windows make NCCL faster on a GPU and change nothing else. Registering a buffer
+//! is counted, so that what NCCL refuses is refused here; windows are not supported by any
+//! communicator, which NCCL reports by success and a null window.
 
 use std::ffi::{c_int, c_void};
 

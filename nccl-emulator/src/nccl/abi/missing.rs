@@ -1,5 +1,5 @@
-//! What the emulator does not have yet. Each function checks its communicator, says that it is missing, and fails; the
-//! README lists them.
+//! What the emulator does not have yet. Each function checks its communicator, says that it is
+//! missing, and fails; the README lists them.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -1,8 +1,8 @@
 //! The functions that C sees: all of `nccl.h`.
 //!
-//! Every body runs inside [`guarded`]: a panic becomes `ncclInternalError` and a line on stderr, and never unwinds into C.
-//! Faults strike here, before anything else is done. What the emulator does not have yet says so and fails
-//! ([`missing`]).
+//! Every body runs inside [`guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
+//! and never unwinds into C. Faults strike here, before anything else is done. What the emulator
+//! does not have yet says so and fails ([`missing`]).
 
 // The names are C's.
 #![allow(non_snake_case)]
@@ -43,7 +43,8 @@ fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> ncclResult_
     }
 }
 
-/// [`guarded`], after the faults at this function; `communicator` is the one that the call is about.
+/// [`guarded`], after the faults at this function; `communicator` is the one that the call is
+/// about.
 fn call(
     function: &'static str,
     communicator: ncclComm_t,

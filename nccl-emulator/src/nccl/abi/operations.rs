@@ -27,8 +27,8 @@ pub(super) unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     })
 }
 
-/// Lets the faults at the end of a group strike. A failure is recorded as if a call of the group had failed, so that the end
-/// returns it and drops what was queued.
+/// Lets the faults at the end of a group strike. A failure is recorded as if a call of the group
+/// had failed, so that the end returns it and drops what was queued.
 fn strike_group(function: &'static str) {
     if faults::any() {
         let result = faults::check_call(function, &group::ranks(), group::abort_flag().as_deref());

@@ -147,7 +147,8 @@ pub(super) unsafe extern "C" fn ncclParamGet(
             );
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: the function's contract: room for `maxLen` bytes, which are enough; `len` is null or writable.
+        // SAFETY: the function's contract: room for `maxLen` bytes, which are enough; `len` is null
+        // or writable.
         unsafe {
             std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast(), value.len());
             if !len.is_null() {

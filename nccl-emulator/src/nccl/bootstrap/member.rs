@@ -15,8 +15,8 @@ use crate::nccl::environment;
 use crate::nccl::unique_id::UniqueId;
 use crate::transport::{RankInfo, Received, Segment, Socket, wait_readable};
 
-/// Joins the communicator of `ids` as `rank` of `ranks`, and returns when everybody has. The first id is the meeting
-/// point; the roots of the others are sent home.
+/// Joins the communicator of `ids` as `rank` of `ranks`, and returns when everybody has. The first
+/// id is the meeting point; the roots of the others are sent home.
 pub(crate) fn join(
     ids: &[UniqueId],
     ranks: usize,
@@ -71,8 +71,8 @@ pub(crate) fn join(
     Ok(session)
 }
 
-/// Connects to the root. Retries while nobody listens, as long as NCCL does: the root may be about to start
-/// (`NCCL_COMM_ID`), or be gone for good.
+/// Connects to the root. Retries while nobody listens, as long as NCCL does: the root may be about
+/// to start (`NCCL_COMM_ID`), or be gone for good.
 fn connect(id: &UniqueId, abort: &AbortFlag) -> Result<Socket> {
     let attempts = environment::integer("NCCL_SOCKET_RETRY_CNT")
         .unwrap_or(34)
@@ -134,8 +134,8 @@ struct Parts {
     pools: Vec<OwnedFd>,
 }
 
-/// Waits for the welcome and the pools; `None` when aborted. If the root goes without a word, this waits for ever: NCCL's
-/// ranks then wait for a neighbour that does not know of them.
+/// Waits for the welcome and the pools; `None` when aborted. If the root goes without a word, this
+/// waits for ever: NCCL's ranks then wait for a neighbour that does not know of them.
 fn receive_parts(
     socket: &Socket,
     abort: &AbortFlag,

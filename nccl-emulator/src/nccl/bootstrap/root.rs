@@ -213,7 +213,8 @@ impl Roll {
         }
     }
 
-    /// Gives every rank the segment and the pools, one rank after the other: descriptors in flight are limited.
+    /// Gives every rank the segment and the pools, one rank after the other: descriptors in flight
+    /// are limited.
     fn hand_out(self) -> io::Result<()> {
         let mut members: Vec<Member> = self.members.into_iter().flatten().collect();
         let mut distinct: Vec<usize> = Vec::new();
@@ -239,7 +240,8 @@ impl Roll {
         }
         .encode();
         for member in &members {
-            // A rank that is gone by now keeps nobody else from being welcomed; they find out when they wait for it.
+            // A rank that is gone by now keeps nobody else from being welcomed; they find out when
+            // they wait for it.
             let _ = welcome_one(&member.socket, &welcome, fd.as_fd(), &pools);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The ranks of one communicator that live in this process.
 //!
-//! NCCL frees nothing of a communicator before the last of them is destroyed or aborted: until then destroy and abort only
-//! count, and return. The emulator does the same.
+//! NCCL frees nothing of a communicator before the last of them is destroyed or aborted: until then
+//! destroy and abort only count, and return. The emulator does the same.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -36,12 +36,14 @@ pub(super) fn of(session: &Session) -> Arc<Clique> {
 }
 
 impl Clique {
-    /// A rank has met the others. Before its init ends, so that no rank can be reclaimed before all have joined.
+    /// A rank has met the others. Before its init ends, so that no rank can be reclaimed before all
+    /// have joined.
     pub(super) fn join(&self, communicator: &Arc<Communicator>) {
         self.lock().all.push(Arc::clone(communicator));
     }
 
-    /// A rank is destroyed or aborted. For the last of `local` ranks: all of them, to be freed together.
+    /// A rank is destroyed or aborted. For the last of `local` ranks: all of them, to be freed
+    /// together.
     pub(super) fn reclaim(&self, local: usize) -> Option<Vec<Arc<Communicator>>> {
         let mut members = self.lock();
         members.reclaimed += 1;

@@ -1,8 +1,9 @@
 //! Connecting on first use.
 //!
-//! NCCL sets up the connection to a peer when the two first exchange a message, and the rings when a communicator first runs
-//! a collective; the call that ends the group waits for the other side to get there as well. So does this: a rank whose
-//! peer never makes the matching call hangs on the host, not on the stream, until the communicator is aborted.
+//! NCCL sets up the connection to a peer when the two first exchange a message, and the rings when
+//! a communicator first runs a collective; the call that ends the group waits for the other side to
+//! get there as well. So does this: a rank whose peer never makes the matching call hangs on the
+//! host, not on the stream, until the communicator is aborted.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -60,7 +61,8 @@ impl Connections {
     }
 }
 
-/// Says to the peers that this rank is ready. To be followed by [`finish_peers`] with the same list.
+/// Says to the peers that this rank is ready. To be followed by [`finish_peers`] with the same
+/// list.
 pub(crate) fn start_peers(session: &Session, wanted: &[(usize, Direction)]) {
     for &(peer, direction) in wanted {
         let (source, destination) = ends(session.rank, peer, direction);
@@ -109,7 +111,8 @@ pub(crate) fn finish_peers(
     Ok(())
 }
 
-/// Says to all ranks that this one is ready for an algorithm. To be followed by [`finish_algorithm`].
+/// Says to all ranks that this one is ready for an algorithm. To be followed by
+/// [`finish_algorithm`].
 pub(crate) fn start_algorithm(session: &Session, algorithm: u32) {
     let next = (session.rank + 1) % session.ranks();
     info!(

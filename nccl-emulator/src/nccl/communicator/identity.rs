@@ -27,7 +27,8 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
     }
 }
 
-/// A device's PCI bus, as NCCL packs it into a number: the driver side says `0000:01:00.0` of device 0.
+/// A device's PCI bus, as NCCL packs it into a number: the driver side says `0000:01:00.0` of
+/// device 0.
 pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(device) + 1) << 12
 }
@@ -40,7 +41,8 @@ fn started(pid: &str) -> Option<u64> {
     after_name.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether the process of a rank is certainly gone. One that cannot be seen from here counts as alive.
+/// Whether the process of a rank is certainly gone. One that cannot be seen from here counts as
+/// alive.
 pub(crate) fn is_gone(info: &RankInfo) -> bool {
     info.pid_namespace == namespace("pid")
         && info.started != 0

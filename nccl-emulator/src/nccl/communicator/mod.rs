@@ -8,8 +8,9 @@
 //!                 └─ abort, from any state, any thread ▶ gone
 //! ```
 //!
-//! A handle is a number, never an address ([`Registry`]); one that is gone is recognised and its use recorded as a
-//! violation. Jobs on streams hold the communicator itself, so nothing is unmapped under them.
+//! A handle is a number, never an address ([`Registry`]); one that is gone is recognised and its
+//! use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
+//! unmapped under them.
 
 mod clique;
 mod connect;
@@ -35,7 +36,8 @@ use super::abort::AbortFlag;
 use super::code::{self, Code, INVALID_ARGUMENT, Result};
 use super::config::Config;
 use super::debug::warn;
-use super::group::{CollectiveTask, MessageTask, Pending};
+use super::group::Pending;
+use super::work::Lists;
 use crate::exec::{Bell, Stream};
 use crate::registry::Registry;
 use crate::violations::{self, Violation, ViolationKind};
@@ -82,13 +84,11 @@ pub(crate) struct Communicator {
     operations: AtomicU64,
     /// Lists of finished launches, to be filled again.
     spare: Mutex<Vec<Lists>>,
-    /// Held while launches are put on streams, so that every launch is ordered after the one before.
+    /// Held while launches are put on streams, so that every launch is ordered after the one
+    /// before.
     pub(crate) issue: Mutex<Issue>,
     pub(crate) connections: Mutex<Connections>,
 }
-
-/// The lists that a launch is made of.
-pub(crate) type Lists = (Vec<CollectiveTask>, Vec<MessageTask>);
 
 /// The last launch of a communicator: the next one waits for it, also on another stream.
 #[derive(Default)]
@@ -170,7 +170,8 @@ impl Communicator {
             .compare_exchange(0, code.number(), Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// `ncclCommGetAsyncError`: moves a pending group on, if there is one, and says where it stands.
+    /// `ncclCommGetAsyncError`: moves a pending group on, if there is one, and says where it
+    /// stands.
     pub(crate) fn poll(&self) -> Result {
         self.polling.fetch_add(1, Ordering::AcqRel);
         if self.state() == Err(code::IN_PROGRESS) {
@@ -236,7 +237,8 @@ impl Communicator {
         self.polling.load(Ordering::Acquire)
     }
 
-    /// Takes the group out of the background: what has not begun never runs, what has is waited for.
+    /// Takes the group out of the background: what has not begun never runs, what has is waited
+    /// for.
     pub(crate) fn cancel_pending(&self) {
         let pending = self.pending().take();
         if let Some(pending) = pending {
@@ -267,7 +269,8 @@ impl Communicator {
         self.operations.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts a registration of a buffer and returns its handle: never 0, the same for the same buffer.
+    /// Counts a registration of a buffer and returns its handle: never 0, the same for the same
+    /// buffer.
     pub(crate) fn register(&self, address: usize, size: usize) -> usize {
         let mut all = self
             .registrations
@@ -309,13 +312,12 @@ impl Communicator {
     }
 
     /// Takes back the lists of a launch.
-    pub(crate) fn give_back(&self, (mut collectives, mut messages): Lists) {
+    pub(crate) fn give_back(&self, mut lists: Lists) {
         const KEPT: usize = 16;
-        collectives.clear();
-        messages.clear();
+        lists.clear();
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < KEPT {
-            spare.push((collectives, messages));
+            spare.push(lists);
         }
     }
 

@@ -1,4 +1,5 @@
-//! What a rank holds once its communicator's init is over: the segment, and every rank's device memory.
+//! What a rank holds once its communicator's init is over: the segment, and every rank's device
+//! memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,9 @@
 //! The end of a communicator: finalize, destroy, abort.
 //!
-//! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and then for all ranks of the
-//! host to be there too. An abort raises the flag, so its launches leave as soon as the stream reaches them; it waits for
-//! that, but never for other ranks. As in NCCL, what lies before a launch on its stream is waited for as well.
+//! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
+//! then for all ranks of the host to be there too. An abort raises the flag, so its launches leave
+//! as soon as the stream reaches them; it waits for that, but never for other ranks. As in NCCL,
+//! what lies before a launch on its stream is waited for as well.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,8 @@ use crate::nccl::code::{REMOTE, Result};
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::transport::teardown::{GONE, LEAVING};
 
-/// A sleep that only a ring should end; it ends by itself because a process that is killed does not ring.
+/// A sleep that only a ring should end; it ends by itself because a process that is killed does not
+/// ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
 
 /// The job of `ncclCommFinalize`.
@@ -37,8 +39,8 @@ pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     Ok(())
 }
 
-/// The job of `ncclCommDestroy` and `ncclCommAbort`: ends the handle, and frees the process's ranks of the communicator
-/// with the last of them.
+/// The job of `ncclCommDestroy` and `ncclCommAbort`: ends the handle, and frees the process's ranks
+/// of the communicator with the last of them.
 pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     communicator.retire();

@@ -49,8 +49,8 @@ impl Job {
     }
 }
 
-/// Runs all jobs at once and returns the first error. When one fails, the others that are still at it are aborted: they
-/// may be waiting for it.
+/// Runs all jobs at once and returns the first error. When one fails, the others that are still at
+/// it are aborted: they may be waiting for it.
 pub(super) fn run(jobs: &[Job]) -> Result {
     let [first, others @ ..] = jobs else {
         return Ok(());

@@ -23,7 +23,7 @@ fn missing_peers(tasks: &Tasks) -> Ends {
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
     let mut missing = Ends::new();
-    for message in &tasks.messages {
+    for message in &tasks.lists.messages {
         let end = (message.peer as usize, message.direction);
         if end.0 != communicator.rank as usize
             && !connections.has(end.0, end.1)
@@ -41,7 +41,7 @@ fn misses_ring(tasks: &Tasks) -> bool {
         .connections
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    !tasks.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
+    !tasks.lists.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
 }
 
 /// Whether [`connect`] would wait.
@@ -49,8 +49,8 @@ pub(super) fn needs_connections(tasks: &Tasks) -> bool {
     misses_ring(tasks) || !missing_peers(tasks).is_empty()
 }
 
-/// Sets up what is used for the first time: all peers of all communicators at once, then the rings, one set of ranks after
-/// the other.
+/// Sets up what is used for the first time: all peers of all communicators at once, then the rings,
+/// one set of ranks after the other.
 pub(super) fn connect(all: &[Tasks]) -> Result {
     if !all.iter().any(needs_connections) {
         return Ok(());
@@ -87,7 +87,12 @@ pub(super) fn connect(all: &[Tasks]) -> Result {
 fn check_self_messages(tasks: &Tasks) -> Result {
     let own = tasks.communicator.rank as u32;
     let mut balance = 0i64;
-    for message in tasks.messages.iter().filter(|message| message.peer == own) {
+    for message in tasks
+        .lists
+        .messages
+        .iter()
+        .filter(|message| message.peer == own)
+    {
         balance += if message.direction == Direction::Send {
             1
         } else {
@@ -106,8 +111,8 @@ fn check_self_messages(tasks: &Tasks) -> Result {
     }
 }
 
-/// Puts the operations of one communicator on its stream, after its previous launch on whatever stream that is. If they
-/// name several streams, the launch joins them all.
+/// Puts the operations of one communicator on its stream, after its previous launch on whatever
+/// stream that is. If they name several streams, the launch joins them all.
 pub(super) fn launch(tasks: &mut Tasks) -> Result {
     tasks.resolve_per_thread()?;
     let communicator = Arc::clone(&tasks.communicator);
@@ -115,7 +120,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     let Some(session) = communicator.session() else {
         return Ok(());
     };
-    let Some((stream, others)) = tasks.streams.split_first() else {
+    let (Some(stream), others) = (&tasks.stream, &tasks.others) else {
         return Ok(());
     };
     let refuse = |error: CUresult| {
@@ -123,10 +128,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
         UNHANDLED_CUDA
     };
     let start = faults::lateness().map(|delay| Instant::now() + delay);
-    let lists = (
-        std::mem::take(&mut tasks.collectives),
-        std::mem::take(&mut tasks.messages),
-    );
+    let lists = std::mem::take(&mut tasks.lists);
     let launch = Launch::new(&communicator, session, lists, start);
     let mut issue = communicator
         .issue
@@ -135,10 +137,10 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     for other in others {
         stream.wait_for(other, other.submitted()).map_err(refuse)?;
     }
-    if let Some((last, sequence)) = issue.last.take()
-        && !Arc::ptr_eq(&last, stream)
+    if let Some((last, sequence)) = &issue.last
+        && !Arc::ptr_eq(last, stream)
     {
-        stream.wait_for(&last, sequence).map_err(refuse)?;
+        stream.wait_for(last, *sequence).map_err(refuse)?;
     }
     let sequence = stream.enqueue(launch).map_err(refuse)?;
     for other in others {

@@ -1,13 +1,16 @@
-//! Groups: what a thread queues between `ncclGroupStart` and `ncclGroupEnd`, and what happens at the end.
+//! Groups: what a thread queues between `ncclGroupStart` and `ncclGroupEnd`, and what happens at
+//! the end.
 //!
-//! All of it is the thread's own: nesting, the recorded error, the queues. A call outside a group is a group of one. An
-//! error that is recorded by a call poisons the group: the outermost end returns it and drops everything that was queued.
-//! Errors that are found before a call reaches the group do not, in NCCL and here.
+//! All of it is the thread's own: nesting, the recorded error, the queues. A call outside a group
+//! is a group of one. An error that is recorded by a call poisons the group: the outermost end
+//! returns it and drops everything that was queued. Errors that are found before a call reaches the
+//! group do not, in NCCL and here.
 //!
-//! At the outermost end: the jobs (init, finalize, destroy …) run, each on a thread of its own if there are several; then the
-//! connections that are used for the first time are set up, which may wait for peers; then each communicator's operations
-//! become one [`Launch`](super::work::Launch) on its stream. All of this happens in the call, unless the communicators are
-//! non-blocking: then it is [`Pending`], and the call returns `ncclInProgress`.
+//! At the outermost end: the jobs (init, finalize, destroy …) run, each on a thread of its own if
+//! there are several; then the connections that are used for the first time are set up, which may
+//! wait for peers; then each communicator's operations become one [`Launch`](super::work::Launch)
+//! on its stream. All of this happens in the call, unless the communicators are non-blocking: then
+//! it is [`Pending`], and the call returns `ncclInProgress`.
 
 mod jobs;
 mod launch;
@@ -116,8 +119,8 @@ pub(crate) fn add_job(job: Job) -> Result {
     })
 }
 
-/// Runs a job at once if the thread is in no group, whether the communicator is blocking or not: what
-/// `ncclCommInitRank` does. Otherwise queues it.
+/// Runs a job at once if the thread is in no group, whether the communicator is blocking or not:
+/// what `ncclCommInitRank` does. Otherwise queues it.
 pub(crate) fn run_or_add_job(job: Job) -> Result {
     if GROUP.with_borrow(|group| group.depth > 0) {
         return add_job(job);
@@ -146,7 +149,8 @@ pub(crate) fn end() -> Result {
     finish(false)
 }
 
-/// `ncclGroupSimulateEnd`: blocking communicators forget their operations; non-blocking ones really launch, in NCCL too.
+/// `ncclGroupSimulateEnd`: blocking communicators forget their operations; non-blocking ones really
+/// launch, in NCCL too.
 pub(crate) fn simulate_end() -> Result {
     finish(true)
 }

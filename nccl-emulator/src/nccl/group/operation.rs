@@ -129,7 +129,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
                 _ => (Direction::Receive, call.receive.addr()),
             };
             push(
-                &mut tasks.messages,
+                &mut tasks.lists.messages,
                 call.function,
                 true,
                 (call.root as u32, direction),
@@ -138,7 +138,8 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
             );
             Ok(())
         }),
-        // An empty collective is dropped without a word, also when other ranks do not think it empty.
+        // An empty collective is dropped without a word, also when other ranks do not think it
+        // empty.
         _ if call.count == 0 => Ok(()),
         _ if communicator.ranks == 1 => alone(call, communicator, bytes),
         Function::AlltoAll => with_tasks(communicator, |tasks| {
@@ -146,7 +147,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
             for peer in 0..communicator.ranks as u32 {
                 let offset = u64::from(peer) * bytes;
                 let (send, receive) = (call.send.addr() as u64, call.receive.addr() as u64);
-                let messages = &mut tasks.messages;
+                let messages = &mut tasks.lists.messages;
                 push(
                     messages,
                     call.function,
@@ -176,7 +177,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
             }
             with_tasks(communicator, |tasks| {
                 tasks.use_stream(call.stream)?;
-                tasks.collectives.push(CollectiveTask {
+                tasks.lists.collectives.push(CollectiveTask {
                     function: call.function,
                     data_type,
                     operator,

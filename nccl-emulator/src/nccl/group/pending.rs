@@ -7,8 +7,9 @@
 //!    └────abort────────────────────────▶ Over, nothing was done
 //! ```
 //!
-//! It never begins before `ncclGroupEnd` has returned: NCCL's thread may be just as late, and a caller that does not poll
-//! finds its stream empty. While it is not over the state of its communicators is `ncclInProgress`.
+//! It never begins before `ncclGroupEnd` has returned: NCCL's thread may be just as late, and a
+//! caller that does not poll finds its stream empty. While it is not over the state of its
+//! communicators is `ncclInProgress`.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -114,7 +115,8 @@ impl Pending {
         }
     }
 
-    /// Drops it if nobody has begun; otherwise waits until it is over. The abort flag must be up, or this waits for peers.
+    /// Drops it if nobody has begun; otherwise waits until it is over. The abort flag must be up,
+    /// or this waits for peers.
     pub(crate) fn cancel(&self) {
         let mut state = self.lock();
         if let State::Waiting(work) = &*state {

@@ -10,6 +10,7 @@ use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::Communicator;
 use crate::nccl::datatype::{DataType, Operator};
 use crate::nccl::debug::warn;
+use crate::nccl::work::Lists;
 use crate::transport::Direction;
 
 /// One send or receive.
@@ -51,24 +52,23 @@ const PER_THREAD: usize = 2;
 /// See the module.
 pub(crate) struct Tasks {
     pub(crate) communicator: Arc<Communicator>,
-    /// Streams in the order of their first use.
-    pub(crate) streams: Vec<Arc<Stream>>,
+    /// The stream of the first operation, and others that were named after it.
+    pub(crate) stream: Option<Arc<Stream>>,
+    pub(crate) others: Vec<Arc<Stream>>,
     last_handle: Option<usize>,
     per_thread: bool,
-    pub(crate) collectives: Vec<CollectiveTask>,
-    pub(crate) messages: Vec<MessageTask>,
+    pub(crate) lists: Lists,
 }
 
 impl Tasks {
     pub(super) fn new(communicator: &Arc<Communicator>) -> Self {
-        let (collectives, messages) = communicator.spare_lists();
         Self {
             communicator: Arc::clone(communicator),
-            streams: Vec::new(),
+            stream: None,
+            others: Vec::new(),
             last_handle: None,
             per_thread: false,
-            collectives,
-            messages,
+            lists: communicator.spare_lists(),
         }
     }
 
@@ -82,12 +82,21 @@ impl Tasks {
             self.per_thread = true;
         } else {
             let stream = find(&self.communicator, handle)?;
-            if !self.streams.iter().any(|known| Arc::ptr_eq(known, &stream)) {
-                self.streams.push(stream);
-            }
+            self.add_stream(stream);
         }
         self.last_handle = Some(handle.addr());
         Ok(())
+    }
+
+    fn add_stream(&mut self, stream: Arc<Stream>) {
+        let mut known = self.stream.iter().chain(&self.others);
+        if known.any(|known| Arc::ptr_eq(known, &stream)) {
+            return;
+        }
+        match self.stream {
+            None => self.stream = Some(stream),
+            Some(_) => self.others.push(stream),
+        }
     }
 
     /// Whether the launching thread's own stream is meant.
@@ -98,10 +107,9 @@ impl Tasks {
     /// Finds the launching thread's own stream, if it is meant.
     pub(super) fn resolve_per_thread(&mut self) -> Result {
         if std::mem::take(&mut self.per_thread) {
-            self.streams.push(find(
-                &self.communicator,
-                std::ptr::without_provenance_mut(PER_THREAD),
-            )?);
+            let handle = std::ptr::without_provenance_mut(PER_THREAD);
+            let stream = find(&self.communicator, handle)?;
+            self.add_stream(stream);
         }
         Ok(())
     }

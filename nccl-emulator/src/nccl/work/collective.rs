@@ -14,7 +14,8 @@ use crate::nccl::reduction;
 use crate::transport::{Arrival, Offer};
 use crate::violations::Violation;
 
-/// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large enough to be worth it.
+/// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large
+/// enough to be worth it.
 const SMALLEST_BLOCK: u64 = 32 << 10;
 const LARGEST_BLOCK: u64 = 256 << 10;
 
@@ -40,7 +41,8 @@ pub(super) struct Collective {
     block: Option<(u64, u64)>,
 }
 
-// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor at a time.
+// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor
+// at a time.
 unsafe impl Send for Collective {}
 
 impl Collective {

@@ -1,11 +1,13 @@
 //! What a launch does when its stream reaches it.
 //!
-//! A [`Launch`] holds the operations of one group on one communicator: first the collectives, one after the other, largest
-//! first; then all messages at once. That is NCCL's order, and nothing in a group may depend on anything else in it. Addresses
-//! are looked up now, not when the call was made.
+//! A [`Launch`] holds the operations of one group on one communicator: first the collectives, one
+//! after the other, largest first; then all messages at once. That is NCCL's order, and nothing in
+//! a group may depend on anything else in it. Addresses are looked up now, not when the call was
+//! made.
 //!
-//! An abort ends a launch at its next step, and the stream goes on as if all were well: the data is garbage, as on a GPU. What
-//! can never complete (sizes that differ, a peer's bad memory) leaves the launch waiting for that.
+//! An abort ends a launch at its next step, and the stream goes on as if all were well: the data is
+//! garbage, as on a GPU. What can never complete (sizes that differ, a peer's bad memory) leaves
+//! the launch waiting for that.
 
 mod collective;
 mod local;
@@ -17,7 +19,7 @@ use std::time::Instant;
 
 pub(crate) use local::Copy;
 
-use super::communicator::{Communicator, Lists, Session};
+use super::communicator::{Communicator, Session};
 use super::debug::{self, warn};
 use super::group::{CollectiveTask, MessageTask};
 use super::{code, timer};
@@ -28,7 +30,24 @@ use crate::memory::{self, Span};
 use crate::options::options;
 use crate::violations::{self, Violation, ViolationKind};
 use collective::Collective;
-use point_to_point::PointToPoint;
+use point_to_point::{Lane, PointToPoint};
+
+/// What a launch is made of. Kept by the communicator between launches, for their room.
+#[derive(Default)]
+pub(crate) struct Lists {
+    pub(crate) collectives: Vec<CollectiveTask>,
+    pub(crate) messages: Vec<MessageTask>,
+    lanes: Vec<Lane>,
+}
+
+impl Lists {
+    /// Empties them.
+    pub(crate) fn clear(&mut self) {
+        self.collectives.clear();
+        self.messages.clear();
+        self.lanes.clear();
+    }
+}
 
 /// What a part of a launch came to.
 enum Outcome {
@@ -130,17 +149,19 @@ impl Launch {
         start: Option<Instant>,
     ) -> Box<Self> {
         let (own, ranks) = (session.rank as u32, session.ranks() as u32);
-        // All ranks sort alike, so collectives that are issued in different orders meet; equal sizes keep their order.
+        // All ranks sort alike, so collectives that are issued in different orders meet; equal
+        // sizes keep their order.
         lists
-            .0
+            .collectives
             .sort_by_key(|task: &CollectiveTask| std::cmp::Reverse(task.bytes()));
-        lists.1.sort_unstable_by_key(|message| {
+        lists.messages.sort_unstable_by_key(|message| {
             let distance = match message.direction {
                 crate::transport::Direction::Send => (message.peer + ranks - own) % ranks,
                 crate::transport::Direction::Receive => (own + ranks - message.peer) % ranks,
             };
             (distance, message.direction, message.order)
         });
+        let lanes = std::mem::take(&mut lists.lanes);
         communicator.launch_queued();
         if let Some(start) = start {
             ring_at(start, session);
@@ -151,7 +172,7 @@ impl Launch {
             lists,
             at: 0,
             collective: None,
-            messages: PointToPoint::default(),
+            messages: PointToPoint::new(lanes),
             start,
             fault: None,
             prepared: false,
@@ -166,12 +187,12 @@ impl Launch {
             return;
         }
         let rank = self.communicator.rank;
-        self.fault = match self.lists.0.get(self.at) {
+        self.fault = match self.lists.collectives.get(self.at) {
             Some(task) => faults::check_operation(task.function.name(), rank),
             None => {
                 let calls = self
                     .lists
-                    .1
+                    .messages
                     .iter()
                     .filter(|message: &&MessageTask| message.leads);
                 calls
@@ -226,8 +247,8 @@ impl Launch {
             communicator: &self.communicator,
             session: &self.session,
         };
-        let Some(task) = self.lists.0.get(self.at) else {
-            return self.messages.step(&scope, &self.lists.1, budget);
+        let Some(task) = self.lists.collectives.get(self.at) else {
+            return self.messages.step(&scope, &self.lists.messages, budget);
         };
         let collective = self
             .collective
@@ -280,7 +301,10 @@ impl Work for Launch {
     }
 
     fn describe(&self) -> String {
-        let operations = match (self.lists.0.get(self.at), self.lists.1.as_slice()) {
+        let operations = match (
+            self.lists.collectives.get(self.at),
+            self.lists.messages.as_slice(),
+        ) {
             (Some(task), _) => format!("{} of {} elements", task.function.name(), task.count),
             (None, [message]) => format!(
                 "{} of {} bytes, peer {}",
@@ -300,7 +324,9 @@ impl Work for Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        self.communicator.give_back(std::mem::take(&mut self.lists));
+        let mut lists = std::mem::take(&mut self.lists);
+        lists.lanes = self.messages.take_lanes();
+        self.communicator.give_back(lists);
         self.communicator.launch_over();
     }
 }

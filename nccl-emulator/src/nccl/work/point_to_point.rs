@@ -1,10 +1,11 @@
 //! The messages of a launch: sends and receives, and the all-to-all that is made of them.
 //!
-//! Messages to and from one peer in one direction form a lane, and go one after the other; lanes are independent. The head
-//! of every lane is posted at once. From then on this rank looks for lanes whose other half is posted too, claims them one
-//! at a time, and copies; the peers do the same, so that two ranks with a core each share the work of an all-to-all, and
-//! the chunks of a large message. A message that a peer copies is counted in `delivered`, which is all that a waiting rank
-//! has to look at.
+//! Messages to and from one peer in one direction form a lane, and go one after the other; lanes
+//! are independent. The head of every lane is posted at once. From then on this rank looks for
+//! lanes whose other half is posted too, claims them one at a time, and copies; the peers do the
+//! same, so that two ranks with a core each share the work of an all-to-all, and the chunks of a
+//! large message. A message that a peer copies is counted in `delivered`, which is all that a
+//! waiting rank has to look at.
 
 use std::sync::atomic::Ordering;
 
@@ -59,7 +60,8 @@ enum Head {
     Empty,
 }
 
-struct Lane {
+/// Messages of one peer and direction.
+pub(super) struct Lane {
     peer: usize,
     direction: Direction,
     /// The head, and one past the last message.
@@ -81,7 +83,8 @@ struct Copying {
     peer_span: Span,
 }
 
-// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor at a time.
+// SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor
+// at a time.
 unsafe impl Send for Copying {}
 
 /// What is wrong, and with whom.
@@ -159,6 +162,19 @@ fn still_valid(pool: &Mapping, span: &Span) -> Result<(), Violation> {
 }
 
 impl PointToPoint {
+    /// No message yet; `lanes` is empty, and only room.
+    pub(super) fn new(lanes: Vec<Lane>) -> Self {
+        Self {
+            lanes,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the room back.
+    pub(super) fn take_lanes(&mut self) -> Vec<Lane> {
+        std::mem::take(&mut self.lanes)
+    }
+
     /// One bounded step.
     pub(super) fn step(
         &mut self,
@@ -396,8 +412,8 @@ impl PointToPoint {
         budget: &mut usize,
     ) -> Option<Outcome> {
         let n = copying.left.min(*budget);
-        // SAFETY: the part was inside of both views when it was taken, and the pools stay mapped; whether the memory still
-        // belongs to the message is checked when the part is complete.
+        // SAFETY: the part was inside of both views when it was taken, and the pools stay mapped;
+        // whether the memory still belongs to the message is checked when the part is complete.
         unsafe { transport::copy(copying.from, copying.to, n) };
         *budget -= n;
         copying.left -= n;
