@@ -413,6 +413,27 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let Rendezvous { address, .. } = rendezvous("died", 1, 2);
+                let deadline = Instant::now() + Duration::from_secs(20);
+                let mut client = Client::connect(&address, 1, 2, deadline).unwrap();
+                client
+                    .collect("join", 0, &[], 2, deadline, || false)
+                    .unwrap()
+                    .unwrap();
+            });
+            let world = World::join(rendezvous("died", 0, 2)).unwrap();
+            let error = world.barrier("never").unwrap_err().to_string();
+            assert!(
+                error.contains("rank 1") && error.contains("it died"),
+                "{error}"
+            );
+        });
+    }
+
+    #[test]
     fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
         std::thread::scope(|scope| {
             let zero = scope.spawn(|| {

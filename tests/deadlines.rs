@@ -1,0 +1,277 @@
+//! Nothing waits without an end: init, operations, waits, finalize, drop, abort.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::{AbortSignal, Communicator, ErrorKind, OperationKind, ReduceOp, World};
+use support::{ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+const SOON: Duration = Duration::from_secs(15);
+
+fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
+    Ok(CudaContext::new(world.local_rank())?.new_stream()?)
+}
+
+#[test]
+fn a_communicator_whose_rank_never_comes_is_given_up_at_the_limit() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
+        let begun = Instant::now();
+        let error = Communicator::builder("alone", id, 0, 2)
+            .stream(&stream)
+            .init_timeout(Duration::from_millis(300))
+            .build()
+            .unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        assert!((Duration::from_millis(300)..SOON).contains(&begun.elapsed()));
+        let operation = error.operation().unwrap();
+        assert_eq!(operation.kind(), OperationKind::Init);
+        assert_eq!((operation.rank(), operation.world_size()), (0, 2));
+        assert_eq!(operation.communicator(), "alone");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_take_part_is_the_reason_on_every_rank() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let mut builder = world.communicator("picky").stream(&stream);
+        if world.rank() == 1 {
+            builder = builder.config(nccl::Config::new().min_ctas(0));
+        }
+        let begun = Instant::now();
+        let error = builder.build().unwrap_err();
+        assert!(begun.elapsed() < SOON);
+        let text = error.to_string();
+        assert!(text.contains("min_ctas"), "{text}");
+        if world.rank() != 1 {
+            assert!(text.contains("rank 1 ("), "{text}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_left_before_init_is_named_on_the_others() {
+    ranks_as_processes(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        if world.rank() == 1 {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let error = world
+            .communicator("late")
+            .stream(&stream)
+            .build()
+            .unwrap_err();
+        assert!(begun.elapsed() < SOON);
+        assert!(error.to_string().contains("rank 1 ("), "{error}");
+        Ok(())
+    });
+}
+
+/// Rank 0 receives what rank 1 never sends.
+fn unmatched(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<nccl::Request> {
+    let mut y = stream.alloc_zeros::<f32>(1024).expect("memory");
+    let done = comm.group(|group| group.irecv(&mut y, 1))?;
+    // The request keeps nothing alive: the order of the stream does.
+    drop(y);
+    Ok(done)
+}
+
+/// Lets both ranks use the connection once, so that what follows waits on the device, not in NCCL.
+fn connect(comm: &Communicator, stream: &Arc<CudaStream>) -> Outcome {
+    let peer = 1 - comm.rank();
+    let x = stream.alloc_zeros::<f32>(16)?;
+    let mut y = stream.alloc_zeros::<f32>(16)?;
+    comm.group(|group| {
+        group.isend(&x, peer)?;
+        group.irecv(&mut y, peer)
+    })?
+    .wait()?;
+    Ok(())
+}
+
+#[test]
+fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let comm = world.communicator("test").stream(&stream).build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let done = unmatched(&comm, &stream)?;
+            let error = done.wait_timeout(Duration::from_millis(100)).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert_eq!(error.operation().unwrap().sequence(), Some(2));
+            assert!(!done.is_complete()?);
+            world.barrier("waited")?;
+            done.wait()?;
+        } else {
+            world.barrier("waited")?;
+            let x = stream.alloc_zeros::<f32>(1024)?;
+            comm.group(|group| group.isend(&x, 0))?.wait()?;
+        }
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let limit = Duration::from_millis(300);
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .timeout(limit)
+            .build()?;
+        // Not connected yet: the launch itself waits for the peer.
+        if world.rank() == 0 {
+            let begun = Instant::now();
+            let mut y = stream.alloc_zeros::<f32>(1024)?;
+            let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!(begun.elapsed() < SOON);
+            let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        }
+        world.barrier("end")?;
+        comm.abort("the other rank did")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_from_another_thread_ends_a_wait_and_is_no_success() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let comm = world.communicator("test").stream(&stream).build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let done = unmatched(&comm, &stream)?;
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(100));
+                    comm.abort("tired of waiting").unwrap();
+                });
+                let error = done.wait().unwrap_err();
+                assert!(error.to_string().contains("tired of waiting"), "{error}");
+            });
+            assert!(begun.elapsed() < SOON);
+            stream.synchronize()?;
+            assert!(
+                done.is_complete().is_err(),
+                "an aborted operation never succeeds"
+            );
+            comm.abort("again")?;
+        }
+        world.barrier("end")?;
+        comm.abort("the other rank did")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_signal_ends_an_init_that_waits() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
+        let stop = AbortSignal::new();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                stop.abort();
+            });
+            let error = Communicator::builder("alone", id, 0, 2)
+                .stream(&stream)
+                .abort_signal(&stop)
+                .build()
+                .unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        });
+        assert!(begun.elapsed() < SOON);
+        Ok(())
+    });
+}
+
+#[test]
+fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .finalize_timeout(Duration::from_secs(2))
+            .build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let begun = Instant::now();
+            drop(comm);
+            assert!(
+                begun.elapsed() < Duration::from_secs(1),
+                "{:?}",
+                begun.elapsed()
+            );
+            world.barrier("end")?;
+        } else {
+            world.barrier("end")?;
+            comm.abort("not interested in an orderly end")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_awaited_request_wakes_its_task_and_can_be_dropped() {
+    use std::future::Future;
+    use std::task::{Context, Poll, Wake};
+
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let comm = world.communicator("test").stream(&stream).build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 1 {
+            world.barrier("pending")?;
+            for _ in 0..2 {
+                let x = stream.alloc_zeros::<f32>(1024)?;
+                comm.group(|group| group.isend(&x, 0))?.wait()?;
+            }
+        } else {
+            let waker = Arc::new(Unpark(std::thread::current())).into();
+            let mut context = Context::from_waker(&waker);
+            let mut dropped = Box::pin(unmatched(&comm, &stream)?);
+            assert!(dropped.as_mut().poll(&mut context).is_pending());
+            drop(dropped);
+            let mut kept = Box::pin(unmatched(&comm, &stream)?);
+            assert!(kept.as_mut().poll(&mut context).is_pending());
+            world.barrier("pending")?;
+            let deadline = Instant::now() + SOON;
+            loop {
+                match kept.as_mut().poll(&mut context) {
+                    Poll::Ready(done) => break done?,
+                    Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+                }
+                assert!(Instant::now() < deadline);
+            }
+        }
+        comm.finalize()?;
+        Ok(())
+    });
+}

@@ -1,0 +1,32 @@
+//! Which public types may cross threads, written down: a change of this table is a change of the API.
+
+macro_rules! table {
+    ($($type:ty: $($what:ident)*;)*) => {
+        $(const _: () = {
+            fn is<T: $($what +)* ?Sized>() {}
+            let _ = is::<$type>;
+        };)*
+    };
+}
+
+table! {
+    nccl::AbortSignal: Send Sync Clone Unpin;
+    nccl::Communicator: Send Sync Clone Unpin;
+    nccl::CommunicatorBuilder<'static>: Send Unpin;
+    nccl::Config: Send Sync Clone Unpin;
+    nccl::Error: Send Sync Unpin;
+    nccl::Erased<'static>: Send Sync Unpin;
+    nccl::ErasedMut<'static>: Send Sync Unpin;
+    nccl::Group<'static>: Send Unpin;
+    nccl::Library: Send Sync Clone Unpin;
+    nccl::Rendezvous: Send Sync Clone Unpin;
+    nccl::Request: Send Sync Unpin;
+    nccl::UniqueId: Send Sync Copy Unpin;
+    nccl::World: Send Sync Unpin;
+    nccl_emulator::Violation: Send Sync Clone Unpin;
+    nccl_sys::Api: Send Sync Copy Unpin;
+    nccl_sys::Loaded: Send Sync Clone Unpin;
+}
+
+#[test]
+fn the_table_compiles() {}

@@ -1,0 +1,10 @@
+// What is sent and what is received have one element type.
+fn main() {}
+
+fn example(
+    comm: &nccl::Communicator,
+    x: &nccl::cudarc::driver::CudaSlice<f32>,
+    y: &mut nccl::cudarc::driver::CudaSlice<i32>,
+) {
+    let _ = comm.all_to_all(x, y);
+}
