@@ -240,6 +240,37 @@ fn operations_after_a_group_are_not_part_of_it() {
     });
 }
 
+/// A group inside the closure of another is issued on its own, before it; neither frees early.
+#[test]
+fn a_group_inside_a_group_is_issued_by_itself() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (context, comm) = start(&world)?;
+        connect(&comm)?;
+        let other = context.new_stream()?;
+        let peer = 1 - world.rank();
+        let n = 64 * 1024;
+        let late = faults::late(LATE);
+        let x = other.clone_htod(&vec![3u8; n])?;
+        let mut y = other.alloc_zeros::<u8>(n)?;
+        let mut z = comm.stream().alloc_zeros::<u8>(n)?;
+        let done = comm.group(|outer| {
+            outer.isend(&x, peer)?;
+            comm.group(|inner| {
+                inner.isend(&x, peer)?;
+                inner.irecv(&mut y, peer)
+            })?;
+            outer.irecv(&mut z, peer)
+        })?;
+        drop(x);
+        done.wait()?;
+        drop(late);
+        assert_eq!(other.clone_dtoh(&y)?, vec![3; n]);
+        assert_eq!(comm.stream().clone_dtoh(&z)?, vec![3; n]);
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
 #[test]
 fn codes_of_a_newer_library_are_kept_as_numbers() {
     let later = nccl::DataType::from_raw(77);
