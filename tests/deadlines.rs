@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaStream};
 use nccl::{AbortSignal, Communicator, ErrorKind, OperationKind, ReduceOp, World};
-use support::{ranks_as_processes, ranks_as_threads};
+use nccl_emulator::faults;
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -230,6 +231,54 @@ fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let limit = Duration::from_millis(200);
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .abort_timeout(limit)
+            .build()?;
+        let hang = faults::at_call("ncclCommAbort").hang();
+        let begun = Instant::now();
+        let error = comm.abort("to see it hang").unwrap_err();
+        assert!(error.is_timeout() && begun.elapsed() < SOON, "{error}");
+        assert_eq!(error.operation().unwrap().kind(), OperationKind::Abort);
+        let error = comm.abort("again").unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        drop(hang);
+        Ok(())
+    });
+}
+
+/// NCCL still has the address of a buffer that the caller is about to get back.
+#[test]
+fn a_launch_that_cannot_be_aborted_ends_the_process_instead_of_returning() {
+    let ended = Ranks::new(2).outcome(|world| {
+        let stream = stream(&world).unwrap();
+        let limit = Duration::from_millis(200);
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .timeout(limit)
+            .abort_timeout(limit)
+            .build()
+            .unwrap();
+        if world.rank() == 0 {
+            faults::at_call("ncclCommAbort").hang().keep();
+            let mut y = stream.alloc_zeros::<f32>(1024).unwrap();
+            let _ = comm.group(|group| group.irecv(&mut y, 1));
+            println!("it came back");
+        }
+        std::thread::sleep(SOON);
+    });
+    let report = format!("{ended:?}");
+    assert!(report.contains("ending the process"), "{report}");
+    assert!(!report.contains("it came back"), "{report}");
 }
 
 #[test]
