@@ -31,20 +31,21 @@
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's
 //! state from then on.
 
+mod rule;
 mod specification;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(crate) use rule::OperationFault;
 pub use specification::SpecificationError;
 
 use crate::nccl::{AbortFlag, Code};
+use rule::Rule;
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
-/// How often a call that hangs looks whether it may go on.
-const TICK: Duration = Duration::from_millis(5);
 
 /// Where a fault sits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,36 +62,6 @@ enum Action {
     Stall,
     Fail(u32),
     Kill,
-}
-
-/// A fault, and what came of it.
-#[derive(Debug)]
-struct Rule {
-    point: Point,
-    rank: Option<i32>,
-    nth: Option<u64>,
-    action: Action,
-    /// Times that point and rank were right.
-    seen: AtomicU64,
-    state: Mutex<RuleState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct RuleState {
-    /// Times that it struck.
-    hits: u64,
-    released: bool,
-    wakers: Vec<Box<dyn FnOnce() + Send>>,
-}
-
-impl std::fmt::Debug for RuleState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RuleState")
-            .field("hits", &self.hits)
-            .field("released", &self.released)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The faults in force, and by how much operations are late.
@@ -318,54 +289,6 @@ impl Drop for LateGuard {
     }
 }
 
-impl Rule {
-    fn new(point: Point, rank: Option<i32>, nth: Option<u64>, action: Action) -> Self {
-        let (seen, state, changed) = (AtomicU64::new(0), Mutex::default(), Condvar::new());
-        Self {
-            point,
-            rank,
-            nth,
-            action,
-            seen,
-            state,
-            changed,
-        }
-    }
-
-    /// Whether it strikes now; counts this time.
-    fn strikes(&self, ranks: &[i32]) -> bool {
-        if self.rank.is_some_and(|rank| !ranks.contains(&rank)) {
-            return false;
-        }
-        let time = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.nth.is_some_and(|nth| nth != time) {
-            return false;
-        }
-        lock(&self.state).hits += 1;
-        self.changed.notify_all();
-        true
-    }
-
-    fn is_released(&self) -> bool {
-        lock(&self.state).released
-    }
-
-    /// Hangs until released or, unless this is a hang that nothing ends, aborted.
-    fn hold(&self, abort: Option<&AbortFlag>) {
-        let mut state = lock(&self.state);
-        while !state.released {
-            if self.action == Action::Stall && abort.is_some_and(AbortFlag::is_raised) {
-                return;
-            }
-            state = self
-                .changed
-                .wait_timeout(state, TICK)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-}
-
 fn kill() -> ! {
     // SAFETY: ends this process, at once.
     unsafe { libc::raise(libc::SIGKILL) };
@@ -432,14 +355,6 @@ pub(crate) fn check_call(
     result
 }
 
-/// What keeps an operation from beginning.
-#[derive(Debug, Default)]
-pub(crate) struct OperationFault {
-    until: Option<Instant>,
-    holding: Vec<Arc<Rule>>,
-    code: Option<Code>,
-}
-
 /// The faults that strike an operation which is about to begin, if any.
 pub(crate) fn check_operation(name: &str, rank: i32) -> Option<OperationFault> {
     let matches = |point: &Point| match point {
@@ -460,42 +375,6 @@ pub(crate) fn check_operation(name: &str, rank: i32) -> Option<OperationFault> {
         }
     }
     Some(fault)
-}
-
-impl OperationFault {
-    /// Both.
-    pub(crate) fn and(mut self, mut other: Self) -> Self {
-        self.until = self.until.max(other.until);
-        self.holding.append(&mut other.holding);
-        self.code = self.code.or(other.code);
-        self
-    }
-
-    /// When its delay ends.
-    pub(crate) fn until(&self) -> Option<Instant> {
-        self.until
-    }
-
-    /// Whether the operation may not begin yet.
-    pub(crate) fn holds(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() < until)
-            || self.holding.iter().any(|rule| !rule.is_released())
-    }
-
-    /// The code that the operation fails with.
-    pub(crate) fn code(&self) -> Option<Code> {
-        self.code
-    }
-
-    /// Calls `wake` when a hang is released.
-    pub(crate) fn on_release(&self, wake: impl Fn() + Clone + Send + 'static) {
-        for rule in &self.holding {
-            let mut state = lock(&rule.state);
-            if !state.released {
-                state.wakers.push(Box::new(wake.clone()));
-            }
-        }
-    }
 }
 
 #[cfg(test)]

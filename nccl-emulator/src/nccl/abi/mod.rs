@@ -8,6 +8,7 @@
 #![allow(non_snake_case)]
 
 mod information;
+mod init;
 mod lifecycle;
 mod memory;
 mod missing;
@@ -26,6 +27,7 @@ use super::communicator;
 use super::debug::warn;
 use crate::faults;
 use information::*;
+use init::*;
 use lifecycle::*;
 use memory::*;
 use missing::*;

@@ -10,8 +10,10 @@
 //! the launch waiting for that.
 
 mod collective;
+mod lane;
 mod local;
 mod point_to_point;
+mod trouble;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
@@ -30,7 +32,8 @@ use crate::memory::{self, Span};
 use crate::options::options;
 use crate::violations::{self, Violation, ViolationKind};
 use collective::Collective;
-use point_to_point::{Lane, PointToPoint};
+use lane::Lane;
+use point_to_point::PointToPoint;
 
 /// What a launch is made of. Kept by the communicator between launches, for their room.
 #[derive(Default)]

@@ -9,11 +9,13 @@
 
 use std::sync::atomic::Ordering;
 
+use super::lane::{Head, Lane, still_valid, view};
+use super::trouble::Wrong;
 use super::{Outcome, Scope};
-use crate::memory::{Mapping, Span};
+use crate::memory::Span;
 use crate::nccl::group::MessageTask;
-use crate::transport::{self, CHUNK, Claim, Direction, Exchange, Posted, Spoiled};
-use crate::violations::{Violation, ViolationKind};
+use crate::transport::{self, CHUNK, Claim, Direction, Posted};
+use crate::violations::Violation;
 
 /// A message of as many chunks wakes a sleeping peer, so that it helps.
 const WORTH_WAKING: u32 = 4;
@@ -21,7 +23,7 @@ const WORTH_WAKING: u32 = 4;
 /// See the module.
 #[derive(Default)]
 pub(super) struct PointToPoint {
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     begun: bool,
     /// Bytes of the current message to oneself that were copied, and where the next one is.
     own: OwnMessages,
@@ -30,12 +32,11 @@ pub(super) struct PointToPoint {
     expected: u64,
     /// Messages that this rank completed itself.
     completed: u64,
-    /// Messages that can never complete.
+    /// The rank's `attention` as it was last seen.
     attention: u32,
     copying: Option<Copying>,
     /// A peer, and how many of its messages were completed without telling it yet.
     owed: (usize, u64),
-    stuck: bool,
 }
 
 #[derive(Default)]
@@ -45,32 +46,6 @@ struct OwnMessages {
     count: usize,
     next: usize,
     copied: u64,
-}
-
-/// What a lane's head is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Head {
-    /// Posted; the peer's half is not there, or chunks may be left.
-    Open,
-    /// In the peer's hands.
-    Theirs,
-    /// Never completes.
-    Stuck,
-    /// There was no message left.
-    Empty,
-}
-
-/// Messages of one peer and direction.
-pub(super) struct Lane {
-    peer: usize,
-    direction: Direction,
-    /// The head, and one past the last message.
-    next: usize,
-    end: usize,
-    head: Head,
-    /// Number of the head between the two ranks.
-    number: u64,
-    span: Span,
 }
 
 /// A part of a message that this rank is copying.
@@ -86,80 +61,6 @@ struct Copying {
 // SAFETY: the pointers are into pools that the session keeps mapped, and are used by one executor
 // at a time.
 unsafe impl Send for Copying {}
-
-/// What is wrong, and with whom.
-enum Wrong {
-    Own(Violation),
-    Peer(Violation),
-    Size { theirs: u64 },
-}
-
-impl Lane {
-    fn exchange<'a>(&self, scope: &'a Scope<'_>) -> &'a Exchange {
-        let own = scope.session.rank;
-        match self.direction {
-            Direction::Send => scope.session.segment.exchange(own, self.peer),
-            Direction::Receive => scope.session.segment.exchange(self.peer, own),
-        }
-    }
-
-    /// How the peer sees this lane.
-    fn opposite(&self) -> Direction {
-        match self.direction {
-            Direction::Send => Direction::Receive,
-            Direction::Receive => Direction::Send,
-        }
-    }
-
-    fn chunks(&self) -> u32 {
-        self.span.len.div_ceil(CHUNK).max(1) as u32
-    }
-
-    /// Posts the head.
-    fn post(&mut self, scope: &Scope<'_>, message: &MessageTask) -> Result<(), Violation> {
-        self.span = scope.resolve(message.address, message.bytes)?;
-        let side = scope.session.segment.side(scope.session.rank, self.peer);
-        self.number = side.last(self.direction) + 1;
-        self.head = Head::Open;
-        side.post(self.direction, self.number, &self.span);
-        Ok(())
-    }
-
-    fn peer_half(&self, scope: &Scope<'_>) -> Posted {
-        scope
-            .session
-            .segment
-            .side(self.peer, scope.session.rank)
-            .posted(self.opposite())
-    }
-
-    /// The head, compared with what the peer has posted.
-    fn compare(&self, scope: &Scope<'_>) -> std::cmp::Ordering {
-        let side = scope.session.segment.side(self.peer, scope.session.rank);
-        side.compare(self.opposite(), self.number)
-    }
-
-    /// Whether a message waits for the head to be done.
-    fn has_successor(&self) -> bool {
-        matches!(self.head, Head::Open | Head::Theirs) && self.next + 1 < self.end
-    }
-}
-
-fn view(pool: &Mapping, span: &Span) -> Result<*mut u8, Violation> {
-    if span.len == 0 {
-        Ok(std::ptr::dangling_mut())
-    } else {
-        pool.view(span)
-    }
-}
-
-fn still_valid(pool: &Mapping, span: &Span) -> Result<(), Violation> {
-    if span.len == 0 {
-        Ok(())
-    } else {
-        pool.still_valid(span)
-    }
-}
 
 impl PointToPoint {
     /// No message yet; `lanes` is empty, and only room.
@@ -455,7 +356,7 @@ impl PointToPoint {
     }
 
     /// Tells a peer about the messages that were completed for it.
-    fn pay(&mut self, scope: &Scope<'_>) {
+    pub(super) fn pay(&mut self, scope: &Scope<'_>) {
         let (peer, messages) = self.owed;
         if messages > 0 {
             self.owed.1 = 0;
@@ -512,117 +413,5 @@ impl PointToPoint {
             }
         }
         Outcome::Blocked
-    }
-
-    /// A peer found something wrong with a message of ours.
-    fn look_for_spoiled(&mut self, scope: &Scope<'_>) -> Option<Outcome> {
-        for at in 0..self.lanes.len() {
-            let lane = &self.lanes[at];
-            if matches!(lane.head, Head::Open | Head::Theirs)
-                && let Some(why) = lane.exchange(scope).spoiled(lane.number)
-                && let Some(outcome) = self.spoiled(scope, at, why)
-            {
-                return Some(outcome);
-            }
-        }
-        None
-    }
-
-    /// The head of a lane can never complete. `None` if the others can go on.
-    fn spoiled(&mut self, scope: &Scope<'_>, at: usize, why: Spoiled) -> Option<Outcome> {
-        let lane = &mut self.lanes[at];
-        lane.head = Head::Stuck;
-        self.stuck = true;
-        let ours = match why {
-            Spoiled::SizeMismatch => {
-                let theirs = lane.peer_half(scope).0.len;
-                return self.mismatch(scope, at, theirs, false);
-            }
-            Spoiled::BadSource => lane.direction == Direction::Send,
-            Spoiled::BadDestination => lane.direction == Direction::Receive,
-        };
-        if !ours {
-            return None;
-        }
-        let pool = scope.session.pool(scope.session.rank);
-        let violation = view(pool, &lane.span).err().unwrap_or_else(|| {
-            let text = format!(
-                "rank {} found this rank's memory in use after it was freed",
-                lane.peer
-            );
-            Violation::new(
-                ViolationKind::UseAfterFree,
-                Some(scope.communicator.device),
-                text,
-            )
-        });
-        let operation = describe(lane);
-        Some(scope.fail(violation, &operation))
-    }
-
-    /// This rank found something wrong with a message.
-    fn report(&mut self, scope: &Scope<'_>, at: usize, wrong: Wrong) -> Option<Outcome> {
-        self.pay(scope);
-        let lane = &mut self.lanes[at];
-        let exchange = lane.exchange(scope);
-        let peer = lane.peer;
-        match wrong {
-            // As on a GPU: our kernel dies, the peer's waits.
-            Wrong::Own(violation) => Some(scope.fail(violation, &describe(lane))),
-            Wrong::Peer(violation) => {
-                lane.head = Head::Stuck;
-                let why = match lane.direction {
-                    Direction::Send => Spoiled::BadDestination,
-                    Direction::Receive => Spoiled::BadSource,
-                };
-                if exchange.spoil(lane.number, why) {
-                    eprintln!(
-                        "nccl-emulator: {}: {} waits for ever: the memory of rank {peer} is bad ({violation})",
-                        scope.communicator,
-                        describe(lane)
-                    );
-                    scope.session.segment.call_attention(peer);
-                }
-                None
-            }
-            Wrong::Size { theirs } => {
-                lane.head = Head::Stuck;
-                let first = exchange.spoil(lane.number, Spoiled::SizeMismatch);
-                if first {
-                    scope.session.segment.call_attention(peer);
-                }
-                self.mismatch(scope, at, theirs, first)
-            }
-        }
-    }
-
-    fn mismatch(
-        &mut self,
-        scope: &Scope<'_>,
-        at: usize,
-        theirs: u64,
-        first: bool,
-    ) -> Option<Outcome> {
-        let lane = &self.lanes[at];
-        let (own, peer, ours) = (scope.session.rank, lane.peer, lane.span.len);
-        let text = match lane.direction {
-            Direction::Send => {
-                format!("rank {own} sends {ours} bytes to rank {peer}, which receives {theirs}")
-            }
-            Direction::Receive => {
-                format!("rank {own} receives {ours} bytes from rank {peer}, which sends {theirs}")
-            }
-        };
-        match scope.mismatch(first, &text) {
-            Outcome::Stuck => None,
-            outcome => Some(outcome),
-        }
-    }
-}
-
-fn describe(lane: &Lane) -> String {
-    match lane.direction {
-        Direction::Send => format!("Send of {} bytes to rank {}", lane.span.len, lane.peer),
-        Direction::Receive => format!("Recv of {} bytes from rank {}", lane.span.len, lane.peer),
     }
 }
