@@ -7,7 +7,7 @@
 //! Both ways do the same over a library that only queues; streams are the emulator's, so no figure
 //! says anything about a GPU. First comes a table: in each of many turns every size is run both ways,
 //! one right after the other, and what is printed is the median of the turns and, behind ±, half the
-//! distance of their quartiles. A straight line through the differences of all sizes, each weighted by its size,
+//! distance of their quartiles. A straight line through the differences of all sizes, weighted by 1/size²,
 //! gives the cost of a message and of a group. Then criterion measures the same things one by one, and
 //! compares them with its last run.
 
