@@ -207,6 +207,58 @@ fn an_abort_signal_ends_an_init_that_waits() {
 }
 
 #[test]
+fn an_abort_during_a_finalize_that_waits_ends_both() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let comm = world.communicator("test").stream(&stream).build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                let finalizing = scope.spawn(|| comm.finalize());
+                std::thread::sleep(Duration::from_millis(200));
+                comm.abort("rank 1 does not come").unwrap();
+                assert!(finalizing.join().unwrap().is_err());
+            });
+            assert!(begun.elapsed() < SOON);
+        }
+        world.barrier("end")?;
+        comm.abort("the other rank did")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let stop = AbortSignal::new();
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .timeout(Duration::MAX)
+            .finalize_timeout(Duration::MAX)
+            .abort_signal(&stop)
+            .build()?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let done = unmatched(&comm, &stream)?;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(100));
+                    stop.abort();
+                });
+                let error = done.wait().unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            });
+        }
+        world.barrier("end")?;
+        comm.abort("the other rank did")?;
+        Ok(())
+    });
+}
+
+#[test]
 fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
     ranks_as_threads(2, |world| -> Outcome {
         let stream = stream(&world)?;

@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, lock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::point_to_point::{Message, Messages, reuse};
 use crate::request::Request;
@@ -106,6 +107,12 @@ impl<'a> Group<'a> {
         }
     }
 
+    fn check_types(&self, library: &Library) -> Result<()> {
+        self.messages
+            .iter()
+            .try_for_each(|message| library.admit(message.data_type()))
+    }
+
     /// A message to oneself without its counterpart makes NCCL fail at the end of the group, which
     /// costs the communicator.
     fn check_own_messages(&self) -> Result<()> {
@@ -157,7 +164,10 @@ impl Communicator {
             world_size: self.world_size(),
             messages: reuse(scratch),
         };
-        let request = match record(&mut group).and_then(|()| group.check_own_messages()) {
+        let request = match record(&mut group)
+            .and_then(|()| group.check_own_messages())
+            .and_then(|()| group.check_types(self.library()))
+        {
             Ok(()) => self.0.issue(
                 &self.0.stream,
                 OperationKind::Group,

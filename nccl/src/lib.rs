@@ -77,4 +77,5 @@ mod point_to_point;
 mod reduce;
 mod rendezvous;
 mod request;
+mod time;
 mod unique_id;

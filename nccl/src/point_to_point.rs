@@ -62,6 +62,10 @@ impl<'a> Message<'a> {
         Self { peer, ..self }
     }
 
+    pub(crate) fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }

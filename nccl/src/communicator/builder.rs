@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::rendezvous::World;
+use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
 /// Makes a [`Communicator`]; from [`World::communicator`](crate::World::communicator) or
@@ -164,7 +165,7 @@ impl<'a> CommunicatorBuilder<'a> {
     }
 
     fn build_until(self, started: Instant) -> Result<Communicator> {
-        let deadline = started + self.timeouts.init;
+        let deadline = deadline_after(self.timeouts.init);
         let (name, world_size) = (self.name, self.world_size);
         let signal = self.abort_signal.clone();
         let (origin, prepared) = self.prepare();

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
-use crate::request::Mark;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +37,6 @@ pub(crate) struct Handle {
     pub(crate) foreign: Vec<Arc<CudaStream>>,
     /// Guards of the operation being issued; kept for its allocation.
     pub(crate) leases: Vec<(u64, SyncOnDrop<'static>)>,
-    /// Events for requests that are waited for.
-    pub(crate) marks: Vec<Arc<Mark>>,
 }
 
 /// Why a communicator did not come to rest.
@@ -121,7 +118,7 @@ impl Unsettled {
                 limit,
             },
             Self::Interrupted => ErrorKind::Aborted {
-                reason: format!("its abort signal was given during {what}"),
+                reason: format!("it was ended during {what}"),
             },
         })
     }

@@ -1,8 +1,8 @@
 //! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 
 use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys as sys;
@@ -71,7 +71,6 @@ impl Plan<'_> {
             join,
             foreign: Vec::new(),
             leases: Vec::new(),
-            marks: Vec::new(),
         };
         Ok(Prepared {
             library: self.library,
@@ -95,26 +94,23 @@ impl Prepared {
         self.context.bind_to_thread().map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
-        let raw = start(
+        let (raw, settled) = start(
             &self.library,
             self.rank,
             self.world_size,
             id,
             &mut self.config,
         )?;
-        let settled = settle(
-            &self.library,
-            raw,
-            "ncclCommInitRankConfig",
-            deadline,
-            || self.abort_signal.is_aborted(),
-        );
-        if let Err(unsettled) = settled {
-            let error = unsettled.into_error("joining the other ranks", self.timeouts.init);
+        let settled = settled.and_then(|()| {
+            let interrupted = || self.abort_signal.is_aborted();
+            settle(&self.library, raw, CALL, deadline, interrupted)
+                .map_err(|unsettled| unsettled.into_error("joining the ranks", self.timeouts.init))
+        });
+        if let Err(error) = settled {
             if discard(&self.library, raw, self.timeouts.abort) == Outcome::Leaked {
-                tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
                 // NCCL still points into the configuration.
                 std::mem::forget(self.config);
+                tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
             }
             return Err(error);
         }
@@ -131,6 +127,9 @@ impl Prepared {
             phase: Phase::new(),
             abort_signal: self.abort_signal,
             abort_reason: Mutex::new(None),
+            freed: Mutex::new(None),
+            freed_bell: Condvar::new(),
+            marks: Mutex::new(Vec::new()),
             handle: Mutex::new(self.handle),
             scratch: Mutex::new(Vec::new()),
             pins: Some(Pins {
@@ -141,15 +140,17 @@ impl Prepared {
     }
 }
 
-/// Makes the call; the communicator that comes back is not ready yet.
+const CALL: &str = "ncclCommInitRankConfig";
+
+/// Makes the call. The communicator that comes back is not ready yet, and has to be freed when the call
+/// failed.
 fn start(
     library: &Library,
     rank: usize,
     world_size: usize,
     id: &UniqueId,
     config: &mut RawConfig,
-) -> Result<RawComm> {
-    const CALL: &str = "ncclCommInitRankConfig";
+) -> Result<(RawComm, Result<()>)> {
     let init = library.function(sys::Api::ncclCommInitRankConfig)?;
     let (rank, world_size) = (as_int(rank)?, as_int(world_size)?);
     // Null, because releases up to 2.18 follow whatever they find here when they fail.
@@ -159,16 +160,16 @@ fn start(
     let code = unsafe { init(&mut comm, world_size, id.raw(), rank, &mut config.raw) };
     let raw = NonNull::new(comm).map(RawComm);
     match (ffi::check(library, CALL, code), raw) {
-        (Ok(_), Some(raw)) => Ok(raw),
+        (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
         (Ok(_), None) => Err(super::lifecycle::missing(library, CALL).into()),
         (Err(failure), raw) => {
             if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
                 close_leaked_group(library);
             }
-            if let Some(raw) = raw {
-                discard(library, raw, Duration::from_secs(10));
+            match raw {
+                Some(raw) => Ok((raw, Err(failure.into()))),
+                None => Err(failure.into()),
             }
-            Err(failure.into())
         }
     }
 }

@@ -14,6 +14,7 @@
 //! return: it ends the process.
 
 use std::ffi::c_void;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,6 +30,7 @@ use crate::ffi::Progress;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::time::deadline_after;
 
 /// The address of a buffer and the guard that keeps cudarc's order of streams.
 pub(crate) type Leased<'s> = (CUdeviceptr, SyncOnDrop<'s>);
@@ -66,6 +68,8 @@ impl Calls<'_> {
 enum Refused {
     /// NCCL was not asked; the communicator is as good as before.
     Before(Error),
+    /// NCCL was not asked, because the abort signal was given.
+    Signalled(Error),
     /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
     Underway(Error),
 }
@@ -80,11 +84,16 @@ impl Inner {
         operation: &mut impl Issue<'s>,
     ) -> Result<Request> {
         let started = Instant::now();
-        match self.issue_locked(on, started, operation) {
+        match self.issue_locked(on, operation) {
             Ok(sequence) => Ok(Request::new(self, on, kind, shape, sequence, started)),
             Err((refused, sequence)) => {
                 let error = match refused {
                     Refused::Before(error) => error,
+                    Refused::Signalled(error) => {
+                        // Nothing is lent to NCCL by this operation: it may well be leaked.
+                        self.abort("its abort signal was given");
+                        error
+                    }
                     Refused::Underway(error) => {
                         self.abandon(&error);
                         error
@@ -98,12 +107,11 @@ impl Inner {
     fn issue_locked<'s>(
         &self,
         on: &'s Arc<CudaStream>,
-        started: Instant,
         operation: &mut impl Issue<'s>,
     ) -> Result<u64, (Refused, u64)> {
         let mut handle = lock(&self.handle);
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, on, started, operation) {
+        match self.issue_on(&mut handle, on, operation) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, sequence)),
         }
@@ -113,7 +121,6 @@ impl Inner {
         &self,
         handle: &mut Handle,
         on: &'s Arc<CudaStream>,
-        started: Instant,
         operation: &mut impl Issue<'s>,
     ) -> Result<(), Refused> {
         let raw = match handle.raw {
@@ -121,7 +128,7 @@ impl Inner {
             _ => return Err(Refused::Before(self.out_of_use())),
         };
         if self.abort_signal.is_aborted() {
-            return Err(Refused::Underway(Error::new(ErrorKind::Aborted {
+            return Err(Refused::Signalled(Error::new(ErrorKind::Aborted {
                 reason: String::from("its abort signal was given"),
             })));
         }
@@ -132,6 +139,7 @@ impl Inner {
             .map_err(Refused::Before)?;
 
         // 2. and 3.
+        let lent = Lent;
         handle.sequence += 1;
         let made = operation.call(&Calls {
             library: &self.library,
@@ -141,13 +149,14 @@ impl Inner {
         });
         let launched = match made {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started),
+            Ok(Progress::Pending) => self.settled(raw),
             Err(failure) => Err(Error::from(failure)),
         };
 
         // 4. On every path.
         let ordered = order::leave(on, &handle.foreign, &handle.join);
         handle.leases = recycle(leases);
+        std::mem::forget(lent);
         launched.and(ordered).map_err(Refused::Underway)
     }
 
@@ -175,28 +184,46 @@ impl Inner {
     }
 
     /// Polls until the work is on the stream.
-    fn settled(&self, raw: RawComm, started: Instant) -> Result<()> {
+    fn settled(&self, raw: RawComm) -> Result<()> {
         let limit = self.timeouts.operation;
-        settle(&self.library, raw, "launch", started + limit, || {
+        settle(&self.library, raw, "launch", deadline_after(limit), || {
             self.interrupted()
         })
         .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))
     }
 
     fn interrupted(&self) -> bool {
-        self.abort_signal.is_aborted() || self.phase.get() != State::Ready
+        // Not by a finalize: that waits for this operation.
+        self.abort_signal.is_aborted() || self.phase.get().is_aborted()
     }
 
     /// Aborts a communicator that cannot be used again. Ends the process when NCCL keeps pointers into
     /// memory that it was only lent.
     fn abandon(self: &Arc<Self>, reason: &Error) {
-        if self.abort(&reason.kind().to_string()) == Outcome::Leaked {
-            // No subscriber may be listening, and this is the last word.
-            eprintln!(
+        let lent = Lent;
+        let outcome = self.abort(&reason.kind().to_string());
+        std::mem::forget(lent);
+        if outcome == Outcome::Leaked {
+            // Nobody may be reading, and this is the last word.
+            let _ = writeln!(
+                std::io::stderr(),
                 "nccl: rank {} of {:?}: NCCL did not give the communicator back within {:?} and may \
                  still use memory that was lent to it; ending the process",
-                self.rank, &*self.name, self.timeouts.abort
+                self.rank,
+                &*self.name,
+                self.timeouts.abort
             );
+            std::process::abort();
+        }
+    }
+}
+
+/// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.
+struct Lent;
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
             std::process::abort();
         }
     }

@@ -5,7 +5,7 @@
 //! who does.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once, mpsc};
+use std::sync::{Arc, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
+use crate::time::deadline_after;
 
 /// How an abort ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,14 +114,17 @@ impl Inner {
             "aborting a communicator"
         );
         let inner = Arc::clone(self);
-        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+        let limit = self.timeouts.abort;
+        let freed = within(limit, "nccl-abort", move || {
             // A thread inside a call on it notices the abort and lets go of the lock.
             let raw = lock(&inner.handle).raw.take();
-            if let Some(raw) = raw {
-                free(&inner.library, Free::Abort, raw);
+            match raw {
+                Some(raw) => inner.set_freed(free(&inner.library, Free::Abort, raw).is_ok()),
+                // A finalize has taken it, and frees it when it notices the abort.
+                None => inner.wait_freed(limit),
             }
         });
-        if freed.is_some() {
+        if freed == Some(true) {
             self.phase.aborted();
             Outcome::Freed
         } else {
@@ -129,9 +133,25 @@ impl Inner {
         }
     }
 
+    /// Tells those who wait for it whether NCCL let go of the communicator.
+    fn set_freed(&self, freed: bool) -> bool {
+        *lock(&self.freed) = Some(freed);
+        self.freed_bell.notify_all();
+        freed
+    }
+
+    /// Whether NCCL let go of the communicator within `limit`.
+    fn wait_freed(&self, limit: Duration) -> bool {
+        let waiting = self
+            .freed_bell
+            .wait_timeout_while(lock(&self.freed), limit, |freed| freed.is_none());
+        let (freed, _) = waiting.unwrap_or_else(PoisonError::into_inner);
+        *freed == Some(true)
+    }
+
     /// Somebody else is ending it: waits for that, no longer than that may take.
     fn wait_for_the_end(&self) -> Outcome {
-        let deadline = Instant::now() + self.timeouts.finalize + self.timeouts.abort;
+        let deadline = deadline_after(self.timeouts.orderly_end());
         while !self.phase.get().is_final() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -147,30 +167,43 @@ impl Inner {
         }
         let limit = self.timeouts.finalize;
         let inner = Arc::clone(self);
-        let retired = within(limit + self.timeouts.abort, "nccl-finalize", move || {
-            let raw = lock(&inner.handle).raw.take();
-            match raw {
-                Some(raw) => retire(&inner.library, raw, limit, || {
-                    inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted()
-                }),
-                None => Ok(()),
-            }
+        let retired = within(self.timeouts.orderly_end(), "nccl-finalize", move || {
+            // Waits for an operation that is being issued: it is one of those to wait for.
+            let raw = lock(&inner.handle).raw.take()?;
+            let retired = retire(&inner.library, raw, limit, || {
+                inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted()
+            });
+            inner.set_freed(retired.freed.is_ok());
+            Some(retired)
         });
-        match retired {
-            Some(Ok(())) => {
-                self.phase.finalized();
-                Ok(())
+        let Some(Some(Retired { settled, freed })) = retired else {
+            self.end_as(false, "its finalize did not come back");
+            return Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit));
+        };
+        match (settled, freed) {
+            (Ok(()), Ok(())) if self.phase.finalized() => Ok(()),
+            // Somebody aborted it meanwhile, and sees to the rest.
+            (Ok(()), Ok(())) => Err(self.out_of_use()),
+            (Ok(()), Err(failure)) => {
+                self.end_as(false, "it could not be destroyed");
+                Err(failure.into())
             }
-            Some(Err(unsettled)) => {
-                // `retire` has aborted it.
-                self.phase.begin_abort();
+            (Err(unsettled), freed) => {
+                let error = unsettled.into_error("finalize", limit);
+                self.end_as(freed.is_ok(), &error.kind().to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// After a finalize that failed and aborted, unless an abort was on its way anyhow.
+    fn end_as(&self, freed: bool, reason: &str) {
+        if self.phase.begin_abort() {
+            *lock(&self.abort_reason) = Some(reason.to_owned());
+            if freed {
                 self.phase.aborted();
-                Err(unsettled.into_error("finalize", limit))
-            }
-            None => {
-                self.phase.begin_abort();
+            } else {
                 self.phase.leaked();
-                Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit))
             }
         }
     }
@@ -200,19 +233,27 @@ enum Free {
     Abort,
 }
 
-/// Gives the communicator back to NCCL. May block for as long as NCCL likes.
-fn free(library: &Library, way: Free, raw: RawComm) {
+/// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
+/// still use what it was lent.
+fn free(library: &Library, way: Free, raw: RawComm) -> Result<(), NcclFailure> {
     let (call, function) = match way {
         Free::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
         Free::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
     };
-    let Some(function) = function else { return };
+    let Some(function) = function else {
+        return Err(missing(library, call));
+    };
     // SAFETY: `raw` was taken out of its handle by the one caller that is to free it, so nothing else
     // reaches it.
     let code = unsafe { function(raw.as_ptr()) };
-    if let Err(failure) = ffi::check(library, call, code) {
-        tracing::warn!(target: "nccl", %failure, "a communicator could not be freed cleanly");
-    }
+    ffi::check(library, call, code).map(drop)
+}
+
+/// How a communicator ended that was to be finalized.
+struct Retired {
+    /// Whether the ranks got to the end together.
+    settled: Result<(), Unsettled>,
+    freed: Result<(), NcclFailure>,
 }
 
 /// Finalizes and destroys; aborts what cannot be finalized in time.
@@ -221,18 +262,18 @@ fn retire(
     raw: RawComm,
     limit: Duration,
     interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
-    let settled = finalize_raw(library, raw, Instant::now() + limit, interrupted);
-    free(
-        library,
-        if settled.is_ok() {
-            Free::Destroy
-        } else {
-            Free::Abort
-        },
-        raw,
-    );
-    settled
+) -> Retired {
+    let settled = finalize_raw(library, raw, deadline_after(limit), interrupted);
+    let way = if settled.is_ok() {
+        Free::Destroy
+    } else {
+        Free::Abort
+    };
+    let freed = free(library, way, raw);
+    if let Err(failure) = &freed {
+        tracing::warn!(target: "nccl", %failure, "a communicator could not be freed");
+    }
+    Retired { settled, freed }
 }
 
 fn finalize_raw(
@@ -297,7 +338,8 @@ fn reap(remains: Remains) {
         .spawn(move || {
             if let Ok(remains) = receiver.recv() {
                 let limit = remains.timeouts.finalize;
-                if let Err(unsettled) = retire(&remains.library, remains.raw, limit, || false) {
+                let retired = retire(&remains.library, remains.raw, limit, || false);
+                if let Err(unsettled) = retired.settled {
                     tracing::warn!(
                         target: "nccl",
                         communicator = &*remains.name,
@@ -337,8 +379,8 @@ pub(super) fn discard(library: &Library, raw: RawComm, limit: Duration) -> Outco
     match within(limit, "nccl-abort", move || {
         free(&library, Free::Abort, raw)
     }) {
-        Some(()) => Outcome::Freed,
-        None => Outcome::Leaked,
+        Some(Ok(())) => Outcome::Freed,
+        _ => Outcome::Leaked,
     }
 }
 

@@ -21,7 +21,7 @@ mod order;
 mod state;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
@@ -38,6 +38,7 @@ use crate::error::{Error, ErrorKind};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::point_to_point::Scratch;
+use crate::request::Mark;
 use crate::unique_id::UniqueId;
 use handle::Handle;
 use state::Phase;
@@ -87,6 +88,16 @@ impl Default for Timeouts {
     }
 }
 
+impl Timeouts {
+    /// How long an orderly end may take: the operation that is being issued, the finalize, and the abort
+    /// when that fails.
+    pub(crate) fn orderly_end(&self) -> Duration {
+        self.operation
+            .saturating_add(self.finalize)
+            .saturating_add(self.abort)
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) library: Library,
     pub(crate) name: Arc<str>,
@@ -101,6 +112,11 @@ pub(crate) struct Inner {
     /// Why it was aborted, for everybody who finds it so.
     pub(crate) abort_reason: Mutex<Option<String>>,
     pub(crate) handle: Mutex<Handle>,
+    /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
+    pub(crate) freed: Mutex<Option<bool>>,
+    pub(crate) freed_bell: Condvar,
+    /// Events of past requests, kept so that the next one creates none.
+    pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// Buffers of past groups, kept so that the next one allocates nothing.
     pub(crate) scratch: Mutex<Vec<Scratch>>,
     /// What NCCL keeps pointers into, and what pins cudarc's bookkeeping; released by the reaper.

@@ -99,10 +99,13 @@ pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
     }
     join.record(on)
         .map_err(Error::cuda("recording an event behind the operation"))?;
+    // A stream that cannot wait is no reason to leave the others unordered.
+    let mut ordered = Ok(());
     for stream in foreign {
-        stream
+        let waits = stream
             .wait(join)
-            .map_err(Error::cuda("making a buffer's stream wait"))?;
+            .map_err(Error::cuda("making a buffer's stream wait"));
+        ordered = ordered.and(waits);
     }
-    Ok(())
+    ordered
 }

@@ -51,6 +51,11 @@ impl State {
         }
     }
 
+    /// Whether an abort has begun: what the communicator was doing has no result.
+    pub(crate) fn is_aborted(self) -> bool {
+        matches!(self, Self::Aborting | Self::Aborted | Self::Leaked)
+    }
+
     pub(crate) fn is_final(self) -> bool {
         matches!(self, Self::Finalized | Self::Aborted | Self::Leaked)
     }

@@ -139,13 +139,14 @@ impl Drop for Server {
         while self.unanswered.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Before the listener goes: the next rank 0 may make its own at the same place.
+        if let Address::Path(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
         self.stop.store(true, Ordering::Release);
         if let Some(accepting) = self.accepting.take() {
             // It looks at `stop` every few milliseconds.
             let _ = accepting.join();
-        }
-        if let Address::Path(path) = &self.address {
-            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -278,8 +279,13 @@ impl Door {
             ));
         }
         let accepted = write_frame(stream, &[0]).and_then(|()| stream.set_read_timeout(None));
-        accepted.map_err(|error| error.to_string())?;
-        Ok(rank)
+        match accepted {
+            Ok(()) => Ok(rank),
+            Err(error) => {
+                self.store.leave(rank, "it died while it joined");
+                Err(error.to_string())
+            }
+        }
     }
 
     /// Serves one rank until it is gone; returns how it went.
@@ -312,7 +318,8 @@ impl Door {
         let part = fields.bytes().ok_or_else(broken)?.to_vec();
         let topic = str::from_utf8(topic).map_err(|_| broken())?;
         let deadline = Instant::now() + Duration::from_millis(millis);
-        let stopped = || self.stop.load(Ordering::Acquire);
+        // A rank that dies while it waits here is not read from, so it is looked after.
+        let stopped = || self.stop.load(Ordering::Acquire) || hung_up(to);
         let collected = self
             .store
             .collect(topic, round, rank, part, deadline, stopped);
@@ -354,6 +361,18 @@ fn wait_readable(socket: &impl AsRawFd, limit: Duration) {
     unsafe { libc::poll(&raw mut poll, 1, millis) };
 }
 
+/// Whether the other end is gone; does not wait.
+fn hung_up(stream: &UnixStream) -> bool {
+    let mut poll = libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one valid entry, and no wait.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    ready > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP) != 0
+}
+
 /// The side of every other process.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -391,6 +410,7 @@ impl Client {
         );
         let answer = stream
             .set_read_timeout(patience)
+            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
             .and_then(|()| write_frame(&stream, &hello))
             .and_then(|()| read_frame(&stream))
             .map_err(|error| Error::rendezvous(format!("rank 0 hung up at {address}: {error}")))?;

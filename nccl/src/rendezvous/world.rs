@@ -10,6 +10,7 @@ use super::store::{Incomplete, Store};
 use super::wire::{Client, Fields, Server, put_bytes, put_number};
 use crate::communicator::{CommunicatorBuilder, lock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
 ///
@@ -77,7 +78,7 @@ impl World {
             address,
             timeout,
         } = rendezvous;
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
         let _entered = span.enter();
         let link = if rank == 0 {
@@ -229,7 +230,7 @@ impl World {
     /// ```
     pub fn barrier(&self, name: &str) -> Result<()> {
         let topic = format!("barrier/{name}");
-        self.collect(&topic, &[], Instant::now() + self.timeout, || false)
+        self.collect(&topic, &[], deadline_after(self.timeout), || false)
             .map(drop)
     }
 
@@ -247,7 +248,7 @@ impl World {
     /// ```
     pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let topic = format!("gather/{name}");
-        self.collect(&topic, bytes, Instant::now() + self.timeout, || false)
+        self.collect(&topic, bytes, deadline_after(self.timeout), || false)
     }
 
     /// One round of `topic`: gives a part, gets the parts of all.

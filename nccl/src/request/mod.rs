@@ -10,8 +10,8 @@ mod poller;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, TryLockError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,11 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use nccl_sys as sys;
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{self, Backoff, Inner, State, lock};
+use crate::communicator::{self, Backoff, Inner, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::operation::{OperationKind, Shape};
+use crate::time::deadline_after;
 
 /// An issued operation.
 ///
@@ -122,7 +123,7 @@ impl Request {
     /// [`ErrorKind::Nccl`] when NCCL reports an asynchronous error.
     pub fn wait(&self) -> Result<()> {
         let limit = self.inner.timeouts.operation;
-        let done = self.wait_until(Instant::now() + limit, limit);
+        let done = self.wait_until(deadline_after(limit), limit);
         if let Err(error) = &done
             && error.is_timeout()
         {
@@ -137,7 +138,7 @@ impl Request {
     /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
     /// for again. Otherwise as [`wait`](Self::wait).
     pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
-        self.wait_until(Instant::now() + limit, limit)
+        self.wait_until(deadline_after(limit), limit)
             .map_err(|error| self.describe(error))
     }
 
@@ -178,15 +179,17 @@ impl Request {
         if self.complete.load(Ordering::Relaxed) {
             return Ok(true);
         }
-        let ended = |state| matches!(state, State::Aborting | State::Aborted | State::Leaked);
-        if ended(self.inner.phase.get()) {
+        if self.inner.abort_signal.is_aborted() {
+            self.inner.abort("its abort signal was given");
+        }
+        if self.inner.phase.get().is_aborted() {
             return Err(self.inner.out_of_use());
         }
         let done = self.mark()?.event.try_is_complete().map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         // After the query: an abort is announced before it frees the stream.
-        if ended(self.inner.phase.get()) {
+        if self.inner.phase.get().is_aborted() {
             return Err(self.inner.out_of_use());
         }
         if done {
@@ -200,7 +203,7 @@ impl Request {
         self.mark.get_or_try_init(|| {
             let stream = self.stream.as_ref().unwrap_or(&self.inner.stream);
             communicator::not_capturing("the operation's stream", stream)?;
-            let pooled = lock(&self.inner.handle).marks.pop();
+            let pooled = lock(&self.inner.marks).pop();
             let mark = match pooled {
                 Some(mark) => mark,
                 None => Arc::new(Mark {
@@ -220,8 +223,10 @@ impl Request {
 
     /// An error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
-        let Ok(handle) = self.inner.handle.try_lock() else {
-            return Ok(());
+        let handle = match self.inner.handle.try_lock() {
+            Ok(handle) => handle,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
         };
         let Some(raw) = handle.raw else { return Ok(()) };
         let library = &self.inner.library;
@@ -304,7 +309,7 @@ impl Future for Request {
         let deadline = self
             .ticket
             .as_ref()
-            .map_or_else(|| Instant::now() + limit, poller::Ticket::deadline);
+            .map_or_else(|| deadline_after(limit), poller::Ticket::deadline);
         let inner = Arc::clone(&self.inner);
         match poller::watch(mark, inner, deadline, context.waker().clone()) {
             Ok(ticket) => {
@@ -321,9 +326,8 @@ impl Drop for Request {
         self.ticket = None;
         if let Some(mark) = self.mark.take()
             && Arc::strong_count(&mark) == 1
-            && let Ok(mut handle) = self.inner.handle.try_lock()
         {
-            handle.marks.push(mark);
+            lock(&self.inner.marks).push(mark);
         }
     }
 }

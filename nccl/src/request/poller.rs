@@ -7,6 +7,7 @@
 //! deadline passed; a ticket that is dropped takes its waker back.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys as cuda;
 
 use super::Mark;
-use crate::communicator::{Inner, State, lock};
+use crate::communicator::{Inner, lock};
 use crate::error::{Error, Result};
 
 /// One awaited request.
@@ -120,7 +121,11 @@ fn run() {
             busy_since = now;
         }
         for watched in woken {
-            watched.waker.wake();
+            // A waker is somebody else's code; its panic must not end this thread for everybody.
+            let wake = AssertUnwindSafe(|| watched.waker.wake());
+            if catch_unwind(wake).is_err() {
+                tracing::error!(target: "nccl", "a waker of an awaiting task panicked");
+            }
         }
         std::thread::sleep(pause(now.duration_since(busy_since)));
     }
@@ -140,7 +145,8 @@ fn pause(waiting: Duration) -> Duration {
 impl Watched {
     fn is_ready(&self, now: Instant) -> bool {
         now >= self.deadline
-            || self.inner.phase.get() != State::Ready
+            || self.inner.phase.get().is_aborted()
+            || self.inner.abort_signal.is_aborted()
             // An error is for the task to find.
             || !matches!(self.mark.event.try_is_complete(), Ok(false))
     }

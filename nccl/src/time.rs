@@ -1,0 +1,21 @@
+//! Deadlines that cannot overflow.
+
+use std::time::{Duration, Instant};
+
+/// The moment `limit` from now; a limit beyond what a clock can hold is as good as none.
+pub(crate) fn deadline_after(limit: Duration) -> Instant {
+    const LONG: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let now = Instant::now();
+    now.checked_add(limit.min(LONG)).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_limit_is_too_long() {
+        assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(86_400));
+        assert!(deadline_after(Duration::ZERO) <= Instant::now());
+    }
+}
