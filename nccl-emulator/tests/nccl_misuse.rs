@@ -453,7 +453,10 @@ fn an_abort_waits_for_what_lies_before_its_launch_on_the_stream() {
             let rank = Rank::join(unique_id(), 1, 0);
             let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
             let gate = ranks::Gate::on(&rank);
-            assert_eq!(rank.all_reduce(&from, &to, Kind::ncclUint8, Op::ncclSum), 0);
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+            assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
+            assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
+            assert_eq!(nccl!(ncclGroupEnd()), 0);
             thread::scope(|scope| {
                 let abort = scope.spawn(|| rank.abort());
                 thread::sleep(Duration::from_millis(50));

@@ -163,6 +163,12 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
+    /// Ends the connection for both ends, also if a child process holds a copy of the descriptor.
+    pub(crate) fn hang_up(&self) {
+        // SAFETY: plain call; an end that is gone already is no trouble.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+
     /// Sends one message with at most [`DESCRIPTORS_PER_MESSAGE`] descriptors.
     pub(crate) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         assert!(

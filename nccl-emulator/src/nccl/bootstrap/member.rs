@@ -134,8 +134,9 @@ struct Parts {
     pools: Vec<OwnedFd>,
 }
 
-/// Waits for the welcome and the pools; `None` when aborted. If the root goes without a word, this
-/// waits for ever: NCCL's ranks then wait for a neighbour that does not know of them.
+/// Waits for the welcome, the pools, and the end of the connection; `None` when aborted. If the root
+/// goes too early, this waits for ever: NCCL's ranks then wait for a neighbour that does not know of
+/// them.
 fn receive_parts(
     socket: &Socket,
     abort: &AbortFlag,
@@ -152,6 +153,14 @@ fn receive_parts(
     loop {
         if abort.is_raised() {
             return Ok(None);
+        }
+        let complete = |(_, count, _): &(u64, u32, OwnedFd)| *count as usize == pools.len();
+        if !open && welcome.as_ref().is_some_and(complete) {
+            return Ok(welcome.map(|(token, _, segment)| Parts {
+                token,
+                segment,
+                pools,
+            }));
         }
         if !open {
             thread::sleep(TICK);
@@ -179,17 +188,10 @@ fn receive_parts(
                 }
             }
         }
-        if welcome
-            .as_ref()
-            .is_some_and(|(_, count, _)| *count as usize == pools.len())
-        {
+        let complete = |(_, count, _): &(u64, u32, OwnedFd)| *count as usize == pools.len();
+        if open && welcome.as_ref().is_some_and(complete) {
             // The root goes on to the next rank; if it is gone, nobody minds.
             let _ = socket.send(&Message::Received.encode(), &[]);
-            return Ok(welcome.map(|(token, _, segment)| Parts {
-                token,
-                segment,
-                pools,
-            }));
         }
     }
 }

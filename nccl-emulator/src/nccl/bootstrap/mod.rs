@@ -10,6 +10,7 @@
 //! rank ◀──Welcome {token, number of pools} + segment── root      when all are there
 //! rank ◀──Pools + descriptors── root                             as often as it takes
 //! rank ──Received──▶ root                                        one rank after the other
+//! rank ◀──end of the connection── root                           when all have everything
 //! rank ◀──Refused {why}── root                                   only under NCCL_EMULATOR_STRICT
 //! ```
 //!

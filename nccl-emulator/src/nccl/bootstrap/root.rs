@@ -244,6 +244,9 @@ impl Roll {
             // they wait for it.
             let _ = welcome_one(&member.socket, &welcome, fd.as_fd(), &pools);
         }
+        // Only now may any of them go on: the first thing that a rank does may be to end this
+        // process.
+        members.iter().for_each(|member| member.socket.hang_up());
         Ok(())
     }
 }

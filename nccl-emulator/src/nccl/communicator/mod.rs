@@ -38,7 +38,7 @@ use super::config::Config;
 use super::debug::warn;
 use super::group::Pending;
 use super::work::Lists;
-use crate::exec::{Bell, Stream};
+use crate::exec::Stream;
 use crate::registry::Registry;
 use crate::violations::{self, Violation, ViolationKind};
 use clique::Clique;
@@ -74,10 +74,6 @@ pub(crate) struct Communicator {
     inside: AtomicU32,
     /// Threads inside `ncclCommGetAsyncError`.
     polling: AtomicU32,
-    /// Launches that are queued or running on a stream.
-    in_flight: AtomicU64,
-    /// Rung when `in_flight` falls to 0.
-    idle: Bell,
     /// Registered buffers: address, size, how often.
     registrations: Mutex<Vec<(usize, usize, usize)>>,
     /// Operations so far, for the log.
@@ -116,8 +112,6 @@ impl Communicator {
             destroyed: AtomicBool::new(false),
             inside: AtomicU32::new(0),
             polling: AtomicU32::new(0),
-            in_flight: AtomicU64::new(0),
-            idle: Bell::new(),
             registrations: Mutex::default(),
             operations: AtomicU64::new(0),
             spare: Mutex::default(),
@@ -250,18 +244,6 @@ impl Communicator {
     pub(crate) fn enter(self: &Arc<Self>) -> Inside {
         self.inside.fetch_add(1, Ordering::AcqRel);
         Inside(Arc::clone(self))
-    }
-
-    /// A launch was put on a stream.
-    pub(crate) fn launch_queued(&self) {
-        self.in_flight.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// A launch has finished, or was dropped.
-    pub(crate) fn launch_over(&self) {
-        if self.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.idle.ring();
-        }
     }
 
     /// Counts an operation; the number of those before it.

@@ -5,8 +5,8 @@
 //! as soon as the stream reaches them; it waits for that, but never for other ranks. As in NCCL,
 //! what lies before a launch on its stream is waited for as well.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::init::nodes;
@@ -109,14 +109,17 @@ fn announce(session: &Session, bits: u32) {
     session.segment.ring_others(session.rank);
 }
 
-/// Until nothing of this communicator is on a stream any more.
+/// Until this communicator's last launch has left its stream; each one waits for the one before.
 fn wait_for_launches(communicator: &Communicator) {
-    loop {
-        let seen = communicator.idle.value();
-        if communicator.in_flight.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        communicator.idle.wait(seen, SAFETY_NET);
+    let last = communicator
+        .issue
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .last
+        .clone();
+    if let Some((stream, sequence)) = last {
+        // The stream of a context that failed has dropped what was on it.
+        let _ = stream.wait_until(sequence);
     }
 }
 

@@ -30,7 +30,6 @@ impl Copy {
         to: u64,
         bytes: u64,
     ) -> Self {
-        communicator.launch_queued();
         Self {
             communicator: Arc::clone(communicator),
             function,
@@ -110,11 +109,5 @@ impl Work for Copy {
             self.bytes,
             self.communicator
         )
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        self.communicator.launch_over();
     }
 }

@@ -165,7 +165,6 @@ impl Launch {
             (distance, message.direction, message.order)
         });
         let lanes = std::mem::take(&mut lists.lanes);
-        communicator.launch_queued();
         if let Some(start) = start {
             ring_at(start, session);
         }
@@ -330,6 +329,5 @@ impl Drop for Launch {
         let mut lists = std::mem::take(&mut self.lists);
         lists.lanes = self.messages.take_lanes();
         self.communicator.give_back(lists);
-        self.communicator.launch_over();
     }
 }
