@@ -109,6 +109,17 @@ fn shared_memory(bytes: usize) -> *mut u8 {
     }
 }
 
+/// Binds this process to a core of its own, as far as there are any.
+fn bind(rank: usize) {
+    // SAFETY: all-zero is an empty set; the calls read and write this set only.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let cores = libc::sysconf(libc::_SC_NPROCESSORS_ONLN).max(1) as usize;
+        libc::CPU_SET(rank % cores, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -116,6 +127,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 impl Bench {
     fn join(rank: i32, ranks: i32, max: usize) -> Self {
+        bind(rank as usize);
         nccl_emulator::install().expect("the emulator");
         // SAFETY: what answers to NCCL's name now is the emulator.
         let api = unsafe { nccl_sys::Loader::new().load() }.expect("NCCL").api;
