@@ -31,6 +31,7 @@
 //! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
 //! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
+//! | `NCCL_EMULATOR_FAULTS` | faults on purpose, see [`faults`] | none |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
 //!
 //! # Limits

@@ -232,3 +232,27 @@ fn a_specification_that_cannot_be_read_fails_every_init() {
         },
     );
 }
+
+#[test]
+fn an_init_that_cannot_ask_for_the_device_leaves_the_thread_inside_a_group() {
+    let test = "an_init_that_cannot_ask_for_the_device_leaves_the_thread_inside_a_group";
+    alone(test, &[], || {
+        let (mut comm, id) = (std::ptr::null_mut(), unique_id());
+        let mut init = || {
+            nccl!(ncclCommInitRankConfig(
+                &mut comm,
+                1,
+                id,
+                0,
+                std::ptr::null_mut()
+            ))
+        };
+        let guard = faults::at_call("ncclCommInitRankConfig").fail(1);
+        assert_eq!(init(), 1);
+        assert_eq!([nccl!(ncclGroupEnd()), nccl!(ncclGroupEnd())], [0, 5]);
+        drop(guard);
+        let _guard = faults::at_call("ncclCommInitRankConfig").fail(2);
+        assert_eq!(init(), 2);
+        assert_eq!(nccl!(ncclGroupEnd()), 5);
+    });
+}

@@ -28,6 +28,9 @@
 //! | `fail=CODE` | returns the code, or counts as failed in its group | never begins; the communicator reports the code |
 //! | `kill` | the process ends by SIGKILL | the process ends by SIGKILL |
 //!
+//! `ncclCommInitRankConfig` and `ncclCommInitRankScalable` with `fail=1` leave the thread inside a
+//! group, as NCCL's do when CUDA cannot tell the current device.
+//!
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's
 //! state from then on.
 

@@ -87,12 +87,8 @@ fn start_root(id: &UniqueId) -> Result {
 }
 
 /// `cudaGetDevice`: device 0 where the thread has not chosen one.
-fn current_device() -> Result<i32> {
-    if options().devices == 0 {
-        warn!("Cuda failure 100 'no CUDA-capable device is detected'");
-        return Err(UNHANDLED_CUDA);
-    }
-    Ok(driver::current_device().unwrap_or(0))
+fn current_device() -> i32 {
+    driver::current_device().unwrap_or(0)
 }
 
 struct Init<'a> {
@@ -206,7 +202,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
     guarded("ncclCommInitRank", || {
         check_faults()?;
         faults::check_call("ncclCommInitRank", &[rank], None)?;
-        let device = current_device()?;
+        let device = current_device();
         let init = Init {
             out: comm,
             ranks: nranks,
@@ -239,16 +235,21 @@ fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
     }
 }
 
-/// `ncclCommInitRankConfig` and `…Scalable`. When the device cannot be asked NCCL leaves the thread
-/// inside a group.
+/// `ncclCommInitRankConfig` and `…Scalable`. When CUDA cannot tell the device NCCL leaves the thread
+/// inside a group: the only way in which these functions return this code so early.
 ///
 /// # Safety
 /// As [`init_rank`].
 unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> Result {
     check_faults()?;
-    faults::check_call(init.function, &[init.rank], None)?;
     group::start();
-    init.device = current_device()?;
+    if let Err(code) = faults::check_call(init.function, &[init.rank], None) {
+        if code != UNHANDLED_CUDA {
+            group::end()?;
+        }
+        return Err(code);
+    }
+    init.device = current_device();
     // SAFETY: the caller's promise.
     let result = unsafe { init_rank(&init, config) };
     finish_init(result, init.out)
@@ -316,7 +317,6 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
 ) -> ncclResult_t {
     call("ncclCommInitAll", std::ptr::null_mut(), || {
         check_faults()?;
-        current_device()?;
         not_null(comm, "CommInitAll", "comms")?;
         let Ok(count) = usize::try_from(ndev) else {
             warn!("Invalid device count requested : {ndev}");

@@ -15,12 +15,11 @@ use crate::nccl::code::{INVALID_ARGUMENT, INVALID_USAGE, UNHANDLED_CUDA};
 use crate::nccl::communicator;
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
-use crate::options::options;
 use crate::violations;
 
 pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     call("ncclMemAlloc", std::ptr::null_mut(), || {
-        if ptr.is_null() || size == 0 || options().devices == 0 {
+        if ptr.is_null() || size == 0 {
             warn!("Cuda failure 1 'invalid argument'");
             return Err(UNHANDLED_CUDA);
         }
