@@ -256,3 +256,28 @@ fn an_init_that_cannot_ask_for_the_device_leaves_the_thread_inside_a_group() {
         assert_eq!(nccl!(ncclGroupEnd()), 5);
     });
 }
+
+#[test]
+fn aborting_a_blocking_communicator_whose_call_hangs_is_a_violation() {
+    let test = "aborting_a_blocking_communicator_whose_call_hangs_is_a_violation";
+    alone(test, &[], || {
+        let guard = faults::at_call("ncclGroupEnd").stall();
+        let rank = Rank::join(unique_id(), 1, 0);
+        let memory = rank.memory(&[1u8]);
+        thread::scope(|scope| {
+            let hung = scope.spawn(|| {
+                assert_eq!(nccl!(ncclGroupStart()), 0);
+                assert_eq!(rank.send(&memory, Kind::ncclUint8, 0), 0);
+                nccl!(ncclGroupEnd())
+            });
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            assert_eq!(rank.abort(), 0);
+            hung.join().unwrap();
+        });
+        let found = nccl_emulator::violations();
+        assert!(
+            found[0].to_string().contains("inside a call on it"),
+            "{found:?}"
+        );
+    });
+}

@@ -17,13 +17,14 @@ mod parameters;
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 #[cfg(test)]
 use nccl_sys::Api;
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
 use super::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
-use super::communicator;
+use super::communicator::{self, Communicator};
 use super::debug::warn;
 use crate::faults;
 use information::*;
@@ -64,11 +65,26 @@ fn strike(function: &'static str, communicator: ncclComm_t) -> Result {
         return Ok(());
     }
     match communicator::peek(communicator) {
-        Some(communicator) => {
-            faults::check_call(function, &[communicator.rank], Some(&communicator.abort))
-        }
+        Some(communicator) => strike_at(function, &[communicator]),
         None => faults::check_call(function, &[], None),
     }
+}
+
+/// As [`strike`], for a call that is about these communicators. While a fault holds it, the thread is
+/// inside the call.
+fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Result {
+    let _inside: Vec<_> = communicators
+        .iter()
+        .map(|communicator| communicator.enter())
+        .collect();
+    let ranks: Vec<i32> = communicators
+        .iter()
+        .map(|communicator| communicator.rank)
+        .collect();
+    let abort = communicators
+        .first()
+        .map(|communicator| &*communicator.abort);
+    faults::check_call(function, &ranks, abort)
 }
 
 /// `PtrCheck`.

@@ -7,7 +7,7 @@ use nccl_sys::{
     ncclResult_t, ncclSimInfo_t,
 };
 
-use super::{call, guarded, strike};
+use super::{call, guarded, strike, strike_at};
 use crate::faults;
 use crate::nccl::code::{self, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use crate::nccl::debug::warn;
@@ -31,7 +31,7 @@ pub(super) unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
 /// had failed, so that the end returns it and drops what was queued.
 fn strike_group(function: &'static str) {
     if faults::any() {
-        let result = faults::check_call(function, &group::ranks(), group::abort_flag().as_deref());
+        let result = strike_at(function, &group::communicators());
         let _ = group::record(result);
     }
 }

@@ -49,6 +49,9 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         complete(communicator);
         return Ok(());
     };
+    // Also if the rest has to wait for other ranks of this process.
+    let aborted = communicator.abort.is_raised();
+    announce(session, if aborted { GONE } else { LEAVING });
     let local = (0..session.ranks())
         .filter(|&rank| session.is_local(rank))
         .count();
@@ -61,12 +64,6 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         .collect();
     for member in &unfinalized {
         wait_for_launches(member);
-    }
-    for member in unfinalized
-        .iter()
-        .filter(|member| !member.abort.is_raised())
-    {
-        announce(member.session().unwrap_or(session), LEAVING);
     }
     for member in &unfinalized {
         if let Some(session) = member.session()

@@ -26,7 +26,6 @@ pub(crate) use operation::{Call, Function, enqueue};
 pub(crate) use pending::Pending;
 pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks};
 
-use super::abort::AbortFlag;
 use super::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use super::communicator::Communicator;
 use super::debug::warn;
@@ -63,20 +62,6 @@ pub(crate) fn is_outermost() -> bool {
     GROUP.with_borrow(|group| group.depth == 1)
 }
 
-/// The abort flag of a communicator that the open group uses, for faults.
-pub(crate) fn abort_flag() -> Option<Arc<AbortFlag>> {
-    GROUP.with_borrow(|group| {
-        let of_jobs = group.jobs.iter().map(|job| &job.communicator);
-        let mut all = group
-            .tasks
-            .iter()
-            .map(|tasks| &tasks.communicator)
-            .chain(of_jobs);
-        all.next()
-            .map(|communicator| Arc::clone(&communicator.abort))
-    })
-}
-
 /// `ncclGroupErrCheck`: records the error of a call that reached the group.
 pub(crate) fn record(result: Result) -> Result {
     if let Err(code) = result
@@ -91,16 +76,12 @@ pub(crate) fn record(result: Result) -> Result {
     result
 }
 
-/// The ranks of the communicators that the open group uses, for faults.
-pub(crate) fn ranks() -> Vec<i32> {
+/// The communicators that the open group uses, for faults.
+pub(crate) fn communicators() -> Vec<Arc<Communicator>> {
     GROUP.with_borrow(|group| {
-        let of_jobs = group.jobs.iter().map(|job| job.communicator.rank);
-        group
-            .tasks
-            .iter()
-            .map(|tasks| tasks.communicator.rank)
-            .chain(of_jobs)
-            .collect()
+        let of_jobs = group.jobs.iter().map(|job| &job.communicator);
+        let of_tasks = group.tasks.iter().map(|tasks| &tasks.communicator);
+        of_tasks.chain(of_jobs).cloned().collect()
     })
 }
 
