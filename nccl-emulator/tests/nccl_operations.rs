@@ -490,7 +490,10 @@ fn collectives_of_a_group_meet_whatever_their_order() {
 
 #[test]
 fn sixty_four_ranks_exchange_and_reduce() {
-    let devices = [("NCCL_EMULATOR_DEVICES", "64"), ("NCCL_EMULATOR_MEMORY", "64M")];
+    let devices = [
+        ("NCCL_EMULATOR_DEVICES", "64"),
+        ("NCCL_EMULATOR_MEMORY", "64M"),
+    ];
     alone("sixty_four_ranks_exchange_and_reduce", &devices, || {
         threads(64, |rank| {
             all_to_all(rank, 101);
