@@ -289,3 +289,76 @@ fn codes_of_a_newer_library_are_kept_as_numbers() {
         Ok(())
     });
 }
+
+/// Keeps a stream from going on until it is opened.
+struct Gate(std::sync::mpsc::Sender<()>);
+
+impl Gate {
+    fn closed_on(stream: &CudaStream) -> Result<Self, Box<dyn std::error::Error>> {
+        type Opened = std::sync::mpsc::Receiver<()>;
+        unsafe extern "C" fn wait(opened: *mut std::ffi::c_void) {
+            // SAFETY: made by `Box::into_raw` below, and called once.
+            let opened = unsafe { Box::from_raw(opened.cast::<Opened>()) };
+            // Also over when a test that fails drops the gate.
+            let _ = opened.recv();
+        }
+        let (open, opened) = std::sync::mpsc::channel();
+        let opened: Box<Opened> = Box::new(opened);
+        stream.context().bind_to_thread()?;
+        // SAFETY: the stream is alive, and `wait` takes what it is given.
+        let code = unsafe {
+            sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), Box::into_raw(opened).cast())
+        };
+        code.result()?;
+        Ok(Self(open))
+    }
+
+    fn open(self) {
+        drop(self.0);
+    }
+}
+
+/// NCCL aborts all but the last rank of a process by counting it: the abort waits for nothing, and what
+/// was put on the stream between the limit and the abort still runs.
+#[test]
+fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let context = CudaContext::new(world.local_rank())?;
+        let stream = context.new_stream()?;
+        let limits = [Duration::from_millis(200), Duration::from_secs(30)];
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .timeout(limits[world.rank()])
+            .build()?;
+        let owner = context.new_stream()?;
+        if world.rank() == 0 {
+            let gate = Gate::closed_on(&stream)?;
+            let late_abort = faults::at_call("ncclCommAbort")
+                .rank(0)
+                .delay(Duration::from_millis(800));
+            let mut y = owner.alloc_zeros::<u8>(1 << 20)?;
+            // Rank 1 is not there yet, so the launch is not on the stream when the limit passes.
+            let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            drop(late_abort);
+            // What is put on the owner's stream now waits for what is on the operation's.
+            let done = context.new_event(None)?;
+            done.record(&owner)?;
+            assert!(!done.try_is_complete()?, "the buffer could be freed now");
+            drop(y);
+            gate.open();
+            done.synchronize()?;
+            owner.synchronize()?;
+        } else {
+            std::thread::sleep(Duration::from_millis(500));
+            let x = stream.alloc_zeros::<u8>(1 << 20)?;
+            // Not waited for: rank 0 gives up before it receives anything.
+            let _ = comm.group(|group| group.isend(&x, 0))?;
+        }
+        world.barrier("end")?;
+        let _ = comm.abort("the other rank did");
+        nothing_was_caught();
+        Ok(())
+    });
+}

@@ -1,12 +1,9 @@
 //! Collectives: the length rules, and the calls.
 
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
-use nccl_sys as sys;
+use std::ffi::c_void;
 
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
-use crate::communicator::{Calls, Communicator, Issue, Leased};
+use crate::communicator::{Calls, Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi::{self, Progress};
@@ -14,52 +11,25 @@ use crate::operation::{OperationKind, Shape};
 use crate::reduce::ReduceOp;
 use crate::request::Request;
 
-/// The buffers of a collective that reads one and writes one; in place, it has only the second.
-pub(crate) struct Pair<'a> {
-    pub(crate) send: Option<Erased<'a>>,
-    pub(crate) recv: Option<ErasedMut<'a>>,
-    /// Whether the C call reads where it writes.
-    in_place: bool,
+/// The addresses of a collective that reads one buffer and writes one; in place, they are the same.
+pub(crate) struct Pair {
+    pub(crate) send: *const c_void,
+    pub(crate) recv: *mut c_void,
 }
 
-impl<'a> Pair<'a> {
-    pub(crate) fn new(send: Option<Erased<'a>>, recv: ErasedMut<'a>) -> Self {
-        let in_place = send.is_none();
-        Self {
-            send,
-            recv: Some(recv),
-            in_place,
-        }
-    }
-
-    pub(crate) fn streams(
-        &self,
-        mut visit: impl FnMut(&Arc<CudaStream>) -> Result<()>,
-    ) -> Result<()> {
-        if let Some(send) = &self.send {
-            visit(send.stream())?;
-        }
-        if let Some(recv) = &self.recv {
-            visit(recv.stream())?;
-        }
-        Ok(())
-    }
-
-    /// Leases the receive buffer as number 0, the send buffer as number 1.
-    pub(crate) fn lease<'s>(&mut self, on: &'s CudaStream, leases: &mut Vec<Leased<'s>>)
-    where
-        'a: 's,
-    {
-        leases.extend(self.recv.take().map(|recv| recv.lease(on)));
-        leases.extend(self.send.take().map(|send| send.lease(on)));
-    }
-
-    pub(crate) fn recv_address(&self, calls: &Calls<'_>) -> *mut std::ffi::c_void {
-        calls.address(0)
-    }
-
-    pub(crate) fn send_address(&self, calls: &Calls<'_>) -> *const std::ffi::c_void {
-        calls.address(usize::from(!self.in_place))
+impl Pair {
+    /// Takes the buffers of an operation into its frame; in place, there is only the second.
+    pub(crate) fn take<'a>(
+        frame: &mut Frame<'a>,
+        send: Option<Erased<'a>>,
+        recv: ErasedMut<'a>,
+    ) -> Result<Self> {
+        let recv = frame.write(recv)? as *mut c_void;
+        let send = match send {
+            Some(send) => frame.read(send)? as *const c_void,
+            None => recv.cast_const(),
+        };
+        Ok(Self { send, recv })
     }
 }
 
@@ -89,49 +59,34 @@ pub(crate) fn same_length(send: &Erased<'_>, recv: &ErasedMut<'_>) -> Result<usi
     }
 }
 
-struct AllReduce<'a> {
-    pair: Pair<'a>,
+fn all_reduce(
+    pair: &Pair,
     count: usize,
     data_type: DataType,
     op: ReduceOp,
-}
-
-impl<'s, 'a: 's> Issue<'s> for AllReduce<'a> {
-    fn streams(&self, visit: impl FnMut(&Arc<CudaStream>) -> Result<()>) -> Result<()> {
-        self.pair.streams(visit)
+    calls: &Calls<'_>,
+) -> Result<Progress, NcclFailure> {
+    const CALL: &str = "ncclAllReduce";
+    if count == 0 {
+        return Ok(Progress::Done);
     }
-
-    fn lease(&mut self, on: &'s CudaStream, leases: &mut Vec<Leased<'s>>) {
-        self.pair.lease(on, leases);
-    }
-
-    fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
-        const CALL: &str = "ncclAllReduce";
-        if self.count == 0 {
-            return Ok(Progress::Done);
-        }
-        let Some(all_reduce) = calls.library.api().ncclAllReduce else {
-            return Err(ffi::failure(
-                calls.library,
-                CALL,
-                sys::ncclResult_t::ncclInternalError,
-            ));
-        };
-        // SAFETY: both addresses are valid for `count` elements until the work is done on the stream,
-        // which the order of streams sees to; communicator and stream are alive.
-        let code = unsafe {
-            all_reduce(
-                self.pair.send_address(calls),
-                self.pair.recv_address(calls),
-                self.count,
-                self.data_type.raw(),
-                self.op.raw(),
-                calls.comm,
-                calls.stream,
-            )
-        };
-        ffi::check(calls.library, CALL, code)
-    }
+    let Some(all_reduce) = calls.library.api().ncclAllReduce else {
+        return Err(ffi::missing(calls.library, CALL));
+    };
+    // SAFETY: both addresses are valid for `count` elements until the work is done on the stream, which
+    // the order of streams sees to; communicator and stream are alive.
+    let code = unsafe {
+        all_reduce(
+            pair.send,
+            pair.recv,
+            count,
+            data_type.raw(),
+            op.raw(),
+            calls.comm,
+            calls.stream,
+        )
+    };
+    ffi::check(calls.library, CALL, code)
 }
 
 impl Communicator {
@@ -160,7 +115,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_reduce<'a, S, R>(&self, x: S, y: R, op: ReduceOp) -> Result<Request>
+    pub fn all_reduce<'a, S, R>(&'a self, x: S, y: R, op: ReduceOp) -> Result<Request>
     where
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
@@ -169,7 +124,7 @@ impl Communicator {
         let shape = shape(y.len(), y.data_type());
         let checked = same_type(&x, &y).and_then(|_| same_length(&x, &y));
         self.checked(OperationKind::AllReduce, shape, checked)?;
-        self.all_reduce_pair(Pair::new(Some(x), y), shape, op)
+        self.all_reduce_pair(Some(x), y, shape, op)
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.
@@ -189,33 +144,45 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_reduce_in_place<'a>(&self, y: impl RecvBuffer<'a>, op: ReduceOp) -> Result<Request> {
+    pub fn all_reduce_in_place<'a>(
+        &'a self,
+        y: impl RecvBuffer<'a>,
+        op: ReduceOp,
+    ) -> Result<Request> {
         let y = y.erase_mut();
         let shape = shape(y.len(), y.data_type());
-        self.all_reduce_pair(Pair::new(None, y), shape, op)
+        self.all_reduce_pair(None, y, shape, op)
     }
 
-    fn all_reduce_pair(&self, pair: Pair<'_>, shape: Shape, op: ReduceOp) -> Result<Request> {
-        let (Some(count), Some(data_type)) = (shape.count, shape.data_type) else {
-            unreachable!("`shape` sets both")
-        };
-        self.checked(
-            OperationKind::AllReduce,
-            shape,
-            self.library().admit(data_type),
-        )?;
-        let mut operation = AllReduce {
-            pair,
-            count,
-            data_type,
-            op,
-        };
-        self.0.issue(
-            &self.0.stream,
-            OperationKind::AllReduce,
-            shape,
-            &mut operation,
-        )
+    fn all_reduce_pair<'a>(
+        &'a self,
+        x: Option<Erased<'a>>,
+        y: ErasedMut<'a>,
+        shape: Shape,
+        op: ReduceOp,
+    ) -> Result<Request> {
+        const KIND: OperationKind = OperationKind::AllReduce;
+        let (count, data_type) = (y.len(), y.data_type());
+        let (frame, pair) = self.take(KIND, shape, x, y)?;
+        self.0.issue(frame, KIND, shape, |calls, _| {
+            all_reduce(&pair, count, data_type, op, calls)
+        })
+    }
+
+    /// Takes the buffers of an operation.
+    pub(crate) fn take<'a>(
+        &'a self,
+        kind: OperationKind,
+        shape: Shape,
+        x: Option<Erased<'a>>,
+        y: ErasedMut<'a>,
+    ) -> Result<(Frame<'a>, Pair)> {
+        let taken = self.library().admit(y.data_type()).and_then(|()| {
+            let mut frame = self.0.frame(&self.0.stream)?;
+            let pair = Pair::take(&mut frame, x, y)?;
+            Ok((frame, pair))
+        });
+        self.checked(kind, shape, taken)
     }
 
     /// Says in which operation a check failed.

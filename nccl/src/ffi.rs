@@ -31,6 +31,12 @@ pub(crate) fn check(
     }
 }
 
+/// The failure of a function that every supported release has, found missing.
+#[cold]
+pub(crate) fn missing(library: &Library, call: &'static str) -> NcclFailure {
+    failure(library, call, sys::ncclResult_t::ncclInternalError)
+}
+
 /// How far a call that did not fail has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {

@@ -8,11 +8,12 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
-use crate::communicator::{Communicator, lock};
+use crate::communicator::{Communicator, Frame};
+use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
-use crate::point_to_point::{Message, Messages, reuse};
+use crate::point_to_point::{self, Message};
 use crate::request::Request;
 
 /// Messages that are recorded to be issued together; see [`Communicator::group`].
@@ -36,7 +37,12 @@ use crate::request::Request;
 pub struct Group<'a> {
     rank: usize,
     world_size: usize,
-    messages: Vec<Message<'a>>,
+    library: &'a Library,
+    frame: Frame<'a>,
+    /// The type that was admitted last: mostly the next one as well.
+    admitted: Option<DataType>,
+    /// Whether there are messages to oneself.
+    own: bool,
 }
 
 impl<'a> Group<'a> {
@@ -47,7 +53,9 @@ impl<'a> Group<'a> {
     /// without elements is not sent at all, and its counterpart is not received.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchRank`] for a peer that does not exist.
+    /// [`ErrorKind::NoSuchRank`] for a peer that does not exist, [`ErrorKind::Stream`] for a buffer whose
+    /// stream cannot be ordered with the communicator's, [`ErrorKind::Unsupported`] for an element type
+    /// that the loaded NCCL does not know. Nothing is recorded then.
     ///
     /// Wraps `ncclSend`.
     ///
@@ -64,13 +72,26 @@ impl<'a> Group<'a> {
     /// # }
     /// ```
     pub fn isend(&mut self, buffer: impl SendBuffer<'a>, peer: usize) -> Result<()> {
-        self.record(Message::send(buffer.erase()), peer)
+        let buffer = buffer.erase();
+        let (count, data_type) = (buffer.len(), buffer.data_type());
+        let Some(peer) = self.peer(peer, count, data_type)? else {
+            return Ok(());
+        };
+        let address = self.frame.read(buffer)?;
+        self.frame.messages.push(Message {
+            address,
+            count,
+            data_type,
+            peer,
+            sent: true,
+        });
+        Ok(())
     }
 
     /// Records a message from `peer`.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchRank`] for a peer that does not exist.
+    /// As [`isend`](Self::isend).
     ///
     /// Wraps `ncclRecv`.
     ///
@@ -86,41 +107,63 @@ impl<'a> Group<'a> {
     /// # }
     /// ```
     pub fn irecv(&mut self, buffer: impl RecvBuffer<'a>, peer: usize) -> Result<()> {
-        self.record(Message::recv(buffer.erase_mut()), peer)
+        let buffer = buffer.erase_mut();
+        let (count, data_type) = (buffer.len(), buffer.data_type());
+        let Some(peer) = self.peer(peer, count, data_type)? else {
+            return Ok(());
+        };
+        let address = self.frame.write(buffer)?;
+        self.frame.messages.push(Message {
+            address,
+            count,
+            data_type,
+            peer,
+            sent: false,
+        });
+        Ok(())
     }
 
+    /// The peer as NCCL counts it; `None` for a message without elements.
     #[inline]
-    fn record(&mut self, message: Message<'a>, peer: usize) -> Result<()> {
-        let world_size = self.world_size;
-        match i32::try_from(peer) {
-            Ok(index) if peer < world_size => {
-                if !message.is_empty() {
-                    self.messages.push(message.with(index));
-                }
-                Ok(())
-            }
-            _ => Err(Error::new(ErrorKind::NoSuchRank {
-                role: "peer",
-                rank: peer,
-                world_size,
-            })),
+    fn peer(&mut self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
+        if self.admitted != Some(data_type) {
+            self.library.admit(data_type)?;
+            self.admitted = Some(data_type);
         }
+        if peer >= self.world_size {
+            return Err(self.no_such_peer(peer));
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        self.own |= peer == self.rank;
+        // Fits: the number of ranks was checked when the communicator was made.
+        Ok(Some(peer as i32))
     }
 
-    fn check_types(&self, library: &Library) -> Result<()> {
-        self.messages
-            .iter()
-            .try_for_each(|message| library.admit(message.data_type()))
+    #[cold]
+    fn no_such_peer(&self, peer: usize) -> Error {
+        Error::new(ErrorKind::NoSuchRank {
+            role: "peer",
+            rank: peer,
+            world_size: self.world_size,
+        })
     }
 
     /// A message to oneself without its counterpart makes NCCL fail at the end of the group, which
     /// costs the communicator.
     fn check_own_messages(&self) -> Result<()> {
+        if !self.own {
+            return Ok(());
+        }
         let own = |sent| {
-            self.messages
+            self.frame
+                .messages
                 .iter()
-                .filter(move |message| message.is_with(self.rank) && message.is_send() == sent)
-                .map(Message::num_bytes)
+                .filter(move |message| message.sent == sent && message.peer as usize == self.rank)
+                .map(|message| {
+                    message.count * message.data_type.size_in_bytes().unwrap_or_default()
+                })
         };
         if own(true).eq(own(false)) {
             Ok(())
@@ -157,40 +200,50 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn group<'a>(&self, record: impl FnOnce(&mut Group<'a>) -> Result<()>) -> Result<Request> {
-        let scratch = lock(&self.0.scratch).pop().unwrap_or_default();
-        let mut group = Group {
-            rank: self.rank(),
-            world_size: self.world_size(),
-            messages: reuse(scratch),
-        };
-        let request = match record(&mut group)
-            .and_then(|()| group.check_own_messages())
-            .and_then(|()| group.check_types(self.library()))
-        {
-            Ok(()) => self.0.issue(
-                &self.0.stream,
-                OperationKind::Group,
-                Shape::default(),
-                &mut Messages(&mut group.messages),
-            ),
-            Err(error) => {
+    pub fn group<'a>(
+        &'a self,
+        record: impl FnOnce(&mut Group<'a>) -> Result<()>,
+    ) -> Result<Request> {
+        self.record(record)
+            .map_err(|error| {
                 let operation = || {
                     self.0
                         .operation(OperationKind::Group, Shape::default(), None, Instant::now())
                 };
-                Err(error.during(operation))
-            }
+                error.during(operation)
+            })
+            .and_then(|frame| {
+                self.0.issue(
+                    frame,
+                    OperationKind::Group,
+                    Shape::default(),
+                    |calls, frame| point_to_point::call(&frame.messages, calls),
+                )
+            })
+    }
+
+    fn record<'a>(
+        &'a self,
+        record: impl FnOnce(&mut Group<'a>) -> Result<()>,
+    ) -> Result<Frame<'a>> {
+        let mut group = Group {
+            rank: self.rank(),
+            world_size: self.world_size(),
+            library: self.library(),
+            frame: self.0.frame(&self.0.stream)?,
+            admitted: None,
+            own: false,
         };
-        lock(&self.0.scratch).push(reuse(group.messages));
-        request
+        record(&mut group)?;
+        group.check_own_messages()?;
+        Ok(group.frame)
     }
 }
 
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("messages", &self.messages.len())
+            .field("messages", &self.frame.messages.len())
             .finish_non_exhaustive()
     }
 }

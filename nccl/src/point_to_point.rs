@@ -1,152 +1,63 @@
 //! Messages between two ranks, as a group records and issues them.
 
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use crate::buffer::{Erased, ErasedMut};
-use crate::communicator::{Calls, Issue, Leased};
+use crate::communicator::Calls;
 use crate::dtype::DataType;
-use crate::error::{NcclFailure, Result};
+use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 
-/// The allocation of a past group.
-pub(crate) type Scratch = Vec<Message<'static>>;
-
-/// One recorded message.
+/// One recorded message. Its address is valid as long as the frame in which it lies.
 #[derive(Debug)]
-pub(crate) struct Message<'a> {
-    side: Side<'a>,
-    peer: i32,
-    count: usize,
-    data_type: DataType,
+pub(crate) struct Message {
+    pub(crate) address: u64,
+    pub(crate) count: usize,
+    pub(crate) data_type: DataType,
+    pub(crate) peer: i32,
+    pub(crate) sent: bool,
 }
 
-#[derive(Debug)]
-enum Side<'a> {
-    Send(Erased<'a>),
-    Recv(ErasedMut<'a>),
-    /// Already an address.
-    Sending,
-    /// Already an address.
-    Receiving,
-}
-
-impl<'a> Message<'a> {
-    #[inline]
-    pub(crate) fn send(buffer: Erased<'a>) -> Self {
-        let (count, data_type) = (buffer.len(), buffer.data_type());
-        Self {
-            side: Side::Send(buffer),
-            peer: 0,
-            count,
-            data_type,
-        }
+/// Makes the calls for `messages` between one group start and one group end.
+pub(crate) fn call(messages: &[Message], calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
+    if messages.is_empty() {
+        return Ok(Progress::Done);
     }
-
-    #[inline]
-    pub(crate) fn recv(buffer: ErasedMut<'a>) -> Self {
-        let (count, data_type) = (buffer.len(), buffer.data_type());
-        Self {
-            side: Side::Recv(buffer),
-            peer: 0,
-            count,
-            data_type,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn with(self, peer: i32) -> Self {
-        Self { peer, ..self }
-    }
-
-    pub(crate) fn data_type(&self) -> DataType {
-        self.data_type
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    pub(crate) fn is_send(&self) -> bool {
-        matches!(self.side, Side::Send(_) | Side::Sending)
-    }
-
-    pub(crate) fn is_with(&self, rank: usize) -> bool {
-        usize::try_from(self.peer) == Ok(rank)
-    }
-
-    pub(crate) fn num_bytes(&self) -> usize {
-        self.count * self.data_type.size_in_bytes().unwrap_or_default()
-    }
-}
-
-/// The messages of one group, issued between one group start and one group end.
-pub(crate) struct Messages<'m, 'a>(pub(crate) &'m mut Vec<Message<'a>>);
-
-impl<'s, 'a: 's> Issue<'s> for Messages<'_, 'a> {
-    fn streams(&self, mut visit: impl FnMut(&Arc<CudaStream>) -> Result<()>) -> Result<()> {
-        self.0.iter().try_for_each(|message| match &message.side {
-            Side::Send(buffer) => visit(buffer.stream()),
-            Side::Recv(buffer) => visit(buffer.stream()),
-            Side::Sending | Side::Receiving => Ok(()),
-        })
-    }
-
-    fn lease(&mut self, on: &'s CudaStream, leases: &mut Vec<Leased<'s>>) {
-        for message in self.0.iter_mut() {
-            let sent = message.is_send();
-            let taken = if sent { Side::Sending } else { Side::Receiving };
-            match std::mem::replace(&mut message.side, taken) {
-                Side::Send(buffer) => leases.push(buffer.lease(on)),
-                Side::Recv(buffer) => leases.push(buffer.lease(on)),
-                Side::Sending | Side::Receiving => {}
-            }
-        }
-    }
-
-    fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
-        if self.0.is_empty() {
-            return Ok(Progress::Done);
-        }
-        grouped(calls.library, |functions| {
-            for (index, message) in self.0.iter().enumerate() {
-                let address = calls.address(index);
-                let (call, code) = if message.is_send() {
-                    // SAFETY: the address is valid for `count` elements until the work is done on the
-                    // stream, which the order of streams sees to; communicator and stream are alive.
-                    let code = unsafe {
-                        (functions.send)(
-                            address,
-                            message.count,
-                            message.data_type.raw(),
-                            message.peer,
-                            calls.comm,
-                            calls.stream,
-                        )
-                    };
-                    ("ncclSend", code)
-                } else {
-                    // SAFETY: as above, and nothing else reads or writes the memory meanwhile.
-                    let code = unsafe {
-                        (functions.recv)(
-                            address,
-                            message.count,
-                            message.data_type.raw(),
-                            message.peer,
-                            calls.comm,
-                            calls.stream,
-                        )
-                    };
-                    ("ncclRecv", code)
+    grouped(calls.library, |functions| {
+        for message in messages {
+            let address = message.address as *mut std::ffi::c_void;
+            let (call, code) = if message.sent {
+                // SAFETY: the address is valid for `count` elements until the work is done on the
+                // stream, which the order of streams sees to; communicator and stream are alive.
+                let code = unsafe {
+                    (functions.send)(
+                        address,
+                        message.count,
+                        message.data_type.raw(),
+                        message.peer,
+                        calls.comm,
+                        calls.stream,
+                    )
                 };
-                ffi::check(calls.library, call, code)?;
-            }
-            Ok(())
-        })
-    }
+                ("ncclSend", code)
+            } else {
+                // SAFETY: as above, and nothing else reads or writes the memory meanwhile.
+                let code = unsafe {
+                    (functions.recv)(
+                        address,
+                        message.count,
+                        message.data_type.raw(),
+                        message.peer,
+                        calls.comm,
+                        calls.stream,
+                    )
+                };
+                ("ncclRecv", code)
+            };
+            ffi::check(calls.library, call, code)?;
+        }
+        Ok(())
+    })
 }
 
 type Send = unsafe extern "C" fn(
@@ -235,13 +146,4 @@ fn poison(functions: &Functions) {
             std::ptr::null_mut(),
         )
     };
-}
-
-/// An empty vector with the allocation of `used`, for buffers of another lifetime.
-pub(crate) fn reuse<'a, 'b>(mut used: Vec<Message<'a>>) -> Vec<Message<'b>> {
-    used.clear();
-    // Collecting in place: the elements have one layout, so the allocation stays.
-    used.into_iter()
-        .map(|_| unreachable!("the vector is empty"))
-        .collect()
 }

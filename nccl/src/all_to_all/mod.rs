@@ -9,6 +9,7 @@ mod native;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::{Pair, same_length, same_type, shape};
 use crate::communicator::Communicator;
+use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
@@ -29,6 +30,13 @@ pub enum Algorithm {
     Native,
     /// One message to and one from every rank, in one group.
     Grouped,
+}
+
+/// What every rank exchanges with every rank: a block of `count` elements.
+struct Blocks {
+    pair: Pair,
+    count: usize,
+    data_type: DataType,
 }
 
 impl Communicator {
@@ -55,7 +63,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_to_all<'a, S, R>(&self, x: S, y: R) -> Result<Request>
+    pub fn all_to_all<'a, S, R>(&'a self, x: S, y: R) -> Result<Request>
     where
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
@@ -79,7 +87,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_to_all_with<'a, S, R>(&self, x: S, y: R, algorithm: Algorithm) -> Result<Request>
+    pub fn all_to_all_with<'a, S, R>(&'a self, x: S, y: R, algorithm: Algorithm) -> Result<Request>
     where
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
@@ -89,27 +97,31 @@ impl Communicator {
         let total = shape(x.len(), x.data_type());
         let shape = self.checked(KIND, total, self.all_to_all_shape(&x, &y))?;
         let native = self.library().has(Capability::NativeAllToAll);
-        let pair = Pair::new(Some(x), y);
-        match algorithm {
+        let native = match algorithm {
             Algorithm::Native if !native => {
                 let needs = Capability::NativeAllToAll.since();
                 let error = self
                     .library()
                     .unsupported(String::from("ncclAlltoAll"), needs);
-                self.checked(KIND, shape, Err(error))
+                return self.checked(KIND, shape, Err(error));
             }
-            Algorithm::Native | Algorithm::Auto if native => self.0.issue(
-                &self.0.stream,
-                KIND,
-                shape,
-                &mut native::Native::new(pair, shape),
-            ),
-            _ => {
-                let ranks = self.world_size();
-                let mut operation = grouped::Grouped::new(pair, shape, ranks);
-                self.0.issue(&self.0.stream, KIND, shape, &mut operation)
+            Algorithm::Native | Algorithm::Auto => native,
+            Algorithm::Grouped => false,
+        };
+        let (ranks, total, data_type) = (self.world_size(), x.len(), x.data_type());
+        let (frame, pair) = self.take(KIND, shape, Some(x), y)?;
+        let blocks = Blocks {
+            pair,
+            count: total / ranks,
+            data_type,
+        };
+        self.0.issue(frame, KIND, shape, |calls, _| {
+            if native {
+                native::call(&blocks, calls)
+            } else {
+                grouped::call(&blocks, ranks, calls)
             }
-        }
+        })
     }
 
     /// The block that each pair of ranks exchanges.

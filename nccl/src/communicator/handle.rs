@@ -3,9 +3,8 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
+use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
-use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
@@ -33,10 +32,6 @@ pub(crate) struct Handle {
     pub(crate) sequence: u64,
     /// Joins two streams: a wait keeps what was recorded when it was put, so one event serves all.
     pub(crate) join: CudaEvent,
-    /// Streams that the operation being issued has to be ordered with; kept for its allocation.
-    pub(crate) foreign: Vec<Arc<CudaStream>>,
-    /// Guards of the operation being issued; kept for its allocation.
-    pub(crate) leases: Vec<(u64, SyncOnDrop<'static>)>,
 }
 
 /// Why a communicator did not come to rest.

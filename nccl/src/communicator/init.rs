@@ -69,8 +69,6 @@ impl Plan<'_> {
             raw: None,
             sequence: 0,
             join,
-            foreign: Vec::new(),
-            leases: Vec::new(),
         };
         Ok(Prepared {
             library: self.library,
@@ -161,7 +159,7 @@ fn start(
     let raw = NonNull::new(comm).map(RawComm);
     match (ffi::check(library, CALL, code), raw) {
         (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
-        (Ok(_), None) => Err(super::lifecycle::missing(library, CALL).into()),
+        (Ok(_), None) => Err(ffi::missing(library, CALL).into()),
         (Err(failure), raw) => {
             if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
                 close_leaked_group(library);

@@ -1,28 +1,30 @@
 //! One operation, from the checks to the request.
 //!
 //! The order of things is what makes it safe:
-//! 1. everything that can fail without NCCL: state, streams, lengths (checked by the caller), waits and
-//!    guards;
+//! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into a frame), state,
+//!    streams, waits;
 //! 2. the C calls, between group start and end when there are several, in one go;
 //! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
 //!    it, and no borrow may end;
 //! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
-//! When the poll does not come to an end in time, the communicator is aborted. When even that does not
-//! come back, NCCL still holds pointers into memory that is only borrowed, and this function must not
-//! return: it ends the process.
+//! When the poll does not come to an end in time, the communicator is aborted. NCCL joins its own
+//! threads in that call, so nothing is put on a stream afterwards; but something may have been put
+//! there since step 4, and the abort does not always wait for it: with several ranks in one process all
+//! but the last only count. So the second half of the joins is done once more, and only then the guards
+//! and the borrow end. When the abort does not come back, or the streams cannot be joined, NCCL still
+//! holds pointers into memory that is only borrowed, and this function must not return: it ends the
+//! process.
 
-use std::ffi::c_void;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, SyncOnDrop};
 use nccl_sys as sys;
 
-use super::handle::{Handle, RawComm, settle};
+use super::frame::Frame;
+use super::handle::{Backoff, Handle, RawComm, settle};
 use super::lifecycle::Outcome;
 use super::{Inner, State, lock, order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
@@ -32,36 +34,11 @@ use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use crate::time::deadline_after;
 
-/// The address of a buffer and the guard that keeps cudarc's order of streams.
-pub(crate) type Leased<'s> = (CUdeviceptr, SyncOnDrop<'s>);
-
-/// One operation: its buffers, and the C calls that put it on a stream.
-pub(crate) trait Issue<'s> {
-    /// Shows the stream of every buffer.
-    fn streams(&self, visit: impl FnMut(&Arc<CudaStream>) -> Result<()>) -> Result<()>;
-
-    /// Turns the buffers into addresses; the guards are dropped when the operation is on `on`.
-    fn lease(&mut self, on: &'s CudaStream, leases: &mut Vec<Leased<'s>>);
-
-    /// Makes the C calls.
-    fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure>;
-}
-
 /// What the C calls of one operation need.
 pub(crate) struct Calls<'c> {
     pub(crate) library: &'c Library,
     pub(crate) comm: sys::ncclComm_t,
     pub(crate) stream: sys::cudaStream_t,
-    /// In the order in which [`Issue::lease`] pushed them.
-    leases: &'c [Leased<'c>],
-}
-
-impl Calls<'_> {
-    /// The address of the buffer that was leased as number `index`.
-    #[inline]
-    pub(crate) fn address(&self, index: usize) -> *mut c_void {
-        self.leases[index].0 as *mut c_void
-    }
 }
 
 /// Why an operation was not issued.
@@ -75,17 +52,21 @@ enum Refused {
 }
 
 impl Inner {
-    /// Issues one operation on `on`.
-    pub(crate) fn issue<'s>(
+    /// Issues one operation on the buffers of `frame`.
+    pub(crate) fn issue(
         self: &Arc<Self>,
-        on: &'s Arc<CudaStream>,
+        frame: Frame<'_>,
         kind: OperationKind,
         shape: Shape,
-        operation: &mut impl Issue<'s>,
+        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<Request> {
         let started = Instant::now();
-        match self.issue_locked(on, operation) {
-            Ok(sequence) => Ok(Request::new(self, on, kind, shape, sequence, started)),
+        match self.issue_locked(&frame, call) {
+            Ok(sequence) => {
+                let on = frame.on;
+                drop(frame);
+                Ok(Request::new(self, on, kind, shape, sequence, started))
+            }
             Err((refused, sequence)) => {
                 let error = match refused {
                     Refused::Before(error) => error,
@@ -95,7 +76,7 @@ impl Inner {
                         error
                     }
                     Refused::Underway(error) => {
-                        self.abandon(&error);
+                        self.abandon(&error, &frame);
                         error
                     }
                 };
@@ -104,24 +85,24 @@ impl Inner {
         }
     }
 
-    fn issue_locked<'s>(
+    fn issue_locked(
         &self,
-        on: &'s Arc<CudaStream>,
-        operation: &mut impl Issue<'s>,
+        frame: &Frame<'_>,
+        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<u64, (Refused, u64)> {
         let mut handle = lock(&self.handle);
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, on, operation) {
+        match self.issue_on(&mut handle, frame, call) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, sequence)),
         }
     }
 
-    fn issue_on<'s>(
+    fn issue_on(
         &self,
         handle: &mut Handle,
-        on: &'s Arc<CudaStream>,
-        operation: &mut impl Issue<'s>,
+        frame: &Frame<'_>,
+        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<(), Refused> {
         let raw = match handle.raw {
             Some(raw) if self.phase.get() == State::Ready => raw,
@@ -134,53 +115,38 @@ impl Inner {
         }
 
         // 1. Nothing of this reaches NCCL.
-        let leases = self
-            .prepare(handle, on, operation)
-            .map_err(Refused::Before)?;
+        self.prepare(handle, frame).map_err(Refused::Before)?;
 
         // 2. and 3.
         let lent = Lent;
         handle.sequence += 1;
-        let made = operation.call(&Calls {
+        let calls = Calls {
             library: &self.library,
             comm: raw.as_ptr(),
-            stream: on.cu_stream().cast(),
-            leases: &leases,
-        });
-        let launched = match made {
+            stream: frame.on.cu_stream().cast(),
+        };
+        let launched = match call(&calls, frame) {
             Ok(Progress::Done) => Ok(()),
             Ok(Progress::Pending) => self.settled(raw),
             Err(failure) => Err(Error::from(failure)),
         };
 
         // 4. On every path.
-        let ordered = order::leave(on, &handle.foreign, &handle.join);
-        handle.leases = recycle(leases);
+        let ordered = order::leave(frame.on, &frame.foreign, &handle.join);
         std::mem::forget(lent);
         launched.and(ordered).map_err(Refused::Underway)
     }
 
-    /// Checks the streams, makes the operation wait for its buffers, and turns these into addresses.
-    fn prepare<'s>(
-        &self,
-        handle: &mut Handle,
-        on: &'s Arc<CudaStream>,
-        operation: &mut impl Issue<'s>,
-    ) -> Result<Vec<Leased<'s>>> {
-        const WHAT: &str = "the operation's stream";
-        order::admit(WHAT, on, &self.context)?;
+    /// Checks the operation's stream, and makes it wait for the streams of the buffers.
+    fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
+        order::admit(order::OPERATION, frame.on, &self.context)?;
         // Binds the context to this thread, which all that follows relies on.
-        order::not_capturing(WHAT, on)?;
-        handle.foreign.clear();
-        operation.streams(|stream| order::visit(stream, on, &mut handle.foreign))?;
-        order::enter(on, &handle.foreign, &handle.join)?;
-        let mut leases = recycle(std::mem::take(&mut handle.leases));
-        operation.lease(on, &mut leases);
-        // The guards swallow their errors; an operation that is not ordered must not be issued.
+        order::not_capturing(order::OPERATION, frame.on)?;
+        order::enter(frame.on, &frame.foreign, &handle.join)?;
+        // cudarc's guards swallow their errors; an operation that is not ordered must not be issued.
         self.context
             .check_err()
-            .map_err(Error::cuda("ordering the operation behind its buffers"))?;
-        Ok(leases)
+            .map_err(Error::cuda("ordering the operation behind its buffers"))
     }
 
     /// Polls until the work is on the stream.
@@ -197,24 +163,46 @@ impl Inner {
         self.abort_signal.is_aborted() || self.phase.get().is_aborted()
     }
 
-    /// Aborts a communicator that cannot be used again. Ends the process when NCCL keeps pointers into
-    /// memory that it was only lent.
-    fn abandon(self: &Arc<Self>, reason: &Error) {
+    /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
+    /// whatever it still put on the operation's. Ends the process when NCCL keeps pointers into memory
+    /// that it was only lent.
+    fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent;
-        let outcome = self.abort(&reason.kind().to_string());
-        std::mem::forget(lent);
-        if outcome == Outcome::Leaked {
-            // Nobody may be reading, and this is the last word.
-            let _ = writeln!(
-                std::io::stderr(),
-                "nccl: rank {} of {:?}: NCCL did not give the communicator back within {:?} and may \
-                 still use memory that was lent to it; ending the process",
-                self.rank,
-                &*self.name,
-                self.timeouts.abort
-            );
-            std::process::abort();
+        if self.abort(&reason.kind().to_string()) == Outcome::Leaked {
+            self.end_the_process("NCCL did not give the communicator back");
         }
+        let ordered = order::leave(frame.on, &frame.foreign, &lock(&self.handle).join);
+        if ordered.is_err() && !self.is_over(frame) {
+            self.end_the_process("work of an aborted operation did not end");
+        }
+        std::mem::forget(lent);
+    }
+
+    /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
+    /// failed runs nothing.
+    fn is_over(&self, frame: &Frame<'_>) -> bool {
+        let deadline = deadline_after(self.timeouts.abort);
+        let mut backoff = Backoff::new();
+        while order::is_busy(frame.on) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            backoff.pause();
+        }
+        true
+    }
+
+    fn end_the_process(&self, why: &str) -> ! {
+        // Nobody may be reading, and this is the last word.
+        let _ = writeln!(
+            std::io::stderr(),
+            "nccl: rank {} of {:?}: {why} within {:?} and may still use memory that was lent to it; \
+             ending the process",
+            self.rank,
+            &*self.name,
+            self.timeouts.abort
+        );
+        std::process::abort();
     }
 }
 
@@ -227,12 +215,4 @@ impl Drop for Lent {
             std::process::abort();
         }
     }
-}
-
-/// An empty vector with the allocation of `used`, for elements of another lifetime.
-pub(crate) fn recycle<'a, 'b>(mut used: Vec<Leased<'a>>) -> Vec<Leased<'b>> {
-    used.clear();
-    used.into_iter()
-        .map(|_| unreachable!("the vector is empty"))
-        .collect()
 }

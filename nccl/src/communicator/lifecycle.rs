@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use nccl_sys as sys;
-
 use super::handle::{RawComm, Unsettled, settle};
 use super::{Communicator, Inner, Pins, State, Timeouts, lock};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
@@ -241,7 +239,7 @@ fn free(library: &Library, way: Free, raw: RawComm) -> Result<(), NcclFailure> {
         Free::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
     };
     let Some(function) = function else {
-        return Err(missing(library, call));
+        return Err(ffi::missing(library, call));
     };
     // SAFETY: `raw` was taken out of its handle by the one caller that is to free it, so nothing else
     // reaches it.
@@ -382,9 +380,4 @@ pub(super) fn discard(library: &Library, raw: RawComm, limit: Duration) -> Outco
         Some(Ok(())) => Outcome::Freed,
         _ => Outcome::Leaked,
     }
-}
-
-/// The failure of a function that every release has, found missing.
-pub(super) fn missing(library: &Library, call: &'static str) -> NcclFailure {
-    ffi::failure(library, call, sys::ncclResult_t::ncclInternalError)
 }

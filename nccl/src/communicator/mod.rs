@@ -9,10 +9,12 @@
 //! - `init`: the call, the poll, the deadline;
 //! - `state`: the state machine;
 //! - `order`: which streams have to wait for which;
+//! - `frame`: the buffers of one operation while it is issued;
 //! - `issue`: one operation, from the checks to the request;
 //! - `lifecycle`: finalize, abort, drop and the reaper.
 
 mod builder;
+mod frame;
 mod handle;
 mod init;
 mod issue;
@@ -27,8 +29,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use builder::CommunicatorBuilder;
+pub(crate) use frame::Frame;
 pub(crate) use handle::{Backoff, state};
-pub(crate) use issue::{Calls, Issue, Leased};
+pub(crate) use issue::Calls;
 pub(crate) use order::not_capturing;
 pub(crate) use state::State;
 
@@ -37,9 +40,9 @@ use crate::config::ConfigStrings;
 use crate::error::{Error, ErrorKind};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
-use crate::point_to_point::Scratch;
 use crate::request::Mark;
 use crate::unique_id::UniqueId;
+use frame::Scratch;
 use handle::Handle;
 use state::Phase;
 
@@ -117,7 +120,7 @@ pub(crate) struct Inner {
     pub(crate) freed_bell: Condvar,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
-    /// Buffers of past groups, kept so that the next one allocates nothing.
+    /// Allocations of past operations, kept so that the next one makes none.
     pub(crate) scratch: Mutex<Vec<Scratch>>,
     /// What NCCL keeps pointers into, and what pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,

@@ -15,6 +15,9 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 
+/// What an error calls the stream of an operation.
+pub(crate) const OPERATION: &str = "the operation's stream";
+
 const PER_THREAD: sys::CUstream = 0x2 as sys::CUstream;
 
 /// Whether two handles stand for one stream of one context.
@@ -108,4 +111,11 @@ pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
         ordered = ordered.and(waits);
     }
     ordered
+}
+
+/// Whether work is waiting or running on `on`. Not if the device failed: then none does.
+pub(crate) fn is_busy(on: &CudaStream) -> bool {
+    // SAFETY: the stream lives as long as `on`; the call waits for nothing.
+    let code = unsafe { sys::cuStreamQuery(on.cu_stream()) };
+    code == sys::CUresult::CUDA_ERROR_NOT_READY
 }

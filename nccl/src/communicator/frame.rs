@@ -1,0 +1,120 @@
+//! The buffers of one operation, from the moment when they are taken to the moment when their borrow
+//! may end.
+//!
+//! Taking a buffer turns it into an address at once; what has to be kept beside that (cudarc's guard,
+//! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
+//! the operation's own stream that cudarc does not track costs its address and nothing else.
+//!
+//! What must stay true: a frame borrows its buffers for `'a` and is given to `Inner::issue`, which
+//! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
+//! never outlives its frame.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, SyncOnDrop};
+
+use super::{Inner, lock, order};
+use crate::buffer::{Erased, ErasedMut};
+use crate::error::Result;
+use crate::point_to_point::Message;
+
+/// See the module.
+pub(crate) struct Frame<'a> {
+    pub(crate) on: &'a Arc<CudaStream>,
+    inner: &'a Inner,
+    /// Streams that have to be ordered with the operation's.
+    pub(super) foreign: Vec<Arc<CudaStream>>,
+    guards: Vec<SyncOnDrop<'a>>,
+    pub(crate) messages: Vec<Message>,
+}
+
+/// The allocations of a past frame.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    foreign: Vec<Arc<CudaStream>>,
+    guards: Vec<SyncOnDrop<'static>>,
+    messages: Vec<Message>,
+}
+
+impl Inner {
+    /// An empty frame for an operation on `on`.
+    pub(crate) fn frame<'a>(&'a self, on: &'a Arc<CudaStream>) -> Result<Frame<'a>> {
+        if on.context().is_managing_stream_synchronization() {
+            // Taking a buffer would put cudarc's waits into the graph.
+            order::not_capturing(order::OPERATION, on)?;
+        }
+        let scratch = lock(&self.scratch).pop().unwrap_or_default();
+        Ok(Frame {
+            on,
+            inner: self,
+            foreign: scratch.foreign,
+            guards: empty(scratch.guards),
+            messages: scratch.messages,
+        })
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Takes a buffer that the operation reads.
+    #[inline]
+    pub(crate) fn read(&mut self, buffer: Erased<'a>) -> Result<CUdeviceptr> {
+        self.order(buffer.stream())?;
+        let (address, guard) = buffer.lease(self.on);
+        self.keep(guard);
+        Ok(address)
+    }
+
+    /// Takes a buffer that the operation writes.
+    #[inline]
+    pub(crate) fn write(&mut self, buffer: ErasedMut<'a>) -> Result<CUdeviceptr> {
+        self.order(buffer.stream())?;
+        let (address, guard) = buffer.lease(self.on);
+        self.keep(guard);
+        Ok(address)
+    }
+
+    #[inline]
+    fn order(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        if Arc::ptr_eq(stream, self.on) {
+            return Ok(());
+        }
+        order::visit(stream, self.on, &mut self.foreign)
+    }
+
+    #[inline]
+    fn keep(&mut self, guard: SyncOnDrop<'a>) {
+        match guard {
+            // Does nothing when it is dropped.
+            SyncOnDrop::Record(None) => std::mem::forget(guard),
+            guard => self.guards.push(guard),
+        }
+    }
+}
+
+impl Drop for Frame<'_> {
+    /// Ends the guards, which record their events, and keeps the allocations.
+    fn drop(&mut self) {
+        self.foreign.clear();
+        self.messages.clear();
+        let scratch = Scratch {
+            foreign: std::mem::take(&mut self.foreign),
+            guards: empty(std::mem::take(&mut self.guards)),
+            messages: std::mem::take(&mut self.messages),
+        };
+        lock(&self.inner.scratch).push(scratch);
+    }
+}
+
+/// An empty vector with the allocation of `used`, for guards of another lifetime.
+#[inline]
+fn empty<'a, 'b>(mut used: Vec<SyncOnDrop<'a>>) -> Vec<SyncOnDrop<'b>> {
+    used.clear();
+    if used.capacity() == 0 {
+        return Vec::new();
+    }
+    // Collecting in place: the elements have one layout, so the allocation stays.
+    used.into_iter()
+        .map(|_| unreachable!("the vector is empty"))
+        .collect()
+}
