@@ -333,15 +333,25 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
             .build()?;
         let owner = context.new_stream()?;
         if world.rank() == 0 {
-            let gate = Gate::closed_on(&stream)?;
             let late_abort = faults::at_call("ncclCommAbort")
                 .rank(0)
                 .delay(Duration::from_millis(800));
             let mut y = owner.alloc_zeros::<u8>(1 << 20)?;
-            // Rank 1 is not there yet, so the launch is not on the stream when the limit passes.
-            let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
-            assert!(error.is_timeout(), "{error}");
-            drop(late_abort);
+            owner.synchronize()?;
+            let gate = std::thread::scope(|scope| {
+                let gate = scope.spawn(|| {
+                    while late_abort.hits() == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    // The limit has passed; now comes the launch.
+                    let gate = Gate::closed_on(&stream).expect("a gate");
+                    world.barrier("gated").expect("rank 1");
+                    gate
+                });
+                let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
+                assert!(error.is_timeout(), "{error}");
+                gate.join().expect("a gate")
+            });
             // What is put on the owner's stream now waits for what is on the operation's.
             let done = context.new_event(None)?;
             done.record(&owner)?;
@@ -351,7 +361,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
             done.synchronize()?;
             owner.synchronize()?;
         } else {
-            std::thread::sleep(Duration::from_millis(500));
+            world.barrier("gated")?;
             let x = stream.alloc_zeros::<u8>(1 << 20)?;
             // Not waited for: rank 0 gives up before it receives anything.
             let _ = comm.group(|group| group.isend(&x, 0))?;
