@@ -178,7 +178,7 @@ impl Communicator {
         y: ErasedMut<'a>,
     ) -> Result<(Frame<'a>, Pair)> {
         let taken = self.library().admit(y.data_type()).and_then(|()| {
-            let mut frame = self.0.frame(&self.0.stream)?;
+            let mut frame = Frame::new(&self.0.stream)?;
             let pair = Pair::take(&mut frame, x, y)?;
             Ok((frame, pair))
         });

@@ -41,8 +41,6 @@ pub struct Group<'a> {
     frame: Frame<'a>,
     /// The type that was admitted last: mostly the next one as well.
     admitted: Option<DataType>,
-    /// Whether there are messages to oneself.
-    own: bool,
 }
 
 impl<'a> Group<'a> {
@@ -78,6 +76,7 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = self.frame.read(buffer)?;
+        self.note_own(peer);
         self.frame.messages.push(Message {
             address,
             count,
@@ -113,6 +112,7 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = self.frame.write(buffer)?;
+        self.note_own(peer);
         self.frame.messages.push(Message {
             address,
             count,
@@ -121,6 +121,14 @@ impl<'a> Group<'a> {
             sent: false,
         });
         Ok(())
+    }
+
+    /// Before the message is recorded.
+    #[inline]
+    fn note_own(&mut self, peer: i32) {
+        if peer as usize == self.rank {
+            self.frame.own.push(self.frame.messages.len());
+        }
     }
 
     /// The peer as NCCL counts it; `None` for a message without elements.
@@ -136,7 +144,6 @@ impl<'a> Group<'a> {
         if count == 0 {
             return Ok(None);
         }
-        self.own |= peer == self.rank;
         // Fits: the number of ranks was checked when the communicator was made.
         Ok(Some(peer as i32))
     }
@@ -153,17 +160,19 @@ impl<'a> Group<'a> {
     /// A message to oneself without its counterpart makes NCCL fail at the end of the group, which
     /// costs the communicator.
     fn check_own_messages(&self) -> Result<()> {
-        if !self.own {
+        if self.frame.own.is_empty() {
             return Ok(());
         }
+        let messages = self
+            .frame
+            .own
+            .iter()
+            .map(|&index| &self.frame.messages[index]);
         let own = |sent| {
-            self.frame
-                .messages
-                .iter()
-                .filter(move |message| message.sent == sent && message.peer as usize == self.rank)
-                .map(|message| {
-                    message.count * message.data_type.size_in_bytes().unwrap_or_default()
-                })
+            let of_side = messages.clone().filter(move |message| message.sent == sent);
+            of_side.map(|message| {
+                message.count * message.data_type.size_in_bytes().unwrap_or_default()
+            })
         };
         if own(true).eq(own(false)) {
             Ok(())
@@ -230,9 +239,8 @@ impl Communicator {
             rank: self.rank(),
             world_size: self.world_size(),
             library: self.library(),
-            frame: self.0.frame(&self.0.stream)?,
+            frame: Frame::new(&self.0.stream)?,
             admitted: None,
-            own: false,
         };
         record(&mut group)?;
         group.check_own_messages()?;

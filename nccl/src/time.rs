@@ -4,9 +4,14 @@ use std::time::{Duration, Instant};
 
 /// The moment `limit` from now; a limit beyond what a clock can hold is as good as none.
 pub(crate) fn deadline_after(limit: Duration) -> Instant {
+    later(Instant::now(), limit)
+}
+
+/// The moment `limit` after `start`, likewise.
+#[inline]
+pub(crate) fn later(start: Instant, limit: Duration) -> Instant {
     const LONG: Duration = Duration::from_secs(100 * 365 * 86_400);
-    let now = Instant::now();
-    now.checked_add(limit.min(LONG)).unwrap_or(now)
+    start.checked_add(limit.min(LONG)).unwrap_or(start)
 }
 
 #[cfg(test)]

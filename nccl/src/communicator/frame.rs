@@ -9,12 +9,13 @@
 //! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
 //! never outlives its frame.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, SyncOnDrop};
 
-use super::{Inner, lock, order};
+use super::order;
 use crate::buffer::{Erased, ErasedMut};
 use crate::error::Result;
 use crate::point_to_point::Message;
@@ -22,40 +23,60 @@ use crate::point_to_point::Message;
 /// See the module.
 pub(crate) struct Frame<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
-    inner: &'a Inner,
     /// Streams that have to be ordered with the operation's.
     pub(super) foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
     pub(crate) messages: Vec<Message>,
+    /// Which of the messages are to oneself.
+    pub(crate) own: Vec<usize>,
 }
 
 /// The allocations of a past frame.
-#[derive(Default)]
-pub(crate) struct Scratch {
+struct Scratch {
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'static>>,
     messages: Vec<Message>,
+    own: Vec<usize>,
 }
 
-impl Inner {
-    /// An empty frame for an operation on `on`.
-    pub(crate) fn frame<'a>(&'a self, on: &'a Arc<CudaStream>) -> Result<Frame<'a>> {
-        if on.context().is_managing_stream_synchronization() {
-            // Taking a buffer would put cudarc's waits into the graph.
-            order::not_capturing(order::OPERATION, on)?;
+thread_local! {
+    /// A lock would cost as much as a message does. One is enough: frames are rarely nested.
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+}
+
+impl Scratch {
+    const fn new() -> Self {
+        Self {
+            foreign: Vec::new(),
+            guards: Vec::new(),
+            messages: Vec::new(),
+            own: Vec::new(),
         }
-        let scratch = lock(&self.scratch).pop().unwrap_or_default();
-        Ok(Frame {
-            on,
-            inner: self,
-            foreign: scratch.foreign,
-            guards: empty(scratch.guards),
-            messages: scratch.messages,
-        })
     }
 }
 
 impl<'a> Frame<'a> {
+    /// An empty frame for an operation on `on`.
+    ///
+    /// # Errors
+    /// When taking a buffer would put cudarc's waits into a graph.
+    pub(crate) fn new(on: &'a Arc<CudaStream>) -> Result<Self> {
+        if on.context().is_managing_stream_synchronization() {
+            order::not_capturing(order::OPERATION, on)?;
+        }
+        // Nothing is kept any more while the thread ends.
+        let scratch = SCRATCH
+            .try_with(|scratch| scratch.replace(Scratch::new()))
+            .unwrap_or_else(|_| Scratch::new());
+        Ok(Self {
+            on,
+            foreign: scratch.foreign,
+            guards: empty(scratch.guards),
+            messages: scratch.messages,
+            own: scratch.own,
+        })
+    }
+
     /// Takes a buffer that the operation reads.
     #[inline]
     pub(crate) fn read(&mut self, buffer: Erased<'a>) -> Result<CUdeviceptr> {
@@ -97,12 +118,14 @@ impl Drop for Frame<'_> {
     fn drop(&mut self) {
         self.foreign.clear();
         self.messages.clear();
+        self.own.clear();
         let scratch = Scratch {
             foreign: std::mem::take(&mut self.foreign),
             guards: empty(std::mem::take(&mut self.guards)),
             messages: std::mem::take(&mut self.messages),
+            own: std::mem::take(&mut self.own),
         };
-        lock(&self.inner.scratch).push(scratch);
+        let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
     }
 }
 

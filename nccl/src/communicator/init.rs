@@ -129,7 +129,6 @@ impl Prepared {
             freed_bell: Condvar::new(),
             marks: Mutex::new(Vec::new()),
             handle: Mutex::new(self.handle),
-            scratch: Mutex::new(Vec::new()),
             pins: Some(Pins {
                 _stream: self.pins_stream,
                 _strings: self.config.strings,

@@ -32,7 +32,7 @@ use crate::ffi::Progress;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
-use crate::time::deadline_after;
+use crate::time::{deadline_after, later};
 
 /// What the C calls of one operation need.
 pub(crate) struct Calls<'c> {
@@ -61,7 +61,7 @@ impl Inner {
         call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<Request> {
         let started = Instant::now();
-        match self.issue_locked(&frame, call) {
+        match self.issue_locked(&frame, started, call) {
             Ok(sequence) => {
                 let on = frame.on;
                 drop(frame);
@@ -88,11 +88,12 @@ impl Inner {
     fn issue_locked(
         &self,
         frame: &Frame<'_>,
+        started: Instant,
         call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<u64, (Refused, u64)> {
         let mut handle = lock(&self.handle);
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, call) {
+        match self.issue_on(&mut handle, frame, started, call) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, sequence)),
         }
@@ -102,6 +103,7 @@ impl Inner {
         &self,
         handle: &mut Handle,
         frame: &Frame<'_>,
+        started: Instant,
         call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<(), Refused> {
         let raw = match handle.raw {
@@ -127,7 +129,7 @@ impl Inner {
         };
         let launched = match call(&calls, frame) {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw),
+            Ok(Progress::Pending) => self.settled(raw, started),
             Err(failure) => Err(Error::from(failure)),
         };
 
@@ -150,9 +152,10 @@ impl Inner {
     }
 
     /// Polls until the work is on the stream.
-    fn settled(&self, raw: RawComm) -> Result<()> {
+    fn settled(&self, raw: RawComm, started: Instant) -> Result<()> {
         let limit = self.timeouts.operation;
-        settle(&self.library, raw, "launch", deadline_after(limit), || {
+        let deadline = later(started, limit);
+        settle(&self.library, raw, "launch", deadline, || {
             self.interrupted()
         })
         .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))

@@ -42,7 +42,6 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::request::Mark;
 use crate::unique_id::UniqueId;
-use frame::Scratch;
 use handle::Handle;
 use state::Phase;
 
@@ -120,8 +119,6 @@ pub(crate) struct Inner {
     pub(crate) freed_bell: Condvar,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
-    /// Allocations of past operations, kept so that the next one makes none.
-    pub(crate) scratch: Mutex<Vec<Scratch>>,
     /// What NCCL keeps pointers into, and what pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }
