@@ -310,11 +310,8 @@ fn what_is_missing_says_so_and_fails() {
         threads(1, |rank| {
             let memory = rank.memory(&[0u8]);
             let (ptr, kind, stream) = (memory.ptr(), Kind::ncclInt8, rank.cuda_stream());
-            assert_eq!(
-                nccl!(ncclCommSplit(rank.comm, 0, 0, null_mut(), null_mut())),
-                5
-            );
-            let text = "ncclCommSplit: nccl-emulator does not have this function yet";
+            assert_eq!(nccl!(ncclWaitSignal(0, null_mut(), rank.comm, stream)), 5);
+            let text = "ncclWaitSignal: nccl-emulator does not have this function yet";
             assert_eq!(last_error(), text);
             assert_eq!(nccl!(ncclGroupStart()), 0);
             assert_eq!(

@@ -1,4 +1,6 @@
-//! The abort flag: raised once, seen by everything that waits on a communicator's behalf.
+//! The abort flag: seen by everything that waits on a communicator's behalf. An abort raises it for
+//! good; a revoke, and a shrink that aborts, lower it again when nothing of the communicator runs any
+//! more.
 //!
 //! An `Arc`, because communicators that share resources share one flag: raising it breaks them all.
 
@@ -30,6 +32,11 @@ impl AbortFlag {
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.own().bell.ring();
         }
+    }
+
+    /// Lowers it: whoever has not seen it by now never will.
+    pub(crate) fn lower(&self) {
+        self.raised.store(false, Ordering::SeqCst);
     }
 
     /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of this session's rank.

@@ -25,6 +25,27 @@ pub(crate) struct Config {
     /// The name given to the communicator, for messages. NCCL keeps the caller's pointer, which
     /// must outlive the communicator.
     pub(crate) name: Option<String>,
+    /// Children of a split share this communicator's abort flag.
+    pub(crate) split_share: bool,
+    /// Children of a shrink do.
+    pub(crate) shrink_share: bool,
+}
+
+impl Config {
+    /// The configuration of a child that was given none: its parent's, under the environment as it is
+    /// now.
+    pub(crate) fn inherit(&self) -> Self {
+        let flag = |variable: &str, value: bool| match environment::integer(variable) {
+            Some(value @ (0 | 1)) => value != 0,
+            _ => value,
+        };
+        Self {
+            blocking: flag("NCCL_COMM_BLOCKING", self.blocking),
+            split_share: flag("NCCL_COMM_SPLIT_SHARE_RESOURCES", self.split_share),
+            shrink_share: flag("NCCL_COMM_SHRINK_SHARE_RESOURCES", self.shrink_share),
+            ..self.clone()
+        }
+    }
 }
 
 fn version(major: u32, minor: u32, patch: u32) -> u32 {
@@ -271,6 +292,8 @@ pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     Ok(Config {
         blocking: resolved.blocking != 0,
         name,
+        split_share: resolved.splitShare != 0,
+        shrink_share: resolved.shrinkShare != 0,
     })
 }
 

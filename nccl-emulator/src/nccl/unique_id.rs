@@ -45,6 +45,17 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
+/// A number made of numbers, of which one cannot tell the others.
+pub(crate) fn mix(numbers: &[u64]) -> u64 {
+    numbers
+        .iter()
+        .fold(0x9e37_79b9_7f4a_7c15, |state, &number| {
+            let x = (state ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            let x = (x ^ x >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+            x ^ x >> 29
+        })
+}
+
 /// Inode of one of this process's namespaces, 0 if the kernel does not say.
 pub(crate) fn namespace(kind: &str) -> u64 {
     fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |metadata| metadata.ino())
@@ -101,6 +112,16 @@ impl UniqueId {
         Self {
             magic: random(),
             name,
+        }
+    }
+
+    /// The one on which ranks agree that know the same numbers, one of which is a secret of theirs.
+    pub(crate) fn derived(purpose: &str, numbers: &[u64]) -> Self {
+        let magic = mix(numbers);
+        let place = mix(&[magic, numbers.len() as u64]);
+        Self {
+            magic,
+            name: format!("{PREFIX}{}/{purpose}/{place:016x}", here()),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::exchange::{Exchange, Side};
 use super::rendezvous::{Collective, OfferCell};
@@ -69,9 +69,24 @@ pub(crate) struct RankBlock {
     pub(crate) teardown: AtomicU32,
     /// Bits of the algorithms for which the rank has set up its connections. Written by the rank.
     pub(crate) algorithms: AtomicU32,
+    /// What the rank says to the splits of the communicator: of two that follow each other, one each.
+    /// Written by the rank.
+    splits: [SplitCell; 2],
+    /// The grow that a coordinator has announced to this rank; 0 for none. Taken by the rank.
+    pub(crate) grow: AtomicU64,
     /// What this rank brings to the collective in flight. Written by the rank before it arrives.
     pub(crate) offer: OfferCell,
     info: RankInfo,
+}
+
+/// What a rank says to one split. A split is over for nobody before all have said it, so when a rank
+/// writes to a cell again, everybody has read it.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct SplitCell {
+    number: AtomicU64,
+    color: AtomicI32,
+    key: AtomicI32,
 }
 
 /// Who a rank is. Written by the root.
@@ -212,6 +227,26 @@ impl Segment {
         // SAFETY: the block is in bounds; the root wrote the info before this process mapped the
         // segment. Volatile, because only good manners keep another process from writing to it.
         unsafe { (&raw const self.block(rank).info).read_volatile() }
+    }
+
+    /// Says what `rank` brings to split `number` (counted from 1), and tells everybody.
+    pub(crate) fn say_split(&self, rank: usize, number: u64, color: i32, key: i32) {
+        let cell = &self.block(rank).splits[number as usize % 2];
+        cell.color.store(color, Ordering::Relaxed);
+        cell.key.store(key, Ordering::Relaxed);
+        cell.number.store(number, Ordering::SeqCst);
+        self.ring_others(rank);
+    }
+
+    /// The color and the key that `rank` brings to split `number`, once it has said so.
+    pub(crate) fn split(&self, rank: usize, number: u64) -> Option<(i32, i32)> {
+        let cell = &self.block(rank).splits[number as usize % 2];
+        (cell.number.load(Ordering::SeqCst) == number).then(|| {
+            (
+                cell.color.load(Ordering::Relaxed),
+                cell.key.load(Ordering::Relaxed),
+            )
+        })
     }
 
     /// Rings the bells of all ranks but `but`.

@@ -155,14 +155,24 @@ impl Process {
 
     /// A unique id, made by rank 0.
     pub(crate) fn id(&self, name: &str) -> ncclUniqueId {
-        let file = self.place.join(name);
         if self.rank == 0 {
             let id = unique_id();
-            let bytes = id.internal.map(|byte| byte as u8);
-            fs::write(self.place.join("id.part"), bytes).unwrap();
-            fs::rename(self.place.join("id.part"), file).unwrap();
+            self.put_id(name, &id);
             return id;
         }
+        self.get_id(name)
+    }
+
+    /// Gives an id to the other processes.
+    pub(crate) fn put_id(&self, name: &str, id: &ncclUniqueId) {
+        let bytes = id.internal.map(|byte| byte as u8);
+        fs::write(self.place.join("id.part"), bytes).unwrap();
+        fs::rename(self.place.join("id.part"), self.place.join(name)).unwrap();
+    }
+
+    /// An id that another process gives, or will give.
+    pub(crate) fn get_id(&self, name: &str) -> ncclUniqueId {
+        let file = self.place.join(name);
         wait_until("the unique id is there", || file.exists());
         let bytes: [u8; 128] = fs::read(file).unwrap().try_into().unwrap();
         ncclUniqueId {

@@ -13,7 +13,7 @@ use crate::nccl::bootstrap;
 use crate::nccl::code::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA,
 };
-use crate::nccl::communicator::{self, Communicator, InitRequest};
+use crate::nccl::communicator::{self, Communicator, InitRequest, Meeting};
 use crate::nccl::config::{self, Config};
 use crate::nccl::debug::{self, Level, info, subsystem, warn};
 use crate::nccl::environment;
@@ -42,7 +42,7 @@ fn announce_bootstrap() {
 }
 
 /// `showVersion`, once.
-fn announce_version(rank: c_int) {
+pub(super) fn announce_version(rank: c_int) {
     static ONCE: AtomicBool = AtomicBool::new(false);
     let everyone = debug::enabled(Level::Info, subsystem::ALL);
     let first = rank == 0 && debug::enabled(Level::Version, subsystem::ALL);
@@ -87,7 +87,7 @@ fn start_root(id: &UniqueId) -> Result {
 }
 
 /// `cudaGetDevice`: device 0 where the thread has not chosen one.
-fn current_device() -> i32 {
+pub(super) fn current_device() -> i32 {
     driver::current_device().unwrap_or(0)
 }
 
@@ -183,13 +183,14 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<
     // may abort it.
     unsafe { init.out.write_unaligned(handle) };
     let request = Some(Arc::new(InitRequest {
-        ids,
+        meeting: Meeting::At(ids),
         function: init.function,
     }));
     Ok(Job {
         kind: JobKind::Init,
         communicator,
         request,
+        child: None,
     })
 }
 

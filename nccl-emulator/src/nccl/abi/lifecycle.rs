@@ -82,12 +82,60 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
             communicator::bus_id(communicator.device)
         );
         group::start();
-        communicator.abort.raise();
+        communicator.raise_abort();
         communicator.mark_destroyed();
         // The background work sees the flag; its errors do not matter any more.
         let _ = communicator.ensure_ready();
         let result = group::record(group::add_job(Job::new(JobKind::Reclaim, &communicator)));
         group::end()?;
+        result
+    })
+}
+
+/// NULL is a success, whatever the flags.
+pub(super) unsafe extern "C" fn ncclCommRevoke(
+    comm: ncclComm_t,
+    revokeFlags: c_int,
+) -> ncclResult_t {
+    call("ncclCommRevoke", comm, || {
+        if comm.is_null() {
+            return Ok(());
+        }
+        if revokeFlags != 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        let communicator = communicator::lookup(comm, "CommRevoke")?;
+        if communicator.is_destroyed() || communicator.is_finalized() || communicator.is_revoked() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let line = format!(
+            "comm {comm:p} rank {} nRanks {} cudaDev {} busId {:x} - Revoke",
+            communicator.rank,
+            communicator.ranks,
+            communicator.device,
+            communicator::bus_id(communicator.device)
+        );
+        info!(subsystem::DESTROY, "{line} START");
+        group::start();
+        communicator.raise_abort();
+        communicator.mark_revoked();
+        // What is in the background sees the flag; its errors do not matter any more.
+        let _ = communicator.ensure_ready();
+        communicator.mark_finalized();
+        let result = group::record(group::add_job(Job::new(JobKind::Revoke, &communicator)));
+        if !communicator.config.blocking && result.is_err() {
+            communicator.set_state(result);
+        }
+        let result = match group::end() {
+            Err(error) if error != IN_PROGRESS => Err(error),
+            _ if !communicator.config.blocking => communicator.state(),
+            _ => result,
+        };
+        info!(
+            subsystem::DESTROY,
+            "{line} COMPLETE, result {}",
+            code::number(result)
+        );
         result
     })
 }

@@ -4,9 +4,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use nccl_sys::{
-    cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclCommMemStat_t, ncclConfig_t, ncclDataType_t,
-    ncclRedOp_t, ncclResult_t, ncclScalarResidence_t, ncclUniqueId, ncclWaitSignalDesc_t,
-    ncclWindow_t,
+    cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclRedOp_t,
+    ncclResult_t, ncclScalarResidence_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
 use super::call;
@@ -31,17 +30,6 @@ macro_rules! missing {
 }
 
 missing! {
-    ncclCommSplit(comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t)
-        about comm as "CommSplit";
-    ncclCommShrink(
-        comm: ncclComm_t, excludeRanksList: *mut c_int, excludeRanksCount: c_int, newcomm: *mut ncclComm_t,
-        config: *mut ncclConfig_t, shrinkFlags: c_int
-    ) about comm as "CommShrink";
-    ncclCommGetUniqueId(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) about comm as "ncclCommGetUniqueId";
-    ncclCommGrow(
-        comm: ncclComm_t, nRanks: c_int, uniqueId: *const ncclUniqueId, rank: c_int, newcomm: *mut ncclComm_t,
-        config: *mut ncclConfig_t
-    ) about comm as "ncclCommGrow";
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) about comm as "ncclCommSuspend";
     ncclCommResume(comm: ncclComm_t) about comm as "ncclCommResume";
     ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) about comm as "ncclCommMemStats";
@@ -58,22 +46,6 @@ missing! {
     ) about comm as "Signal";
     ncclWaitSignal(nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: cudaStream_t)
         about comm as "WaitSignal";
-}
-
-/// NULL is a success in NCCL as well, whatever the flags.
-pub(super) unsafe extern "C" fn ncclCommRevoke(
-    comm: ncclComm_t,
-    revokeFlags: c_int,
-) -> ncclResult_t {
-    call("ncclCommRevoke", comm, || {
-        if comm.is_null() {
-            return Ok(());
-        }
-        if revokeFlags != 0 {
-            return Err(INVALID_ARGUMENT);
-        }
-        missing("ncclCommRevoke", comm, "CommRevoke")
-    })
 }
 
 /// There are no operators but the built-in ones, so there is never one to destroy.

@@ -7,6 +7,7 @@
 // The names are C's.
 #![allow(non_snake_case)]
 
+mod children;
 mod information;
 mod init;
 mod lifecycle;
@@ -27,6 +28,7 @@ use super::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
 use super::communicator::{self, Communicator};
 use super::debug::warn;
 use crate::faults;
+use children::*;
 use information::*;
 use init::*;
 use lifecycle::*;

@@ -6,14 +6,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{MAX_BYTES, Message};
+use crate::exec::Bell;
 use crate::memory;
-use crate::nccl::abort::{AbortFlag, TICK};
+use crate::nccl::abort::TICK;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, REMOTE, Result, SYSTEM};
 use crate::nccl::communicator::Session;
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::unique_id::UniqueId;
 use crate::transport::{RankInfo, Received, Segment, Socket, wait_readable};
+
+/// Whether the caller has given up.
+type Aborted<'a> = &'a dyn Fn() -> bool;
 
 /// Joins the communicator of `ids` as `rank` of `ranks`, and returns when everybody has. The first
 /// id is the meeting point; the roots of the others are sent home.
@@ -22,9 +26,57 @@ pub(crate) fn join(
     ranks: usize,
     rank: usize,
     info: RankInfo,
-    abort: &AbortFlag,
+    aborted: Aborted<'_>,
 ) -> Result<Session> {
-    let id = &ids[0];
+    let socket = connect(&ids[0], aborted)?;
+    let session = meet(socket, &ids[0], ranks, rank, info, aborted)?;
+    if rank == 0 {
+        for other in &ids[1..] {
+            // Nobody else will; if its process is gone, so is the root.
+            if let Ok(socket) = Socket::connect(&other.address()) {
+                let _ = socket.send(&Message::Dismissed { magic: other.magic }.encode(), &[]);
+            }
+        }
+    }
+    Ok(session)
+}
+
+/// As [`join`], at a root that a rank of the same parent is about to start, however long that takes.
+/// It rings `bell` then.
+pub(crate) fn join_soon(
+    id: &UniqueId,
+    bell: Option<&Bell>,
+    ranks: usize,
+    rank: usize,
+    info: RankInfo,
+    aborted: Aborted<'_>,
+) -> Result<Session> {
+    let socket = loop {
+        let seen = bell.map(Bell::value);
+        match Socket::connect(&id.address()) {
+            Ok(socket) => break socket,
+            Err(error) if error.kind() != io::ErrorKind::ConnectionRefused => {
+                warn!("Bootstrap : {error}");
+                return Err(SYSTEM);
+            }
+            Err(_) if aborted() => return Err(INTERNAL),
+            Err(_) => match (bell, seen) {
+                (Some(bell), Some(seen)) => drop(bell.wait(seen, TICK)),
+                _ => thread::sleep(TICK),
+            },
+        }
+    };
+    meet(socket, id, ranks, rank, info, aborted)
+}
+
+fn meet(
+    socket: Socket,
+    id: &UniqueId,
+    ranks: usize,
+    rank: usize,
+    info: RankInfo,
+    aborted: Aborted<'_>,
+) -> Result<Session> {
     let pool = memory::pool(info.device).map_err(|error| {
         warn!(
             "The memory of device {} cannot be set up: CUDA error {}",
@@ -32,7 +84,6 @@ pub(crate) fn join(
         );
         crate::nccl::code::UNHANDLED_CUDA
     })?;
-    let socket = connect(id, abort)?;
     let hello = Message::Hello {
         magic: id.magic,
         ranks: ranks as i32,
@@ -42,7 +93,7 @@ pub(crate) fn join(
     let parts = match socket
         .send(&hello.encode(), &[pool.fd()])
         .map_err(Trouble::Io)
-        .and_then(|()| receive_parts(&socket, abort))
+        .and_then(|()| receive_parts(&socket, aborted))
     {
         Ok(Some(parts)) => parts,
         Ok(None) => return Err(INTERNAL),
@@ -56,24 +107,15 @@ pub(crate) fn join(
         }
     };
     drop(socket);
-    let session = assemble(parts, ranks, rank).map_err(|why| {
+    assemble(parts, ranks, rank).map_err(|why| {
         warn!("Bootstrap : {why}");
         SYSTEM
-    })?;
-    if rank == 0 {
-        for other in &ids[1..] {
-            // Nobody else will; if its process is gone, so is the root.
-            if let Ok(socket) = Socket::connect(&other.address()) {
-                let _ = socket.send(&Message::Dismissed { magic: other.magic }.encode(), &[]);
-            }
-        }
-    }
-    Ok(session)
+    })
 }
 
 /// Connects to the root. Retries while nobody listens, as long as NCCL does: the root may be about
 /// to start (`NCCL_COMM_ID`), or be gone for good.
-fn connect(id: &UniqueId, abort: &AbortFlag) -> Result<Socket> {
+fn connect(id: &UniqueId, aborted: Aborted<'_>) -> Result<Socket> {
     let attempts = environment::integer("NCCL_SOCKET_RETRY_CNT")
         .unwrap_or(34)
         .max(0);
@@ -108,7 +150,7 @@ fn connect(id: &UniqueId, abort: &AbortFlag) -> Result<Socket> {
         );
         let until = Instant::now() + pause;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
-            if abort.is_raised() {
+            if aborted() {
                 return Err(INTERNAL);
             }
             thread::sleep(left.min(TICK));
@@ -139,7 +181,7 @@ struct Parts {
 /// them.
 fn receive_parts(
     socket: &Socket,
-    abort: &AbortFlag,
+    aborted: Aborted<'_>,
 ) -> std::result::Result<Option<Parts>, Trouble> {
     let mut welcome: Option<(u64, u32, OwnedFd)> = None;
     let mut pools = Vec::new();
@@ -151,7 +193,7 @@ fn receive_parts(
         ))
     };
     loop {
-        if abort.is_raised() {
+        if aborted() {
             return Ok(None);
         }
         let complete = |(_, count, _): &(u64, u32, OwnedFd)| *count as usize == pools.len();

@@ -12,10 +12,17 @@ use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::unique_id::UniqueId;
 
+/// Where the ranks of a new communicator meet.
+pub(crate) enum Meeting {
+    /// At a root that somebody has started, or is about to; the first id counts.
+    At(Vec<UniqueId>),
+    /// At the root of a grow. The ranks of the parent know it before it is there.
+    Grow(UniqueId, Arc<Communicator>),
+}
+
 /// What the job needs besides the communicator.
 pub(crate) struct InitRequest {
-    /// Where the ranks meet; the first id counts.
-    pub(crate) ids: Vec<UniqueId>,
+    pub(crate) meeting: Meeting,
     /// The function that was called, for the log.
     pub(crate) function: &'static str,
 }
@@ -24,18 +31,47 @@ pub(crate) struct InitRequest {
 pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> Result {
     let _device = debug::on_device(communicator.device);
     let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
-    let device = communicator.device;
-    let bus_id = crate::nccl::communicator::bus_id(device);
-    let line = format!(
-        "comm {:#x} rank {rank} nranks {ranks} cudaDev {device} nvmlDev {device} busId {bus_id:x} commId {:#x}",
-        communicator.handle(),
-        communicator.hash
-    );
     let function = request.function;
+    let line = line(communicator);
     info!(
         subsystem::INIT,
         "[Rank {rank}] {function} {line} - Init START"
     );
+    let abort = &communicator.abort;
+    establish(communicator, |who| match &request.meeting {
+        Meeting::At(ids) => bootstrap::join(ids, ranks, rank, who, &|| abort.is_raised()),
+        Meeting::Grow(id, parent) => {
+            let _inside = parent.enter();
+            let bell = parent.session().map(|session| &session.own().bell);
+            bootstrap::join_soon(id, bell, ranks, rank, who, &|| {
+                abort.is_raised() || parent.abort.is_raised()
+            })
+        }
+    })?;
+    info!(subsystem::INIT, "{function} {line} - Init COMPLETE");
+    Ok(())
+}
+
+/// What the log says of a communicator when it begins.
+fn line(communicator: &Communicator) -> String {
+    let device = communicator.device;
+    format!(
+        "comm {:#x} rank {} nranks {} cudaDev {device} nvmlDev {device} busId {:x} commId {:#x}",
+        communicator.handle(),
+        communicator.rank,
+        communicator.ranks,
+        identity::bus_id(device),
+        communicator.hash
+    )
+}
+
+/// Everything that makes a communicator of a handle: `join` meets the others.
+pub(super) fn establish(
+    communicator: &Arc<Communicator>,
+    join: impl FnOnce(crate::transport::RankInfo) -> Result<Session>,
+) -> Result {
+    let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
+    let device = communicator.device;
     let pool = memory::pool(device).map_err(|error| {
         warn!(
             "Cuda failure {} 'the memory of device {device} cannot be set up'",
@@ -43,8 +79,7 @@ pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> R
         );
         UNHANDLED_CUDA
     })?;
-    let who = identity::rank_info(device, pool);
-    let session = bootstrap::join(&request.ids, ranks, rank, who, &communicator.abort)?;
+    let session = join(identity::rank_info(device, pool))?;
     check_ranks(&session)?;
     let session = Arc::new(session);
     communicator.abort.wakes(Arc::downgrade(&session));
@@ -73,7 +108,6 @@ pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> R
         .unwrap_or_else(|_| unreachable!("init runs once"));
     wait_for_all(&session, communicator)?;
     communicator.initialized.store(true, Ordering::Release);
-    info!(subsystem::INIT, "{function} {line} - Init COMPLETE");
     Ok(())
 }
 

@@ -12,10 +12,13 @@
 //! use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
 //! unmapped under them.
 
+mod child;
 mod clique;
 mod connect;
+mod grow;
 mod identity;
 mod init;
+mod revoke;
 mod session;
 mod teardown;
 
@@ -24,11 +27,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub(crate) use child::{ChildKind, ChildRequest, OutSlot, create_child};
 pub(crate) use connect::{
     Connections, algorithm, finish_algorithm, finish_peers, start_algorithm, start_peers,
 };
+pub(crate) use grow::{await_handle, handle_id, hash_of_grown, send_handle};
 pub(crate) use identity::bus_id;
-pub(crate) use init::{InitRequest, init};
+pub(crate) use init::{InitRequest, Meeting, init};
+pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;
 pub(crate) use teardown::{finalize, reclaim};
 
@@ -70,6 +76,14 @@ pub(crate) struct Communicator {
     finalized: AtomicBool,
     /// `ncclCommDestroy` or `ncclCommAbort` was called on it.
     destroyed: AtomicBool,
+    revoked: AtomicBool,
+    /// Raised together with `abort`: that of a child whose split has not succeeded.
+    child_abort: Mutex<Option<Arc<AbortFlag>>>,
+    /// Splits and grows so far; children of the same one find each other by it.
+    children: AtomicU64,
+    /// Of those that share resources, how many live.
+    family: Arc<AtomicU32>,
+    in_family: AtomicBool,
     /// Threads that are inside a call that may wait on this communicator's behalf.
     inside: AtomicU32,
     /// Threads inside `ncclCommGetAsyncError`.
@@ -110,6 +124,11 @@ impl Communicator {
             initialized: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            child_abort: Mutex::default(),
+            children: AtomicU64::new(0),
+            family: Arc::new(AtomicU32::new(1)),
+            in_family: AtomicBool::new(true),
             inside: AtomicU32::new(0),
             polling: AtomicU32::new(0),
             registrations: Mutex::default(),
@@ -118,6 +137,74 @@ impl Communicator {
             issue: Mutex::default(),
             connections: Mutex::default(),
         }
+    }
+
+    /// Uses this abort flag.
+    pub(crate) fn with_abort(mut self, abort: Arc<AbortFlag>) -> Self {
+        self.abort = abort;
+        self
+    }
+
+    /// Shares the resources of `parent`.
+    fn sharing(mut self, parent: &Self) -> Self {
+        self.family = Arc::clone(&parent.family);
+        self.family.fetch_add(1, Ordering::AcqRel);
+        self
+    }
+
+    /// It is destroyed.
+    fn leave_family(&self) {
+        if self.in_family.swap(false, Ordering::AcqRel) {
+            self.family.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Raises its abort flag, and that of the child that it is making.
+    pub(crate) fn raise_abort(&self) {
+        if let Some(child) = &*self.child_abort() {
+            child.raise();
+        }
+        self.abort.raise();
+    }
+
+    /// Lowers what [`Communicator::raise_abort`] has raised.
+    fn lower_abort(&self) {
+        if let Some(child) = &*self.child_abort() {
+            child.lower();
+        }
+        self.abort.lower();
+    }
+
+    /// The flag of a child that is being made, or was not made.
+    pub(crate) fn child_abort(&self) -> MutexGuard<'_, Option<Arc<AbortFlag>>> {
+        self.child_abort
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a split or a grow; its number.
+    pub(crate) fn next_child(&self) -> u64 {
+        self.children.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Splits and grows so far.
+    pub(crate) fn children(&self) -> u64 {
+        self.children.load(Ordering::Acquire)
+    }
+
+    /// Whether it was revoked.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Marks it as revoked.
+    pub(crate) fn mark_revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    /// Whether it was finalized, or revoked.
+    pub(crate) fn is_finalized(&self) -> bool {
+        self.finalized.load(Ordering::Acquire)
     }
 
     /// Gives it a handle.

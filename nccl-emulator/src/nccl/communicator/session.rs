@@ -20,6 +20,8 @@ pub(crate) struct Session {
     infos: Vec<RankInfo>,
     /// Collectives that this rank has arrived at.
     collectives: AtomicU64,
+    /// Splits that this rank has taken part in.
+    splits: AtomicU64,
 }
 
 impl Session {
@@ -36,6 +38,7 @@ impl Session {
             pools,
             infos,
             collectives: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
         }
     }
 
@@ -52,6 +55,11 @@ impl Session {
     /// The number of the collective that this rank is about to arrive at.
     pub(crate) fn next_collective(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The number of the split that this rank is about to take part in.
+    pub(crate) fn next_split(&self) -> u64 {
+        self.splits.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The memory of `rank`'s device.

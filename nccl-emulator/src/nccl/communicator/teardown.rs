@@ -85,6 +85,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
 }
 
 fn complete(communicator: &Communicator) {
+    communicator.leave_family();
     info!(
         subsystem::DESTROY,
         "comm {:#x} rank {} nranks {} cudaDev {} busId {:x} - {} COMPLETE",
@@ -107,7 +108,7 @@ fn announce(session: &Session, bits: u32) {
 }
 
 /// Until this communicator's last launch has left its stream; each one waits for the one before.
-fn wait_for_launches(communicator: &Communicator) {
+pub(super) fn wait_for_launches(communicator: &Communicator) {
     let last = communicator
         .issue
         .lock()

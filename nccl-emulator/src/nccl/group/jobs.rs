@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::nccl::code::{Result, SYSTEM};
-use crate::nccl::communicator::{Communicator, InitRequest, finalize, init, reclaim};
+use crate::nccl::communicator::{
+    ChildRequest, Communicator, InitRequest, create_child, finalize, init, reclaim, revoke,
+};
 use crate::nccl::debug::{info, subsystem, warn};
 
 /// What a job does.
@@ -13,6 +15,10 @@ use crate::nccl::debug::{info, subsystem, warn};
 pub(crate) enum JobKind {
     /// Creates the communicator.
     Init,
+    /// Makes a child of it: a split or a shrink.
+    Child,
+    /// Stops what runs on it.
+    Revoke,
     /// Flushes it.
     Finalize,
     /// Destroys or aborts it.
@@ -26,6 +32,8 @@ pub(crate) struct Job {
     pub(crate) communicator: Arc<Communicator>,
     /// Of an init.
     pub(crate) request: Option<Arc<InitRequest>>,
+    /// Of a split or a shrink.
+    pub(crate) child: Option<Arc<ChildRequest>>,
 }
 
 impl Job {
@@ -35,14 +43,21 @@ impl Job {
             kind,
             communicator: Arc::clone(communicator),
             request: None,
+            child: None,
         }
     }
 
     fn run(&self) -> Result {
-        let _inside = (self.kind != JobKind::Reclaim).then(|| self.communicator.enter());
+        let waits_for_threads = matches!(self.kind, JobKind::Reclaim | JobKind::Revoke);
+        let _inside = (!waits_for_threads).then(|| self.communicator.enter());
         match (self.kind, &self.request) {
             (JobKind::Init, Some(request)) => init(&self.communicator, request),
             (JobKind::Init, None) => unreachable!("an init comes with its request"),
+            (JobKind::Child, _) => {
+                let request = self.child.as_ref().expect("a child comes with its request");
+                create_child(&self.communicator, request)
+            }
+            (JobKind::Revoke, _) => revoke(&self.communicator),
             (JobKind::Finalize, _) => finalize(&self.communicator),
             (JobKind::Reclaim, _) => reclaim(&self.communicator),
         }
@@ -97,7 +112,7 @@ pub(super) fn run(jobs: &[Job]) -> Result {
                 aborted = true;
                 jobs.iter()
                     .filter(|job| job.kind != JobKind::Reclaim)
-                    .for_each(|job| job.communicator.abort.raise());
+                    .for_each(|job| job.communicator.raise_abort());
             }
             thread::sleep(std::time::Duration::from_micros(100));
         }

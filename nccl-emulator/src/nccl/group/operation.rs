@@ -8,7 +8,7 @@ use nccl_sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
 use super::tasks::{CollectiveTask, MessageTask, find};
 use super::{end, record, start, with_tasks};
 use crate::faults;
-use crate::nccl::code::{INVALID_ARGUMENT, Result, UNHANDLED_CUDA};
+use crate::nccl::code::{INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::datatype::{DataType, Operator};
 use crate::nccl::debug::{info, subsystem, warn};
@@ -63,6 +63,10 @@ pub(crate) struct Call {
 /// Checks the call and queues it; outside a group, also launches it.
 pub(crate) fn enqueue(call: &Call) -> Result {
     let communicator = communicator::lookup(call.communicator, call.function.name()).recorded()?;
+    if communicator.is_revoked() {
+        warn!("{}: communicator was revoked", call.function.name());
+        return record(Err(INVALID_USAGE));
+    }
     start();
     let result = append(call, &communicator);
     if !communicator.config.blocking && result.is_err() {

@@ -1,0 +1,54 @@
+//! Stopping what runs on a communicator, and keeping it: revoke, and a shrink that aborts.
+//!
+//! The abort flag goes up, everything that waits on the communicator's behalf leaves, and the flag
+//! goes down again, so that the communicator can still be split or shrunk. Whoever has not looked at
+//! the flag by then never sees it.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use super::teardown::wait_for_launches;
+use crate::nccl::code::Result;
+use crate::nccl::debug::{self, info, subsystem};
+
+/// How long threads that are inside a call have to see the flag. NCCL gives them what it takes to stop
+/// its own threads.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The job of `ncclCommRevoke`; the flag is up.
+pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
+    let _device = debug::on_device(communicator.device);
+    info!(
+        subsystem::DESTROY,
+        "CommRevokeAsync START comm {:#x} rank {} nRanks {} cudaDev {}",
+        communicator.handle(),
+        communicator.rank,
+        communicator.ranks,
+        communicator.device
+    );
+    leave(communicator);
+    communicator.set_state(Ok(()));
+    info!(
+        subsystem::DESTROY,
+        "CommRevokeAsync END comm {:#x} result 0",
+        communicator.handle()
+    );
+    Ok(())
+}
+
+/// The first half of a shrink with `NCCL_SHRINK_ABORT`, in the calling thread.
+pub(crate) fn stop_launches(communicator: &Communicator) {
+    communicator.raise_abort();
+    leave(communicator);
+}
+
+fn leave(communicator: &Communicator) {
+    wait_for_launches(communicator);
+    let until = Instant::now() + PATIENCE;
+    while communicator.threads_inside() > 0 && Instant::now() < until {
+        thread::sleep(Duration::from_micros(200));
+    }
+    communicator.lower_abort();
+}
