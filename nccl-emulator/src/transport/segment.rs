@@ -43,6 +43,8 @@ pub(crate) struct Header {
     pub(crate) ready: AtomicU32,
     /// Executors that spin just now. Any rank.
     pub(crate) spinners: Padded<AtomicU32>,
+    /// Arrivals of ranks at the host's barriers, since the beginning. Each rank adds itself once for each.
+    pub(crate) barrier: AtomicU64,
     /// The collective in flight.
     pub(crate) collective: Padded<Collective>,
 }

@@ -187,10 +187,8 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<
         function: init.function,
     }));
     Ok(Job {
-        kind: JobKind::Init,
-        communicator,
         request,
-        child: None,
+        ..Job::new(JobKind::Init, &communicator)
     })
 }
 

@@ -1,20 +1,22 @@
-//! Memory: allocation, registration, windows.
+//! Memory: allocation, registration, windows, and what a communicator itself has of it.
 //!
 //! Registration and windows make NCCL faster on a GPU and change nothing else. Registering a buffer
 //! is counted, so that what NCCL refuses is refused here; windows are not supported by any
 //! communicator, which NCCL reports by success and a null window.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
-use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
+use nccl_sys::{NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t, ncclWindow_t};
 
 use super::{call, not_null};
 use crate::driver;
 use crate::memory;
-use crate::nccl::code::{INVALID_ARGUMENT, INVALID_USAGE, UNHANDLED_CUDA};
-use crate::nccl::communicator;
+use crate::nccl::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::communicator::{self, Communicator, SymmetricTask};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
+use crate::nccl::group;
 use crate::violations;
 
 pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
@@ -54,6 +56,89 @@ pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
             violations::record(violation.during("ncclMemFree"));
             UNHANDLED_CUDA
         })
+    })
+}
+
+/// Queues a suspend or a resume, unless the memory is not managed, or is other communicators' as well.
+fn queue(communicator: &Arc<Communicator>, verb: &str, task: SymmetricTask) -> Result {
+    if environment::switch("NCCL_DISABLE_MEM_MANAGER") {
+        warn!("MemManager: {verb} not supported, memory manager is disabled");
+        return Err(INVALID_USAGE);
+    }
+    let members = communicator.family.members();
+    if members > 1 {
+        warn!(
+            "Memory {} not supported with split_share communicators (refCount={members})",
+            verb.to_lowercase()
+        );
+        return Err(INVALID_USAGE);
+    }
+    group::add_symmetric(communicator, task);
+    Ok(())
+}
+
+/// Ends the group of a suspend or a resume.
+fn finish(communicator: &Communicator, result: Result) -> Result {
+    let _ = group::record(result);
+    match group::end() {
+        Err(error) if error != IN_PROGRESS => Err(error),
+        _ if !communicator.config.blocking => communicator.state(),
+        _ => result,
+    }
+}
+
+pub(super) unsafe extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
+    call("ncclCommSuspend", comm, || {
+        let communicator = communicator::lookup(comm, "ncclCommSuspend")?;
+        communicator.ensure_ready()?;
+        group::start();
+        let result = if flags & NCCL_SUSPEND_MEM != 0 {
+            queue(&communicator, "Suspend", SymmetricTask::Suspend)
+        } else {
+            Ok(())
+        };
+        finish(&communicator, result)
+    })
+}
+
+pub(super) unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
+    call("ncclCommResume", comm, || {
+        let communicator = communicator::lookup(comm, "ncclCommResume")?;
+        communicator.ensure_ready()?;
+        group::start();
+        let result = queue(&communicator, "Resume", SymmetricTask::Resume);
+        finish(&communicator, result)
+    })
+}
+
+/// The emulator's communicators have no device memory of their own.
+pub(super) unsafe extern "C" fn ncclCommMemStats(
+    comm: ncclComm_t,
+    stat: ncclCommMemStat_t,
+    value: *mut u64,
+) -> ncclResult_t {
+    call("ncclCommMemStats", comm, || {
+        let communicator = communicator::lookup(comm, "ncclCommMemStats")?;
+        communicator.ensure_ready()?;
+        if value.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        if environment::switch("NCCL_DISABLE_MEM_MANAGER") {
+            warn!("MemManager: MemStats not supported, memory manager is disabled");
+            return Err(INVALID_USAGE);
+        }
+        let answer = match stat {
+            ncclCommMemStat_t::ncclStatGpuMemTotal
+            | ncclCommMemStat_t::ncclStatGpuMemPersist
+            | ncclCommMemStat_t::ncclStatGpuMemSuspend => 0,
+            ncclCommMemStat_t::ncclStatGpuMemSuspended => {
+                u64::from(communicator.family.is_suspended())
+            }
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { value.write(answer) };
+        Ok(())
     })
 }
 

@@ -4,8 +4,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use nccl_sys::{
-    cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclRedOp_t,
-    ncclResult_t, ncclScalarResidence_t, ncclWaitSignalDesc_t, ncclWindow_t,
+    cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
+    ncclScalarResidence_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
 use super::call;
@@ -30,9 +30,6 @@ macro_rules! missing {
 }
 
 missing! {
-    ncclCommSuspend(comm: ncclComm_t, flags: c_int) about comm as "ncclCommSuspend";
-    ncclCommResume(comm: ncclComm_t) about comm as "ncclCommResume";
-    ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) about comm as "ncclCommMemStats";
     ncclRedOpCreatePreMulSum(
         op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t,
         comm: ncclComm_t

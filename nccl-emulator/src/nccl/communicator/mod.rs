@@ -20,6 +20,7 @@ mod identity;
 mod init;
 mod revoke;
 mod session;
+mod symmetric;
 mod teardown;
 
 use std::ffi::c_void;
@@ -36,6 +37,7 @@ pub(crate) use identity::bus_id;
 pub(crate) use init::{InitRequest, Meeting, init};
 pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;
+pub(crate) use symmetric::{Family, SymmetricTask, run_symmetric};
 pub(crate) use teardown::{finalize, reclaim};
 
 use super::abort::AbortFlag;
@@ -81,8 +83,8 @@ pub(crate) struct Communicator {
     child_abort: Mutex<Option<Arc<AbortFlag>>>,
     /// Splits and grows so far; children of the same one find each other by it.
     children: AtomicU64,
-    /// Of those that share resources, how many live.
-    family: Arc<AtomicU32>,
+    /// What those that share resources have together.
+    pub(crate) family: Arc<Family>,
     in_family: AtomicBool,
     /// Threads that are inside a call that may wait on this communicator's behalf.
     inside: AtomicU32,
@@ -127,7 +129,7 @@ impl Communicator {
             revoked: AtomicBool::new(false),
             child_abort: Mutex::default(),
             children: AtomicU64::new(0),
-            family: Arc::new(AtomicU32::new(1)),
+            family: Arc::new(Family::default()),
             in_family: AtomicBool::new(true),
             inside: AtomicU32::new(0),
             polling: AtomicU32::new(0),
@@ -148,14 +150,14 @@ impl Communicator {
     /// Shares the resources of `parent`.
     fn sharing(mut self, parent: &Self) -> Self {
         self.family = Arc::clone(&parent.family);
-        self.family.fetch_add(1, Ordering::AcqRel);
+        self.family.members.fetch_add(1, Ordering::AcqRel);
         self
     }
 
     /// It is destroyed.
     fn leave_family(&self) {
         if self.in_family.swap(false, Ordering::AcqRel) {
-            self.family.fetch_sub(1, Ordering::AcqRel);
+            self.family.members.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -368,6 +370,18 @@ impl Communicator {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Records an operation on a communicator whose memory is given up.
+    pub(crate) fn check_not_suspended(&self, function: &str) {
+        if self.family.is_suspended() {
+            let text = format!("{self}: {function} while suspended: NCCL's buffers are gone");
+            violations::record(Violation::new(
+                ViolationKind::Misuse,
+                Some(self.device),
+                text,
+            ));
         }
     }
 

@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::memory::Mapping;
+use crate::nccl::abort::AbortFlag;
 use crate::transport::{RankBlock, RankInfo, Segment};
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
@@ -22,6 +24,8 @@ pub(crate) struct Session {
     collectives: AtomicU64,
     /// Splits that this rank has taken part in.
     splits: AtomicU64,
+    /// Barriers that this rank has come to.
+    barriers: AtomicU64,
 }
 
 impl Session {
@@ -39,6 +43,7 @@ impl Session {
             infos,
             collectives: AtomicU64::new(0),
             splits: AtomicU64::new(0),
+            barriers: AtomicU64::new(0),
         }
     }
 
@@ -60,6 +65,29 @@ impl Session {
     /// The number of the split that this rank is about to take part in.
     pub(crate) fn next_split(&self) -> u64 {
         self.splits.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits, on the host, until all ranks have come to this barrier. False when aborted.
+    pub(crate) fn barrier(&self, abort: &AbortFlag) -> bool {
+        let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
+        let wanted = number * self.ranks() as u64;
+        let arrivals = &self.segment.header().barrier;
+        if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == wanted {
+            self.segment.ring_others(self.rank);
+            return true;
+        }
+        let bell = &self.own().bell;
+        loop {
+            let seen = bell.value();
+            if arrivals.load(Ordering::SeqCst) >= wanted {
+                return true;
+            }
+            if abort.is_raised() {
+                return false;
+            }
+            // Ends by itself because a process that is killed does not ring.
+            bell.wait(seen, Duration::from_millis(100));
+        }
     }
 
     /// The memory of `rank`'s device.

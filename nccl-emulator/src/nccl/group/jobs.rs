@@ -6,7 +6,8 @@ use std::thread;
 
 use crate::nccl::code::{Result, SYSTEM};
 use crate::nccl::communicator::{
-    ChildRequest, Communicator, InitRequest, create_child, finalize, init, reclaim, revoke,
+    ChildRequest, Communicator, InitRequest, SymmetricTask, create_child, finalize, init, reclaim,
+    revoke, run_symmetric,
 };
 use crate::nccl::debug::{info, subsystem, warn};
 
@@ -17,6 +18,8 @@ pub(crate) enum JobKind {
     Init,
     /// Makes a child of it: a split or a shrink.
     Child,
+    /// Does what all its ranks do together before operations.
+    Symmetric,
     /// Stops what runs on it.
     Revoke,
     /// Flushes it.
@@ -34,6 +37,8 @@ pub(crate) struct Job {
     pub(crate) request: Option<Arc<InitRequest>>,
     /// Of a split or a shrink.
     pub(crate) child: Option<Arc<ChildRequest>>,
+    /// Of what all ranks do together.
+    pub(crate) symmetric: Vec<SymmetricTask>,
 }
 
 impl Job {
@@ -44,6 +49,7 @@ impl Job {
             communicator: Arc::clone(communicator),
             request: None,
             child: None,
+            symmetric: Vec::new(),
         }
     }
 
@@ -57,6 +63,7 @@ impl Job {
                 let request = self.child.as_ref().expect("a child comes with its request");
                 create_child(&self.communicator, request)
             }
+            (JobKind::Symmetric, _) => run_symmetric(&self.communicator, &self.symmetric),
             (JobKind::Revoke, _) => revoke(&self.communicator),
             (JobKind::Finalize, _) => finalize(&self.communicator),
             (JobKind::Reclaim, _) => reclaim(&self.communicator),

@@ -6,8 +6,9 @@
 //! returns it and drops everything that was queued. Errors that are found before a call reaches the
 //! group do not, in NCCL and here.
 //!
-//! At the outermost end: the jobs (init, finalize, destroy …) run, each on a thread of its own if
-//! there are several; then the connections that are used for the first time are set up, which may
+//! At the outermost end: the jobs (init, split, finalize, destroy …) run, each on a thread of its own
+//! if there are several; then what all ranks of a communicator do together, one communicator after
+//! the other; then the connections that are used for the first time are set up, which may
 //! wait for peers; then each communicator's operations become one [`Launch`](super::work::Launch)
 //! on its stream. All of this happens in the call, unless the communicators are non-blocking: then
 //! it is [`Pending`], and the call returns `ncclInProgress`.
@@ -27,7 +28,7 @@ pub(crate) use pending::Pending;
 pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks};
 
 use super::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
-use super::communicator::Communicator;
+use super::communicator::{Communicator, SymmetricTask};
 use super::debug::warn;
 
 /// The calling thread's group.
@@ -38,6 +39,8 @@ struct Group {
     /// Whether the outermost end waits; decided by what was queued.
     blocking: Option<bool>,
     jobs: Vec<Job>,
+    /// One for each communicator.
+    symmetric: Vec<Job>,
     tasks: Vec<Tasks>,
 }
 
@@ -49,6 +52,7 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct Work {
     jobs: Vec<Job>,
+    symmetric: Vec<Job>,
     tasks: Vec<Tasks>,
 }
 
@@ -79,7 +83,7 @@ pub(crate) fn record(result: Result) -> Result {
 /// The communicators that the open group uses, for faults.
 pub(crate) fn communicators() -> Vec<Arc<Communicator>> {
     GROUP.with_borrow(|group| {
-        let of_jobs = group.jobs.iter().map(|job| &job.communicator);
+        let of_jobs = (group.jobs.iter().chain(&group.symmetric)).map(|job| &job.communicator);
         let of_tasks = group.tasks.iter().map(|tasks| &tasks.communicator);
         of_tasks.chain(of_jobs).cloned().collect()
     })
@@ -98,6 +102,23 @@ pub(crate) fn add_job(job: Job) -> Result {
         group.jobs.push(job);
         Ok(())
     })
+}
+
+/// Queues what all ranks of a communicator do together, in the open group.
+pub(crate) fn add_symmetric(communicator: &Arc<Communicator>, task: SymmetricTask) {
+    GROUP.with_borrow_mut(|group| {
+        group.blocking = Some(communicator.config.blocking);
+        let at = group
+            .symmetric
+            .iter()
+            .position(|job| Arc::ptr_eq(&job.communicator, communicator));
+        let at = at.unwrap_or_else(|| {
+            let job = Job::new(JobKind::Symmetric, communicator);
+            group.symmetric.push(job);
+            group.symmetric.len() - 1
+        });
+        group.symmetric[at].symmetric.push(task);
+    });
 }
 
 /// Runs a job at once if the thread is in no group, whether the communicator is blocking or not:
@@ -149,6 +170,7 @@ fn finish(simulate: bool) -> Result {
         let blocking = group.blocking.take().unwrap_or(true);
         let work = Work {
             jobs: std::mem::take(&mut group.jobs),
+            symmetric: std::mem::take(&mut group.symmetric),
             tasks: std::mem::take(&mut group.tasks),
         };
         match group.error.take() {
@@ -159,7 +181,7 @@ fn finish(simulate: bool) -> Result {
             None => Ok((Some(work), blocking)),
         }
     })?;
-    let Some(mut work) = work.filter(|work| !work.jobs.is_empty() || !work.tasks.is_empty()) else {
+    let Some(mut work) = work.filter(|work| !work.is_empty()) else {
         return Ok(());
     };
     if blocking {
@@ -188,6 +210,15 @@ fn recycle(mut work: Work) {
 }
 
 impl Work {
+    fn is_empty(&self) -> bool {
+        !self.has_jobs() && self.tasks.is_empty()
+    }
+
+    /// Whether it has more to do than operations.
+    fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty() || !self.symmetric.is_empty()
+    }
+
     /// Everything at the end of a group.
     fn run(&mut self) -> Result {
         let result = self.try_run();
@@ -203,6 +234,10 @@ impl Work {
 
     fn try_run(&mut self) -> Result {
         jobs::run(&self.jobs)?;
+        self.symmetric.sort_by_key(|job| job.communicator.hash);
+        self.symmetric
+            .chunk_by(|a, b| a.communicator.hash == b.communicator.hash)
+            .try_for_each(jobs::run)?;
         self.tasks.sort_by_key(|tasks| tasks.communicator.hash);
         launch::connect(&self.tasks)?;
         self.tasks.iter_mut().try_for_each(launch::launch)
@@ -210,7 +245,7 @@ impl Work {
 
     /// Whether [`Work::run`] would wait for anything.
     fn waits(&self) -> bool {
-        !self.jobs.is_empty()
+        self.has_jobs()
             || self
                 .tasks
                 .iter()
@@ -229,6 +264,7 @@ impl Work {
         let of_jobs = self
             .jobs
             .iter()
+            .chain(&self.symmetric)
             .filter(|job| job.kind != JobKind::Reclaim)
             .map(|job| &job.communicator);
         self.tasks

@@ -103,6 +103,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
         let abort = Some(&*communicator.abort);
         faults::check_call(call.function.symbol(), &[communicator.rank], abort)?;
     }
+    communicator.check_not_suspended(call.function.name());
     let name = call.function.name();
     let (data_type, operator) = check(call, communicator)?;
     info!(

@@ -35,7 +35,7 @@ pub(crate) struct Pending {
 impl Pending {
     /// Leaves `work` to the background. Jobs begin at once: they have something to wait for.
     pub(super) fn begin(work: Work) {
-        let has_jobs = !work.jobs.is_empty();
+        let has_jobs = work.has_jobs();
         let pending = Arc::new(Self {
             state: Mutex::new(State::Over),
             over: Condvar::new(),

@@ -1,0 +1,99 @@
+//! What a group does between its jobs and its operations, on all ranks of a communicator together:
+//! giving up device memory and taking it back.
+//!
+//! The emulator's communicators have no device memory, so nothing is given up. Who may do it when,
+//! and that the ranks wait for each other, is as in NCCL.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::Communicator;
+use crate::driver::context;
+use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::debug::{self, warn};
+
+/// What communicators that share resources have together: the manager of their memory.
+#[derive(Debug)]
+pub(crate) struct Family {
+    /// How many of them are not destroyed.
+    pub(super) members: AtomicU32,
+    suspended: AtomicBool,
+}
+
+impl Default for Family {
+    fn default() -> Self {
+        Self {
+            members: AtomicU32::new(1),
+            suspended: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Family {
+    /// How many of them are not destroyed.
+    pub(crate) fn members(&self) -> u32 {
+        self.members.load(Ordering::Acquire)
+    }
+
+    /// Whether their memory is given up.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Acquire)
+    }
+}
+
+/// What is to be done. In the order in which NCCL does it, whatever the order of the calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum SymmetricTask {
+    /// `ncclCommSuspend`.
+    Suspend,
+    /// `ncclCommResume`.
+    Resume,
+}
+
+/// Does all that a group has queued for one communicator.
+pub(crate) fn run_symmetric(communicator: &Arc<Communicator>, tasks: &[SymmetricTask]) -> Result {
+    let _device = debug::on_device(communicator.device);
+    let mut tasks = tasks.to_vec();
+    tasks.sort();
+    tasks.into_iter().try_for_each(|task| match task {
+        SymmetricTask::Suspend => suspend(communicator),
+        SymmetricTask::Resume => resume(communicator),
+    })
+}
+
+fn suspend(communicator: &Communicator) -> Result {
+    if communicator.family.is_suspended() {
+        warn!("MemManager: Already suspended");
+        return Err(INVALID_USAGE);
+    }
+    let synchronized =
+        context::primary(communicator.device).and_then(|context| context.synchronize());
+    synchronized.map_err(|error| {
+        warn!("Cuda failure {}", error.0);
+        UNHANDLED_CUDA
+    })?;
+    barrier(communicator)?;
+    communicator.family.suspended.store(true, Ordering::Release);
+    Ok(())
+}
+
+fn resume(communicator: &Communicator) -> Result {
+    if !communicator.family.is_suspended() {
+        warn!("MemManager: Not in suspended state");
+        return Err(INVALID_USAGE);
+    }
+    communicator
+        .family
+        .suspended
+        .store(false, Ordering::Release);
+    barrier(communicator)
+}
+
+fn barrier(communicator: &Communicator) -> Result {
+    let session = communicator.session().ok_or(INTERNAL)?;
+    if session.barrier(&communicator.abort) {
+        Ok(())
+    } else {
+        Err(INTERNAL)
+    }
+}
