@@ -99,6 +99,22 @@ pub enum ErrorKind {
         rule: &'static str,
     },
 
+    /// A buffer that this rank needs was not given.
+    #[error("{buffer} is missing, which the root of the operation needs")]
+    NoBuffer {
+        /// Which buffer.
+        buffer: &'static str,
+    },
+
+    /// A reduction operator that was made for something else.
+    #[error("the operator was made for {made_for}, and is used for {used_for}")]
+    WrongReduction {
+        /// The communicator or element type it was made for.
+        made_for: String,
+        /// The communicator or element type it was used with.
+        used_for: String,
+    },
+
     /// The two buffers of an operation hold different types.
     #[error("the send buffer holds {send}, the receive buffer {receive}")]
     DataTypeMismatch {

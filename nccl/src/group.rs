@@ -1,22 +1,24 @@
-//! Several messages issued together.
+//! Several operations issued together.
 //!
 //! NCCL's group is a pair of calls with state in the thread between them, which a panic, a `?` or a
-//! forgotten guard leaves open. Here a closure only records; start, messages and end happen afterwards
-//! in one call that cannot be left half way.
+//! forgotten guard leaves open. Here a closure only records; start, operations and end happen
+//! afterwards in one call that cannot be left half way.
 
 use std::fmt;
 use std::time::Instant;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::collectives::Collective;
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
-use crate::point_to_point::{self, Message};
+use crate::recorded::{Function, Recorded};
 use crate::request::Request;
 
-/// Messages that are recorded to be issued together; see [`Communicator::group`].
+/// Operations that are recorded to be issued together; see [`Communicator::group`].
+///
+/// Besides messages it takes every collective of [`Communicator`], under the same name.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,9 +37,9 @@ use crate::request::Request;
 /// # }
 /// ```
 pub struct Group<'a> {
+    pub(crate) comm: &'a Communicator,
     rank: usize,
     world_size: usize,
-    library: &'a Library,
     frame: Frame<'a>,
     /// The type that was admitted last: mostly the next one as well.
     admitted: Option<DataType>,
@@ -77,13 +79,8 @@ impl<'a> Group<'a> {
         };
         let address = self.frame.read(buffer)?;
         self.note_own(peer);
-        self.frame.messages.push(Message {
-            address,
-            count,
-            data_type,
-            peer,
-            sent: true,
-        });
+        let message = Recorded::message(Function::Send, address, count, data_type, peer);
+        self.frame.recorded.push(message);
         Ok(())
     }
 
@@ -113,29 +110,47 @@ impl<'a> Group<'a> {
         };
         let address = self.frame.write(buffer)?;
         self.note_own(peer);
-        self.frame.messages.push(Message {
-            address,
-            count,
-            data_type,
-            peer,
-            sent: false,
-        });
+        let message = Recorded::message(Function::Recv, address, count, data_type, peer);
+        self.frame.recorded.push(message);
         Ok(())
+    }
+
+    pub(crate) fn new(comm: &'a Communicator) -> Result<Self> {
+        let mut frame = Frame::new(comm.stream())?;
+        frame.grouped = true;
+        Ok(Self {
+            comm,
+            rank: comm.rank(),
+            world_size: comm.world_size(),
+            frame,
+            admitted: None,
+        })
+    }
+
+    /// What was recorded, if it can be issued.
+    pub(crate) fn finish(self) -> Result<Frame<'a>> {
+        self.check_own_messages()?;
+        Ok(self.frame)
     }
 
     /// Before the message is recorded.
     #[inline]
     fn note_own(&mut self, peer: i32) {
         if peer as usize == self.rank {
-            self.frame.own.push(self.frame.messages.len());
+            self.frame.own.push(self.frame.recorded.len());
         }
+    }
+
+    /// Records a collective.
+    pub(crate) fn add(&mut self, collective: Result<Collective<'a>>) -> Result<()> {
+        collective?.record(self.comm, &mut self.frame)
     }
 
     /// The peer as NCCL counts it; `None` for a message without elements.
     #[inline]
     fn peer(&mut self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
         if self.admitted != Some(data_type) {
-            self.library.admit(data_type)?;
+            self.comm.library().admit(data_type)?;
             self.admitted = Some(data_type);
         }
         if peer >= self.world_size {
@@ -163,18 +178,16 @@ impl<'a> Group<'a> {
         if self.frame.own.is_empty() {
             return Ok(());
         }
-        let messages = self
-            .frame
-            .own
-            .iter()
-            .map(|&index| &self.frame.messages[index]);
-        let own = |sent| {
-            let of_side = messages.clone().filter(move |message| message.sent == sent);
+        let messages = self.frame.own.iter().map(|&at| &self.frame.recorded[at]);
+        let own = |function| {
+            let of_side = messages
+                .clone()
+                .filter(move |message| message.function == function);
             of_side.map(|message| {
                 message.count * message.data_type.size_in_bytes().unwrap_or_default()
             })
         };
-        if own(true).eq(own(false)) {
+        if own(Function::Send).eq(own(Function::Recv)) {
             Ok(())
         } else {
             Err(Error::new(ErrorKind::UnpairedOwnMessages {
@@ -185,10 +198,10 @@ impl<'a> Group<'a> {
 }
 
 impl Communicator {
-    /// Records messages in `record`, and issues them together on the communicator's stream.
+    /// Records operations in `record`, and issues them together on the communicator's stream.
     ///
-    /// The buffers stay borrowed until the messages are on the stream. When `record` fails, nothing is
-    /// issued and its error is returned. A group without messages is a request that is done at once.
+    /// The buffers stay borrowed until the operations are on the stream. When `record` fails, nothing is
+    /// issued and its error is returned. A group without operations is a request that is done at once.
     ///
     /// # Errors
     /// What `record` returns; [`ErrorKind::UnpairedOwnMessages`]; and as any operation:
@@ -213,45 +226,26 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
-        self.record(record)
-            .map_err(|error| {
-                let operation = || {
-                    self.0
-                        .operation(OperationKind::Group, Shape::default(), None, Instant::now())
-                };
-                error.during(operation)
-            })
-            .and_then(|frame| {
-                self.0.issue(
-                    frame,
-                    OperationKind::Group,
-                    Shape::default(),
-                    |calls, frame| point_to_point::call(&frame.messages, calls),
-                )
-            })
+        let mut group = Group::new(self).map_err(|error| self.in_group(error))?;
+        let recorded = record(&mut group).and_then(|()| group.finish());
+        let frame = recorded.map_err(|error| self.in_group(error))?;
+        self.inner
+            .issue(frame, OperationKind::Group, Shape::default())
     }
 
-    fn record<'a>(
-        &'a self,
-        record: impl FnOnce(&mut Group<'a>) -> Result<()>,
-    ) -> Result<Frame<'a>> {
-        let mut group = Group {
-            rank: self.rank(),
-            world_size: self.world_size(),
-            library: self.library(),
-            frame: Frame::new(&self.0.stream)?,
-            admitted: None,
-        };
-        record(&mut group)?;
-        group.check_own_messages()?;
-        Ok(group.frame)
+    #[cold]
+    fn in_group(&self, error: Error) -> Error {
+        error.during(|| {
+            self.inner
+                .operation(OperationKind::Group, Shape::default(), None, Instant::now())
+        })
     }
 }
 
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("messages", &self.frame.messages.len())
+            .field("operations", &self.frame.recorded.len())
             .finish_non_exhaustive()
     }
 }

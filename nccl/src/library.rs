@@ -13,6 +13,7 @@ use once_cell::sync::OnceCell;
 
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::recorded::Function;
 
 /// A loaded libnccl; cheap to clone.
 ///
@@ -238,6 +239,17 @@ impl Library {
             .iter()
             .copied()
             .filter(|&capability| !self.has(capability))
+    }
+
+    /// Whether the library has the C function of an operation; older ones lack some.
+    pub(crate) fn has_function(&self, function: Function) -> bool {
+        let api = &self.0.api;
+        match function {
+            Function::AllToAll => api.ncclAlltoAll.is_some(),
+            Function::Gather => api.ncclGather.is_some(),
+            Function::Scatter => api.ncclScatter.is_some(),
+            _ => true,
+        }
     }
 
     pub(crate) fn api(&self) -> &sys::Api {

@@ -18,8 +18,22 @@ pub enum OperationKind {
     Init,
     /// A reduction whose result all ranks get.
     AllReduce,
+    /// One rank's data, given to all.
+    Broadcast,
+    /// A reduction whose result one rank gets.
+    Reduce,
+    /// A block of every rank, given to all.
+    AllGather,
+    /// A reduction of which every rank gets one block.
+    ReduceScatter,
     /// An exchange of one block with every rank.
     AllToAll,
+    /// An exchange with every rank, of a length of its own for each.
+    AllToAllV,
+    /// A block of every rank, given to one rank.
+    Gather,
+    /// A block for every rank, given by one rank.
+    Scatter,
     /// A message to one rank.
     Send,
     /// A message from one rank.
@@ -32,12 +46,28 @@ pub enum OperationKind {
     Abort,
 }
 
+impl OperationKind {
+    fn counts_blocks(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::Gather | Self::Scatter
+        )
+    }
+}
+
 impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Init => "init",
             Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
             Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Group => "group",
@@ -75,6 +105,7 @@ pub struct Operation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) peer: Option<usize>,
+    pub(crate) root: Option<usize>,
     pub(crate) count: Option<usize>,
     pub(crate) data_type: Option<DataType>,
 }
@@ -128,7 +159,13 @@ impl Operation {
         self.shape.peer
     }
 
-    /// The number of elements: per peer for all-to-all.
+    /// The rank that gives or gets everything, for operations that have one.
+    #[must_use]
+    pub fn root(&self) -> Option<usize> {
+        self.shape.root
+    }
+
+    /// The number of elements, as NCCL counts them: those of one block where every rank has one.
     #[must_use]
     pub fn count(&self) -> Option<usize> {
         self.shape.count
@@ -156,13 +193,16 @@ impl fmt::Display for Operation {
         write!(f, " on {:?} (", &*self.communicator)?;
         if let (Some(data_type), Some(count)) = (self.shape.data_type, self.shape.count) {
             write!(f, "{data_type} × {count}")?;
-            if self.kind == OperationKind::AllToAll {
-                f.write_str(" per peer")?;
+            if self.kind.counts_blocks() {
+                f.write_str(" per rank")?;
             }
             f.write_str(", ")?;
         }
         if let Some(peer) = self.shape.peer {
             write!(f, "peer {peer}, ")?;
+        }
+        if let Some(root) = self.shape.root {
+            write!(f, "root {root}, ")?;
         }
         let ranks = if self.world_size == 1 {
             "rank"
@@ -196,15 +236,15 @@ mod tests {
             pid: 4021,
             sequence: Some(42),
             shape: Shape {
-                peer: None,
                 count: Some(4096),
                 data_type: Some(DataType::BFLOAT16),
+                ..Shape::default()
             },
             elapsed: Duration::from_millis(300),
         };
         assert_eq!(
             operation.to_string(),
-            "all_to_all #42 on \"model/tp\" (bf16 × 4096 per peer, 8 ranks) failed on rank 2 \
+            "all_to_all #42 on \"model/tp\" (bf16 × 4096 per rank, 8 ranks) failed on rank 2 \
              (node-a, pid 4021) after 0.3 s"
         );
     }

@@ -1,8 +1,14 @@
-//! Reduction operators.
+//! Reduction operators: NCCL's own, and sums of scaled values.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use nccl_sys as sys;
+
+use crate::communicator::{Communicator, State, lock};
+use crate::dtype::{DataType, NcclType};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
 
 /// How the values of all ranks become one (`ncclRedOp_t`).
 ///
@@ -47,5 +53,165 @@ impl fmt::Display for ReduceOp {
             Self::Min => "min",
             Self::Avg => "avg",
         })
+    }
+}
+
+/// What a reduction takes: a [`ReduceOp`], or a reference to a [`PreMulSum`].
+///
+/// ```
+/// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+/// use nccl::{ReduceOp, Reduction};
+///
+/// fn twice(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>, op: impl Reduction + Copy) -> nccl::Result<()> {
+///     comm.all_reduce_in_place(&mut *y, op)?;
+///     comm.all_reduce_in_place(y, op)?;
+///     Ok(())
+/// }
+/// twice(comm, y, ReduceOp::Max)
+/// # }
+/// ```
+pub trait Reduction: sealed::Sealed {}
+
+mod sealed {
+    use super::{Communicator, DataType, Result, sys};
+
+    pub trait Sealed {
+        /// The operator, if it fits.
+        fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<sys::ncclRedOp_t>;
+    }
+}
+
+impl Reduction for ReduceOp {}
+impl sealed::Sealed for ReduceOp {
+    #[inline]
+    fn resolve(&self, _: &Communicator, _: DataType) -> Result<sys::ncclRedOp_t> {
+        Ok(self.raw())
+    }
+}
+
+pub(crate) fn resolve(
+    op: &impl Reduction,
+    comm: &Communicator,
+    data_type: DataType,
+) -> Result<sys::ncclRedOp_t> {
+    sealed::Sealed::resolve(op, comm, data_type)
+}
+
+/// The sum of the values, each multiplied on its rank with that rank's factor before.
+///
+/// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. Dropping it
+/// destroys the operator; operations that use it and were issued before go on.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// let comm = world.communicator("demo").stream(&stream).build()?;
+/// let half = comm.pre_mul_sum(0.5f32)?;
+/// let mut y = stream.clone_htod(&[2.0f32, 4.0])?;
+/// comm.all_reduce_in_place(&mut y, &half)?.wait()?;
+/// assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct PreMulSum<T: NcclType> {
+    op: sys::ncclRedOp_t,
+    comm: Communicator,
+    element: PhantomData<fn() -> T>,
+}
+
+impl Communicator {
+    /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+    ///
+    /// Each rank makes its own, with its own factor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,
+    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied.
+    ///
+    /// Wraps `ncclRedOpCreatePreMulSum`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f64>) -> nccl::Result<()> {
+    /// let mean = comm.pre_mul_sum(1.0 / comm.world_size() as f64)?;
+    /// comm.all_reduce_in_place(y, &mean)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pre_mul_sum<T: NcclType>(&self, factor: T) -> Result<PreMulSum<T>> {
+        let library = &self.inner.library;
+        let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
+        library.admit(T::DATA_TYPE)?;
+        let handle = lock(&self.inner.handle);
+        let raw = match handle.raw {
+            Some(raw) if self.inner.phase.get() == State::Ready => raw,
+            _ => return Err(self.inner.out_of_use()),
+        };
+        let mut factor = factor;
+        let mut op = sys::ncclRedOp_t::ncclSum;
+        // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
+        // during the call only (it lies in host memory); the communicator is alive, under its lock.
+        let code = unsafe {
+            create(
+                &mut op,
+                (&raw mut factor).cast(),
+                T::DATA_TYPE.raw(),
+                sys::ncclScalarResidence_t::ncclScalarHostImmediate,
+                raw.as_ptr(),
+            )
+        };
+        ffi::check(library, "ncclRedOpCreatePreMulSum", code)?;
+        drop(handle);
+        Ok(PreMulSum {
+            op,
+            comm: self.clone(),
+            element: PhantomData,
+        })
+    }
+}
+
+impl<T: NcclType> Reduction for &PreMulSum<T> {}
+impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
+    fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<sys::ncclRedOp_t> {
+        let wrong = |made_for: String, used_for: String| {
+            Err(Error::new(ErrorKind::WrongReduction { made_for, used_for }))
+        };
+        if !std::sync::Arc::ptr_eq(&self.comm.inner, &comm.inner) {
+            let name = |comm: &Communicator| format!("communicator {:?}", comm.name());
+            return wrong(name(&self.comm), format!("another one, {:?}", comm.name()));
+        }
+        if data_type != T::DATA_TYPE {
+            return wrong(
+                format!("elements of {}", T::DATA_TYPE),
+                data_type.to_string(),
+            );
+        }
+        Ok(self.op)
+    }
+}
+
+impl<T: NcclType> Drop for PreMulSum<T> {
+    fn drop(&mut self) {
+        let handle = lock(&self.comm.inner.handle);
+        // Otherwise it went with the communicator.
+        let Some(raw) = handle.raw else { return };
+        if let Some(destroy) = self.comm.inner.library.api().ncclRedOpDestroy {
+            // SAFETY: the operator was made for this communicator, which is alive, under its lock, and
+            // is destroyed once. Operations copied it when they were issued.
+            let code = unsafe { destroy(self.op, raw.as_ptr()) };
+            if let Err(failure) = ffi::check(&self.comm.inner.library, "ncclRedOpDestroy", code) {
+                tracing::warn!(target: "nccl", %failure, "a reduction operator is leaked");
+            }
+        }
+    }
+}
+
+impl<T: NcclType> fmt::Debug for PreMulSum<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreMulSum")
+            .field("communicator", &self.comm.name())
+            .field("data_type", &T::DATA_TYPE)
+            .finish()
     }
 }

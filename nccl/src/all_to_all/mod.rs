@@ -3,16 +3,15 @@
 //! Block `j` of rank `i`'s send buffer becomes block `i` of rank `j`'s receive buffer. Two ways lead
 //! there: NCCL's own call, where the release has it, and grouped messages, which every release has.
 
-mod grouped;
-mod native;
-
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
-use crate::collectives::{Pair, same_length, same_type, shape};
+use crate::collectives::{ALL_TO_ALL, Collective};
 use crate::communicator::Communicator;
-use crate::dtype::DataType;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::group::Group;
 use crate::library::Capability;
-use crate::operation::{OperationKind, Shape};
+use crate::operation::OperationKind;
 use crate::request::Request;
 
 /// Which way an all-to-all takes.
@@ -30,13 +29,6 @@ pub enum Algorithm {
     Native,
     /// One message to and one from every rank, in one group.
     Grouped,
-}
-
-/// What every rank exchanges with every rank: a block of `count` elements.
-struct Blocks {
-    pair: Pair,
-    count: usize,
-    data_type: DataType,
 }
 
 impl Communicator {
@@ -92,53 +84,59 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        const KIND: OperationKind = OperationKind::AllToAll;
-        let (x, y) = (x.erase(), y.erase_mut());
-        let total = shape(x.len(), x.data_type());
-        let shape = self.checked(KIND, total, self.all_to_all_shape(&x, &y))?;
-        let native = self.library().has(Capability::NativeAllToAll);
-        let native = match algorithm {
-            Algorithm::Native if !native => {
-                let needs = Capability::NativeAllToAll.since();
-                let error = self
-                    .library()
-                    .unsupported(String::from("ncclAlltoAll"), needs);
-                return self.checked(KIND, shape, Err(error));
-            }
-            Algorithm::Native | Algorithm::Auto => native,
-            Algorithm::Grouped => false,
-        };
-        let (ranks, total, data_type) = (self.world_size(), x.len(), x.data_type());
-        let (frame, pair) = self.take(KIND, shape, Some(x), y)?;
-        let blocks = Blocks {
-            pair,
-            count: total / ranks,
-            data_type,
-        };
-        self.0.issue(frame, KIND, shape, |calls, _| {
-            if native {
-                native::call(&blocks, calls)
-            } else {
-                grouped::call(&blocks, ranks, calls)
-            }
-        })
+        let collective = self.all_to_all_by(x.erase(), y.erase_mut(), algorithm);
+        self.issue_collective(OperationKind::AllToAll, collective)
     }
 
-    /// The block that each pair of ranks exchanges.
-    fn all_to_all_shape(&self, x: &Erased<'_>, y: &ErasedMut<'_>) -> Result<Shape> {
-        let data_type = same_type(x, y)?;
-        self.library().admit(data_type)?;
-        let ranks = self.world_size();
-        let len = x.len();
-        if !len.is_multiple_of(ranks) {
-            return Err(Error::new(ErrorKind::Length {
-                buffer: "the send buffer",
-                given: len,
-                needed: len.next_multiple_of(ranks),
-                rule: "a multiple of the number of ranks",
-            }));
+    fn all_to_all_by<'a>(
+        &self,
+        x: Erased<'a>,
+        y: ErasedMut<'a>,
+        algorithm: Algorithm,
+    ) -> Result<Collective<'a>> {
+        let collective = Collective::apart(ALL_TO_ALL, Some(x), Some(y));
+        match algorithm {
+            Algorithm::Native if !self.library().has(Capability::NativeAllToAll) => {
+                let needs = Capability::NativeAllToAll.since();
+                Err(self
+                    .library()
+                    .unsupported(String::from("ncclAlltoAll"), needs))
+            }
+            Algorithm::Native | Algorithm::Auto => Ok(collective),
+            Algorithm::Grouped => Ok(collective.as_messages()),
         }
-        same_length(x, y)?;
-        Ok(shape(len / ranks, data_type))
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Records [`Communicator::all_to_all`].
+    ///
+    /// # Errors
+    /// As there; nothing is recorded then.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let (tokens, scales) = (stream.clone_htod(&[1u8, 2])?, stream.clone_htod(&[0.5f32])?);
+    /// # let (mut all_tokens, mut all_scales) = (stream.alloc_zeros::<u8>(2)?, stream.alloc_zeros::<f32>(1)?);
+    /// comm.group(|group| {
+    ///     group.all_to_all(&tokens, &mut all_tokens)?;
+    ///     group.all_to_all(&scales, &mut all_scales)
+    /// })?
+    /// .wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_to_all<S, R>(&mut self, x: S, y: R) -> Result<()>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let collective = self
+            .comm
+            .all_to_all_by(x.erase(), y.erase_mut(), Algorithm::Auto);
+        self.add(collective)
     }
 }

@@ -181,7 +181,10 @@ impl<'a> CommunicatorBuilder<'a> {
             elapsed = ?started.elapsed(),
             "communicator ready"
         );
-        Ok(Communicator(Arc::new(inner)))
+        Ok(Communicator {
+            stream: Arc::clone(&inner.stream),
+            inner: Arc::new(inner),
+        })
     }
 
     /// Everything this rank can check alone; rank 0 of a world also makes the token.

@@ -18,7 +18,7 @@ use cudarc::driver::{CudaStream, SyncOnDrop};
 use super::order;
 use crate::buffer::{Erased, ErasedMut};
 use crate::error::Result;
-use crate::point_to_point::Message;
+use crate::recorded::Recorded;
 
 /// See the module.
 pub(crate) struct Frame<'a> {
@@ -26,16 +26,19 @@ pub(crate) struct Frame<'a> {
     /// Streams that have to be ordered with the operation's.
     pub(super) foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
-    pub(crate) messages: Vec<Message>,
-    /// Which of the messages are to oneself.
+    /// The operations, in the order in which they are issued.
+    pub(crate) recorded: Vec<Recorded>,
+    /// Which of them are messages to oneself.
     pub(crate) own: Vec<usize>,
+    /// Whether a single operation has to be a group as well.
+    pub(crate) grouped: bool,
 }
 
 /// The allocations of a past frame.
 struct Scratch {
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'static>>,
-    messages: Vec<Message>,
+    recorded: Vec<Recorded>,
     own: Vec<usize>,
 }
 
@@ -49,7 +52,7 @@ impl Scratch {
         Self {
             foreign: Vec::new(),
             guards: Vec::new(),
-            messages: Vec::new(),
+            recorded: Vec::new(),
             own: Vec::new(),
         }
     }
@@ -72,8 +75,9 @@ impl<'a> Frame<'a> {
             on,
             foreign: scratch.foreign,
             guards: empty(scratch.guards),
-            messages: scratch.messages,
+            recorded: scratch.recorded,
             own: scratch.own,
+            grouped: false,
         })
     }
 
@@ -117,12 +121,12 @@ impl Drop for Frame<'_> {
     /// Ends the guards, which record their events, and keeps the allocations.
     fn drop(&mut self) {
         self.foreign.clear();
-        self.messages.clear();
+        self.recorded.clear();
         self.own.clear();
         let scratch = Scratch {
             foreign: std::mem::take(&mut self.foreign),
             guards: empty(std::mem::take(&mut self.guards)),
-            messages: std::mem::take(&mut self.messages),
+            recorded: std::mem::take(&mut self.recorded),
             own: std::mem::take(&mut self.own),
         };
         let _ = SCRATCH.try_with(|kept| kept.replace(scratch));

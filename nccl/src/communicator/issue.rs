@@ -27,10 +27,11 @@ use super::frame::Frame;
 use super::handle::{Backoff, Handle, RawComm, settle};
 use super::lifecycle::Outcome;
 use super::{Inner, State, lock, order};
-use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
+use crate::recorded;
 use crate::request::Request;
 use crate::time::{deadline_after, later};
 
@@ -52,16 +53,15 @@ enum Refused {
 }
 
 impl Inner {
-    /// Issues one operation on the buffers of `frame`.
+    /// Issues what is recorded in `frame`.
     pub(crate) fn issue(
         self: &Arc<Self>,
         frame: Frame<'_>,
         kind: OperationKind,
         shape: Shape,
-        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<Request> {
         let started = Instant::now();
-        match self.issue_locked(&frame, started, call) {
+        match self.issue_locked(&frame, started) {
             Ok(sequence) => {
                 let on = frame.on;
                 drop(frame);
@@ -85,15 +85,10 @@ impl Inner {
         }
     }
 
-    fn issue_locked(
-        &self,
-        frame: &Frame<'_>,
-        started: Instant,
-        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
-    ) -> Result<u64, (Refused, u64)> {
+    fn issue_locked(&self, frame: &Frame<'_>, started: Instant) -> Result<u64, (Refused, u64)> {
         let mut handle = lock(&self.handle);
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, started, call) {
+        match self.issue_on(&mut handle, frame, started) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, sequence)),
         }
@@ -104,7 +99,6 @@ impl Inner {
         handle: &mut Handle,
         frame: &Frame<'_>,
         started: Instant,
-        call: impl FnOnce(&Calls<'_>, &Frame<'_>) -> Result<Progress, NcclFailure>,
     ) -> Result<(), Refused> {
         let raw = match handle.raw {
             Some(raw) if self.phase.get() == State::Ready => raw,
@@ -127,7 +121,7 @@ impl Inner {
             comm: raw.as_ptr(),
             stream: frame.on.cu_stream().cast(),
         };
-        let launched = match call(&calls, frame) {
+        let launched = match recorded::call(&frame.recorded, frame.grouped, &calls) {
             Ok(Progress::Done) => Ok(()),
             Ok(Progress::Pending) => self.settled(raw, started),
             Err(failure) => Err(Error::from(failure)),

@@ -50,9 +50,9 @@ impl Communicator {
     /// ```
     pub fn finalize(&self) -> Result<()> {
         let started = Instant::now();
-        self.0.finalize().map_err(|error| {
+        self.inner.finalize().map_err(|error| {
             error.during(|| {
-                self.0
+                self.inner
                     .operation(OperationKind::Finalize, Shape::default(), None, started)
             })
         })
@@ -84,14 +84,14 @@ impl Communicator {
     /// ```
     pub fn abort(&self, reason: &str) -> Result<()> {
         let started = Instant::now();
-        match self.0.abort(reason) {
+        match self.inner.abort(reason) {
             Outcome::Freed => Ok(()),
             Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
                 what: String::from("ncclCommAbort"),
-                limit: self.0.timeouts.abort,
+                limit: self.inner.timeouts.abort,
             })
             .during(|| {
-                self.0
+                self.inner
                     .operation(OperationKind::Abort, Shape::default(), None, started)
             })),
         }

@@ -68,7 +68,11 @@ use state::Phase;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Communicator(pub(crate) Arc<Inner>);
+pub struct Communicator {
+    pub(crate) inner: Arc<Inner>,
+    /// Where the operations of this clone are put.
+    pub(crate) stream: Arc<CudaStream>,
+}
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -169,31 +173,66 @@ impl Communicator {
     /// This rank, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.0.rank
+        self.inner.rank
     }
 
     /// The number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.0.world_size
+        self.inner.world_size
     }
 
     /// The name it was made with.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.inner.name
     }
 
-    /// The stream on which operations are put.
+    /// The stream on which operations are put: the one it was made with, or that of [`on`](Self::on).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.stream().cu_stream(), stream.cu_stream());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.stream
+        &self.stream
+    }
+
+    /// The same communicator with another stream for its operations.
+    ///
+    /// NCCL runs the operations of a communicator one after another, whatever their streams; on every
+    /// rank in the same order. A stream that cannot carry operations is refused by the first one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let stream = context.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let other = context.new_stream()?;
+    /// let mut y = other.clone_htod(&[1.0f32, 2.0])?;
+    /// comm.on(&other).all_reduce_in_place(&mut y, nccl::ReduceOp::Avg)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn on(&self, stream: &Arc<CudaStream>) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            stream: Arc::clone(stream),
+        }
     }
 
     /// The library it lives in.
     #[must_use]
     pub fn library(&self) -> &Library {
-        &self.0.library
+        &self.inner.library
     }
 }
 
@@ -243,10 +282,10 @@ impl Inner {
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator")
-            .field("name", &self.0.name)
-            .field("rank", &self.0.rank)
-            .field("world_size", &self.0.world_size)
-            .field("state", &self.0.phase.get())
+            .field("name", &self.inner.name)
+            .field("rank", &self.inner.rank)
+            .field("world_size", &self.inner.world_size)
+            .field("state", &self.inner.phase.get())
             .finish()
     }
 }

@@ -1,0 +1,450 @@
+//! The collectives of a communicator, each issued at once.
+
+use super::{Collective, rules};
+use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::communicator::Communicator;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::reduce::Reduction;
+use crate::request::Request;
+
+impl Communicator {
+    /// Reduces the `x` of all ranks, element by element, into the `y` of every rank.
+    ///
+    /// `x` and `y` have the same number of elements, the same on all ranks. With no elements this is
+    /// done at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit,
+    /// [`ErrorKind::WrongReduction`] for an operator that does not;
+    /// [`ErrorKind::Stream`] for a stream that cannot carry the operation; [`ErrorKind::Nccl`] and
+    /// [`ErrorKind::TimedOut`] when NCCL fails or does not launch in time, after which the communicator
+    /// is aborted; [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when it is out of use.
+    ///
+    /// Wraps `ncclAllReduce`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&[1.0f32, 2.0])?;
+    /// let mut y = stream.alloc_zeros::<f32>(2)?;
+    /// comm.all_reduce(&x, &mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0]); // one rank only
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce<'a, S, R, O>(&'a self, x: S, y: R, op: O) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+        O: Reduction,
+    {
+        let collective = Collective::apart(rules::ALL_REDUCE, Some(x.erase()), Some(y.erase_mut()))
+            .reducing(op, self);
+        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+    }
+
+    /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// Wraps `ncclAllReduce`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[1i64, 2])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Min)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce_in_place<'a, R, O>(&'a self, y: R, op: O) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+        O: Reduction,
+    {
+        let collective = Collective::in_place(rules::ALL_REDUCE, y.erase_mut()).reducing(op, self);
+        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+    }
+
+    /// Gives the `x` of rank `root` to the `y` of every rank.
+    ///
+    /// Only the root needs `x`; what the others pass is not looked at. All buffers have the same number of
+    /// elements.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclBroadcast`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&[1u8, 2])?;
+    /// let mut y = stream.alloc_zeros::<u8>(2)?;
+    /// comm.broadcast((comm.rank() == 0).then_some(&x), &mut y, 0)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn broadcast<'a, S, R>(&'a self, x: Option<S>, y: R, root: usize) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let collective =
+            Ok(
+                Collective::apart(rules::BROADCAST, x.map(S::erase), Some(y.erase_mut()))
+                    .root(root),
+            );
+        self.issue_collective(rules::BROADCAST.kind, collective)
+    }
+
+    /// Gives the `y` of rank `root` to the `y` of every rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclBroadcast`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[1u8, 2])?;
+    /// comm.broadcast_in_place(&mut y, 0)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn broadcast_in_place<'a, R>(&'a self, y: R, root: usize) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+    {
+        let collective = Ok(Collective::in_place(rules::BROADCAST, y.erase_mut()).root(root));
+        self.issue_collective(rules::BROADCAST.kind, collective)
+    }
+
+    /// Reduces the `x` of all ranks, element by element, into the `y` of rank `root`.
+    ///
+    /// Only the root needs `y`; what the others pass is not touched. All buffers have the same number of
+    /// elements.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclReduce`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&[1i32, 2])?;
+    /// let mut y = stream.alloc_zeros::<i32>(2)?;
+    /// comm.reduce(&x, (comm.rank() == 0).then_some(&mut y), nccl::ReduceOp::Prod, 0)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduce<'a, S, R, O>(&'a self, x: S, y: Option<R>, op: O, root: usize) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+        O: Reduction,
+    {
+        let collective = Collective::apart(rules::REDUCE, Some(x.erase()), y.map(R::erase_mut))
+            .root(root)
+            .reducing(op, self);
+        self.issue_collective(rules::REDUCE.kind, collective)
+    }
+
+    /// Reduces the `y` of all ranks, element by element, into the `y` of rank `root`.
+    ///
+    /// The `y` of the other ranks keeps what it holds.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclReduce`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[1i32, 2])?;
+    /// comm.reduce_in_place(&mut y, nccl::ReduceOp::Sum, 0)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduce_in_place<'a, R, O>(&'a self, y: R, op: O, root: usize) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+        O: Reduction,
+    {
+        let collective = Collective::in_place(rules::REDUCE, y.erase_mut())
+            .root(root)
+            .reducing(op, self);
+        self.issue_collective(rules::REDUCE.kind, collective)
+    }
+
+    /// Puts the `x` of rank `i` at block `i` of the `y` of every rank.
+    ///
+    /// With `n` elements in `x`, the same on all ranks, `y` has `n` for each rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// Wraps `ncclAllGather`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&[7u64])?;
+    /// let mut y = stream.alloc_zeros::<u64>(comm.world_size())?;
+    /// comm.all_gather(&x, &mut y)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [7]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_gather<'a, S, R>(&'a self, x: S, y: R) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let collective = Ok(Collective::apart(
+            rules::ALL_GATHER,
+            Some(x.erase()),
+            Some(y.erase_mut()),
+        ));
+        self.issue_collective(rules::ALL_GATHER.kind, collective)
+    }
+
+    /// Puts block `i` of the `y` of rank `i` at block `i` of the `y` of every rank.
+    ///
+    /// `y` has a block for each rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// Wraps `ncclAllGather`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[7u64])?;
+    /// comm.all_gather_in_place(&mut y)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_gather_in_place<'a, R>(&'a self, y: R) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+    {
+        let collective = Ok(Collective::in_place(rules::ALL_GATHER, y.erase_mut()));
+        self.issue_collective(rules::ALL_GATHER.kind, collective)
+    }
+
+    /// Reduces block `i` of the `x` of all ranks, element by element, into the `y` of rank `i`.
+    ///
+    /// With `n` elements in `y`, the same on all ranks, `x` has `n` for each rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// Wraps `ncclReduceScatter`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&vec![1.5f64; comm.world_size()])?;
+    /// let mut y = stream.alloc_zeros::<f64>(1)?;
+    /// comm.reduce_scatter(&x, &mut y, nccl::ReduceOp::Max)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [1.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduce_scatter<'a, S, R, O>(&'a self, x: S, y: R, op: O) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+        O: Reduction,
+    {
+        let collective =
+            Collective::apart(rules::REDUCE_SCATTER, Some(x.erase()), Some(y.erase_mut()))
+                .reducing(op, self);
+        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+    }
+
+    /// Reduces block `i` of the `y` of all ranks, element by element, into block `i` of the `y` of rank `i`.
+    ///
+    /// `y` has a block for each rank. The other blocks hold nothing of use afterwards.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// Wraps `ncclReduceScatter`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&vec![1.5f64; comm.world_size()])?;
+    /// comm.reduce_scatter_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduce_scatter_in_place<'a, R, O>(&'a self, y: R, op: O) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+        O: Reduction,
+    {
+        let collective =
+            Collective::in_place(rules::REDUCE_SCATTER, y.erase_mut()).reducing(op, self);
+        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+    }
+
+    /// Puts the `x` of rank `i` at block `i` of the `y` of rank `root`.
+    ///
+    /// With `n` elements in `x`, the same on all ranks, the root's `y` has `n` for each rank. Only the root
+    /// needs `y`; what the others pass is not touched.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclGather`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&[7i8, 8])?;
+    /// let mut y = stream.alloc_zeros::<i8>(2 * comm.world_size())?;
+    /// comm.gather(&x, (comm.rank() == 0).then_some(&mut y), 0)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [7, 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gather<'a, S, R>(&'a self, x: S, y: Option<R>, root: usize) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let collective =
+            Ok(Collective::apart(rules::GATHER, Some(x.erase()), y.map(R::erase_mut)).root(root));
+        self.issue_collective(rules::GATHER.kind, collective)
+    }
+
+    /// Puts the `y` of rank `i` at block `i` of the `y` of rank `root`.
+    ///
+    /// With `n` elements in the `y` of the other ranks, the root's has `n` for each rank, its own at block
+    /// `root`.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclGather`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[7i8, 8])?;
+    /// comm.gather_in_place(&mut y, 0)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gather_in_place<'a, R>(&'a self, y: R, root: usize) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+    {
+        let collective = Ok(Collective::in_place(rules::GATHER, y.erase_mut()).root(root));
+        self.issue_collective(rules::GATHER.kind, collective)
+    }
+
+    /// Puts block `i` of the `x` of rank `root` into the `y` of rank `i`.
+    ///
+    /// With `n` elements in `y`, the same on all ranks, the root's `x` has `n` for each rank. Only the root
+    /// needs `x`; what the others pass is not looked at.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclScatter`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = stream.clone_htod(&vec![3u32; comm.world_size()])?;
+    /// let mut y = stream.alloc_zeros::<u32>(1)?;
+    /// comm.scatter((comm.rank() == 0).then_some(&x), &mut y, 0)?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scatter<'a, S, R>(&'a self, x: Option<S>, y: R, root: usize) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let collective =
+            Ok(Collective::apart(rules::SCATTER, x.map(S::erase), Some(y.erase_mut())).root(root));
+        self.issue_collective(rules::SCATTER.kind, collective)
+    }
+
+    /// Puts block `i` of the `y` of rank `root` into the `y` of rank `i`.
+    ///
+    /// With `n` elements in the `y` of the other ranks, the root's has `n` for each rank, and keeps its own
+    /// at block `root`.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
+    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    ///
+    /// Wraps `ncclScatter`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = stream.clone_htod(&[3u32])?;
+    /// comm.scatter_in_place(&mut y, 0)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scatter_in_place<'a, R>(&'a self, y: R, root: usize) -> Result<Request>
+    where
+        R: RecvBuffer<'a>,
+    {
+        let collective = Ok(Collective::in_place(rules::SCATTER, y.erase_mut()).root(root));
+        self.issue_collective(rules::SCATTER.kind, collective)
+    }
+}

@@ -1,0 +1,201 @@
+//! Recorded operations, and the C calls that they become.
+//!
+//! An operation is recorded with the addresses of its buffers when it is called, and issued from here:
+//! alone, or several between one group start and one group end. Nothing else in this crate puts work on
+//! a stream through NCCL.
+
+use std::ffi::{c_int, c_void};
+
+use nccl_sys as sys;
+
+use crate::communicator::Calls;
+use crate::dtype::DataType;
+use crate::error::NcclFailure;
+use crate::ffi::{self, Progress};
+use crate::library::Library;
+
+/// Which C function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Function {
+    Send,
+    Recv,
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+}
+
+impl Function {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Send => "ncclSend",
+            Self::Recv => "ncclRecv",
+            Self::AllReduce => "ncclAllReduce",
+            Self::Broadcast => "ncclBroadcast",
+            Self::Reduce => "ncclReduce",
+            Self::AllGather => "ncclAllGather",
+            Self::ReduceScatter => "ncclReduceScatter",
+            Self::AllToAll => "ncclAlltoAll",
+            Self::Gather => "ncclGather",
+            Self::Scatter => "ncclScatter",
+        }
+    }
+}
+
+/// One operation. Its addresses are valid as long as the frame in which it lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) function: Function,
+    /// The address to read; null where the rank reads nothing.
+    pub(crate) send: u64,
+    /// The address to write; null where the rank writes nothing.
+    pub(crate) recv: u64,
+    /// Elements, as the C function counts them.
+    pub(crate) count: usize,
+    pub(crate) data_type: DataType,
+    /// The peer or root.
+    pub(crate) rank: i32,
+    pub(crate) op: sys::ncclRedOp_t,
+}
+
+impl Recorded {
+    /// A message to (`Function::Send`) or from (`Function::Recv`) `peer`.
+    #[inline]
+    pub(crate) fn message(
+        function: Function,
+        address: u64,
+        count: usize,
+        data_type: DataType,
+        peer: i32,
+    ) -> Self {
+        Self {
+            function,
+            send: address,
+            recv: address,
+            count,
+            data_type,
+            rank: peer,
+            op: sys::ncclRedOp_t::ncclSum,
+        }
+    }
+
+    /// Makes the C call.
+    #[inline]
+    fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
+        let api = calls.library.api();
+        let (comm, stream) = (calls.comm, calls.stream);
+        let (send, recv) = (self.send as *const c_void, self.recv as *mut c_void);
+        let (count, rank, op): (usize, c_int, _) = (self.count, self.rank, self.op);
+        let data_type = self.data_type.raw();
+        // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
+        // reads and writes (the length rules, checked when the operation was recorded) until the work
+        // is done on the stream, which the order of streams sees to, and nothing else accesses what is
+        // written; communicator and stream are alive.
+        let code = unsafe {
+            match self.function {
+                Function::Send => api
+                    .ncclSend
+                    .map(|f| f(send, count, data_type, rank, comm, stream)),
+                Function::Recv => api
+                    .ncclRecv
+                    .map(|f| f(recv, count, data_type, rank, comm, stream)),
+                Function::AllReduce => api
+                    .ncclAllReduce
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                Function::Broadcast => api
+                    .ncclBroadcast
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+                Function::Reduce => api
+                    .ncclReduce
+                    .map(|f| f(send, recv, count, data_type, op, rank, comm, stream)),
+                Function::AllGather => api
+                    .ncclAllGather
+                    .map(|f| f(send, recv, count, data_type, comm, stream)),
+                Function::ReduceScatter => api
+                    .ncclReduceScatter
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                Function::AllToAll => api
+                    .ncclAlltoAll
+                    .map(|f| f(send, recv, count, data_type, comm, stream)),
+                Function::Gather => api
+                    .ncclGather
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+                Function::Scatter => api
+                    .ncclScatter
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+            }
+        };
+        match code {
+            Some(code) => ffi::check(calls.library, self.function.name(), code),
+            None => Err(ffi::missing(calls.library, self.function.name())),
+        }
+    }
+}
+
+/// Makes the calls for `recorded`: one alone, several between group start and group end.
+pub(crate) fn call(
+    recorded: &[Recorded],
+    grouped: bool,
+    calls: &Calls<'_>,
+) -> Result<Progress, NcclFailure> {
+    match recorded {
+        [] => Ok(Progress::Done),
+        [alone] if !grouped => alone.call(calls),
+        several => group(calls.library, || call_each(several, calls)),
+    }
+}
+
+/// Makes the calls for `recorded`, inside of a group.
+pub(crate) fn call_each(recorded: &[Recorded], calls: &Calls<'_>) -> Result<(), NcclFailure> {
+    for one in recorded {
+        one.call(calls)?;
+    }
+    Ok(())
+}
+
+/// Makes `calls` between group start and group end. When one of them fails, the group is ended without
+/// launching what was queued before it.
+pub(crate) fn group(
+    library: &Library,
+    calls: impl FnOnce() -> Result<(), NcclFailure>,
+) -> Result<Progress, NcclFailure> {
+    let api = library.api();
+    let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupEnd) else {
+        return Err(ffi::missing(library, "ncclGroupStart"));
+    };
+    // SAFETY: takes no arguments; this thread is in no group, because groups are opened only here.
+    let code = unsafe { start() };
+    ffi::check(library, "ncclGroupStart", code)?;
+    let called = calls();
+    if called.is_err() {
+        poison(library);
+    }
+    // SAFETY: takes no arguments; closes the group opened above.
+    let code = unsafe { end() };
+    let ended = ffi::check(library, "ncclGroupEnd", code);
+    called.and(ended)
+}
+
+/// A failed call does not always make the end of its group drop what was queued; a call on no
+/// communicator does, and is refused by every release.
+#[cold]
+fn poison(library: &Library) {
+    let Some(send) = library.api().ncclSend else {
+        return;
+    };
+    // SAFETY: a null communicator is refused before any other argument is looked at.
+    let _ = unsafe {
+        send(
+            std::ptr::null(),
+            0,
+            sys::ncclDataType_t::ncclInt8,
+            0,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+}
