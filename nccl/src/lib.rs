@@ -72,6 +72,7 @@ mod ffi;
 mod group;
 mod host;
 mod library;
+mod local;
 mod operation;
 mod recorded;
 mod reduce;

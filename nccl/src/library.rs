@@ -162,10 +162,19 @@ impl Library {
     /// # Errors
     /// [`ErrorKind::Unsupported`] when `version` is older than 2.18.1.
     pub unsafe fn from_api(api: sys::Api, version: Version) -> Result<Self> {
+        // SAFETY: the same contract.
+        unsafe { Self::from_table(api, version, "(a table of functions)") }
+    }
+
+    /// [`from_api`](Self::from_api), with a text in place of the file's path.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn from_table(api: sys::Api, version: Version, path: &str) -> Result<Self> {
         Self::checked(Inner {
             api,
             version,
-            path: PathBuf::from("(a table of functions)"),
+            path: PathBuf::from(path),
         })
     }
 

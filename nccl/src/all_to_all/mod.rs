@@ -103,7 +103,7 @@ impl Communicator {
                     .unsupported(String::from("ncclAlltoAll"), needs))
             }
             Algorithm::Native | Algorithm::Auto => Ok(collective),
-            Algorithm::Grouped => Ok(collective.as_messages()),
+            Algorithm::Grouped => Ok(collective.made_of_messages()),
         }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Collective<'a> {
     root: Option<usize>,
     op: sys::ncclRedOp_t,
     buffers: Buffers<'a>,
-    as_messages: bool,
+    made_of_messages: bool,
 }
 
 enum Buffers<'a> {
@@ -49,7 +49,7 @@ impl<'a> Collective<'a> {
             root: None,
             op: sys::ncclRedOp_t::ncclSum,
             buffers,
-            as_messages: false,
+            made_of_messages: false,
         }
     }
 
@@ -66,8 +66,8 @@ impl<'a> Collective<'a> {
     }
 
     /// Makes it of messages, although the library may have it as one call.
-    pub(crate) fn as_messages(mut self) -> Self {
-        self.as_messages = true;
+    pub(crate) fn made_of_messages(mut self) -> Self {
+        self.made_of_messages = true;
         self
     }
 
@@ -110,7 +110,7 @@ impl<'a> Collective<'a> {
     pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<()> {
         let root = self.rule.root(self.place(comm))?;
         let (function, op) = (self.rule.function, self.op);
-        let as_messages = self.as_messages || !comm.library().has_function(function);
+        let made_of_messages = self.made_of_messages || !comm.library().has_function(function);
         let taken = self.take(comm, frame)?;
         if taken.count == 0 {
             return Ok(());
@@ -124,7 +124,7 @@ impl<'a> Collective<'a> {
             rank: root,
             op,
         };
-        if as_messages {
+        if made_of_messages {
             messages(&whole, comm, frame)
         } else {
             frame.recorded.push(whole);

@@ -11,6 +11,7 @@ use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
+use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::rendezvous::World;
 use crate::time::deadline_after;
@@ -208,7 +209,11 @@ impl<'a> CommunicatorBuilder<'a> {
                     reason: String::from("a communicator needs a stream to put its operations on"),
                 })
             })?;
-            let library = library.map_or_else(Library::load, Ok)?;
+            let library = match (library, &origin) {
+                (Some(library), _) => library,
+                (None, Origin::World(world)) if !world.needs_nccl() => local::library()?,
+                (None, _) => Library::load()?,
+            };
             let plan = Plan {
                 library: library.clone(),
                 name,
@@ -227,7 +232,8 @@ impl<'a> CommunicatorBuilder<'a> {
             };
             Ok((prepared, id))
         };
-        (origin, prepare())
+        let prepared = prepare();
+        (origin, prepared)
     }
 }
 

@@ -37,6 +37,8 @@ pub struct World {
     members: Vec<Member>,
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     rounds: Mutex<HashMap<String, u64>>,
+    /// Whether its communicators are NCCL's.
+    needs_nccl: bool,
 }
 
 enum Link {
@@ -124,7 +126,12 @@ impl World {
             .collect()
     }
 
-    /// A world of one rank.
+    /// A world of one rank, for a program that can do without others.
+    ///
+    /// Its communicators load no libnccl: every operation is a copy on the device, or nothing. Only
+    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To have NCCL all the
+    /// same, name the library ([`CommunicatorBuilder::library`]), or make a world with
+    /// [`threads(1)`](Self::threads).
     ///
     /// ```
     /// assert_eq!(nccl::World::single().size(), 1);
@@ -135,7 +142,13 @@ impl World {
             store: Arc::new(Store::new(1)),
             _server: None,
         };
-        Self::new(0, 1, 0, Duration::from_secs(60), link)
+        let mut world = Self::new(0, 1, 0, Duration::from_secs(60), link);
+        world.needs_nccl = false;
+        world
+    }
+
+    pub(crate) fn needs_nccl(&self) -> bool {
+        self.needs_nccl
     }
 
     fn new(rank: usize, size: usize, local_rank: usize, timeout: Duration, link: Link) -> Self {
@@ -152,6 +165,7 @@ impl World {
             link,
             members,
             rounds: Mutex::default(),
+            needs_nccl: true,
         }
     }
 

@@ -1,0 +1,259 @@
+//! A world of one rank, which needs no libnccl: every operation is a copy, or nothing at all.
+//!
+//! [`World::single`](crate::World::single) uses this table in place of NCCL's, so that a program that
+//! can run on one GPU runs without NCCL, through the same code. The functions do what NCCL's do for one
+//! rank, as far as this crate calls them; a copy is put on the stream by the CUDA driver.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_int, c_void};
+
+use cudarc::driver::sys as cuda;
+use nccl_sys as sys;
+use once_cell::sync::OnceCell;
+
+use crate::dtype::DataType;
+use crate::error::Result;
+use crate::library::Library;
+
+const SUCCESS: sys::ncclResult_t = sys::ncclResult_t::ncclSuccess;
+const INVALID: sys::ncclResult_t = sys::ncclResult_t::ncclInvalidArgument;
+
+/// The table, as a library.
+pub(crate) fn library() -> Result<Library> {
+    static LIBRARY: OnceCell<Library> = OnceCell::new();
+    LIBRARY
+        .get_or_try_init(|| {
+            // SAFETY: the functions below do what NCCL's of the same names do for one rank, and are part
+            // of the program.
+            unsafe {
+                Library::from_table(table(), sys::Version::HEADER, "(none: a world of one rank)")
+            }
+        })
+        .cloned()
+}
+
+fn table() -> sys::Api {
+    sys::Api {
+        ncclGetErrorString: Some(error_string),
+        ncclGetUniqueId: Some(unique_id),
+        ncclCommInitRankConfig: Some(init),
+        ncclCommGetAsyncError: Some(async_error),
+        ncclCommFinalize: Some(end),
+        ncclCommDestroy: Some(end),
+        ncclCommAbort: Some(end),
+        ncclGroupStart: Some(group_start),
+        ncclGroupEnd: Some(group_end),
+        ncclSend: Some(send),
+        ncclRecv: Some(recv),
+        ncclAllReduce: Some(reduce),
+        ncclReduceScatter: Some(reduce),
+        ncclReduce: Some(reduce_to_root),
+        ncclBroadcast: Some(from_root),
+        ncclGather: Some(from_root),
+        ncclScatter: Some(from_root),
+        ncclAllGather: Some(copy),
+        ncclAlltoAll: Some(copy),
+        ..sys::Api::default()
+    }
+}
+
+/// What a group of this thread has recorded: messages to oneself wait for each other.
+#[derive(Default)]
+struct Messages {
+    sent: Vec<(*const c_void, usize)>,
+    received: Vec<(*mut c_void, usize, sys::cudaStream_t)>,
+}
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    static MESSAGES: RefCell<Messages> = RefCell::new(Messages::default());
+}
+
+unsafe extern "C" fn error_string(code: sys::ncclResult_t) -> *const c_char {
+    match code {
+        SUCCESS => c"no error",
+        sys::ncclResult_t::ncclUnhandledCudaError => c"unhandled cuda error",
+        sys::ncclResult_t::ncclInvalidUsage => c"invalid usage",
+        _ => c"invalid argument",
+    }
+    .as_ptr()
+}
+
+unsafe extern "C" fn unique_id(_: *mut sys::ncclUniqueId) -> sys::ncclResult_t {
+    // Whatever it holds: there is nobody to meet.
+    SUCCESS
+}
+
+unsafe extern "C" fn init(
+    comm: *mut sys::ncclComm_t,
+    ranks: c_int,
+    _: sys::ncclUniqueId,
+    _: c_int,
+    _: *mut sys::ncclConfig_t,
+) -> sys::ncclResult_t {
+    if ranks != 1 {
+        return INVALID;
+    }
+    // SAFETY: the caller gives a place for the communicator. The handle is never followed.
+    unsafe { comm.write(std::ptr::dangling_mut()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn async_error(
+    _: sys::ncclComm_t,
+    state: *mut sys::ncclResult_t,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller gives a place for the state.
+    unsafe { state.write(SUCCESS) };
+    SUCCESS
+}
+
+unsafe extern "C" fn end(_: sys::ncclComm_t) -> sys::ncclResult_t {
+    SUCCESS
+}
+
+unsafe extern "C" fn group_start() -> sys::ncclResult_t {
+    DEPTH.set(DEPTH.get() + 1);
+    SUCCESS
+}
+
+unsafe extern "C" fn group_end() -> sys::ncclResult_t {
+    DEPTH.set(DEPTH.get().saturating_sub(1));
+    if DEPTH.get() > 0 {
+        return SUCCESS;
+    }
+    let Messages { sent, received } = MESSAGES.take();
+    if sent.len() != received.len() {
+        return sys::ncclResult_t::ncclInvalidUsage;
+    }
+    for ((from, bytes), (to, room, stream)) in sent.into_iter().zip(received) {
+        if bytes != room {
+            return sys::ncclResult_t::ncclInvalidUsage;
+        }
+        let code = put_copy(from, to, bytes, stream);
+        if code != SUCCESS {
+            return code;
+        }
+    }
+    SUCCESS
+}
+
+fn size(count: usize, data_type: sys::ncclDataType_t) -> Option<usize> {
+    DataType::from_raw(data_type.0)
+        .size_in_bytes()
+        .map(|size| count * size)
+}
+
+unsafe extern "C" fn send(
+    buffer: *const c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: c_int,
+    comm: sys::ncclComm_t,
+    _: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    match size(count, data_type) {
+        Some(bytes) if !comm.is_null() => {
+            MESSAGES.with_borrow_mut(|messages| messages.sent.push((buffer, bytes)));
+            SUCCESS
+        }
+        _ => INVALID,
+    }
+}
+
+unsafe extern "C" fn recv(
+    buffer: *mut c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: c_int,
+    _: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    match size(count, data_type) {
+        Some(bytes) => {
+            MESSAGES.with_borrow_mut(|messages| messages.received.push((buffer, bytes, stream)));
+            SUCCESS
+        }
+        None => INVALID,
+    }
+}
+
+unsafe extern "C" fn copy(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    match size(count, data_type) {
+        Some(bytes) => put_copy(from, to, bytes, stream),
+        None => INVALID,
+    }
+}
+
+unsafe extern "C" fn reduce(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: sys::ncclRedOp_t,
+    comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller's promises are the same for both.
+    unsafe { copy(from, to, count, data_type, comm, stream) }
+}
+
+unsafe extern "C" fn reduce_to_root(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: sys::ncclRedOp_t,
+    _: c_int,
+    comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller's promises are the same for both.
+    unsafe { copy(from, to, count, data_type, comm, stream) }
+}
+
+unsafe extern "C" fn from_root(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    data_type: sys::ncclDataType_t,
+    _: c_int,
+    comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller's promises are the same for both.
+    unsafe { copy(from, to, count, data_type, comm, stream) }
+}
+
+/// Puts a copy on the stream; in place there is nothing to do.
+fn put_copy(
+    from: *const c_void,
+    to: *mut c_void,
+    bytes: usize,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    if from == to.cast_const() || bytes == 0 {
+        return SUCCESS;
+    }
+    // SAFETY: the callers of the functions above give device memory of that many bytes, valid until the
+    // work is done on the stream.
+    let code = unsafe {
+        cuda::cuMemcpyDtoDAsync_v2(
+            to as cuda::CUdeviceptr,
+            from as cuda::CUdeviceptr,
+            bytes,
+            stream.cast(),
+        )
+    };
+    match code {
+        cuda::CUresult::CUDA_SUCCESS => SUCCESS,
+        _ => sys::ncclResult_t::ncclUnhandledCudaError,
+    }
+}
