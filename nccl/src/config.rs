@@ -3,11 +3,14 @@
 //! NCCL ignores a field that is newer than itself without a word. So every field that is set here is
 //! compared with the loaded library, and refused by name where it would be ignored.
 
-use std::ffi::CString;
+use std::collections::HashSet;
+use std::ffi::{CStr, CString};
+use std::sync::{LazyLock, Mutex};
 
 use nccl_sys as sys;
 use nccl_sys::Version;
 
+use crate::communicator::lock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 
@@ -237,12 +240,12 @@ impl Config {
         .filter_map(|(set, field)| set.then_some(field))
     }
 
-    /// The C structure for `library`, and the strings it points to.
+    /// The C structure for `library`; what it points to stays for the life of the process.
     ///
     /// The structure is the newest one with everything unset: older libraries read the part they know.
     /// `version` is the smaller one of header and library, so that no padding of an older layout is
     /// taken for a value.
-    pub(crate) fn to_raw(&self, library: &Library, name: &str) -> Result<RawConfig> {
+    pub(crate) fn to_raw(&self, library: &Library, name: &str) -> Result<sys::ncclConfig_t> {
         self.check()?;
         let found = library.version();
         for field in self.set_fields() {
@@ -301,33 +304,33 @@ impl Config {
             self.nvlink_centric_scheduling.map(i32::from),
         );
         set(&mut raw.maxP2pPeers, self.max_p2p_peers);
-        if let Some(network) = &network {
-            raw.netName = network.as_ptr();
+        if let Some(network) = network {
+            raw.netName = kept(network).as_ptr();
         }
         if found >= Version::new(2, 27, 3) {
-            raw.commName = name.as_ptr();
+            raw.commName = kept(name).as_ptr();
         }
-        Ok(RawConfig {
-            raw,
-            strings: ConfigStrings {
-                _network: network,
-                _name: name,
-            },
-        })
+        Ok(raw)
     }
 }
 
-/// An `ncclConfig_t`, and the strings it points to.
-pub(crate) struct RawConfig {
-    pub(crate) raw: sys::ncclConfig_t,
-    pub(crate) strings: ConfigStrings,
-}
-
-/// NCCL keeps the pointer to the name: these have to outlive the communicator.
-#[derive(Debug)]
-pub(crate) struct ConfigStrings {
-    _network: Option<CString>,
-    _name: CString,
+/// The same string, kept for the life of the process: one copy for each text.
+///
+/// NCCL copies the name of the network, but keeps the pointer to the communicator's name and hands it
+/// to profiler plugins, which keep it, too, and read it when they are told of the end. When that is,
+/// nobody here can know: of several ranks in one process, NCCL ends all when the last one is destroyed
+/// or aborted, and the calls for the others return before.
+fn kept(text: CString) -> &'static CStr {
+    static KEPT: LazyLock<Mutex<HashSet<&'static CStr>>> = LazyLock::new(Mutex::default);
+    let mut kept = lock(&KEPT);
+    match kept.get(text.as_c_str()) {
+        Some(same) => same,
+        None => {
+            let text: &'static CStr = Box::leak(text.into_boxed_c_str());
+            kept.insert(text);
+            text
+        }
+    }
 }
 
 fn at_least(field: &'static str, value: Option<i32>, least: i32) -> Result<()> {
@@ -362,6 +365,15 @@ mod tests {
             let error = config.check().unwrap_err();
             assert!(error.to_string().contains(field), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_is_kept_once_and_for_ever() {
+        let keep = |text: &str| kept(CString::new(text).unwrap());
+        let first = keep("kept/a");
+        assert_eq!(first.as_ptr(), keep("kept/a").as_ptr());
+        assert_ne!(first.as_ptr(), keep("kept/b").as_ptr());
+        assert_eq!(first.to_str(), Ok("kept/a"));
     }
 
     #[test]

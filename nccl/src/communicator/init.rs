@@ -12,7 +12,7 @@ use super::lifecycle::{Outcome, discard};
 use super::state::Phase;
 use super::{Inner, Pins, Timeouts, order};
 use crate::abort::AbortSignal;
-use crate::config::{Config, RawConfig};
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::ffi;
 use crate::library::Library;
@@ -40,7 +40,7 @@ pub(super) struct Prepared {
     timeouts: Timeouts,
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
-    config: RawConfig,
+    config: sys::ncclConfig_t,
     handle: Handle,
     pins_stream: Arc<CudaStream>,
 }
@@ -106,8 +106,8 @@ impl Prepared {
         });
         if let Err(error) = settled {
             if discard(&self.library, raw, self.timeouts.abort) == Outcome::Leaked {
-                // NCCL still points into the configuration.
-                std::mem::forget(self.config);
+                // NCCL may still be at work in the context.
+                std::mem::forget(self.context);
                 tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
             }
             return Err(error);
@@ -131,7 +131,6 @@ impl Prepared {
             handle: Mutex::new(self.handle),
             pins: Some(Pins {
                 _stream: self.pins_stream,
-                _strings: self.config.strings,
             }),
         })
     }
@@ -146,15 +145,15 @@ fn start(
     rank: usize,
     world_size: usize,
     id: &UniqueId,
-    config: &mut RawConfig,
+    config: &mut sys::ncclConfig_t,
 ) -> Result<(RawComm, Result<()>)> {
     let init = library.function(sys::Api::ncclCommInitRankConfig)?;
     let (rank, world_size) = (as_int(rank)?, as_int(world_size)?);
     // Null, because releases up to 2.18 follow whatever they find here when they fail.
     let mut comm: sys::ncclComm_t = std::ptr::null_mut();
     // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
-    // returns; the strings that `config` points to are kept with the communicator.
-    let code = unsafe { init(&mut comm, world_size, id.raw(), rank, &mut config.raw) };
+    // returns; the strings that `config` points to are never freed.
+    let code = unsafe { init(&mut comm, world_size, id.raw(), rank, config) };
     let raw = NonNull::new(comm).map(RawComm);
     match (ffi::check(library, CALL, code), raw) {
         (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
@@ -207,7 +206,7 @@ fn as_int(rank: usize) -> Result<i32> {
 fn refuse_forced_blocking() -> Result<()> {
     const VARIABLE: &str = "NCCL_COMM_BLOCKING";
     match std::env::var(VARIABLE) {
-        Ok(value) if value.trim() == "1" => Err(Error::new(ErrorKind::InvalidConfig {
+        Ok(value) if is_one(&value) => Err(Error::new(ErrorKind::InvalidConfig {
             field: "blocking",
             reason: format!(
                 "{VARIABLE}={value} in the environment makes NCCL's calls block without a deadline; \
@@ -215,5 +214,34 @@ fn refuse_forced_blocking() -> Result<()> {
             ),
         })),
         _ => Ok(()),
+    }
+}
+
+/// Whether NCCL takes this text for 1: it reads numbers like C does, decimal, `0x…` or with a leading 0
+/// octal, and stops at the first character that is none.
+fn is_one(text: &str) -> bool {
+    let text = text.trim_start();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(hexadecimal) => (hexadecimal, 16),
+        None if text.starts_with('0') => (text, 8),
+        None => (text, 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(radix));
+    digits[..end.unwrap_or(digits.len())].trim_start_matches('0') == "1"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blocking_communicator_is_recognized_however_the_one_is_written() {
+        for text in ["1", " 1", "+1", "01", "0x1", "0X01", "1 ", "1,"] {
+            assert!(is_one(text), "{text:?}");
+        }
+        for text in ["", "0", "-1", "10", "0x10", "11", "yes", "0x"] {
+            assert!(!is_one(text), "{text:?}");
+        }
     }
 }

@@ -36,7 +36,6 @@ pub(crate) use order::not_capturing;
 pub(crate) use state::State;
 
 use crate::abort::AbortSignal;
-use crate::config::ConfigStrings;
 use crate::error::{Error, ErrorKind};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
@@ -123,7 +122,7 @@ pub(crate) struct Inner {
     pub(crate) freed_bell: Condvar,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
-    /// What NCCL keeps pointers into, and what pins cudarc's bookkeeping; released by the reaper.
+    /// What pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }
 
@@ -131,8 +130,6 @@ pub(crate) struct Inner {
 pub(crate) struct Pins {
     /// cudarc orders the streams of a context only while it counts one of its own streams there.
     pub(crate) _stream: Arc<CudaStream>,
-    /// NCCL keeps pointers into the configuration.
-    pub(crate) _strings: ConfigStrings,
 }
 
 /// Locks, whether or not some thread panicked with the lock: what is behind it stays consistent,
@@ -171,18 +168,48 @@ impl Communicator {
     }
 
     /// This rank, from 0.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert!(comm.rank() < comm.world_size());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
         self.inner.rank
     }
 
     /// The number of ranks.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.world_size(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.inner.world_size
     }
 
     /// The name it was made with.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.name(), "demo");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
@@ -230,6 +257,16 @@ impl Communicator {
     }
 
     /// The library it lives in.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// println!("on NCCL {}", comm.library().version());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.inner.library
