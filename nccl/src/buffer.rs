@@ -11,7 +11,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceSlice, SyncOnDrop,
+};
 
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
@@ -169,16 +171,63 @@ fn elements(bytes: usize, data_type: DataType) -> Result<usize> {
     Ok(bytes / size)
 }
 
+/// NCCL's kernels read and write whole elements, and the device refuses them at any other address.
+fn aligned(ptr: CUdeviceptr, data_type: DataType) -> Result<()> {
+    let size = data_type.size_in_bytes().unwrap_or(1) as CUdeviceptr;
+    if ptr.is_multiple_of(size) {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::Misaligned {
+            address: ptr,
+            data_type,
+        }))
+    }
+}
+
+/// The address of a view. cudarc gives it only together with a guard, which would mark a use of the
+/// memory when it is dropped: there is none.
+fn address(view: &CudaView<'_, u8>) -> CUdeviceptr {
+    let (ptr, guard) = view.device_ptr(view.stream());
+    std::mem::forget(guard);
+    ptr
+}
+
 macro_rules! shared_methods {
-    ($type:ident, $from:ident, $view:ident) => {
+    ($type:ident, $from:ident, $view:ident, $slice:ident) => {
         impl<'a> $type<'a> {
             /// Takes bytes for elements of `data_type`.
             ///
             /// # Errors
             /// [`ErrorKind::PartialElement`] when the bytes are not a whole number of elements,
+            /// [`ErrorKind::Misaligned`] when they do not begin at a multiple of an element's size,
             /// [`ErrorKind::UnknownDataType`] when the size of an element is not known.
+            ///
+            /// ```
+            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+            /// # nccl_emulator::install_unless_gpu()?;
+            /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+            #[doc = concat!("use nccl::{DataType, ", stringify!($type), "};")]
+            ///
+            /// let mut bytes = stream.alloc_zeros::<u8>(64)?;
+            #[doc = concat!(
+                "let floats = ", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
+                "(4..12), DataType::FLOAT32)?;"
+            )]
+            /// assert_eq!(floats.len(), 2);
+            #[doc = concat!(
+                "assert!(", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
+                "(1..9), DataType::FLOAT32).is_err());"
+            )]
+            /// # Ok(())
+            /// # }
+            /// ```
             pub fn from_bytes(bytes: $view<'a, u8>, data_type: DataType) -> Result<Self> {
                 let len = elements(bytes.len(), data_type)?;
+                if data_type.size_in_bytes() != Some(1) {
+                    let view = bytes.slice(..);
+                    aligned(address(&view), data_type)?;
+                    drop(view);
+                }
                 Ok(Self {
                     memory: Memory::$from(bytes),
                     data_type,
@@ -199,7 +248,26 @@ macro_rules! shared_methods {
             /// the operation has finished does not.
             ///
             /// # Errors
-            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known.
+            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known,
+            /// [`ErrorKind::Misaligned`] when `ptr` is not a multiple of it.
+            ///
+            /// ```
+            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+            /// # nccl_emulator::install_unless_gpu()?;
+            /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+            #[doc = concat!("use nccl::{DataType, ", stringify!($type), "};")]
+            ///
+            /// let memory = stream.alloc_zeros::<f64>(8)?;
+            /// let ptr = memory.leak(); // as if another library had allocated it on `stream`
+            /// // SAFETY: eight elements, which nothing else uses, and nobody frees.
+            #[doc = concat!(
+                "let raw = unsafe { ", stringify!($type),
+                "::from_raw(ptr, 8, DataType::FLOAT64, &stream)? };"
+            )]
+            /// assert_eq!(raw.len(), 8);
+            /// # Ok(())
+            /// # }
+            /// ```
             pub unsafe fn from_raw(
                 ptr: CUdeviceptr,
                 len: usize,
@@ -207,6 +275,7 @@ macro_rules! shared_methods {
                 stream: &'a Arc<CudaStream>,
             ) -> Result<Self> {
                 elements(0, data_type)?;
+                aligned(ptr, data_type)?;
                 Ok(Self {
                     memory: Memory::Raw { ptr, stream },
                     data_type,
@@ -215,24 +284,48 @@ macro_rules! shared_methods {
             }
 
             /// The number of elements.
+            ///
+            /// ```
+            #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
+            /// let bytes = buffer.len() * buffer.data_type().size_in_bytes().unwrap_or(1);
+            /// # }
+            /// ```
             #[must_use]
             pub fn len(&self) -> usize {
                 self.len
             }
 
             /// Whether there are no elements.
+            ///
+            /// ```
+            #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
+            /// assert_eq!(buffer.is_empty(), buffer.len() == 0);
+            /// # }
+            /// ```
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len == 0
             }
 
             /// The type of the elements.
+            ///
+            /// ```
+            #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
+            /// if buffer.data_type() == nccl::DataType::BFLOAT16 { println!("bf16") }
+            /// # }
+            /// ```
             #[must_use]
             pub fn data_type(&self) -> DataType {
                 self.data_type
             }
 
             /// The stream on which the memory was allocated and will be freed.
+            ///
+            /// ```
+            #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
+            /// buffer.stream().synchronize().unwrap();
+            /// # }
+            /// ```
             #[must_use]
             pub fn stream(&self) -> &Arc<CudaStream> {
                 self.memory.stream()
@@ -254,8 +347,8 @@ macro_rules! shared_methods {
     };
 }
 
-shared_methods!(Erased, Read, CudaView);
-shared_methods!(ErasedMut, Write, CudaViewMut);
+shared_methods!(Erased, Read, CudaView, slice);
+shared_methods!(ErasedMut, Write, CudaViewMut, slice_mut);
 
 fn erase_view<T: NcclType>(view: CudaView<'_, T>) -> Erased<'_> {
     let len = view.len();

@@ -15,6 +15,12 @@ use nccl_sys as sys;
 use crate::operation::Operation;
 
 /// The result of everything in this crate that can fail.
+///
+/// ```
+/// fn sum(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+///     comm.all_reduce_in_place(y, nccl::ReduceOp::Sum)?.wait()
+/// }
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error, with the operation in which it arose.
@@ -137,8 +143,17 @@ pub enum ErrorKind {
         data_type: crate::DataType,
     },
 
+    /// A buffer does not begin at a whole element.
+    #[error("address {address:#x} is not a multiple of the size of {data_type}")]
+    Misaligned {
+        /// The device address.
+        address: u64,
+        /// The element type that was named.
+        data_type: crate::DataType,
+    },
+
     /// A peer or root that does not exist.
-    #[error("{role} {rank} does not exist: ranks are 0 to {}", world_size.saturating_sub(1))]
+    #[error("{role} {rank} does not exist: {}", ranks(*world_size))]
     NoSuchRank {
         /// `peer`, `root` or `rank`.
         role: &'static str,
@@ -186,7 +201,7 @@ pub enum ErrorKind {
     /// The communicator is not usable any more.
     #[error("the communicator is {state}")]
     Closed {
-        /// `finalized`, `failed`, or `leaked`.
+        /// `being finalized` or `finalized`.
         state: &'static str,
     },
 
@@ -205,6 +220,15 @@ pub enum ErrorKind {
         /// The system's error.
         error: std::io::Error,
     },
+}
+
+/// Which ranks there are.
+pub(crate) fn ranks(world_size: usize) -> String {
+    match world_size {
+        0 => String::from("of 0 ranks there is none"),
+        1 => String::from("the only rank is 0"),
+        _ => format!("ranks are 0 to {}", world_size - 1),
+    }
 }
 
 /// Why a stream is refused.
@@ -270,12 +294,26 @@ impl NcclFailure {
     }
 
     /// The function that failed, for instance `ncclGroupEnd`.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// assert_eq!(failure.call(), "ncclAllReduce");
+    /// # }
+    /// ```
     #[must_use]
     pub fn call(&self) -> &'static str {
         self.call
     }
 
     /// NCCL's code, known to this crate or not.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// if failure.code() == 6 {
+    ///     eprintln!("ncclRemoteError: look for the rank that failed first");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn code(&self) -> u32 {
         self.code.0
@@ -284,6 +322,14 @@ impl NcclFailure {
     /// The last warning NCCL kept at that moment, or an empty text.
     ///
     /// NCCL keeps one such text per process, so it may come from another communicator.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// if !failure.last_error().is_empty() {
+    ///     eprintln!("NCCL warned: {}", failure.last_error());
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn last_error(&self) -> &str {
         &self.last_error

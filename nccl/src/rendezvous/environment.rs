@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ranks};
 
 /// Who this process is among the ranks, and where they meet.
 ///
@@ -146,12 +146,22 @@ impl Rendezvous {
     }
 
     /// This process's rank.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.rank(), 1);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The number of ranks.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.world_size(), 2);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.world_size
@@ -160,8 +170,8 @@ impl Rendezvous {
     fn new(rank: usize, world_size: usize, local_rank: usize, address: Address) -> Result<Self> {
         if rank >= world_size {
             return Err(Error::rendezvous(format!(
-                "rank {rank} of {world_size} does not exist: ranks are 0 to {}",
-                world_size.saturating_sub(1)
+                "rank {rank} of {world_size} does not exist: {}",
+                ranks(world_size)
             )));
         }
         Ok(Self {
@@ -215,10 +225,10 @@ impl Rendezvous {
         };
         Self::new(rank, world_size, local_rank, address).map_err(|_| {
             Error::rendezvous(format!(
-                "{}={rank} contradicts {}={world_size}: ranks are 0 to {}",
+                "{}={rank} contradicts {}={world_size}: {}",
                 launcher.rank,
                 launcher.size,
-                world_size.saturating_sub(1)
+                ranks(world_size)
             ))
         })
     }
@@ -282,10 +292,27 @@ fn meeting_place(launcher: &Launcher, get: impl Fn(&str) -> Option<String>) -> S
     } else {
         job.join("/")
     };
-    format!("nccl/{user}/{}/{job}", launcher.rank)
+    let name = format!("nccl/{user}/{}/{job}", launcher.rank);
+    // The system takes 107 bytes; what tells two jobs apart may stand behind them.
+    if name.len() <= LONGEST {
+        return name;
+    }
+    let head: String = name
         .chars()
-        .take(100)
-        .collect()
+        .filter(char::is_ascii)
+        .take(LONGEST - 17)
+        .collect();
+    format!("{head}/{:016x}", fingerprint(name.as_bytes()))
+}
+
+/// The longest name of a meeting place, in bytes.
+const LONGEST: usize = 100;
+
+/// FNV-1a: the same in every build of this crate, which a hasher of the standard library need not be.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -392,7 +419,7 @@ mod tests {
 
     #[test]
     fn two_launches_meet_at_two_places() {
-        let place = |id| {
+        let place = |id: &str| {
             let variables = [
                 ("RANK", "0"),
                 ("WORLD_SIZE", "1"),
@@ -402,5 +429,14 @@ mod tests {
         };
         assert_eq!(place("a"), place("a"));
         assert_ne!(place("a"), place("b"));
+        let long = "x".repeat(200);
+        let (a, b) = (place(&(long.clone() + "a")), place(&(long + "b")));
+        assert_ne!(a, b);
+        for address in [a, b, place(&"ä".repeat(200))] {
+            let Address::Abstract(name) = address else {
+                panic!("{address}")
+            };
+            assert!(name.len() <= LONGEST, "{name}");
+        }
     }
 }
