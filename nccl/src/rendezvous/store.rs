@@ -11,15 +11,31 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::lock;
 
+/// The most bytes of all parts of a round together. Bounds what a stranger can make us keep.
+pub(super) const LARGEST: usize = 64 << 20;
+
 /// The parts of all ranks, by rank.
 pub(super) type Parts = Arc<Vec<Vec<u8>>>;
 
 /// Why a round did not end well.
 #[derive(Debug)]
 pub(super) enum Incomplete {
-    TimedOut { missing: Vec<usize> },
-    Gone { rank: usize, reason: String },
-    Twice { rank: usize },
+    TimedOut {
+        missing: Vec<usize>,
+    },
+    Gone {
+        rank: usize,
+        reason: String,
+    },
+    Twice {
+        rank: usize,
+    },
+    /// The parts have more than [`LARGEST`] bytes together.
+    TooLarge {
+        bytes: usize,
+    },
+    /// Another thread of this rank talks to rank 0 all the time.
+    Busy,
     Interrupted,
 }
 
@@ -37,7 +53,8 @@ struct State {
 
 struct Round {
     parts: Vec<Option<Vec<u8>>>,
-    whole: Option<Parts>,
+    /// The parts when all are there, or the number of their bytes if that is too large.
+    whole: Option<Result<Parts, usize>>,
     /// Ranks that have not been answered yet.
     waiting: usize,
 }
@@ -83,8 +100,13 @@ impl Store {
         }
         entry.parts[rank] = Some(part);
         if entry.parts.iter().all(Option::is_some) {
-            let parts = entry.parts.iter_mut().filter_map(Option::take).collect();
-            entry.whole = Some(Arc::new(parts));
+            let parts: Vec<_> = entry.parts.iter_mut().filter_map(Option::take).collect();
+            let bytes = parts.iter().map(Vec::len).sum();
+            entry.whole = Some(if bytes <= LARGEST {
+                Ok(Arc::new(parts))
+            } else {
+                Err(bytes)
+            });
             self.changed.notify_all();
         }
         loop {
@@ -97,7 +119,7 @@ impl Store {
                 if entry.waiting == 0 {
                     rounds.remove(&key);
                 }
-                return Ok(whole);
+                return whole.map_err(|bytes| Incomplete::TooLarge { bytes });
             }
             let missing = || (0..size).filter(|&rank| entry.parts[rank].is_none());
             if let Some((rank, reason)) =

@@ -1,24 +1,26 @@
 //! The way to the store from the other processes of the host: a Unix socket at which rank 0 listens.
 //!
 //! A connection belongs to one rank and lives as long as its world. Frames are a length and that many
-//! bytes; a length beyond [`LARGEST`] ends the connection. Only processes of the same user are let in.
-//! A connection that ends without a goodbye is a rank that is gone.
+//! bytes; a length beyond [`FRAME`] ends the connection. Both ends talk to processes of their own user
+//! alone. A connection that ends without a goodbye is a rank that is gone.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::environment::Address;
-use super::store::{Incomplete, Store};
+use super::store::{Incomplete, LARGEST, Store};
 use crate::error::{Error, Result};
 
-/// The largest frame: parts of all ranks together. Bounds what a stranger can make us keep.
-const LARGEST: usize = 64 << 20;
+/// The largest frame: the parts of a round, with their lengths and what is said about them.
+const FRAME: usize = LARGEST + (1 << 20);
 const MAGIC: &[u8; 8] = b"ncclrdv1";
 const GOODBYE: u64 = u64::MAX;
 
@@ -35,11 +37,11 @@ fn socket_address(address: &Address) -> io::Result<SocketAddr> {
 pub(super) fn write_frame(mut to: impl Write, frame: &[u8]) -> io::Result<()> {
     let length = u32::try_from(frame.len())
         .ok()
-        .filter(|_| frame.len() <= LARGEST);
+        .filter(|_| frame.len() <= FRAME);
     let Some(length) = length else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a message of more than 64 MiB",
+            "a frame of more than 65 MiB",
         ));
     };
     to.write_all(&length.to_le_bytes())?;
@@ -50,10 +52,10 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
-    if length > LARGEST {
+    if length > FRAME {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "a frame of more than 64 MiB",
+            "a frame of more than 65 MiB",
         ));
     }
     // Grows as bytes arrive, not by what the length promises.
@@ -161,7 +163,10 @@ fn bind(address: &Address) -> Result<UnixListener> {
         Err(error) => return Err(failed(error)),
     }
     match (UnixStream::connect_addr(&target), address) {
-        (Err(error), Address::Path(path)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+        // A file of another kind refuses, too, and is not ours to remove.
+        (Err(error), Address::Path(path))
+            if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) =>
+        {
             std::fs::remove_file(path).map_err(failed)?;
             UnixListener::bind_addr(&target).map_err(failed)
         }
@@ -173,6 +178,25 @@ fn bind(address: &Address) -> Result<UnixListener> {
             )))
         }
         (Err(error), _) => Err(failed(error)),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
+/// Whether the other end is a process of this user; otherwise, who it is.
+fn same_user(stream: &UnixStream) -> Result<(), String> {
+    // SAFETY: takes no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    match peer(stream) {
+        Some((_, other)) if other == user => Ok(()),
+        Some((pid, other)) => Err(format!(
+            "process {pid} at the other end belongs to user {other}, this one to user {user}"
+        )),
+        None => Err(String::from(
+            "the system does not say who is at the other end",
+        )),
     }
 }
 
@@ -245,12 +269,7 @@ impl Door {
             .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))
             .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
         prepared.map_err(|error| error.to_string())?;
-        // SAFETY: takes no arguments and cannot fail.
-        let user = unsafe { libc::geteuid() };
-        match peer(stream) {
-            Some((_, uid)) if uid == user => {}
-            other => return Err(format!("the caller is another user: {other:?}")),
-        }
+        same_user(stream)?;
         let hello = read_frame(stream).map_err(|error| format!("no greeting came: {error}"))?;
         let Some(rest) = hello.strip_prefix(MAGIC) else {
             return Err(String::from(
@@ -344,7 +363,11 @@ impl Door {
                 put_bytes(&mut frame, reason.as_bytes());
             }
             Err(Incomplete::Twice { .. }) => put_number(&mut frame, 3),
-            Err(Incomplete::Interrupted) => put_number(&mut frame, 4),
+            Err(Incomplete::TooLarge { bytes }) => {
+                put_number(&mut frame, 5);
+                put_number(&mut frame, bytes as u64);
+            }
+            Err(Incomplete::Interrupted | Incomplete::Busy) => put_number(&mut frame, 4),
         }
         write_frame(to, &frame)
     }
@@ -377,6 +400,7 @@ fn hung_up(stream: &UnixStream) -> bool {
 #[derive(Debug)]
 pub(super) struct Client {
     stream: UnixStream,
+    rank: usize,
     next: u64,
 }
 
@@ -400,6 +424,9 @@ impl Client {
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
+        // Anybody on this host can take an abstract name, and give out tokens of a world of their own.
+        same_user(&stream)
+            .map_err(|reason| Error::rendezvous(format!("no rank 0 at {address}: {reason}")))?;
         let mut hello = MAGIC.to_vec();
         put_number(&mut hello, rank as u64);
         put_number(&mut hello, size as u64);
@@ -415,7 +442,11 @@ impl Client {
             .and_then(|()| read_frame(&stream))
             .map_err(|error| Error::rendezvous(format!("rank 0 hung up at {address}: {error}")))?;
         match answer.split_first() {
-            Some((0, _)) => Ok(Self { stream, next: 0 }),
+            Some((0, _)) => Ok(Self {
+                stream,
+                rank,
+                next: 0,
+            }),
             Some((_, reason)) => Err(Error::rendezvous(format!(
                 "rank 0 turned rank {rank} away: {}",
                 String::from_utf8_lossy(reason)
@@ -435,6 +466,9 @@ impl Client {
         deadline: Instant,
         interrupted: impl Fn() -> bool,
     ) -> io::Result<Result<Vec<Vec<u8>>, Incomplete>> {
+        if part.len() > LARGEST {
+            return Ok(Err(Incomplete::TooLarge { bytes: part.len() }));
+        }
         let id = self.next;
         self.next += 1;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -465,7 +499,7 @@ impl Client {
             let broken = || io::Error::new(io::ErrorKind::InvalidData, "a broken answer");
             // An answer to a request that was given up may still be on its way.
             if fields.number().ok_or_else(broken)? == id {
-                return parse(fields, size).ok_or_else(broken);
+                return parse(fields, self.rank, size).ok_or_else(broken);
             }
         }
     }
@@ -489,7 +523,12 @@ fn readable(stream: &UnixStream) -> io::Result<bool> {
     }
 }
 
-fn parse(mut fields: Fields<'_>, size: usize) -> Option<Result<Vec<Vec<u8>>, Incomplete>> {
+/// The answer to rank `asking` of `size`.
+fn parse(
+    mut fields: Fields<'_>,
+    asking: usize,
+    size: usize,
+) -> Option<Result<Vec<Vec<u8>>, Incomplete>> {
     Some(match fields.number()? {
         0 => Ok((0..size)
             .map(|_| fields.bytes().map(<[u8]>::to_vec))
@@ -505,7 +544,10 @@ fn parse(mut fields: Fields<'_>, size: usize) -> Option<Result<Vec<Vec<u8>>, Inc
             let reason = String::from_utf8_lossy(fields.bytes()?).into_owned();
             Err(Incomplete::Gone { rank, reason })
         }
-        3 => Err(Incomplete::Twice { rank: 0 }),
+        3 => Err(Incomplete::Twice { rank: asking }),
+        5 => Err(Incomplete::TooLarge {
+            bytes: usize::try_from(fields.number()?).ok()?,
+        }),
         _ => Err(Incomplete::Interrupted),
     })
 }
@@ -513,6 +555,7 @@ fn parse(mut fields: Fields<'_>, size: usize) -> Option<Result<Vec<Vec<u8>>, Inc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_frame_that_promises_too_much_is_refused_and_a_short_one_noticed() {
@@ -530,6 +573,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_no_socket_is_not_removed() {
+        let path = std::env::temp_dir().join(format!("nccl-file-{}", std::process::id()));
+        std::fs::write(&path, "precious").unwrap();
+        let error = bind(&Address::Path(path.clone())).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_at_is_replaced() {
+        let path = std::env::temp_dir().join(format!("nccl-stale-{}", std::process::id()));
+        drop(UnixListener::bind(&path).unwrap());
+        drop(bind(&Address::Path(path.clone())).unwrap());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn no_bytes_make_the_parser_panic() {
         let mut seed = 1u64;
         for length in 0..200 {
@@ -539,7 +600,7 @@ mod tests {
                     (seed >> 56) as u8 & 3
                 })
                 .collect();
-            let _ = parse(Fields(&bytes), 3);
+            let _ = parse(Fields(&bytes), 1, 3);
         }
     }
 }

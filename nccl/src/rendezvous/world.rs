@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::environment::Rendezvous;
-use super::store::{Incomplete, Store};
+use super::store::{Incomplete, LARGEST, Store};
 use super::wire::{Client, Fields, Server, put_bytes, put_number};
 use crate::communicator::{CommunicatorBuilder, lock};
 use crate::error::{Error, ErrorKind, Result};
@@ -199,18 +199,30 @@ impl World {
     }
 
     /// This rank.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().rank(), 0);
+    /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The number of ranks.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::threads(4)[0].size(), 4);
+    /// ```
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
     /// This rank's number among the ranks of its host: the device that it usually takes.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::threads(4)[3].local_rank(), 3);
+    /// ```
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.local_rank
@@ -291,14 +303,17 @@ impl World {
                     interrupted,
                 )
                 .map(|parts| parts.to_vec()),
-            Link::Elsewhere(client) => lock(client)
-                .collect(topic, round, part, self.size, deadline, interrupted)
-                .map_err(|error| {
-                    Error::rendezvous(format!(
-                        "{} is gone: its connection failed during {topic:?}: {error}",
-                        self.describe(0)
-                    ))
-                })?,
+            Link::Elsewhere(client) => match turn(client, deadline, &interrupted) {
+                Ok(mut client) => client
+                    .collect(topic, round, part, self.size, deadline, interrupted)
+                    .map_err(|error| {
+                        Error::rendezvous(format!(
+                            "{} is gone: its connection failed during {topic:?}: {error}",
+                            self.describe(0)
+                        ))
+                    })?,
+                Err(incomplete) => Err(incomplete),
+            },
         };
         collected.map_err(|incomplete| self.explain(topic, incomplete, started))
     }
@@ -323,6 +338,20 @@ impl World {
             Incomplete::Twice { rank } => Error::rendezvous(format!(
                 "rank {rank} came to {topic:?} twice: two processes or threads use one rank"
             )),
+            Incomplete::TooLarge { bytes } => {
+                let limit = LARGEST >> 20;
+                let error = std::io::Error::new(
+                    std::io::ErrorKind::InvalidInput,
+                    format!("{bytes} bytes are more than the {limit} MiB of all ranks together"),
+                );
+                Error::io(format!("exchanging {topic:?}"))(error)
+            }
+            Incomplete::Busy => Error::rendezvous(format!(
+                "{topic:?} had no turn within {:.1} s: another thread of rank {} was in an exchange \
+                 of its own, and a world has one at a time",
+                started.elapsed().as_secs_f64(),
+                self.rank
+            )),
             Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
                 reason: format!("its abort signal was given during {topic:?}"),
             }),
@@ -335,6 +364,28 @@ impl World {
             Some(Member { host, pid }) => format!("rank {rank} ({host}, pid {pid})"),
             None => format!("rank {rank}"),
         }
+    }
+}
+
+/// The one connection to rank 0, which another thread of this rank may be using.
+fn turn<'c>(
+    client: &'c Mutex<Client>,
+    deadline: Instant,
+    interrupted: impl Fn() -> bool,
+) -> Result<MutexGuard<'c, Client>, Incomplete> {
+    loop {
+        match client.try_lock() {
+            Ok(client) => return Ok(client),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if interrupted() {
+            return Err(Incomplete::Interrupted);
+        }
+        if Instant::now() >= deadline {
+            return Err(Incomplete::Busy);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -445,6 +496,43 @@ mod tests {
                 error.contains("rank 1") && error.contains("it died"),
                 "{error}"
             );
+        });
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on() {
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                scope.spawn(move || {
+                    let world = World::join(rendezvous("large", rank, 3)).unwrap();
+                    let error = world.all_gather("x", &vec![0; 22 << 20]).unwrap_err();
+                    assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+                    assert!(error.to_string().contains("64 MiB"), "{error}");
+                    world.all_gather("x", &vec![0; 21 << 20]).unwrap();
+                });
+            }
+        });
+    }
+
+    /// Rank 1 has one connection: its second exchange waits for the first, no longer than it may.
+    #[test]
+    fn an_exchange_waits_for_another_of_the_same_rank_within_its_own_limit() {
+        let zero = std::thread::spawn(|| World::join(rendezvous("turn", 0, 2)).unwrap());
+        let one = World::join(rendezvous("turn", 1, 2)).unwrap();
+        let zero = zero.join().unwrap();
+        let soon = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| one.collect("first", &[], soon, || false));
+            std::thread::sleep(Duration::from_millis(100));
+            let begun = Instant::now();
+            let limit = begun + Duration::from_millis(50);
+            let error = one.collect("second", &[], limit, || false).unwrap_err();
+            assert!(error.to_string().contains("another thread"), "{error}");
+            let error = one.collect("third", &[], soon, || true).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(10));
+            zero.collect("first", &[], soon, || false).unwrap();
+            first.join().unwrap().unwrap();
         });
     }
 
