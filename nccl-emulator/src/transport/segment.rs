@@ -7,6 +7,7 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::exchange::{Exchange, Side};
@@ -123,7 +124,7 @@ pub(crate) struct RankInfo {
 /// A communicator's segment, mapped here.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    memory: SharedMemory,
+    memory: Arc<SharedMemory>,
     ranks: usize,
 }
 

@@ -1,9 +1,14 @@
 //! A memfd mapped read-write and shared. The segment of a communicator lies in one.
+//!
+//! A process maps a memfd once, however many of its ranks use it: that is cheaper, and tools that watch
+//! memory, a thread sanitizer for one, know an atomic by its address.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 /// A shared mapping of a whole memfd; unmapped on drop.
 #[derive(Debug)]
@@ -42,9 +47,15 @@ pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// The mappings of this process, by device and inode of their memfd. The number of an inode stays its
+/// own for as long as it is mapped.
+static MAPPED: LazyLock<Mutex<HashMap<(u64, u64), Weak<SharedMemory>>>> =
+    LazyLock::new(Mutex::default);
+
 impl SharedMemory {
-    /// Maps all of `fd`, which must be sealed against shrinking.
-    pub(crate) fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
+    /// Maps all of `fd`, which must be sealed against shrinking; returns the mapping that this process
+    /// has of it, if there is one.
+    pub(crate) fn map(fd: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         // SAFETY: plain call on a borrowed descriptor.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
@@ -58,6 +69,11 @@ impl SharedMemory {
         // SAFETY: `stat` is ours to write to.
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
+        }
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (stat.st_dev, stat.st_ino);
+        if let Some(memory) = mapped.get(&key).and_then(Weak::upgrade) {
+            return Ok(memory);
         }
         let len = usize::try_from(stat.st_size).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -75,7 +91,10 @@ impl SharedMemory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).expect("mmap does not map address 0");
-        Ok(Self { base, len })
+        let memory = Arc::new(Self { base, len });
+        mapped.retain(|_, memory| memory.strong_count() > 0);
+        mapped.insert(key, Arc::downgrade(&memory));
+        Ok(memory)
     }
 
     /// First byte.
@@ -94,5 +113,30 @@ impl Drop for SharedMemory {
         // SAFETY: `base` and `len` are what `mmap` gave us, and nothing borrowed from `self` is
         // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_process_maps_a_segment_once_and_again_when_nobody_uses_it_any_more() {
+        let fd = create(c"once", 4096).unwrap();
+        let first = SharedMemory::map(fd.as_fd()).unwrap();
+        let other = fd.try_clone().unwrap();
+        let second = SharedMemory::map(other.as_fd()).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        let another = create(c"once", 4096).unwrap();
+        let another = SharedMemory::map(another.as_fd()).unwrap();
+        assert!(!Arc::ptr_eq(&first, &another));
+        // SAFETY: mapped and writable; nobody else looks at it.
+        unsafe { first.base().write(7) };
+        drop((first, second));
+        let again = SharedMemory::map(fd.as_fd()).unwrap();
+        // SAFETY: mapped and readable; nobody writes.
+        assert_eq!(unsafe { again.base().read() }, 7);
     }
 }
