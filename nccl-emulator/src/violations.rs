@@ -7,6 +7,13 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What kind of misuse was caught; see [`Violation`].
+///
+/// ```
+/// use nccl_emulator::{ViolationKind, violations};
+///
+/// let freed = |kind| kind == ViolationKind::UseAfterFree;
+/// assert!(!violations().iter().any(|violation| freed(violation.kind())));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ViolationKind {
@@ -64,6 +71,14 @@ struct Details {
 }
 
 /// The allocation of device memory that a violation is about; see [`Violation`].
+///
+/// ```
+/// for violation in nccl_emulator::violations() {
+///     if let Some(allocation) = violation.allocation() {
+///         println!("allocation {} of device {}", allocation.number, allocation.device);
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocation {
@@ -97,18 +112,35 @@ impl Violation {
     }
 
     /// The allocation it is about.
+    ///
+    /// ```
+    /// for violation in nccl_emulator::violations() {
+    ///     println!("{violation}: about an allocation: {}", violation.allocation().is_some());
+    /// }
+    /// ```
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
         self.0.allocation.as_ref()
     }
 
     /// What kind of misuse this is.
+    ///
+    /// ```
+    /// for violation in nccl_emulator::violations() {
+    ///     println!("{:?}: {violation}", violation.kind());
+    /// }
+    /// ```
     #[must_use]
     pub fn kind(&self) -> ViolationKind {
         self.0.kind
     }
 
     /// The device it happened on.
+    ///
+    /// ```
+    /// let on_device_0 = nccl_emulator::violations().iter().filter(|v| v.device() == Some(0)).count();
+    /// assert_eq!(on_device_0, 0);
+    /// ```
     #[must_use]
     pub fn device(&self) -> Option<i32> {
         self.0.device

@@ -17,6 +17,11 @@ use crate::Version;
 use crate::bindings::types::*;
 
 /// A function that the loaded library does not have.
+///
+/// ```
+/// let error = nccl_sys::Api::empty().ncclAlltoAll().unwrap_err();
+/// assert_eq!(error.to_string(), "ncclAlltoAll needs NCCL 2.28.3 or newer");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{function} needs NCCL {needs} or newer")]
 #[non_exhaustive]
@@ -66,9 +71,17 @@ macro_rules! nccl_api {
 
         impl Api {
             /// The names of all functions, in the order of the header.
+            ///
+            /// ```
+            /// assert!(nccl_sys::Api::NAMES.contains(&"ncclAllReduce"));
+            /// ```
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
             /// A table without functions.
+            ///
+            /// ```
+            /// assert!(nccl_sys::Api::empty().ncclAllReduce.is_none());
+            /// ```
             pub const fn empty() -> Self {
                 Self { $($name: None),* }
             }
@@ -80,6 +93,12 @@ macro_rules! nccl_api {
             /// An address other than null must be that of a function with the prototype that
             /// `nccl.h` gives to this name, and must stay valid for as long as the table, or a copy
             /// of it, is used.
+            ///
+            /// ```
+            /// // SAFETY: no address is given.
+            /// let api = unsafe { nccl_sys::Api::load(|_name| std::ptr::null_mut()) };
+            /// assert_eq!(api.missing().count(), nccl_sys::Api::NAMES.len());
+            /// ```
             pub unsafe fn load(mut resolve: impl FnMut(&CStr) -> *mut c_void) -> Self {
                 Self {
                     $($name: {
@@ -99,6 +118,11 @@ macro_rules! nccl_api {
             }
 
             /// The names of the functions that this table lacks.
+            ///
+            /// ```
+            /// let api = nccl_sys::Api::empty();
+            /// assert_eq!(api.missing().next(), nccl_sys::Api::NAMES.first().copied());
+            /// ```
             pub fn missing(&self) -> impl Iterator<Item = &'static str> + use<> {
                 let present = [$(self.$name.is_some()),*];
                 Self::NAMES.iter().zip(present).filter(|(_, there)| !there).map(|(name, _)| *name)

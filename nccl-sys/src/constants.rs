@@ -7,15 +7,32 @@ use core::hash::{Hash, Hasher};
 use crate::bindings::types::*;
 
 /// A field of a config that is left to NCCL.
+///
+/// ```
+/// assert_eq!(nccl_sys::NCCL_CONFIG_INITIALIZER.minCTAs, nccl_sys::NCCL_CONFIG_UNDEF_INT);
+/// ```
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 
 /// A pointer in a config that is left to NCCL.
+///
+/// ```
+/// assert_eq!(nccl_sys::NCCL_CONFIG_INITIALIZER.netName, nccl_sys::NCCL_CONFIG_UNDEF_PTR.cast());
+/// ```
 pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = core::ptr::null_mut();
 
 /// An estimate that NCCL has not made.
+///
+/// ```
+/// assert!(nccl_sys::NCCL_UNDEF_FLOAT < 0.0);
+/// ```
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 
 /// No communicator.
+///
+/// ```
+/// let mut comm = nccl_sys::NCCL_COMM_NULL; // for ncclCommInitRank to write to
+/// assert!(comm.is_null());
+/// ```
 pub const NCCL_COMM_NULL: ncclComm_t = core::ptr::null_mut();
 
 impl Default for ncclUniqueId {

@@ -4,6 +4,10 @@ use core::fmt;
 use std::path::PathBuf;
 
 /// What made the [`Loader`](crate::Loader) try a file.
+///
+/// ```
+/// assert_eq!(nccl_sys::Origin::NcclHome.to_string(), "from NCCL_HOME");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
@@ -35,6 +39,17 @@ impl fmt::Display for Origin {
 }
 
 /// A place where NCCL was looked for in vain.
+///
+/// ```
+/// use nccl_sys::LoadError;
+/// # fn example(error: &LoadError) {
+/// if let LoadError::NotFound { attempts, .. } = error {
+///     for attempt in attempts {
+///         eprintln!("{}: {}", attempt.file.display(), attempt.reason);
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
@@ -69,6 +84,15 @@ impl fmt::Display for Attempt {
 }
 
 /// NCCL could not be loaded.
+///
+/// ```
+/// use nccl_sys::{LoadError, Loader};
+///
+/// // SAFETY: there is no such file, so that nothing is opened.
+/// let error = unsafe { Loader::new().path("/no/such/libnccl.so.2").load() }.unwrap_err();
+/// assert!(matches!(error, LoadError::NotFound { .. }));
+/// assert!(error.to_string().contains("1. /no/such/libnccl.so.2 (named by the program)"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {

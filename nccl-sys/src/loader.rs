@@ -51,11 +51,21 @@ pub struct Loader {
 
 impl Loader {
     /// A loader that searches the usual places.
+    ///
+    /// ```
+    /// let loader = nccl_sys::Loader::new();
+    /// println!("{loader:?}");
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Loads this file and no other. A name without a slash is searched for by the dynamic linker.
+    ///
+    /// ```
+    /// let loader = nccl_sys::Loader::new().path("/opt/nccl/lib/libnccl.so.2");
+    /// println!("{loader:?}");
+    /// ```
     #[must_use]
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.path = Some(path.into());
@@ -66,6 +76,11 @@ impl Loader {
     /// like), after all other places: those of `PYTHONPATH`, of the active virtual or conda
     /// environment, of the `python3` in `PATH`, of the user and of the system. Off by default: what
     /// a program loads should not depend on which Python happens to be active.
+    ///
+    /// ```
+    /// let loader = nccl_sys::Loader::new().pip_layout(true);
+    /// println!("{loader:?}");
+    /// ```
     #[must_use]
     pub fn pip_layout(mut self, search: bool) -> Self {
         self.pip_layout = search;
@@ -83,6 +98,14 @@ impl Loader {
     /// Opening a library runs its initialisers, and its `ncclGetVersion` is called. The caller
     /// vouches for what is found: that a file of this name is NCCL, and that nobody else closes it
     /// if it has been opened before.
+    ///
+    /// ```no_run
+    /// // SAFETY: libraries by NCCL's name are trusted to be NCCL.
+    /// match unsafe { nccl_sys::Loader::new().load() } {
+    ///     Ok(nccl) => println!("{nccl}"),
+    ///     Err(error) => eprintln!("{error}"),
+    /// }
+    /// ```
     pub unsafe fn load(&self) -> Result<Loaded, LoadError> {
         let _guard = SEARCHING.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = match &self.path {
@@ -212,6 +235,13 @@ unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
 }
 
 /// A library that was loaded, for the rest of the process's life.
+///
+/// ```no_run
+/// // SAFETY: libraries by NCCL's name are trusted to be NCCL.
+/// let nccl = unsafe { nccl_sys::Loader::new().load() }?;
+/// println!("{} at {}: {}", nccl.version, nccl.path.display(), nccl.origin);
+/// # Ok::<(), nccl_sys::LoadError>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Loaded {
@@ -230,6 +260,14 @@ pub struct Loaded {
 impl Loaded {
     /// The address of a symbol of the library, null if it has none of this name: for functions that
     /// `nccl.h` does not declare.
+    ///
+    /// ```no_run
+    /// # fn example(nccl: &nccl_sys::Loaded) {
+    /// if nccl.symbol(c"pncclAllReduce").is_null() {
+    ///     println!("built without the names of the profiling interface");
+    /// }
+    /// # }
+    /// ```
     pub fn symbol(&self, name: &CStr) -> *mut c_void {
         self.object.symbol(name)
     }

@@ -27,9 +27,17 @@ pub struct Version {
 
 impl Version {
     /// The release whose header this crate was generated from.
+    ///
+    /// ```
+    /// assert!(nccl_sys::Version::HEADER >= nccl_sys::Version::new(2, 32, 3));
+    /// ```
     pub const HEADER: Self = Self::new(NCCL_MAJOR as u32, NCCL_MINOR as u32, NCCL_PATCH as u32);
 
     /// The release `major.minor.patch`.
+    ///
+    /// ```
+    /// assert_eq!(nccl_sys::Version::new(2, 28, 3).to_string(), "2.28.3");
+    /// ```
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self {
             major,
@@ -42,6 +50,10 @@ impl Version {
     /// `X * 1000 + Y * 100 + Z` up to 2.8, `X * 10000 + Y * 100 + Z` from 2.9.
     ///
     /// Meant for numbers that NCCL could have: `patch` up to 99, `minor` up to 99 from 2.9.
+    ///
+    /// ```
+    /// assert_eq!(nccl_sys::Version::new(2, 28, 3).code(), 22803);
+    /// ```
     pub const fn code(self) -> c_int {
         let thousands = if self.major <= 2 && self.minor <= 8 {
             1_000
@@ -53,6 +65,13 @@ impl Version {
 
     /// The release that `code` stands for, as `ncclGetVersion` gives it, by whichever of the two
     /// rules of [`code`](Self::code) made it. `None` if neither can have.
+    ///
+    /// ```
+    /// use nccl_sys::Version;
+    /// assert_eq!(Version::from_code(22803), Some(Version::new(2, 28, 3)));
+    /// assert_eq!(Version::from_code(2708), Some(Version::new(2, 7, 8)));
+    /// assert_eq!(Version::from_code(7), None);
+    /// ```
     pub const fn from_code(code: c_int) -> Option<Self> {
         if code < 1_000 {
             return None;

@@ -23,9 +23,17 @@ macro_rules! data_types {
             $($(#[$doc])* pub const $name: DataType = DataType(sys::ncclDataType_t::$raw);)*
 
             /// Every type of NCCL 2.32, in NCCL's order.
+            ///
+            /// ```
+            /// assert!(nccl::DataType::ALL.contains(&nccl::DataType::BFLOAT16));
+            /// ```
             pub const ALL: &'static [DataType] = &[$(DataType::$name),*];
 
             /// The size of one element in bytes; `None` for a type this crate does not know.
+            ///
+            /// ```
+            /// assert_eq!(nccl::DataType::FLOAT8_E4M3.size_in_bytes(), Some(1));
+            /// ```
             #[must_use]
             pub const fn size_in_bytes(self) -> Option<usize> {
                 match self.0 {

@@ -64,6 +64,12 @@ pub enum Capability {
 
 impl Capability {
     /// Every capability.
+    ///
+    /// ```
+    /// for capability in nccl::Capability::ALL {
+    ///     println!("{capability}");
+    /// }
+    /// ```
     pub const ALL: &'static [Self] = &[
         Self::NativeAllToAll,
         Self::GroupAbort,
@@ -161,6 +167,19 @@ impl Library {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when `version` is older than 2.18.1.
+    ///
+    /// ```
+    /// # fn example() -> nccl::Result<()> {
+    /// use nccl::{Library, Version};
+    ///
+    /// let api = nccl_sys::Api::empty();
+    /// // SAFETY: nothing is called through an empty table.
+    /// let library = unsafe { Library::from_api(api, Version::new(2, 28, 3))? };
+    /// assert!(!library.has(nccl::Capability::NativeAllToAll));
+    /// # Ok(())
+    /// # }
+    /// # example().unwrap();
+    /// ```
     pub unsafe fn from_api(api: sys::Api, version: Version) -> Result<Self> {
         // SAFETY: the same contract.
         unsafe { Self::from_table(api, version, "(a table of functions)") }
@@ -206,12 +225,24 @@ impl Library {
     }
 
     /// The release that is loaded, as `ncclGetVersion` tells it.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// assert!(nccl::Library::load()?.version() >= nccl::Version::new(2, 18, 1));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn version(&self) -> Version {
         self.0.version
     }
 
     /// The file that is loaded; an emulator's is named after it.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// println!("{}", nccl::Library::load()?.path().display());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path

@@ -112,72 +112,172 @@ pub(crate) struct Shape {
 
 impl Operation {
     /// What was asked for.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if operation.kind() == nccl::OperationKind::Init {
+    ///     eprintln!("the ranks did not come together");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn kind(&self) -> OperationKind {
         self.kind
     }
 
     /// The name of the communicator.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// eprintln!("on {}", operation.communicator());
+    /// # }
+    /// ```
     #[must_use]
     pub fn communicator(&self) -> &str {
         &self.communicator
     }
 
     /// The rank that reports, in the communicator.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// eprintln!("rank {} of {}", operation.rank(), operation.world_size());
+    /// # }
+    /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The number of ranks of the communicator.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// assert!(operation.rank() < operation.world_size());
+    /// # }
+    /// ```
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
     /// The host that reports.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// eprintln!("on host {}", operation.host());
+    /// # }
+    /// ```
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
     /// The process that reports.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if operation.pid() == std::process::id() {
+    ///     eprintln!("it was this process");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// The number of the operation on its communicator, from 1; `None` outside the data path.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(sequence) = operation.sequence() {
+    ///     eprintln!("compare #{sequence} with the other ranks");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn sequence(&self) -> Option<u64> {
         self.sequence
     }
 
     /// The rank at the other end, for messages.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(peer) = operation.peer() {
+    ///     eprintln!("look at rank {peer}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn peer(&self) -> Option<usize> {
         self.shape.peer
     }
 
     /// The rank that gives or gets everything, for operations that have one.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(root) = operation.root() {
+    ///     eprintln!("look at rank {root} first");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn root(&self) -> Option<usize> {
         self.shape.root
     }
 
     /// The number of elements, as NCCL counts them: those of one block where every rank has one.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(count) = operation.count() {
+    ///     eprintln!("{count} elements");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn count(&self) -> Option<usize> {
         self.shape.count
     }
 
     /// The type of the elements.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(data_type) = operation.data_type() {
+    ///     eprintln!("elements of {data_type}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn data_type(&self) -> Option<DataType> {
         self.shape.data_type
     }
 
     /// The time from the call to the error.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if operation.elapsed().as_secs() > 10 {
+    ///     eprintln!("it waited for long");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.elapsed

@@ -27,6 +27,10 @@ pub struct UniqueId([u8; UniqueId::LEN]);
 
 impl UniqueId {
     /// The number of bytes of a token.
+    ///
+    /// ```
+    /// assert_eq!(nccl::UniqueId::LEN, 128);
+    /// ```
     pub const LEN: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
     /// Makes a new token and starts to serve it.

@@ -113,6 +113,11 @@ fn read_environment() {
 ///
 /// # Panics
 /// If NCCL has no such function.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let guard = faults::at_call("ncclCommInitRankConfig").rank(1).fail(2);
+/// ```
 #[must_use]
 pub fn at_call(function: &str) -> Fault {
     assert!(
@@ -131,6 +136,12 @@ pub fn at_call(function: &str) -> Fault {
 ///
 /// # Panics
 /// If there is no such operation.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// // The second all-reduce of rank 0 never begins.
+/// let guard = faults::at_operation("AllReduce").rank(0).nth(2).hang();
+/// ```
 #[must_use]
 pub fn at_operation(name: &str) -> Fault {
     let point =
@@ -143,6 +154,14 @@ pub fn at_operation(name: &str) -> Fault {
 }
 
 /// Every operation begins this much later than its stream could, until the guard goes.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// use std::time::Duration;
+/// let late = faults::late(Duration::from_millis(5));
+/// // … what is issued here runs at least 5 ms later …
+/// drop(late);
+/// ```
 #[must_use = "the operations are late only while the guard lives"]
 pub fn late(by: Duration) -> LateGuard {
     read_environment();
@@ -154,6 +173,14 @@ pub fn late(by: Duration) -> LateGuard {
 ///
 /// # Errors
 /// [`SpecificationError`] says in one sentence what is wrong with it.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let guards = faults::specify("call=ncclGroupEnd,rank=1,action=delay=10ms; run=Send,action=stall")?;
+/// assert_eq!(guards.len(), 2);
+/// assert!(faults::specify("call=ncclGroupEnd,action=dance").is_err());
+/// # Ok::<(), faults::SpecificationError>(())
+/// ```
 pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     let faults = specification::parse(text)?.build();
     LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
@@ -161,6 +188,12 @@ pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
 }
 
 /// Where a fault sits, before it is said what it does.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let send: faults::Fault = faults::at_operation("Send").rank(3);
+/// let guard = send.stall();
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fault {
     point: Point,
@@ -170,6 +203,11 @@ pub struct Fault {
 
 impl Fault {
     /// Only on this rank of whatever communicator. A group counts for each rank in it.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupEnd").rank(2).hang();
+    /// ```
     #[must_use]
     pub fn rank(mut self, rank: i32) -> Self {
         self.rank = Some(rank);
@@ -177,6 +215,11 @@ impl Fault {
     }
 
     /// Only the n-th time in this process, counted from 1 and from now.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupEnd").nth(10).fail(3);
+    /// ```
     #[must_use]
     pub fn nth(mut self, n: u64) -> Self {
         self.nth = Some(n);
@@ -184,18 +227,36 @@ impl Fault {
     }
 
     /// It begins later.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// use std::time::Duration;
+    /// let guard = faults::at_operation("any").delay(Duration::from_millis(20));
+    /// ```
     #[must_use = "the fault is in place only while the guard lives"]
     pub fn delay(self, by: Duration) -> FaultGuard {
         self.install(Action::Delay(by))
     }
 
     /// It hangs, until the guard goes.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclCommAbort").hang();
+    /// // … what hangs there goes on when the guard is dropped …
+    /// drop(guard);
+    /// ```
     #[must_use = "the fault is in place only while the guard lives"]
     pub fn hang(self) -> FaultGuard {
         self.install(Action::Hang)
     }
 
     /// It hangs, until its communicator is aborted or the guard goes.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_operation("Recv").rank(0).stall();
+    /// ```
     #[must_use = "the fault is in place only while the guard lives"]
     pub fn stall(self) -> FaultGuard {
         self.install(Action::Stall)
@@ -205,6 +266,12 @@ impl Fault {
     ///
     /// # Panics
     /// If the code is `ncclSuccess`.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let system_error = 2;
+    /// let guard = faults::at_call("ncclAllReduce").fail(system_error);
+    /// ```
     #[must_use = "the fault is in place only while the guard lives"]
     pub fn fail(self, code: u32) -> FaultGuard {
         assert!(code != 0, "0 is success");
@@ -212,6 +279,12 @@ impl Fault {
     }
 
     /// The process ends by SIGKILL.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_operation("AllReduce").rank(1).nth(5).kill();
+    /// # guard.release();
+    /// ```
     #[must_use = "the fault is in place only while the guard lives"]
     pub fn kill(self) -> FaultGuard {
         self.install(Action::Kill)
@@ -230,18 +303,38 @@ fn install(rule: Arc<Rule>) -> FaultGuard {
 }
 
 /// A fault in place. Dropping it takes the fault away and lets go on what hangs because of it.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let guard: faults::FaultGuard = faults::at_call("ncclSend").fail(3);
+/// assert_eq!(guard.hits(), 0);
+/// ```
 #[derive(Debug)]
 #[must_use = "the fault is in place only while the guard lives"]
 pub struct FaultGuard(Arc<Rule>);
 
 impl FaultGuard {
     /// How often it has struck.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupStart").fail(3);
+    /// assert_eq!(guard.hits(), 0); // nobody has called it yet
+    /// ```
     #[must_use]
     pub fn hits(&self) -> u64 {
         lock(&self.0.state).hits
     }
 
     /// Waits until it has struck `hits` times. False if that takes longer than `patience`.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// use std::time::Duration;
+    /// let guard = faults::at_call("ncclGroupStart").hang();
+    /// // Nobody calls it here, so that this waits in vain.
+    /// assert!(!guard.wait_for_hits(1, Duration::from_millis(1)));
+    /// ```
     #[must_use]
     pub fn wait_for_hits(&self, hits: u64, patience: Duration) -> bool {
         let state = lock(&self.0.state);
@@ -254,6 +347,13 @@ impl FaultGuard {
     }
 
     /// Takes the fault away, and lets go on what hangs because of it, as dropping the guard does.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupStart").hang();
+    /// guard.release();
+    /// assert_eq!(guard.hits(), 0); // what it has seen can still be asked
+    /// ```
     pub fn release(&self) {
         let mut faults = lock(&FAULTS);
         let before = faults.rules.len();
@@ -270,6 +370,11 @@ impl FaultGuard {
     }
 
     /// Leaves the fault in place for the rest of the process.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// faults::at_call("ncclCommAbort").rank(7).hang().keep();
+    /// ```
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -282,6 +387,12 @@ impl Drop for FaultGuard {
 }
 
 /// While it lives, operations begin late.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// use std::time::Duration;
+/// let late: faults::LateGuard = faults::late(Duration::from_micros(100));
+/// ```
 #[derive(Debug)]
 #[must_use = "the operations are late only while the guard lives"]
 pub struct LateGuard(Duration);

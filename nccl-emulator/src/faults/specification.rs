@@ -6,6 +6,11 @@ use std::time::Duration;
 use super::{Action, Faults, Point, Rule};
 
 /// What is wrong with a specification of faults.
+///
+/// ```
+/// let error = nccl_emulator::faults::specify("run=Dance,action=hang").unwrap_err();
+/// assert!(error.to_string().contains("Dance"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("in \"{entry}\": {problem}")]
 pub struct SpecificationError {

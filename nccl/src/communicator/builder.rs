@@ -82,48 +82,152 @@ impl<'a> CommunicatorBuilder<'a> {
     ///
     /// Memory that is communicated is best allocated on this stream, too: the order of the stream then
     /// keeps it alive for nothing.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert!(std::sync::Arc::ptr_eq(comm.stream(), &stream));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn stream(mut self, stream: &Arc<CudaStream>) -> Self {
         self.stream = Some(Arc::clone(stream));
         self
     }
 
     /// Settings for NCCL.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .config(nccl::Config::new().max_ctas(8))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
     /// The library to use, instead of [`Library::load`]'s.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let library = nccl::Library::load()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).library(&library).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn library(mut self, library: &Library) -> Self {
         self.library = Some(library.clone());
         self
     }
 
     /// How long an operation may take, once it is called; 30 s unless set.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .timeout(Duration::from_secs(5))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeouts.operation = limit;
         self
     }
 
     /// How long [`build`](Self::build) may take; 60 s unless set.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .init_timeout(Duration::from_secs(10))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn init_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.init = limit;
         self
     }
 
     /// How long the ranks may take to get to the end together; 30 s unless set.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .finalize_timeout(Duration::from_secs(5))
+    ///     .build()?;
+    /// comm.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn finalize_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.finalize = limit;
         self
     }
 
     /// How long NCCL may take to give an aborted communicator back; 10 s unless set.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .abort_timeout(Duration::from_secs(2))
+    ///     .build()?;
+    /// comm.abort("an example")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn abort_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.abort = limit;
         self
     }
 
     /// A signal that ends the communicator, even while it is being made.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let stop = nccl::AbortSignal::new();
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).abort_signal(&stop).build()?;
+    /// stop.abort(); // from any thread
+    /// let mut y = stream.alloc_zeros::<f32>(4)?;
+    /// assert!(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn abort_signal(mut self, signal: &AbortSignal) -> Self {
         self.abort_signal = signal.clone();
         self
@@ -141,6 +245,19 @@ impl<'a> CommunicatorBuilder<'a> {
     /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for what is wrong here.
     ///
     /// Wraps `ncclCommInitRankConfig`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::single();
+    /// let comm = world.communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.world_size(), 1);
+    /// let error = world.communicator("no stream").build().unwrap_err();
+    /// assert!(error.to_string().contains("stream"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn build(self) -> Result<Communicator> {
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);

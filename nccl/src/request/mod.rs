@@ -109,6 +109,20 @@ impl Request {
     /// # Errors
     /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that comes to its end
     /// because of an abort is no success. [`ErrorKind::Cuda`] when the device failed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// let sum = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// while !sum.is_complete()? {
+    ///     std::thread::yield_now(); // or something useful
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_complete(&self) -> Result<bool> {
         self.poll_once().map_err(|error| self.describe(error))
     }
@@ -121,6 +135,17 @@ impl Request {
     /// [`ErrorKind::TimedOut`] when it is not; the communicator is aborted then, because nothing that
     /// it is asked afterwards could succeed. Otherwise as [`is_complete`](Self::is_complete), and
     /// [`ErrorKind::Nccl`] when NCCL reports an asynchronous error.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait(&self) -> Result<()> {
         let limit = self.inner.timeouts.operation;
         let done = self.wait_until(deadline_after(limit), limit);
@@ -137,6 +162,19 @@ impl Request {
     /// # Errors
     /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
     /// for again. Otherwise as [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// use std::time::Duration;
+    /// let sum = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// sum.wait_timeout(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
         self.wait_until(deadline_after(limit), limit)
             .map_err(|error| self.describe(error))
