@@ -34,6 +34,14 @@ impl Arguments {
         Ok(self.0.remove(0).to_string_lossy().into_owned())
     }
 
+    /// The next argument, which is `what`.
+    pub(crate) fn word(&mut self, what: &str) -> Result<String> {
+        if self.0.is_empty() {
+            return Err(Usage(format!("missing: {what}")).into());
+        }
+        Ok(self.0.remove(0).to_string_lossy().into_owned())
+    }
+
     /// The path after the option `name`, if the option is there.
     pub(crate) fn path(&mut self, name: &str) -> Result<Option<PathBuf>> {
         let Some(at) = self.0.iter().position(|argument| argument == name) else {
@@ -82,5 +90,6 @@ mod tests {
     fn what_no_chore_asked_for_is_wrong_usage() {
         assert!(is_usage(arguments(&["--heeder", "x"]).finish()));
         assert!(is_usage(arguments(&[]).chore()));
+        assert!(is_usage(arguments(&[]).word("a name")));
     }
 }

@@ -5,9 +5,8 @@
 //! that `nccl` must make neither choice. Only a program outside of this workspace can show that it
 //! does not, so that each mix is made into one, and checked.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -68,7 +67,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     // One program after the other in the same place, with one target directory: what does not depend
     // on cudarc is built once.
     let program = tempfile::tempdir()?;
-    let target = target_directory().join("feature-mixes");
+    let target = workspace::target_directory().join("feature-mixes");
     let mut failed = Vec::new();
     for mix in MIXES {
         let start = Instant::now();
@@ -88,10 +87,6 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     } else {
         Err(format!("cannot build {}", failed.join(", ")).into())
     }
-}
-
-fn target_directory() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace::root().join("target"), PathBuf::from)
 }
 
 /// Writes the program of a mix, with the versions of the workspace's lock file.

@@ -8,6 +8,7 @@ mod bindings;
 mod check_bindings;
 mod feature_mixes;
 mod header;
+mod sanitize;
 mod workspace;
 
 /// The same description of the bindings that nccl-sys uses with its feature `bindgen`.
@@ -55,6 +56,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "build the crate `nccl` beside other choices of cudarc's features",
         run: feature_mixes::run,
+    },
+    Chore {
+        name: "sanitize",
+        arguments: "address|thread",
+        purpose: "run tests of the crates under that sanitizer",
+        run: sanitize::run,
     },
 ];
 
