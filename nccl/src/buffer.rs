@@ -215,18 +215,17 @@ macro_rules! shared_methods {
             )]
             /// assert_eq!(floats.len(), 2);
             #[doc = concat!(
-                "assert!(", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
-                "(1..9), DataType::FLOAT32).is_err());"
+                "let error = ", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
+                "(1..9), DataType::FLOAT32).unwrap_err();"
             )]
+            /// assert!(matches!(error.kind(), nccl::ErrorKind::Misaligned { .. }));
             /// # Ok(())
             /// # }
             /// ```
             pub fn from_bytes(bytes: $view<'a, u8>, data_type: DataType) -> Result<Self> {
                 let len = elements(bytes.len(), data_type)?;
                 if data_type.size_in_bytes() != Some(1) {
-                    let view = bytes.slice(..);
-                    aligned(address(&view), data_type)?;
-                    drop(view);
+                    aligned(address(&bytes.slice(..)), data_type)?;
                 }
                 Ok(Self {
                     memory: Memory::$from(bytes),

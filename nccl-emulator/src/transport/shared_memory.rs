@@ -47,10 +47,11 @@ pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The mappings of this process, by device and inode of their memfd. The number of an inode stays its
-/// own for as long as it is mapped.
-static MAPPED: LazyLock<Mutex<HashMap<(u64, u64), Weak<SharedMemory>>>> =
-    LazyLock::new(Mutex::default);
+/// Device and inode of a memfd: its own for as long as it is mapped.
+type Key = (libc::dev_t, libc::ino_t);
+
+/// The mappings of this process.
+static MAPPED: LazyLock<Mutex<HashMap<Key, Weak<SharedMemory>>>> = LazyLock::new(Mutex::default);
 
 impl SharedMemory {
     /// Maps all of `fd`, which must be sealed against shrinking; returns the mapping that this process
