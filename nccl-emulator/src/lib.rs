@@ -166,6 +166,20 @@ impl Emulator {
         self
     }
 
+    /// The release of NCCL to be, 2.18.1 to the one whose header this crate was made for: functions
+    /// that came later are not there, and fields of `ncclConfig_t` that came later are ignored without
+    /// a word, as that release ignores them.
+    ///
+    /// ```
+    /// let taken = nccl_emulator::Emulator::new().version(2, 27, 7).install()?;
+    /// assert!(taken.to_string().ends_with("as NCCL 2.27.7"));
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn version(mut self, major: u32, minor: u32, patch: u32) -> Self {
+        self.wishes.version = Some(nccl_sys::Version::new(major, minor, patch));
+        self
+    }
+
     /// [`install()`] with these settings.
     ///
     /// ```

@@ -1,7 +1,9 @@
-//! What the emulator pretends to be: number of devices, their memory, strictness. From the builder,
+//! What the emulator pretends to be: number of devices, their memory, strictness, release. From the builder,
 //! else the environment, else defaults; fixed for the process at `install`.
 
 use std::sync::OnceLock;
+
+use nccl_sys::Version;
 
 use crate::install::InstallError;
 
@@ -11,6 +13,12 @@ pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";
 pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
 /// Errors where NCCL would hang.
 pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
+
+/// The release of NCCL.
+pub(crate) const VERSION: &str = "NCCL_EMULATOR_VERSION";
+
+/// The oldest release that can be asked for.
+const OLDEST: Version = Version::new(2, 18, 1);
 
 /// Devices at most.
 const MAX_DEVICES: u32 = 256;
@@ -30,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) memory: u64,
     /// Prompt errors where NCCL would hang.
     pub(crate) strict: bool,
+    /// The release of NCCL.
+    pub(crate) version: Version,
 }
 
 impl Default for Options {
@@ -38,6 +48,7 @@ impl Default for Options {
             devices: 8,
             memory: 4 << 30,
             strict: false,
+            version: Version::HEADER,
         }
     }
 }
@@ -48,6 +59,7 @@ pub(crate) struct Wishes {
     pub(crate) devices: Option<u32>,
     pub(crate) memory: Option<u64>,
     pub(crate) strict: Option<bool>,
+    pub(crate) version: Option<Version>,
 }
 
 static OPTIONS: OnceLock<Options> = OnceLock::new();
@@ -76,7 +88,10 @@ pub(crate) fn fix(wishes: Wishes) -> Result<&'static Options, InstallError> {
         || wishes.memory.is_some() && asked.memory != in_force.memory
         || wishes
             .strict
-            .is_some_and(|strict| strict != in_force.strict);
+            .is_some_and(|strict| strict != in_force.strict)
+        || wishes
+            .version
+            .is_some_and(|version| version != in_force.version);
     if differs {
         return Err(InstallError::OptionsInForce {
             asked: asked.to_string(),
@@ -95,10 +110,12 @@ impl std::fmt::Display for Options {
             self.memory >> 20
         )?;
         if self.strict {
-            f.write_str(", strict")
-        } else {
-            Ok(())
+            f.write_str(", strict")?;
         }
+        if self.version != Version::HEADER {
+            write!(f, ", as NCCL {}", self.version)?;
+        }
+        Ok(())
     }
 }
 
@@ -161,11 +178,29 @@ fn complete(
         },
         (None, None) => defaults.strict,
     };
+    let version = match (wishes.version, value(VERSION)) {
+        (Some(version), _) => version,
+        (None, Some(text)) => parse_version(&text)
+            .ok_or_else(|| bad(VERSION, &text, "three numbers: 2.27.7".into()))?,
+        (None, None) => defaults.version,
+    };
+    if !(OLDEST..=Version::HEADER).contains(&version) {
+        let expected = format!("a release from {OLDEST} to {}", Version::HEADER);
+        return Err(bad(VERSION, &version.to_string(), expected));
+    }
     Ok(Options {
         devices,
         memory: memory.next_multiple_of(GRAIN),
         strict,
+        version,
     })
+}
+
+fn parse_version(text: &str) -> Option<Version> {
+    let mut numbers = text.trim().split('.').map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    let version = Version::new(next()?, next()?, next()?);
+    numbers.next().is_none().then_some(version)
 }
 
 fn parse_size(text: &str) -> Option<u64> {
@@ -231,7 +266,8 @@ mod tests {
             Options {
                 devices: 8,
                 memory: 4 << 30,
-                strict: false
+                strict: false,
+                version: Version::HEADER,
             }
         );
         assert_eq!(with(&[(DEVICES, "")]).unwrap().devices, 8);
@@ -246,10 +282,21 @@ mod tests {
             (MEMORY, "4Q"),
             (MEMORY, "1K"),
             (STRICT, "maybe"),
+            (VERSION, "2.27"),
+            (VERSION, "2.27.7.1"),
+            (VERSION, "2.17.1"),
+            (VERSION, "2.99.0"),
         ] {
             let error = with(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
+    }
+
+    #[test]
+    fn a_release_is_three_numbers() {
+        let options = with(&[(VERSION, " 2.27.7")]).unwrap();
+        assert_eq!(options.version, Version::new(2, 27, 7));
+        assert!(options.to_string().ends_with(", as NCCL 2.27.7"));
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::ffi::CStr;
 
 use nccl_sys::ncclResult_t;
 
+use super::version;
+
 /// What NCCL functions return: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error
 /// here: it leaves a call early just the same.
 pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
@@ -58,7 +60,7 @@ pub(crate) fn text(result: ncclResult_t) -> &'static CStr {
         5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
         6 => c"remote process exited or there was a network error",
         7 => c"NCCL operation in progress",
-        8 => c"timeout",
+        8 if version::is_at_least(2, 30, 3) => c"timeout",
         _ => c"unknown result code",
     }
 }

@@ -7,14 +7,40 @@
 
 use std::ffi::CStr;
 
-use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_INITIALIZER, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
+use nccl_sys::{
+    NCCL_API_MAGIC, NCCL_CONFIG_INITIALIZER, NCCL_CONFIG_UNDEF_INT, Version, ncclConfig_t,
+};
 
 use super::code::{INVALID_ARGUMENT, Result};
 use super::debug::{info, subsystem, warn};
 use super::environment;
 
 const UNDEFINED: i32 = NCCL_CONFIG_UNDEF_INT;
-const MAX_CHANNELS: i32 = 64;
+
+/// The most channels that a communicator of the release can have.
+fn max_channels() -> i32 {
+    if super::version::is_at_least(2, 25, 0) {
+        64
+    } else {
+        32
+    }
+}
+
+/// The size of the struct in the release.
+fn size_in(release: Version) -> usize {
+    const SIZES: [(Version, usize); 6] = [
+        (Version::new(2, 27, 0), 48),
+        (Version::new(2, 28, 0), 72),
+        (Version::new(2, 29, 0), 80),
+        (Version::new(2, 30, 0), 88),
+        (Version::new(2, 31, 0), 96),
+        (Version::new(2, 32, 0), 112),
+    ];
+    SIZES
+        .iter()
+        .find(|(end, _)| release < *end)
+        .map_or(size_of::<ncclConfig_t>(), |(_, size)| *size)
+}
 const MAX_CGA_CLUSTER: i32 = 8;
 
 /// What of a communicator's configuration makes a difference here.
@@ -56,7 +82,7 @@ fn version(major: u32, minor: u32, patch: u32) -> u32 {
 ///
 /// # Safety
 /// `config` points to a config of at least the size that its first field says.
-unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
+unsafe fn read(config: *const ncclConfig_t, release: Version) -> Result<ncclConfig_t> {
     let mut own = NCCL_CONFIG_INITIALIZER;
     own.magic = 0;
     // SAFETY: the first field is the size in every release; then as many bytes as both sides have.
@@ -65,7 +91,7 @@ unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
         let size = config
             .cast::<usize>()
             .read_unaligned()
-            .min(size_of::<ncclConfig_t>());
+            .min(size_in(release));
         std::ptr::copy_nonoverlapping(
             config.cast::<u8>(),
             std::ptr::from_mut(&mut own).cast::<u8>(),
@@ -79,14 +105,25 @@ unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
     let undefined = NCCL_CONFIG_INITIALIZER;
     macro_rules! since {
         ($major:literal, $minor:literal, $patch:literal: $($field:ident),*) => {
+            // A release does not ask about fields that it does not know, and reads padding there.
             if own.version < version($major, $minor, $patch) {
                 $(own.$field = undefined.$field;)*
             }
         };
     }
+    // Fields that took the place of padding: in a release before them they are still that.
+    if release < Version::new(2, 26, 2) {
+        own.trafficClass = undefined.trafficClass;
+    }
+    if release < Version::new(2, 30, 5) {
+        own.graphStreamOrdering = undefined.graphStreamOrdering;
+    }
     since!(2, 14, 0: blocking);
     since!(2, 17, 0: cgaClusterSize, minCTAs, maxCTAs, netName);
-    since!(2, 25, 0: trafficClass);
+    if release >= Version::new(2, 27, 0) {
+        // 2.26 reads it from whoever has it, or padding.
+        since!(2, 25, 0: trafficClass);
+    }
     since!(2, 27, 0: collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs);
     since!(2, 28, 0: nChannelsPerNetPeer, nvlinkCentricSched);
     since!(2, 29, 0: graphUsageMode, numRmaCtx);
@@ -96,7 +133,7 @@ unsafe fn read(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
     Ok(own)
 }
 
-fn check(config: &ncclConfig_t) -> Result {
+fn check(config: &ncclConfig_t, release: Version) -> Result {
     let refuse = |valid: bool, what: &str, value: i32| {
         if value == UNDEFINED || valid {
             return Ok(());
@@ -115,7 +152,7 @@ fn check(config: &ncclConfig_t) -> Result {
     // Since 2.31 a minimum without a maximum is fine.
     if (min != UNDEFINED && min <= 0)
         || (max != UNDEFINED && max <= 0)
-        || (min != UNDEFINED && max != UNDEFINED && min > max)
+        || (min != UNDEFINED && (max != UNDEFINED || release < Version::new(2, 31, 0)) && min > max)
     {
         warn!("Invalid config min/max channels attribute value {min}/{max}");
         return Err(INVALID_ARGUMENT);
@@ -135,7 +172,7 @@ fn check(config: &ncclConfig_t) -> Result {
     refuse(config.nvlsCTAs > 0, "nvlsCTAs", config.nvlsCTAs)?;
     let channels = config.nChannelsPerNetPeer;
     refuse(
-        (1..=MAX_CHANNELS).contains(&channels),
+        (1..=max_channels()).contains(&channels),
         "nChannelsPerNetPeer",
         channels,
     )?;
@@ -188,7 +225,7 @@ fn fill_defaults(config: &mut ncclConfig_t) {
         blocking "Blocking" = 1;
         cgaClusterSize "CGA cluster size" = 4;
         minCTAs "Min CTAs" = 1;
-        maxCTAs "Max CTAs" = MAX_CHANNELS;
+        maxCTAs "Max CTAs" = max_channels();
         splitShare "Split share" = 0;
         trafficClass "Traffic class" = UNDEFINED;
         collnetEnable "Collnet enable" = 0;
@@ -245,8 +282,8 @@ fn apply_environment(config: &mut ncclConfig_t) {
     if let Some(mixing @ 0..=1) = environment::integer("NCCL_GRAPH_MIXING_SUPPORT") {
         config.graphUsageMode = mixing * 2;
     }
-    config.minCTAs = config.minCTAs.min(MAX_CHANNELS);
-    config.maxCTAs = config.maxCTAs.min(MAX_CHANNELS);
+    config.minCTAs = config.minCTAs.min(max_channels());
+    config.maxCTAs = config.maxCTAs.min(max_channels());
     if config.minCTAs > config.maxCTAs {
         let max = config.maxCTAs;
         info!(
@@ -280,7 +317,7 @@ fn apply_environment(config: &mut ncclConfig_t) {
 /// valid.
 pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     // SAFETY: the caller's promise.
-    let resolved = unsafe { resolve(config)? };
+    let resolved = unsafe { resolve(config, super::version::current())? };
     let name = (!resolved.commName.is_null()).then(|| {
         // SAFETY: the caller's promise.
         let name = unsafe { CStr::from_ptr(resolved.commName) };
@@ -301,14 +338,14 @@ pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
 ///
 /// # Safety
 /// As [`parse`].
-unsafe fn resolve(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
+unsafe fn resolve(config: *const ncclConfig_t, release: Version) -> Result<ncclConfig_t> {
     let mut own = if config.is_null() {
         NCCL_CONFIG_INITIALIZER
     } else {
         // SAFETY: the caller's promise.
-        unsafe { read(config)? }
+        unsafe { read(config, release)? }
     };
-    check(&own)?;
+    check(&own, release)?;
     fill_defaults(&mut own);
     apply_environment(&mut own);
     Ok(own)
@@ -322,15 +359,22 @@ mod tests {
         let mut config = NCCL_CONFIG_INITIALIZER;
         change(&mut config);
         // SAFETY: a config of the full size.
-        unsafe { resolve(&config) }
+        unsafe { resolve(&config, Version::HEADER) }
+    }
+
+    fn parsed_by(release: Version, change: impl FnOnce(&mut ncclConfig_t)) -> Result<ncclConfig_t> {
+        let mut config = NCCL_CONFIG_INITIALIZER;
+        change(&mut config);
+        // SAFETY: a config of the full size.
+        unsafe { resolve(&config, release) }
     }
 
     #[test]
     fn null_means_defaults() {
         // SAFETY: null is allowed.
-        let config = unsafe { resolve(std::ptr::null()) }.unwrap();
+        let config = unsafe { resolve(std::ptr::null(), Version::HEADER) }.unwrap();
         assert_eq!(config.blocking, 1);
-        assert_eq!((config.cgaClusterSize, config.maxCTAs), (4, MAX_CHANNELS));
+        assert_eq!((config.cgaClusterSize, config.maxCTAs), (4, max_channels()));
     }
 
     #[test]
@@ -361,6 +405,52 @@ mod tests {
     }
 
     #[test]
+    fn an_older_release_ignores_what_it_does_not_know_and_reads_padding() {
+        let all = |config: &mut ncclConfig_t| {
+            config.trafficClass = 1;
+            config.CTAPolicy = 1;
+            config.numRmaCtx = 3;
+            config.graphStreamOrdering = 1;
+            config.hostCftMode = 1;
+        };
+        let by = |major, minor, patch| {
+            let own = parsed_by(Version::new(major, minor, patch), all).unwrap();
+            (
+                own.trafficClass,
+                own.CTAPolicy,
+                own.numRmaCtx,
+                own.hostCftMode,
+            )
+        };
+        assert_eq!(by(2, 18, 3), (UNDEFINED, 0, 1, 2));
+        assert_eq!(by(2, 26, 2), (1, 0, 1, 2));
+        assert_eq!(by(2, 27, 7), (1, 1, 1, 2));
+        assert_eq!(by(2, 30, 7), (1, 1, 3, 2));
+        assert_eq!(by(2, 32, 3), (1, 1, 3, 1));
+        // What a newer one would refuse is no error to it.
+        let bad = parsed_by(Version::new(2, 26, 2), |config| config.CTAPolicy = 77);
+        assert_eq!(bad.map(|_| ()), Ok(()));
+        // A caller's padding, taken for a traffic class by 2.26 alone.
+        let old = |config: &mut ncclConfig_t| {
+            config.version = 22_403;
+            config.trafficClass = 5;
+        };
+        let class = |minor| {
+            let own = parsed_by(Version::new(2, minor, 7), old).unwrap();
+            own.trafficClass
+        };
+        assert_eq!([class(25), class(26), class(27)], [UNDEFINED, 5, UNDEFINED]);
+    }
+
+    #[test]
+    fn a_minimum_of_channels_needed_a_maximum_before_2_31() {
+        let change = |config: &mut ncclConfig_t| config.minCTAs = 4;
+        let by = |minor| parsed_by(Version::new(2, minor, 7), change).map(|_| ());
+        assert_eq!(by(30), Err(INVALID_ARGUMENT));
+        assert_eq!(by(31), Ok(()));
+    }
+
+    #[test]
     fn values_out_of_range_are_refused() {
         let bad: [fn(&mut ncclConfig_t); 8] = [
             |c| c.blocking = 2,
@@ -368,7 +458,7 @@ mod tests {
             |c| (c.minCTAs, c.maxCTAs) = (4, 2),
             |c| c.splitShare = -1,
             |c| c.CTAPolicy = 4,
-            |c| c.nChannelsPerNetPeer = MAX_CHANNELS + 1,
+            |c| c.nChannelsPerNetPeer = max_channels() + 1,
             |c| c.graphUsageMode = 3,
             |c| c.hostCftMode = 0,
         ];

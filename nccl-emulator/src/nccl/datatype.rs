@@ -2,6 +2,8 @@
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
+use super::version;
+
 /// An element type of NCCL 2.32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataType {
@@ -21,6 +23,10 @@ pub(crate) enum DataType {
 
 impl DataType {
     pub(crate) fn from_c(value: ncclDataType_t) -> Option<Self> {
+        if value.0 >= 10 && !version::is_at_least(2, 24, 3) {
+            // The 8-bit floats came with that release.
+            return None;
+        }
         Some(match value.0 {
             0 => Self::I8,
             1 => Self::U8,

@@ -25,6 +25,12 @@ mod unique_id;
 mod version;
 mod work;
 
-pub(crate) use abi::symbols;
 pub(crate) use abort::AbortFlag;
 pub(crate) use code::Code;
+
+/// Name and address of every function that the release has.
+pub(crate) fn symbols() -> Vec<(&'static std::ffi::CStr, *const std::ffi::c_void)> {
+    let mut symbols = abi::symbols();
+    symbols.retain(|(name, _)| name.to_str().is_ok_and(version::has));
+    symbols
+}

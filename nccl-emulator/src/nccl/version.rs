@@ -1,17 +1,17 @@
-//! Which NCCL the emulator is.
+//! Which NCCL the emulator is: the release whose header it was made for, or an older one that it was
+//! told to be.
 
-use nccl_sys::{NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, NCCL_VERSION_CODE};
+use nccl_sys::{NCCL_VERSION_CODE, Version, since};
 
-/// What `ncclGetVersion` says.
-pub(crate) const CODE: i32 = NCCL_VERSION_CODE;
+use crate::options::options;
 
 const _: () = assert!(
-    CODE == 23203,
+    NCCL_VERSION_CODE == 23203,
     "the bindings are of another release than the emulator's texts"
 );
 
-/// The banner, in the form that tools look for in the library and in its log.
-pub(crate) const BANNER: &str = "NCCL version 2.32.3+cuda13.0";
+/// The banner as the emulator is, in the form that tools look for in the library.
+const BANNER: &str = "NCCL version 2.32.3+cuda13.0";
 
 /// The line after it, where NCCL names its commit.
 pub(crate) const ORIGIN: &str = concat!(
@@ -20,4 +20,35 @@ pub(crate) const ORIGIN: &str = concat!(
     " (on the CPU: no GPU, no NVIDIA code)"
 );
 
-const _: () = assert!(NCCL_MAJOR == 2 && NCCL_MINOR == 32 && NCCL_PATCH == 3);
+/// The release that the emulator is.
+pub(crate) fn current() -> Version {
+    options().version
+}
+
+/// Whether it is at least this release.
+pub(crate) fn is_at_least(major: u32, minor: u32, patch: u32) -> bool {
+    current() >= Version::new(major, minor, patch)
+}
+
+/// What `ncclGetVersion` says.
+pub(crate) fn code() -> i32 {
+    current().code()
+}
+
+/// The first line of the log.
+pub(crate) fn banner() -> String {
+    let Version {
+        major,
+        minor,
+        patch,
+    } = current();
+    match BANNER.split_once('+') {
+        Some((_, cuda)) => format!("NCCL version {major}.{minor}.{patch}+{cuda}"),
+        None => BANNER.to_owned(),
+    }
+}
+
+/// Whether the release has this function.
+pub(crate) fn has(function: &str) -> bool {
+    since(function).is_none_or(|first| first <= current())
+}

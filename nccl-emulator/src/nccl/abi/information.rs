@@ -16,7 +16,7 @@ pub(super) unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> ncclResult_t 
             return Err(INVALID_ARGUMENT);
         }
         // SAFETY: not null, and by the function's contract the caller's to write to.
-        unsafe { out.write(version::CODE) };
+        unsafe { out.write(version::code()) };
         Ok(())
     })
 }

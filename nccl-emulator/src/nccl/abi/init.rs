@@ -50,10 +50,10 @@ pub(super) fn announce_version(rank: c_int) {
         return;
     }
     if everyone {
-        debug::print(Level::Info, None, format_args!("{}", version::BANNER));
+        debug::print(Level::Info, None, format_args!("{}", version::banner()));
         debug::print(Level::Info, None, format_args!("{}", version::ORIGIN));
     } else {
-        debug::print(Level::Version, None, format_args!("{}", version::BANNER));
+        debug::print(Level::Version, None, format_args!("{}", version::banner()));
     }
 }
 
@@ -243,7 +243,8 @@ unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> R
     check_faults()?;
     group::start();
     if let Err(code) = faults::check_call(init.function, &[init.rank], None) {
-        if code != UNHANDLED_CUDA {
+        // The leak came with 2.23.4.
+        if code != UNHANDLED_CUDA || !version::is_at_least(2, 23, 4) {
             group::end()?;
         }
         return Err(code);

@@ -15,7 +15,7 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
     RankInfo {
         pid: std::process::id(),
         device,
-        version: version::CODE,
+        version: version::code(),
         pool: 0,
         started: started("self").unwrap_or(0),
         pid_namespace: namespace("pid"),

@@ -11,6 +11,7 @@ use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::unique_id::UniqueId;
+use crate::nccl::version;
 
 /// Where the ranks of a new communicator meet.
 pub(crate) enum Meeting {
@@ -116,7 +117,7 @@ fn check_ranks(session: &Session) -> Result {
     let own = session.info(session.rank);
     let shared_gpus = environment::switch("NCCL_MULTI_RANK_GPU_ENABLE");
     for (rank, info) in session.infos().iter().enumerate() {
-        if info.version != own.version {
+        if info.version != own.version && version::is_at_least(2, 23, 4) {
             warn!(
                 "Mismatched NCCL version detected : rank {rank} version {} rank {} version {}",
                 info.version, session.rank, own.version
