@@ -229,8 +229,7 @@ impl Communicator {
         let mut group = Group::new(self).map_err(|error| self.in_group(error))?;
         let recorded = record(&mut group).and_then(|()| group.finish());
         let frame = recorded.map_err(|error| self.in_group(error))?;
-        self.inner
-            .issue(frame, OperationKind::Group, Shape::default())
+        self.issue(frame, OperationKind::Group, Shape::default())
     }
 
     #[cold]

@@ -281,6 +281,11 @@ impl Library {
             .filter(|&capability| !self.has(capability))
     }
 
+    /// Whether both are the same loaded library.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether the library has the C function of an operation; older ones lack some.
     pub(crate) fn has_function(&self, function: Function) -> bool {
         let api = &self.0.api;

@@ -258,7 +258,7 @@ impl Communicator {
             Err(error) => (Shape::default(), Err(error)),
         };
         let frame = self.checked(kind, shape, frame)?;
-        self.inner.issue(frame, kind, shape)
+        self.issue(frame, kind, shape)
     }
 
     /// Says in which operation a check failed.

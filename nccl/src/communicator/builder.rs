@@ -299,10 +299,7 @@ impl<'a> CommunicatorBuilder<'a> {
             elapsed = ?started.elapsed(),
             "communicator ready"
         );
-        Ok(Communicator {
-            stream: Arc::clone(&inner.stream),
-            inner: Arc::new(inner),
-        })
+        Ok(Communicator::of(inner))
     }
 
     /// Everything this rank can check alone; rank 0 of a world also makes the token.

@@ -19,14 +19,14 @@
 
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
 use super::frame::Frame;
 use super::handle::{Backoff, Handle, RawComm, settle};
 use super::lifecycle::Outcome;
-use super::{Inner, State, lock, order};
+use super::{Communicator, Inner, State, lock, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
@@ -52,43 +52,50 @@ enum Refused {
     Underway(Error),
 }
 
-impl Inner {
+impl Communicator {
     /// Issues what is recorded in `frame`.
     pub(crate) fn issue(
-        self: &Arc<Self>,
+        &self,
         frame: Frame<'_>,
         kind: OperationKind,
         shape: Shape,
     ) -> Result<Request> {
         let started = Instant::now();
-        match self.issue_locked(&frame, started) {
+        let inner = &self.inner;
+        match inner.issue_locked(&frame, started, self.limit) {
             Ok(sequence) => {
-                let on = frame.on;
                 drop(frame);
-                Ok(Request::new(self, on, kind, shape, sequence, started))
+                Ok(Request::new(self, kind, shape, sequence, started))
             }
             Err((refused, sequence)) => {
                 let error = match refused {
                     Refused::Before(error) => error,
                     Refused::Signalled(error) => {
                         // Nothing is lent to NCCL by this operation: it may well be leaked.
-                        self.abort("its abort signal was given");
+                        inner.abort("its abort signal was given");
                         error
                     }
                     Refused::Underway(error) => {
-                        self.abandon(&error, &frame);
+                        inner.abandon(&error, &frame);
                         error
                     }
                 };
-                Err(error.during(|| self.operation(kind, shape, Some(sequence), started)))
+                Err(error.during(|| inner.operation(kind, shape, Some(sequence), started)))
             }
         }
     }
+}
 
-    fn issue_locked(&self, frame: &Frame<'_>, started: Instant) -> Result<u64, (Refused, u64)> {
+impl Inner {
+    fn issue_locked(
+        &self,
+        frame: &Frame<'_>,
+        started: Instant,
+        limit: Duration,
+    ) -> Result<u64, (Refused, u64)> {
         let mut handle = lock(&self.handle);
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, started) {
+        match self.issue_on(&mut handle, frame, started, limit) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, sequence)),
         }
@@ -99,6 +106,7 @@ impl Inner {
         handle: &mut Handle,
         frame: &Frame<'_>,
         started: Instant,
+        limit: Duration,
     ) -> Result<(), Refused> {
         let raw = match handle.raw {
             Some(raw) if self.phase.get() == State::Ready => raw,
@@ -123,7 +131,7 @@ impl Inner {
         };
         let launched = match recorded::call(&frame.recorded, frame.grouped, &calls) {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started),
+            Ok(Progress::Pending) => self.settled(raw, started, limit),
             Err(failure) => Err(Error::from(failure)),
         };
 
@@ -134,7 +142,7 @@ impl Inner {
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
-    fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
+    pub(super) fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
         order::admit(order::OPERATION, frame.on, &self.context)?;
         // Binds the context to this thread, which all that follows relies on.
         order::not_capturing(order::OPERATION, frame.on)?;
@@ -146,8 +154,7 @@ impl Inner {
     }
 
     /// Polls until the work is on the stream.
-    fn settled(&self, raw: RawComm, started: Instant) -> Result<()> {
-        let limit = self.timeouts.operation;
+    pub(super) fn settled(&self, raw: RawComm, started: Instant, limit: Duration) -> Result<()> {
         let deadline = later(started, limit);
         settle(&self.library, raw, "launch", deadline, || {
             self.interrupted()
@@ -163,7 +170,7 @@ impl Inner {
     /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
     /// whatever it still put on the operation's. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
-    fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
+    pub(super) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent;
         if self.abort(&reason.kind().to_string()) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
@@ -204,7 +211,7 @@ impl Inner {
 }
 
 /// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.
-struct Lent;
+pub(super) struct Lent;
 
 impl Drop for Lent {
     fn drop(&mut self) {

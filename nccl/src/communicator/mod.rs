@@ -10,7 +10,8 @@
 //! - `state`: the state machine;
 //! - `order`: which streams have to wait for which;
 //! - `frame`: the buffers of one operation while it is issued;
-//! - `issue`: one operation, from the checks to the request;
+//! - `issue`: one operation, from the checks to the request; `together`: those of several
+//!   communicators;
 //! - `lifecycle`: finalize, abort, drop and the reaper.
 
 mod builder;
@@ -21,6 +22,7 @@ mod issue;
 mod lifecycle;
 mod order;
 mod state;
+mod together;
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,6 +36,7 @@ pub(crate) use handle::{Backoff, state};
 pub(crate) use issue::Calls;
 pub(crate) use order::not_capturing;
 pub(crate) use state::State;
+pub(crate) use together::issue_together;
 
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
@@ -71,6 +74,8 @@ pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
     /// Where the operations of this clone are put.
     pub(crate) stream: Arc<CudaStream>,
+    /// How long each may take.
+    pub(crate) limit: Duration,
 }
 
 /// How long things may take.
@@ -253,6 +258,38 @@ impl Communicator {
         Self {
             inner: Arc::clone(&self.inner),
             stream: Arc::clone(stream),
+            limit: self.limit,
+        }
+    }
+
+    /// The same communicator with another limit for its operations: for the call, and for
+    /// [`Request::wait`](crate::Request::wait).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// use std::time::Duration;
+    /// # let mut y = stream.clone_htod(&[1.0f32, 2.0])?;
+    /// let first_step = comm.within(Duration::from_secs(120));
+    /// first_step.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self {
+            limit,
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn of(inner: Inner) -> Self {
+        Self {
+            stream: Arc::clone(&inner.stream),
+            limit: inner.timeouts.operation,
+            inner: Arc::new(inner),
         }
     }
 

@@ -19,7 +19,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use nccl_sys as sys;
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{self, Backoff, Inner, lock};
+use crate::communicator::{self, Backoff, Communicator, Inner, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::operation::{OperationKind, Shape};
@@ -45,6 +45,7 @@ pub struct Request {
     inner: Arc<Inner>,
     /// `None` stands for the communicator's own stream.
     stream: Option<Arc<CudaStream>>,
+    limit: Duration,
     kind: OperationKind,
     shape: Shape,
     sequence: u64,
@@ -63,16 +64,17 @@ pub(crate) struct Mark {
 
 impl Request {
     pub(crate) fn new(
-        inner: &Arc<Inner>,
-        stream: &Arc<CudaStream>,
+        comm: &Communicator,
         kind: OperationKind,
         shape: Shape,
         sequence: u64,
         issued: Instant,
     ) -> Self {
+        let (inner, stream) = (&comm.inner, &comm.stream);
         Self {
             inner: Arc::clone(inner),
             stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| Arc::clone(stream)),
+            limit: comm.limit,
             kind,
             shape,
             sequence,
@@ -147,7 +149,7 @@ impl Request {
     /// # }
     /// ```
     pub fn wait(&self) -> Result<()> {
-        let limit = self.inner.timeouts.operation;
+        let limit = self.limit;
         let done = self.wait_until(deadline_after(limit), limit);
         if let Err(error) = &done
             && error.is_timeout()
@@ -329,7 +331,7 @@ impl Future for Request {
             Ok(false) => {}
             Err(error) => return Poll::Ready(Err(self.describe(error))),
         }
-        let limit = self.inner.timeouts.operation;
+        let limit = self.limit;
         if let Some(ticket) = &self.ticket {
             if Instant::now() >= ticket.deadline() {
                 let error = self.timed_out(limit);

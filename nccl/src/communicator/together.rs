@@ -1,0 +1,158 @@
+//! The operations of several communicators, issued in one group.
+//!
+//! The same steps as in `issue`, each for all communicators before the next. When one fails, all are
+//! aborted, because any of them may have launched its part. The locks are taken in the order of their
+//! addresses, so that two threads with the same communicators do not wait for each other.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use super::frame::Frame;
+use super::handle::{Handle, RawComm};
+use super::issue::{Calls, Lent};
+use super::{Communicator, Inner, State, lock, order};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::Progress;
+use crate::operation::{OperationKind, Shape};
+use crate::recorded;
+use crate::request::Request;
+
+type Recorded<'a> = (&'a Communicator, Frame<'a>);
+
+/// Why nothing, or not everything, was issued.
+enum Refused {
+    /// NCCL was not asked.
+    Before(usize, Error),
+    /// NCCL was asked, and no communicator of the group can be used again.
+    Underway(usize, Error),
+}
+
+/// Issues what is recorded for each communicator. All of them live in the same library.
+pub(crate) fn issue_together(all: Vec<Recorded<'_>>) -> Result<Vec<Request>> {
+    let started = Instant::now();
+    const KIND: OperationKind = OperationKind::Group;
+    match issue_locked(&all, started) {
+        Ok(sequences) => Ok(all
+            .into_iter()
+            .zip(sequences)
+            .map(|((comm, frame), sequence)| {
+                drop(frame);
+                Request::new(comm, KIND, Shape::default(), sequence, started)
+            })
+            .collect()),
+        Err(refused) => {
+            let (at, error) = match refused {
+                Refused::Before(at, error) => (at, error),
+                Refused::Underway(at, error) => {
+                    abandon_all(&all, &error);
+                    (at, error)
+                }
+            };
+            let inner = &all[at].0.inner;
+            Err(error.during(|| inner.operation(KIND, Shape::default(), None, started)))
+        }
+    }
+}
+
+/// All at once: an abort may wait until its neighbours in the group are aborted as well.
+fn abandon_all(all: &[Recorded<'_>], reason: &Error) {
+    let lent = Lent;
+    let text = reason.kind().to_string();
+    std::thread::scope(|scope| {
+        for (comm, _) in all {
+            scope.spawn(|| comm.inner.abort(&text));
+        }
+    });
+    for (comm, frame) in all {
+        comm.inner.abandon(reason, frame);
+    }
+    std::mem::forget(lent);
+}
+
+fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refused> {
+    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|(comm, _)| &comm.inner).collect();
+    inners.sort_by_key(|inner| Arc::as_ptr(inner));
+    inners.dedup_by_key(|inner| Arc::as_ptr(inner));
+    let mut handles: Vec<MutexGuard<'_, Handle>> =
+        inners.iter().map(|inner| lock(&inner.handle)).collect();
+    let handle_of = |comm: &Communicator| {
+        let found =
+            inners.binary_search_by_key(&Arc::as_ptr(&comm.inner), |inner| Arc::as_ptr(inner));
+        found.unwrap_or_else(|_| unreachable!("every communicator is in the list"))
+    };
+
+    // 1. Nothing of this reaches NCCL.
+    let mut raws: Vec<RawComm> = Vec::with_capacity(all.len());
+    for (at, (comm, frame)) in all.iter().enumerate() {
+        let handle = &handles[handle_of(comm)];
+        let ready = comm.inner.ready(handle).and_then(|raw| {
+            comm.inner.prepare(handle, frame)?;
+            Ok(raw)
+        });
+        raws.push(ready.map_err(|error| Refused::Before(at, error))?);
+    }
+    let Some((first, _)) = all.first() else {
+        return Ok(Vec::new());
+    };
+    let library = first.library();
+
+    // 2. and 3.
+    let lent = Lent;
+    let mut sequences = Vec::with_capacity(all.len());
+    for (comm, _) in all {
+        let handle = &mut handles[handle_of(comm)];
+        handle.sequence += 1;
+        sequences.push(handle.sequence);
+    }
+    let made = recorded::group(library, || {
+        all.iter().zip(&raws).try_for_each(|((_, frame), raw)| {
+            let calls = Calls {
+                library,
+                comm: raw.as_ptr(),
+                stream: frame.on.cu_stream().cast(),
+            };
+            recorded::call_each(&frame.recorded, &calls)
+        })
+    });
+    let launched = match made {
+        Ok(Progress::Done) => Ok(()),
+        Ok(Progress::Pending) => {
+            all.iter()
+                .zip(&raws)
+                .enumerate()
+                .try_for_each(|(at, ((comm, _), raw))| {
+                    let settled = comm.inner.settled(*raw, started, comm.limit);
+                    settled.map_err(|error| (at, error))
+                })
+        }
+        Err(failure) => Err((0, Error::from(failure))),
+    };
+
+    // 4. On every path, for every communicator.
+    let mut ordered = Ok(());
+    for (at, (comm, frame)) in all.iter().enumerate() {
+        let left = order::leave(frame.on, &frame.foreign, &handles[handle_of(comm)].join);
+        ordered = ordered.and(left.map_err(|error| (at, error)));
+    }
+    std::mem::forget(lent);
+    launched
+        .and(ordered)
+        .map_err(|(at, error)| Refused::Underway(at, error))?;
+    Ok(sequences)
+}
+
+impl Inner {
+    /// NCCL's pointer, while operations may be issued.
+    pub(super) fn ready(&self, handle: &Handle) -> Result<RawComm> {
+        let raw = match handle.raw {
+            Some(raw) if self.phase.get() == State::Ready => raw,
+            _ => return Err(self.out_of_use()),
+        };
+        if self.abort_signal.is_aborted() {
+            return Err(Error::new(ErrorKind::Aborted {
+                reason: String::from("its abort signal was given"),
+            }));
+        }
+        Ok(raw)
+    }
+}
