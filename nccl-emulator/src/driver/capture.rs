@@ -1,18 +1,22 @@
-//! Stream capture, as far as it goes: a stream can be marked as capturing and asked whether it is.
-//! Work that is given to it meanwhile is refused, and the capture gives no graph.
+//! Stream capture: begin, end, and what it forbids meanwhile.
 //!
-//! What works fully is the part that hurts bystanders: while a capture in global mode is going on,
-//! calls that CUDA holds for unsafe fail on every thread that did not switch itself to another
-//! mode, and void the capture.
+//! Work on a stream that takes part in a capture becomes nodes ([`crate::exec::capture`]). What
+//! CUDA forbids meanwhile fails, and voids the capture:
+//!
+//! - waiting for, or asking after, a stream or event that takes part, or a context or device that
+//!   has such a stream;
+//! - calls that may wait for the device behind the scenes, such as `cuMemAlloc`: on every thread,
+//!   on the thread that began the capture, or nowhere, by the mode of the capture and that of the
+//!   calling thread (`cuThreadExchangeStreamCaptureMode`);
+//! - using the legacy stream while one of the blocking streams it is ordered with takes part.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::context::Context;
 use super::{CUresult, enter, store, stream_of};
 use crate::elf::Symbol;
-use crate::exec::{Capture, Kind, Stream};
+use crate::exec::{self, Capture, Graph, Standing, Stream};
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -35,16 +39,8 @@ const STATUS_NONE: c_uint = 0;
 const STATUS_ACTIVE: c_uint = 1;
 const STATUS_INVALIDATED: c_uint = 2;
 
-/// Streams that are being captured.
-static ACTIVE: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
-}
-
-fn active() -> MutexGuard<'static, Vec<Arc<Stream>>> {
-    ACTIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call that CUDA holds for unsafe while a capture goes on.
@@ -52,24 +48,17 @@ fn active() -> MutexGuard<'static, Vec<Arc<Stream>>> {
 /// # Errors
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, and the captures that forbid it are void.
 pub(super) fn unsafe_call() -> Result<(), CUresult> {
-    if COUNT.load(Ordering::Acquire) == 0 {
-        return Ok(());
-    }
     let (mode, me) = (MODE.get(), std::thread::current().id());
-    let mut refused = Ok(());
-    for stream in active().iter() {
-        let Some(mut capture) = stream.capture() else {
-            continue;
-        };
+    let refused = exec::capture::invalidate_if(|capture| {
         let own = capture.thread == me && capture.mode != RELAXED && mode != RELAXED;
         let foreign = capture.mode == GLOBAL && mode == GLOBAL;
-        if own || foreign {
-            capture.invalid = true;
-            stream.set_capture(Some(capture));
-            refused = Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
+        own || foreign
+    });
+    if refused {
+        Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    } else {
+        Ok(())
     }
-    refused
 }
 
 /// A wait for a stream, or a question after it, that CUDA holds for unsafe.
@@ -78,65 +67,67 @@ pub(super) fn unsafe_call() -> Result<(), CUresult> {
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, else as
 /// [`unsafe_call`].
 pub(super) fn unsafe_use_of(stream: &Stream) -> Result<(), CUresult> {
-    if stream.capturing() {
-        if let Some(mut capture) = stream.capture() {
-            capture.invalid = true;
-            stream.set_capture(Some(capture));
-        }
+    if let Some(capture) = stream.capture() {
+        capture.invalidate();
         return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     unsafe_call()
 }
 
+/// A wait for all streams of a context.
+///
+/// # Errors
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if one of them is being captured, in any mode; else as
+/// [`unsafe_call`].
+pub(super) fn unsafe_use_of_all(context: &std::sync::Arc<Context>) -> Result<(), CUresult> {
+    if exec::capture::invalidate_in(context) {
+        return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    unsafe_call()
+}
+
+/// A call that cannot be captured fails with `code`.
+///
+/// # Errors
+/// `code` if the stream is being captured, and the capture is void;
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if it was before.
+pub(super) fn refuse(stream: &Stream, code: CUresult) -> Result<(), CUresult> {
+    let Some(capture) = stream.capture() else {
+        return Ok(());
+    };
+    if capture.standing() == Standing::Invalid {
+        return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
+    capture.invalidate();
+    Err(code)
+}
+
 unsafe extern "C" fn begin(handle: *mut c_void, mode: c_uint) -> CUresult {
-    static ID: AtomicU64 = AtomicU64::new(1);
     enter(|| {
         let stream = stream_of(handle)?;
         stream.context().check()?;
         if mode > RELAXED {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        if stream.kind() == Kind::Legacy {
-            return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
-        let mut active = active();
-        if stream.capturing() {
-            return Err(CUresult::ERROR_ILLEGAL_STATE);
-        }
-        let id = ID.fetch_add(1, Ordering::Relaxed);
-        stream.set_capture(Some(Capture {
-            id,
-            mode,
-            thread: std::thread::current().id(),
-            invalid: false,
-        }));
-        active.push(stream);
-        COUNT.fetch_add(1, Ordering::Release);
-        Ok(())
+        Capture::begin(&stream, mode)
     })
 }
 
-unsafe extern "C" fn end(handle: *mut c_void, graph: *mut *mut c_void) -> CUresult {
+unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresult {
     enter(|| {
         let stream = stream_of(handle)?;
+        if place.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, and the caller passes a place for the graph.
+        unsafe { store(place, std::ptr::null_mut())? };
         let capture = stream.capture().ok_or(CUresult::ERROR_ILLEGAL_STATE)?;
         if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
             return Err(CUresult::ERROR_STREAM_CAPTURE_WRONG_THREAD);
         }
-        {
-            let mut active = active();
-            active.retain(|other| !Arc::ptr_eq(other, &stream));
-            stream.set_capture(None);
-            COUNT.fetch_sub(1, Ordering::Release);
-        }
-        // SAFETY: the caller passes null or a place for the graph.
-        unsafe { store(graph, std::ptr::null_mut())? };
-        if capture.invalid {
-            Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED)
-        } else {
-            super::refused::say("cuStreamEndCapture", super::refused::NO_GRAPHS);
-            Err(CUresult::ERROR_NOT_SUPPORTED)
-        }
+        let graph = Graph::create(capture.end(&stream)?)?;
+        // SAFETY: as above.
+        unsafe { store(place, graph) }
     })
 }
 
@@ -144,14 +135,19 @@ unsafe extern "C" fn end(handle: *mut c_void, graph: *mut *mut c_void) -> CUresu
 fn status(stream: &Stream) -> (c_uint, u64) {
     match stream.capture() {
         None => (STATUS_NONE, 0),
-        Some(capture) if capture.invalid => (STATUS_INVALIDATED, capture.id),
+        Some(capture) if capture.standing() == Standing::Invalid => {
+            (STATUS_INVALIDATED, capture.id)
+        }
         Some(capture) => (STATUS_ACTIVE, capture.id),
     }
 }
 
-/// The stream asked about. The legacy stream is not in use by anyone who only asks.
-fn asked(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
-    stream_of(handle)
+/// The stream asked about. The legacy stream cannot be asked about while it is ordered with one
+/// that is being captured.
+fn asked(handle: *mut c_void) -> Result<std::sync::Arc<Stream>, CUresult> {
+    let stream = stream_of(handle)?;
+    exec::capture::may_ask(&stream)?;
+    Ok(stream)
 }
 
 unsafe extern "C" fn is_capturing(handle: *mut c_void, place: *mut c_uint) -> CUresult {
@@ -202,6 +198,15 @@ unsafe extern "C" fn get_info_v3(
     }
     enter(|| {
         let (status, number) = status(&*asked(handle)?);
+        if status == STATUS_ACTIVE
+            && !(graph.is_null() && dependencies.is_null() && count.is_null())
+        {
+            super::refused::say(
+                "cuStreamGetCaptureInfo",
+                "the emulator tells a capture's status and number, not its graph or nodes",
+            );
+            return Err(CUresult::ERROR_NOT_SUPPORTED);
+        }
         // SAFETY: the caller passes a place for the status, and null or places for the others.
         unsafe {
             store(place, status)?;

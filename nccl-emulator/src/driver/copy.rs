@@ -8,6 +8,8 @@
 //! | other host memory, device, beyond | when the bytes have been read |
 //! | device, other host memory | when the bytes are there |
 //!
+//! In a capture each call returns at once, and the host's memory is used when the graph runs.
+//!
 //! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default
 //! stream, and wait whenever the host is involved.
 //!
@@ -18,9 +20,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::{self, Context};
-use super::{CUresult, enter, refuse, stream_of};
+use super::{CUresult, capture, enter, refuse, stream_of};
 use crate::elf::Symbol;
-use crate::exec::{Step, Stream, Work};
+use crate::exec::{Recipe, Step, Stream, Work};
 use crate::memory::{self, Mapping, Span};
 use crate::violations::{self, Violation, ViolationKind};
 
@@ -49,6 +51,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
 const STAGED: usize = 64 << 10;
 
 /// One end of a copy.
+#[derive(Clone)]
 enum End {
     Device {
         mapping: Arc<Mapping>,
@@ -63,6 +66,8 @@ enum End {
 // SAFETY: a host end is only touched by the one who runs the job, and the caller of the driver
 // function promised that the memory is there for it.
 unsafe impl Send for End {}
+// SAFETY: as above; a shared end is only cloned.
+unsafe impl Sync for End {}
 
 impl End {
     fn device(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
@@ -110,6 +115,8 @@ impl End {
 
 struct Copy {
     stream: Arc<Stream>,
+    /// Fails if the memory is bad: that of the stream the copy was given to.
+    context: Arc<Context>,
     to: End,
     from: End,
     len: usize,
@@ -139,9 +146,7 @@ impl Work for Copy {
             Ok(true) => Step::Done,
             Ok(false) => Step::Progress,
             Err(violation) => {
-                self.stream
-                    .context()
-                    .fail(violation.during(&self.describe()));
+                self.context.fail(violation.during(&self.describe()));
                 Step::Done
             }
         }
@@ -158,18 +163,79 @@ impl Work for Copy {
     }
 }
 
-fn enqueue(stream: &Arc<Stream>, to: End, from: End, len: usize) -> Result<u64, CUresult> {
-    stream.enqueue(Box::new(Copy {
-        stream: Arc::clone(stream),
-        to,
-        from,
-        len,
-        done: 0,
-    }))
+/// What a copy or a fill is made of.
+#[derive(Clone)]
+enum Source {
+    From(End),
+    /// A pattern of 1, 2 or 4 bytes, spelled as 4.
+    Pattern([u8; 4]),
 }
 
+/// A copy or a fill that a graph can do again.
+#[derive(Clone)]
+struct Transfer {
+    context: Arc<Context>,
+    to: End,
+    from: Source,
+    len: usize,
+}
+
+impl Recipe for Transfer {
+    fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work> {
+        self.clone().into_job(stream)
+    }
+
+    fn into_job(self, stream: &Arc<Stream>) -> Box<dyn Work> {
+        let stream = Arc::clone(stream);
+        let Self {
+            context,
+            to,
+            from,
+            len,
+        } = self;
+        match from {
+            Source::From(from) => Box::new(Copy {
+                stream,
+                context,
+                to,
+                from,
+                len,
+                done: 0,
+            }),
+            Source::Pattern(pattern) => Box::new(Fill {
+                stream,
+                context,
+                to,
+                pattern,
+                len,
+                done: 0,
+            }),
+        }
+    }
+}
+
+/// Appends a copy, or a node in a capture. Gives the job's number if there is one.
+fn enqueue(stream: &Arc<Stream>, to: End, from: End, len: usize) -> Result<Option<u64>, CUresult> {
+    stream.submit(Transfer {
+        context: Arc::clone(stream.context()),
+        to,
+        from: Source::From(from),
+        len,
+    })
+}
+
+/// Waits for a copy, unless it was captured: then the host's memory is used whenever the graph
+/// runs.
+fn wait_for(stream: &Arc<Stream>, sequence: Option<u64>) -> Result<(), CUresult> {
+    sequence.map_or(Ok(()), |sequence| stream.wait_until(sequence))
+}
+
+/// The stream of the variants without "Async", which CUDA holds for unsafe in a capture.
 fn default_stream() -> Result<Arc<Stream>, CUresult> {
-    context::current()?.legacy_stream()
+    let stream = context::current()?.legacy_stream()?;
+    stream.mark()?;
+    capture::unsafe_call()?;
+    Ok(stream)
 }
 
 fn host_to_device(
@@ -185,7 +251,7 @@ fn host_to_device(
     let to = End::device(to, len, stream.context())?;
     let from = End::host(from.cast_mut())?;
     let pinned = matches!(&from, End::Host(pointer) if memory::pinned(pointer.addr(), len));
-    if pinned && !wait {
+    if pinned && !wait || stream.capturing() {
         enqueue(stream, to, from, len)?;
         return Ok(());
     }
@@ -203,7 +269,7 @@ fn host_to_device(
         }
         None => {
             let sequence = enqueue(stream, to, from, len)?;
-            stream.wait_until(sequence)
+            wait_for(stream, sequence)
         }
     }
 }
@@ -224,7 +290,7 @@ fn device_to_host(
     if asynchronous {
         Ok(())
     } else {
-        stream.wait_until(sequence)
+        wait_for(stream, sequence)
     }
 }
 
@@ -265,7 +331,7 @@ fn anywhere(
                 End::host(pointer(from))?,
                 len,
             )?;
-            stream.wait_until(sequence)
+            wait_for(stream, sequence)
         }
     }
 }
@@ -343,6 +409,7 @@ unsafe extern "C" fn peer(
 /// A fill with a pattern of 1, 2 or 4 bytes, spelled as 4.
 struct Fill {
     stream: Arc<Stream>,
+    context: Arc<Context>,
     to: End,
     pattern: [u8; 4],
     len: usize,
@@ -386,9 +453,7 @@ impl Work for Fill {
             Ok(true) => Step::Done,
             Ok(false) => Step::Progress,
             Err(violation) => {
-                self.stream
-                    .context()
-                    .fail(violation.during(&self.describe()));
+                self.context.fail(violation.during(&self.describe()));
                 Step::Done
             }
         }
@@ -416,14 +481,14 @@ fn fill(
         return stream.context().check();
     }
     let to = End::device(to, len, stream.context())?;
-    stream.enqueue(Box::new(Fill {
-        stream: Arc::clone(stream),
-        to,
-        pattern,
-        len,
-        done: 0,
-    }))?;
-    Ok(())
+    stream
+        .submit(Transfer {
+            context: Arc::clone(stream.context()),
+            to,
+            from: Source::Pattern(pattern),
+            len,
+        })
+        .map(drop)
 }
 
 fn twice(value: u16) -> [u8; 4] {

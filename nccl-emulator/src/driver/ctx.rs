@@ -242,15 +242,17 @@ unsafe extern "C" fn get_stream_priority_range(
 
 unsafe extern "C" fn synchronize() -> CUresult {
     enter(|| {
-        capture::unsafe_call()?;
-        context::current()?.synchronize()
+        let context = context::current()?;
+        capture::unsafe_use_of_all(&context)?;
+        context.synchronize()
     })
 }
 
 unsafe extern "C" fn synchronize_v2(handle: *mut c_void) -> CUresult {
     enter(|| {
-        capture::unsafe_call()?;
-        given_or_current(handle)?.synchronize()
+        let context = given_or_current(handle)?;
+        capture::unsafe_use_of_all(&context)?;
+        context.synchronize()
     })
 }
 

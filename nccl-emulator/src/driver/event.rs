@@ -57,24 +57,29 @@ unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn record(handle: *mut c_void, stream: *mut c_void) -> CUresult {
-    enter(|| event_of(handle)?.record(&stream_of(stream)?))
+    enter(|| event_of(handle)?.record(&stream_of(stream)?, false))
 }
+
+/// In a capture: a node that records the event whenever the graph runs.
+const EXTERNAL: c_uint = 1;
 
 unsafe extern "C" fn record_with_flags(
     handle: *mut c_void,
     stream: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    if flags != 0 {
-        return CUresult::ERROR_NOT_SUPPORTED;
-    }
-    // SAFETY: the same promises.
-    unsafe { record(handle, stream) }
+    enter(|| {
+        if flags & !EXTERNAL != 0 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        event_of(handle)?.record(&stream_of(stream)?, flags == EXTERNAL)
+    })
 }
 
 unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
     enter(|| {
         let event = event_of(handle)?;
+        event.check_captured()?;
         capture::unsafe_call()?;
         event.synchronize()
     })
@@ -83,6 +88,7 @@ unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
 unsafe extern "C" fn query(handle: *mut c_void) -> CUresult {
     enter(|| {
         let event = event_of(handle)?;
+        event.check_captured()?;
         capture::unsafe_call()?;
         if event.query()? {
             Ok(())

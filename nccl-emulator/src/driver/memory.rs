@@ -99,8 +99,15 @@ impl Work for Release {
     }
 }
 
+const NO_MEMORY_NODES: &str =
+    "on a stream that is being captured: the emulator's graphs cannot allocate memory";
+
 fn allocate_on(stream: &std::sync::Arc<Stream>, size: usize) -> Result<u64, CUresult> {
     let context = stream.context();
+    if stream.capturing() {
+        super::refused::say("cuMemAllocAsync", NO_MEMORY_NODES);
+    }
+    capture::refuse(stream, CUresult::ERROR_NOT_SUPPORTED)?;
     stream.mark()?;
     let pool = memory::pool(context.device())?;
     // On an idle stream the allocation is reached at once.
@@ -135,9 +142,11 @@ unsafe extern "C" fn free_async(address: u64, stream: *mut c_void) -> CUresult {
         if address == 0 {
             return stream.context().check();
         }
+        // A graph may only free what it allocates itself, and here it allocates nothing.
+        capture::refuse(&stream, CUresult::ERROR_INVALID_VALUE)?;
+        stream.mark()?;
         let freeing =
             memory::begin_free(address).map_err(|violation| refuse(violation, stream.context()))?;
-        stream.mark()?;
         if stream.idle() {
             freeing.finish();
             return Ok(());

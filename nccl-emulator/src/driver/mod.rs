@@ -11,6 +11,7 @@ mod copy;
 mod ctx;
 pub(crate) mod device;
 mod event;
+mod graph;
 mod host;
 mod lookup;
 mod memory;
@@ -57,6 +58,7 @@ pub(crate) fn symbols() -> Vec<Symbol> {
     all.extend(ctx::symbols());
     all.extend(stream::symbols());
     all.extend(capture::symbols());
+    all.extend(graph::symbols());
     all.extend(event::symbols());
     all.extend(memory::symbols());
     all.extend(pointer::symbols());

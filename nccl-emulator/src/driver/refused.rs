@@ -10,7 +10,8 @@ use crate::elf::Symbol;
 
 const NO_KERNELS: &str =
     "the emulator runs no kernels: only memory, streams, events and NCCL are emulated";
-pub(super) const NO_GRAPHS: &str = "the emulator has no graphs yet";
+const NO_NODES: &str =
+    "the emulator's graphs come from captures: nodes cannot be added, changed or looked at";
 const NO_VMM: &str =
     "the emulator has no virtual memory management: use cuMemAlloc or cuMemAllocAsync";
 pub(super) const NO_IPC: &str =
@@ -65,11 +66,10 @@ refused! {
         cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
         cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveClusters
         cuOccupancyMaxPotentialClusterSize;
-    NO_GRAPHS:
-        cuGraphCreate cuGraphDestroy cuGraphInstantiateWithFlags cuGraphInstantiateWithParams cuGraphLaunch
-        cuGraphUpload cuGraphExecDestroy cuGraphExecUpdate_v2 cuGraphAddKernelNode_v2 cuGraphAddMemcpyNode
-        cuGraphAddMemsetNode cuGraphAddHostNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode
-        cuGraphAddDependencies cuGraphGetNodes cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
+    NO_NODES:
+        cuGraphCreate cuGraphInstantiateWithParams cuGraphExecUpdate_v2 cuGraphAddKernelNode_v2
+        cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddHostNode cuGraphAddEventRecordNode
+        cuGraphAddEventWaitNode cuGraphAddDependencies cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
         cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamBeginCaptureToGraph
         cuUserObjectCreate cuUserObjectRetain cuUserObjectRelease cuGraphRetainUserObject
         cuGraphReleaseUserObject;

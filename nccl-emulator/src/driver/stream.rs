@@ -99,13 +99,18 @@ unsafe extern "C" fn query(handle: *mut c_void) -> CUresult {
 unsafe extern "C" fn wait_event(
     handle: *mut c_void,
     event: *mut c_void,
-    _flags: c_uint,
+    flags: c_uint,
 ) -> CUresult {
+    /// In a capture: a node that waits for what the event marks whenever the graph is launched.
+    const EXTERNAL: c_uint = 1;
     enter(|| {
         let stream = stream_of(handle)?;
+        if flags & !EXTERNAL != 0 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
         Event::lookup(event)
             .map_err(|_| bad_handle("event", event))?
-            .make_wait(&stream)
+            .make_wait(&stream, flags == EXTERNAL)
     })
 }
 
@@ -148,7 +153,6 @@ unsafe extern "C" fn launch_host_func(
 ) -> CUresult {
     enter(|| {
         let function = function.ok_or(CUresult::ERROR_INVALID_VALUE)?;
-        stream_of(handle)?.enqueue_host(HostCall { function, argument })?;
-        Ok(())
+        stream_of(handle)?.submit_host(HostCall { function, argument })
     })
 }

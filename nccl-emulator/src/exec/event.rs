@@ -1,12 +1,13 @@
 //! An event: a stream and a number. It is complete when the stream's `completed` has reached the
-//! number, so recording one adds no job, unless it has to note the time.
+//! number, so recording one adds no job, unless it has to note the time. In a capture it stands for
+//! nodes instead.
 
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Stream;
+use super::{Action, Capture, Standing, Stream};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
@@ -22,11 +23,19 @@ pub(crate) struct Event {
 }
 
 #[derive(Clone)]
-struct Record {
-    stream: Arc<Stream>,
-    sequence: u64,
-    /// When the stream got there, in nanoseconds; 0 before. Only of timing events.
-    time: Option<Arc<AtomicU64>>,
+enum Record {
+    /// A job of a stream.
+    Job {
+        stream: Arc<Stream>,
+        sequence: u64,
+        /// When the stream got there, in nanoseconds; 0 before. Only of timing events.
+        time: Option<Arc<AtomicU64>>,
+    },
+    /// Nodes of a capture, which may be over.
+    Nodes {
+        capture: Arc<Capture>,
+        tips: Vec<usize>,
+    },
 }
 
 impl Event {
@@ -61,53 +70,139 @@ impl Event {
         &self.context
     }
 
-    /// Marks the end of what is enqueued on the stream so far.
+    /// Marks the end of what is enqueued on the stream so far. In a capture it marks nodes, or if
+    /// it is `external`, becomes one.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE` when the stream is of another context.
-    pub(crate) fn record(&self, stream: &Arc<Stream>) -> Result<(), CUresult> {
+    /// `CUDA_ERROR_INVALID_HANDLE` when the stream is of another context;
+    /// `CUDA_ERROR_INVALID_VALUE` when it is external and there is no capture.
+    pub(crate) fn record(
+        self: &Arc<Self>,
+        stream: &Arc<Stream>,
+        external: bool,
+    ) -> Result<(), CUresult> {
         if !Arc::ptr_eq(stream.context(), &self.context) {
             return Err(CUresult::ERROR_INVALID_HANDLE);
         }
-        let (sequence, time) = if self.timing {
-            let time = Arc::new(AtomicU64::new(0));
-            (stream.mark_timed(&time)?, Some(time))
-        } else {
-            (stream.mark()?, None)
+        let record = match stream.capture() {
+            Some(capture) => {
+                self.context.check()?;
+                if external {
+                    return capture.add(&[stream], Action::Record(Arc::clone(self)));
+                }
+                let tips = capture.tips(stream)?;
+                Record::Nodes { capture, tips }
+            }
+            None if external => return Err(CUresult::ERROR_INVALID_VALUE),
+            None => {
+                let (sequence, time) = if self.timing {
+                    let time = Arc::new(AtomicU64::new(0));
+                    (stream.mark_timed(&time)?, Some(time))
+                } else {
+                    (stream.mark()?, None)
+                };
+                Record::Job {
+                    stream: Arc::clone(stream),
+                    sequence,
+                    time,
+                }
+            }
         };
-        *self.slot() = Some(Record {
-            stream: Arc::clone(stream),
-            sequence,
-            time,
-        });
+        *self.slot() = Some(record);
         Ok(())
     }
 
-    /// Makes later jobs of the stream wait for what the event marks now.
-    pub(crate) fn make_wait(&self, stream: &Arc<Stream>) -> Result<(), CUresult> {
+    /// Makes later jobs of the stream wait for what the event marks now. In a capture it adds
+    /// edges, or if it is `external`, a node.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION` in a capture if the event marks something outside, and
+    /// the capture is void; as [`Capture::wait`] if it marks something in one.
+    pub(crate) fn make_wait(
+        self: &Arc<Self>,
+        stream: &Arc<Stream>,
+        external: bool,
+    ) -> Result<(), CUresult> {
         let record = self.slot().clone();
-        match record {
-            Some(record) => stream.wait_for(&record.stream, record.sequence),
-            None => stream.context().check(),
+        let capture = stream.capture();
+        if external {
+            stream.context().check()?;
+            return match capture {
+                Some(capture) => capture.add(&[stream], Action::Wait(Arc::clone(self))),
+                None => Err(CUresult::ERROR_INVALID_VALUE),
+            };
+        }
+        match (record, capture) {
+            (Some(Record::Nodes { capture, tips }), _) => {
+                stream.context().check()?;
+                capture.wait(stream, &tips)
+            }
+            (_, Some(capture)) => {
+                if capture.standing() == Standing::Invalid {
+                    return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
+                }
+                capture.invalidate();
+                Err(CUresult::ERROR_STREAM_CAPTURE_ISOLATION)
+            }
+            (
+                Some(Record::Job {
+                    stream: other,
+                    sequence,
+                    ..
+                }),
+                None,
+            ) => stream.wait_for(&other, sequence),
+            (None, None) => stream.context().check(),
+        }
+    }
+
+    /// The job that the event marks now.
+    pub(super) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
+        match &*self.slot() {
+            Some(Record::Job {
+                stream, sequence, ..
+            }) => Some((Arc::clone(stream), *sequence)),
+            _ => None,
+        }
+    }
+
+    /// A graph records the event: it marks this job from now on.
+    pub(super) fn set_recorded(&self, stream: &Arc<Stream>, sequence: u64, time: Arc<AtomicU64>) {
+        *self.slot() = Some(Record::Job {
+            stream: Arc::clone(stream),
+            sequence,
+            time: self.timing.then_some(time),
+        });
+    }
+
+    /// Nobody can wait on the host for a node.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_CAPTURED_EVENT` if the event marks one, and the capture is void.
+    pub(crate) fn check_captured(&self) -> Result<(), CUresult> {
+        match &*self.slot() {
+            Some(Record::Nodes { capture, .. }) => {
+                capture.invalidate();
+                Err(CUresult::ERROR_CAPTURED_EVENT)
+            }
+            _ => Ok(()),
         }
     }
 
     /// Waits until what the event marks is done.
     pub(crate) fn synchronize(&self) -> Result<(), CUresult> {
-        let record = self.slot().clone();
         self.context.check()?;
-        match record {
-            Some(record) => record.stream.wait_until(record.sequence),
+        match self.recorded() {
+            Some((stream, sequence)) => stream.wait_until(sequence),
             None => Ok(()),
         }
     }
 
     /// True if what the event marks is done, or nothing was recorded.
     pub(crate) fn query(&self) -> Result<bool, CUresult> {
-        let record = self.slot().clone();
         self.context.check()?;
-        match record {
-            Some(record) => record.stream.poll(record.sequence),
+        match self.recorded() {
+            Some((stream, sequence)) => stream.poll(sequence),
             None => Ok(true),
         }
     }
@@ -119,8 +214,12 @@ impl Event {
     /// `CUDA_ERROR_NOT_READY`.
     pub(crate) fn elapsed(&self, end: &Self) -> Result<f32, CUresult> {
         let at = |event: &Self| -> Result<u64, CUresult> {
-            let record = event.slot().clone().ok_or(CUresult::ERROR_INVALID_HANDLE)?;
-            let time = record.time.ok_or(CUresult::ERROR_INVALID_HANDLE)?;
+            let Some(Record::Job {
+                time: Some(time), ..
+            }) = event.slot().clone()
+            else {
+                return Err(CUresult::ERROR_INVALID_HANDLE);
+            };
             match time.load(Ordering::Acquire) {
                 0 => Err(CUresult::ERROR_NOT_READY),
                 nanos => Ok(nanos),

@@ -13,12 +13,17 @@
 //! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked,
 //! its runner spins, yields and at last sleeps on the job's [`Bell`] ([`spin`]).
 //!
+//! Between `cuStreamBeginCapture` and `cuStreamEndCapture` a stream's work is written down in a
+//! [`Capture`] instead, and becomes a [`Graph`].
+//!
 //! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the
 //! rest.
 
 mod bell;
+pub(crate) mod capture;
 mod dispatch;
 mod event;
+mod graph;
 mod run;
 mod spin;
 mod stream;
@@ -29,9 +34,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 pub(crate) use bell::Bell;
+pub(crate) use capture::{Capture, Standing};
 pub(crate) use event::Event;
+pub(crate) use graph::{Action, EXECUTABLES, Executable, GRAPHS, Graph, Last, Recipe};
 pub(crate) use spin::local_spinners;
-pub(crate) use stream::{Capture, Kind, STREAMS, Stream, per_thread};
+pub(crate) use stream::{Kind, STREAMS, Stream, per_thread};
 pub(crate) use work::{HostCall, Step, Work};
 
 use crate::driver::CUresult;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::run::{self, Front};
 use super::waiters::Waiters;
 use super::work::{HostCall, Job, monotonic_nanos};
-use super::{Work, dispatch};
+use super::{Action, Capture, Recipe, Standing, Work, capture, dispatch};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
@@ -39,19 +39,6 @@ pub(crate) enum Kind {
     Blocking,
     /// Made by `cuStreamCreate` with `CU_STREAM_NON_BLOCKING`.
     NonBlocking,
-}
-
-/// A capture in progress.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Capture {
-    /// Tells captures apart.
-    pub(crate) id: u64,
-    /// The `CUstreamCaptureMode` it was begun with.
-    pub(crate) mode: u32,
-    /// The thread that began it.
-    pub(crate) thread: std::thread::ThreadId,
-    /// Something forbidden was tried.
-    pub(crate) invalid: bool,
 }
 
 /// A stream. Jobs run one after the other, in the order of [`Stream::enqueue`].
@@ -73,7 +60,7 @@ pub(crate) struct Stream {
     /// the `order` lock.
     waits_for_legacy: AtomicU64,
     legacy_waits_for: AtomicU64,
-    capture: Mutex<Option<Capture>>,
+    capture: Mutex<Option<Arc<Capture>>>,
     capturing: AtomicBool,
     destroyed: AtomicBool,
 }
@@ -122,6 +109,9 @@ impl Stream {
 
     /// Ends the stream's handle. What is queued still runs; then the stream goes away.
     pub(crate) fn destroy(self: &Arc<Self>) {
+        if let Some(capture) = self.capture() {
+            capture.lose(self);
+        }
         let handle = self.handle.swap(0, Ordering::AcqRel);
         if handle != 0 {
             STREAMS.remove(std::ptr::without_provenance_mut(handle));
@@ -147,14 +137,40 @@ impl Stream {
     /// anything.
     ///
     /// # Errors
-    /// The context's sticky error; `CUDA_ERROR_NOT_SUPPORTED` while the stream captures.
+    /// The context's sticky error; while the stream is captured, `CUDA_ERROR_NOT_SUPPORTED`, and
+    /// the capture is void: see [`Stream::submit`].
     pub(crate) fn enqueue(self: &Arc<Self>, work: Box<dyn Work>) -> Result<u64, CUresult> {
         self.push(Job::Work(work))
     }
 
-    /// Appends a call of a host function.
-    pub(crate) fn enqueue_host(self: &Arc<Self>, call: HostCall) -> Result<u64, CUresult> {
-        self.push(Job::Host(call))
+    /// Appends work, or a node if the stream is captured. Gives the sequence number of the job, if
+    /// there is one.
+    ///
+    /// # Errors
+    /// The context's sticky error; `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        recipe: impl Recipe + 'static,
+    ) -> Result<Option<u64>, CUresult> {
+        match self.capture() {
+            None => self.push(Job::Work(recipe.into_job(self))).map(Some),
+            Some(capture) => {
+                self.context.check()?;
+                capture.add(&[self], Action::Work(Arc::new(recipe)))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Appends a call of a host function, or a node if the stream is captured.
+    pub(crate) fn submit_host(self: &Arc<Self>, call: HostCall) -> Result<(), CUresult> {
+        match self.capture() {
+            None => self.push(Job::Host(call)).map(drop),
+            Some(capture) => {
+                self.context.check()?;
+                capture.add(&[self], Action::Host(call))
+            }
+        }
     }
 
     /// Makes later jobs of this stream wait for job `sequence` of `other`.
@@ -197,24 +213,29 @@ impl Stream {
         Ok(sequence)
     }
 
-    fn push(self: &Arc<Self>, job: Job) -> Result<u64, CUresult> {
+    /// Everything that comes before a job is appended. Hold the guard meanwhile.
+    pub(super) fn admit(self: &Arc<Self>) -> Result<Option<MutexGuard<'_, ()>>, CUresult> {
         self.context.check()?;
         self.refuse_while_capturing()?;
-        let _order = self.order();
+        Ok(self.order())
+    }
+
+    fn push(self: &Arc<Self>, job: Job) -> Result<u64, CUresult> {
+        let _order = self.admit()?;
         run::remember(self);
         Ok(self.append(job))
     }
 
     fn append(&self, job: Job) -> u64 {
-        let mut queue = lock(&self.queue);
-        queue.push_back(job);
-        let sequence = self.submitted.load(Ordering::Relaxed) + 1;
-        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the
-        // two sees the other.
-        self.submitted.store(sequence, Ordering::SeqCst);
-        drop(queue);
-        dispatch::notify();
-        sequence
+        self.open().push(job)
+    }
+
+    /// The end of the queue, for several jobs that nothing may come between.
+    pub(super) fn open(&self) -> Open<'_> {
+        Open {
+            stream: self,
+            queue: Some(lock(&self.queue)),
+        }
     }
 
     /// Moves what is queued to the runner's empty batch.
@@ -318,36 +339,40 @@ impl Stream {
         Ok(self.completed() >= sequence)
     }
 
-    /// True between `cuStreamBeginCapture` and `cuStreamEndCapture`.
+    /// True while the stream takes part in a capture.
     pub(crate) fn capturing(&self) -> bool {
         self.capturing.load(Ordering::Acquire)
     }
 
-    /// The capture in progress.
-    pub(crate) fn capture(&self) -> Option<Capture> {
-        *lock(&self.capture)
+    /// The capture that the stream takes part in.
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        if self.capturing() {
+            lock(&self.capture).clone()
+        } else {
+            None
+        }
     }
 
-    /// Begins a capture, or ends it with `None`; gives the one that was there.
-    pub(crate) fn set_capture(&self, capture: Option<Capture>) -> Option<Capture> {
+    /// Makes the stream take part in a capture, or in none. The capture's own.
+    pub(super) fn set_capture(&self, capture: Option<Arc<Capture>>) {
         let mut slot = lock(&self.capture);
         self.capturing.store(capture.is_some(), Ordering::Release);
-        std::mem::replace(&mut slot, capture)
+        *slot = capture;
     }
 
-    /// Work cannot be captured yet: says so, and the capture is void.
+    /// What cannot be captured voids the capture; neither can the legacy stream be used beside a
+    /// capture of a stream that it is ordered with.
     fn refuse_while_capturing(&self) -> Result<(), CUresult> {
-        if !self.capturing() {
+        if self.kind == Kind::Legacy {
+            return capture::check_legacy(&self.context);
+        }
+        let Some(capture) = self.capture() else {
             return Ok(());
+        };
+        if capture.standing() == Standing::Invalid {
+            return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
         }
-        if let Some(capture) = lock(&self.capture).as_mut() {
-            if !capture.invalid {
-                eprintln!(
-                    "nccl-emulator: {self} is being captured, and the emulator cannot put work into a graph yet"
-                );
-            }
-            capture.invalid = true;
-        }
+        capture.invalidate();
         Err(CUresult::ERROR_NOT_SUPPORTED)
     }
 
@@ -379,6 +404,50 @@ impl Stream {
     /// Tells streams of this process apart.
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+}
+
+/// See [`Stream::open`].
+pub(super) struct Open<'a> {
+    stream: &'a Stream,
+    /// Taken only at the end.
+    queue: Option<MutexGuard<'a, VecDeque<Job>>>,
+}
+
+impl Open<'_> {
+    /// Appends a job and returns its number.
+    pub(super) fn push(&mut self, job: Job) -> u64 {
+        if let Some(queue) = &mut self.queue {
+            queue.push_back(job);
+        }
+        let submitted = &self.stream.submitted;
+        let sequence = submitted.load(Ordering::Relaxed) + 1;
+        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the
+        // two sees the other.
+        submitted.store(sequence, Ordering::SeqCst);
+        sequence
+    }
+
+    /// Makes what follows wait for a job of another stream, unless it is done.
+    pub(super) fn push_wait(&mut self, other: &Arc<Stream>, sequence: u64) {
+        if !std::ptr::eq(Arc::as_ptr(other), self.stream) && other.completed() < sequence {
+            self.push(Job::Wait {
+                stream: Arc::clone(other),
+                sequence,
+            });
+        }
+    }
+
+    /// The number of the last job.
+    pub(super) fn last(&self) -> u64 {
+        self.stream.submitted()
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        dispatch::notify();
     }
 }
 

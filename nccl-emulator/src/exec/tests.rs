@@ -483,7 +483,7 @@ fn an_event_marks_what_was_enqueued_before_it() {
         assert!(event.query().unwrap(), "nothing recorded");
         let (before, after) = (Gate::default(), Gate::default());
         stream.enqueue(before.job()).unwrap();
-        event.record(&stream).unwrap();
+        event.record(&stream, false).unwrap();
         stream.enqueue(after.job()).unwrap();
         assert!(!event.query().unwrap());
         assert_eq!(event.elapsed(&event), Err(CUresult::ERROR_NOT_READY));
@@ -495,7 +495,10 @@ fn an_event_marks_what_was_enqueued_before_it() {
         stream.synchronize().unwrap();
         let foreign = crate::driver::context::Context::for_test(0);
         let foreign = Stream::new(&foreign, Kind::NonBlocking, 0);
-        assert_eq!(event.record(&foreign), Err(CUresult::ERROR_INVALID_HANDLE));
+        assert_eq!(
+            event.record(&foreign, false),
+            Err(CUresult::ERROR_INVALID_HANDLE)
+        );
     });
 }
 

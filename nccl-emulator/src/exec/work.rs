@@ -48,6 +48,8 @@ pub(crate) struct HostCall {
 
 // SAFETY: whoever gave the function to a stream promised that the driver may call it on any thread.
 unsafe impl Send for HostCall {}
+// SAFETY: as above; two numbers that are only read.
+unsafe impl Sync for HostCall {}
 
 /// An entry of a stream's queue. The entries that have to wait or block are kinds of their own:
 /// only the runner knows how far it may go for them.

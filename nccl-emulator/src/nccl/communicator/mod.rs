@@ -12,6 +12,7 @@
 //! use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
 //! unmapped under them.
 
+mod captured;
 mod child;
 mod clique;
 mod connect;
@@ -28,6 +29,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub(crate) use captured::Captured;
 pub(crate) use child::{ChildKind, ChildRequest, OutSlot, create_child};
 pub(crate) use connect::{
     Connections, algorithm, finish_algorithm, finish_peers, start_algorithm, start_peers,
@@ -46,7 +48,7 @@ use super::config::Config;
 use super::debug::warn;
 use super::group::Pending;
 use super::work::Lists;
-use crate::exec::Stream;
+use crate::exec::Last;
 use crate::registry::Registry;
 use crate::violations::{self, Violation, ViolationKind};
 use clique::Clique;
@@ -98,14 +100,10 @@ pub(crate) struct Communicator {
     spare: Mutex<Vec<Lists>>,
     /// Held while launches are put on streams, so that every launch is ordered after the one
     /// before.
-    pub(crate) issue: Mutex<Issue>,
+    pub(crate) issue: Mutex<Last>,
+    /// Launches in graphs that were not destroyed yet.
+    pub(crate) captured: captured::Count,
     pub(crate) connections: Mutex<Connections>,
-}
-
-/// The last launch of a communicator: the next one waits for it, also on another stream.
-#[derive(Default)]
-pub(crate) struct Issue {
-    pub(crate) last: Option<(Arc<Stream>, u64)>,
 }
 
 impl Communicator {
@@ -137,6 +135,7 @@ impl Communicator {
             operations: AtomicU64::new(0),
             spare: Mutex::default(),
             issue: Mutex::default(),
+            captured: captured::Count::default(),
             connections: Mutex::default(),
         }
     }

@@ -3,7 +3,8 @@
 //! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
 //! then for all ranks of the host to be there too. An abort raises the flag, so its launches leave
 //! as soon as the stream reaches them; it waits for that, but never for other ranks. As in NCCL,
-//! what lies before a launch on its stream is waited for as well.
+//! what lies before a launch on its stream is waited for as well, and so is the end of every graph
+//! that has captured a launch.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -23,6 +24,7 @@ const SAFETY_NET: Duration = Duration::from_millis(100);
 pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     wait_for_launches(communicator);
+    communicator.captured.wait();
     if let Some(session) = communicator.session() {
         announce(session, LEAVING);
         wait_for_others(communicator, session)?;
@@ -64,6 +66,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         .collect();
     for member in &unfinalized {
         wait_for_launches(member);
+        member.captured.wait();
     }
     for member in &unfinalized {
         if let Some(session) = member.session()
@@ -113,7 +116,7 @@ pub(super) fn wait_for_launches(communicator: &Communicator) {
         .issue
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .last
+        .0
         .clone();
     if let Some((stream, sequence)) = last {
         // The stream of a context that failed has dropped what was on it.

@@ -6,11 +6,12 @@ use std::time::Instant;
 use super::Tasks;
 use super::tasks::text;
 use crate::driver::CUresult;
+use crate::exec::Action;
 use crate::faults;
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, algorithm};
 use crate::nccl::debug::warn;
-use crate::nccl::work::Launch;
+use crate::nccl::work::{CapturedLaunch, Launch};
 use crate::transport::Direction;
 
 type Ends = Vec<(usize, Direction)>;
@@ -127,8 +128,15 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
         warn!("Cuda failure {} '{}'", error.0, text(error));
         UNHANDLED_CUDA
     };
+    let mut lists = std::mem::take(&mut tasks.lists);
+    if let Some(capture) = &tasks.capture {
+        let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
+        let launch = CapturedLaunch::new(&communicator, session, &mut lists);
+        return capture
+            .add(&streams, Action::Work(Arc::new(launch)))
+            .map_err(refuse);
+    }
     let start = faults::lateness().map(|delay| Instant::now() + delay);
-    let lists = std::mem::take(&mut tasks.lists);
     let launch = Launch::new(&communicator, session, lists, start);
     let mut issue = communicator
         .issue
@@ -137,7 +145,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     for other in others {
         stream.wait_for(other, other.submitted()).map_err(refuse)?;
     }
-    if let Some((last, sequence)) = &issue.last
+    if let Some((last, sequence)) = &issue.0
         && !Arc::ptr_eq(last, stream)
     {
         stream.wait_for(last, *sequence).map_err(refuse)?;
@@ -146,6 +154,22 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     for other in others {
         other.wait_for(stream, sequence).map_err(refuse)?;
     }
-    issue.last = Some((Arc::clone(stream), sequence));
+    issue.0 = Some((Arc::clone(stream), sequence));
+    Ok(())
+}
+
+/// The ranks of one communicator that a group launches are all captured, or none is. NCCL finds out
+/// when it is about to launch.
+pub(super) fn check_captures(all: &[Tasks]) -> Result {
+    let mixed = all
+        .chunk_by(|a, b| a.communicator.hash == b.communicator.hash)
+        .any(|clique| {
+            let is_captured = |tasks: &Tasks| tasks.capture.is_some();
+            clique.iter().any(is_captured) && !clique.iter().all(is_captured)
+        });
+    if mixed {
+        warn!("Either none or all communicators in a ncclGroup() can be CUDA graph captured.");
+        return Err(INVALID_USAGE);
+    }
     Ok(())
 }

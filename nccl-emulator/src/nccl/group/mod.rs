@@ -240,6 +240,7 @@ impl Work {
             .try_for_each(jobs::run)?;
         self.tasks.sort_by_key(|tasks| tasks.communicator.hash);
         launch::connect(&self.tasks)?;
+        launch::check_captures(&self.tasks)?;
         self.tasks.iter_mut().try_for_each(launch::launch)
     }
 

@@ -258,14 +258,14 @@ fn alone(call: &Call, communicator: &Arc<Communicator>, bytes: u64) -> Result {
     if call.send.addr() == call.receive.addr() {
         return Ok(());
     }
-    let copy = work::Copy::new(
-        communicator,
-        call.function,
-        call.send.addr() as u64,
-        call.receive.addr() as u64,
+    let copy = work::LocalCopy {
+        communicator: Arc::clone(communicator),
+        function: call.function,
+        from: call.send.addr() as u64,
+        to: call.receive.addr() as u64,
         bytes,
-    );
-    stream.enqueue(Box::new(copy)).map(drop).map_err(|error| {
+    };
+    stream.submit(copy).map(drop).map_err(|error| {
         warn!("Cuda failure {} '{}'", error.0, super::tasks::text(error));
         UNHANDLED_CUDA
     })

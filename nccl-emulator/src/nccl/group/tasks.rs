@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Function;
 use crate::driver::context;
-use crate::exec::{self, Stream};
+use crate::exec::{self, Capture, Standing, Stream};
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::Communicator;
 use crate::nccl::datatype::{DataType, Operator};
@@ -55,6 +55,8 @@ pub(crate) struct Tasks {
     /// The stream of the first operation, and others that were named after it.
     pub(crate) stream: Option<Arc<Stream>>,
     pub(crate) others: Vec<Arc<Stream>>,
+    /// The capture that all these streams take part in.
+    pub(crate) capture: Option<Arc<Capture>>,
     last_handle: Option<usize>,
     per_thread: bool,
     pub(crate) lists: Lists,
@@ -66,6 +68,7 @@ impl Tasks {
             communicator: Arc::clone(communicator),
             stream: None,
             others: Vec::new(),
+            capture: None,
             last_handle: None,
             per_thread: false,
             lists: communicator.spare_lists(),
@@ -82,21 +85,33 @@ impl Tasks {
             self.per_thread = true;
         } else {
             let stream = find(&self.communicator, handle)?;
-            self.add_stream(stream);
+            self.add_stream(stream)?;
         }
         self.last_handle = Some(handle.addr());
         Ok(())
     }
 
-    fn add_stream(&mut self, stream: Arc<Stream>) {
+    fn add_stream(&mut self, stream: Arc<Stream>) -> Result {
         let mut known = self.stream.iter().chain(&self.others);
         if known.any(|known| Arc::ptr_eq(known, &stream)) {
-            return;
+            return Ok(());
         }
-        match self.stream {
-            None => self.stream = Some(stream),
+        let capture = capture_of(&stream);
+        match &self.stream {
+            None => {
+                self.capture = capture;
+                self.stream = Some(stream);
+            }
+            Some(_) if self.capture.as_ref().map(|c| c.id) != capture.map(|c| c.id) => {
+                warn!(
+                    "Streams given to a communicator within a NCCL group must either be all uncaptured or all captured \
+                     by the same graph."
+                );
+                return Err(INVALID_USAGE);
+            }
             Some(_) => self.others.push(stream),
         }
+        Ok(())
     }
 
     /// Whether the launching thread's own stream is meant.
@@ -109,10 +124,18 @@ impl Tasks {
         if std::mem::take(&mut self.per_thread) {
             let handle = std::ptr::without_provenance_mut(PER_THREAD);
             let stream = find(&self.communicator, handle)?;
-            self.add_stream(stream);
+            self.add_stream(stream)?;
         }
         Ok(())
     }
+}
+
+/// The capture of a stream, unless it is void: then NCCL takes the stream for one that is not
+/// captured, and fails when it launches.
+fn capture_of(stream: &Stream) -> Option<Arc<Capture>> {
+    stream
+        .capture()
+        .filter(|capture| capture.standing() == Standing::Active)
 }
 
 /// The stream of a handle, if the communicator can run on it.
@@ -130,10 +153,6 @@ pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<A
             communicator.device
         );
         return Err(UNHANDLED_CUDA);
-    }
-    if stream.capturing() {
-        warn!("nccl-emulator cannot capture NCCL operations into a graph yet");
-        return Err(INVALID_USAGE);
     }
     Ok(stream)
 }

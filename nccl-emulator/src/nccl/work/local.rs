@@ -3,14 +3,37 @@
 use std::sync::Arc;
 
 use super::{Outcome, Scope};
-use crate::exec::{Bell, Step, Work};
+use crate::exec::{Bell, Recipe, Step, Stream, Work};
 use crate::memory::Span;
 use crate::nccl::communicator::Communicator;
 use crate::nccl::group::Function;
 use crate::transport;
 
-/// See the module.
-pub(crate) struct Copy {
+/// See the module: `bytes` from one address of the communicator's device to another.
+pub(crate) struct LocalCopy {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) function: Function,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Recipe for LocalCopy {
+    fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
+        Box::new(Copy {
+            communicator: Arc::clone(&self.communicator),
+            function: self.function,
+            from: self.from,
+            to: self.to,
+            bytes: self.bytes,
+            spans: None,
+            copied: 0,
+            bell: Bell::new(),
+        })
+    }
+}
+
+struct Copy {
     communicator: Arc<Communicator>,
     function: Function,
     from: u64,
@@ -22,26 +45,6 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// `bytes` from one address of the communicator's device to another.
-    pub(crate) fn new(
-        communicator: &Arc<Communicator>,
-        function: Function,
-        from: u64,
-        to: u64,
-        bytes: u64,
-    ) -> Self {
-        Self {
-            communicator: Arc::clone(communicator),
-            function,
-            from,
-            to,
-            bytes,
-            spans: None,
-            copied: 0,
-            bell: Bell::new(),
-        }
-    }
-
     fn try_step(
         &mut self,
         scope: &Scope<'_>,

@@ -13,13 +13,15 @@ mod collective;
 mod lane;
 mod local;
 mod point_to_point;
+mod replay;
 mod trouble;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-pub(crate) use local::Copy;
+pub(crate) use local::LocalCopy;
+pub(crate) use replay::CapturedLaunch;
 
 use super::communicator::{Communicator, Session};
 use super::debug::{self, warn};

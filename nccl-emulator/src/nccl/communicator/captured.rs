@@ -1,0 +1,62 @@
+//! Launches that were captured into graphs.
+//!
+//! A graph can run them again until it is destroyed, so its communicator has to be there until
+//! then: finalize, destroy and abort wait for all such graphs, as in NCCL, and an abort is no
+//! exception.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::Communicator;
+
+/// How many captured launches a communicator has.
+#[derive(Default)]
+pub(crate) struct Count {
+    launches: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Count {
+    /// Returns when no graph has a launch of the communicator.
+    pub(super) fn wait(&self) {
+        let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.none
+                .wait_while(launches, |launches| *launches > 0)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// One captured launch. Held by the graph's node, and by each of its replays until it is over.
+pub(crate) struct Captured(Arc<Communicator>);
+
+impl Captured {
+    /// Counts one more.
+    pub(crate) fn new(communicator: &Arc<Communicator>) -> Arc<Self> {
+        let count = &communicator.captured;
+        *count
+            .launches
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += 1;
+        Arc::new(Self(Arc::clone(communicator)))
+    }
+
+    /// Whose launch it is.
+    pub(crate) fn communicator(&self) -> &Arc<Communicator> {
+        &self.0
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        let count = &self.0.captured;
+        let mut launches = count
+            .launches
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *launches -= 1;
+        if *launches == 0 {
+            count.none.notify_all();
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Launches in graphs: each replay is a [`Launch`] of its own, of the same operations.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::{Launch, Lists};
+use crate::exec::{Bell, Last, Recipe, Step, Stream, Work};
+use crate::faults;
+use crate::nccl::communicator::{Captured, Communicator, Session};
+use crate::nccl::group::{CollectiveTask, MessageTask};
+
+/// The operations of one group on one communicator, in a graph.
+pub(crate) struct CapturedLaunch {
+    captured: Arc<Captured>,
+    session: Arc<Session>,
+    collectives: Vec<CollectiveTask>,
+    messages: Vec<MessageTask>,
+}
+
+impl CapturedLaunch {
+    /// The communicator cannot be destroyed before this and all its replays are gone.
+    pub(crate) fn new(
+        communicator: &Arc<Communicator>,
+        session: &Arc<Session>,
+        lists: &mut Lists,
+    ) -> Self {
+        Self {
+            captured: Captured::new(communicator),
+            session: Arc::clone(session),
+            collectives: std::mem::take(&mut lists.collectives),
+            messages: std::mem::take(&mut lists.messages),
+        }
+    }
+}
+
+impl Recipe for CapturedLaunch {
+    fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
+        let communicator = self.captured.communicator();
+        let mut lists = communicator.spare_lists();
+        lists.collectives.extend_from_slice(&self.collectives);
+        lists.messages.extend_from_slice(&self.messages);
+        let start = faults::lateness().map(|delay| Instant::now() + delay);
+        Box::new(Replay {
+            launch: Launch::new(communicator, &self.session, lists, start),
+            _captured: Arc::clone(&self.captured),
+        })
+    }
+
+    fn sequence(&self) -> Option<&Mutex<Last>> {
+        Some(&self.captured.communicator().issue)
+    }
+}
+
+struct Replay {
+    launch: Box<Launch>,
+    _captured: Arc<Captured>,
+}
+
+impl Work for Replay {
+    fn step(&mut self, budget: usize) -> Step {
+        self.launch.step(budget)
+    }
+
+    fn bell(&self) -> &Bell {
+        self.launch.bell()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, replayed by a graph", self.launch.describe())
+    }
+
+    fn spinners(&self) -> &AtomicU32 {
+        self.launch.spinners()
+    }
+}
