@@ -376,7 +376,7 @@ fn what_is_not_there_says_so() {
     let null = std::ptr::null_mut::<c_void>();
     for code in [
         call!(c"cuModuleLoadData", null.cast() => *mut *mut c_void, null => *const c_void),
-        call!(c"cuGraphLaunch", null => *mut c_void, null => *mut c_void),
+        call!(c"cuGraphCreate", null.cast() => *mut *mut c_void, 0 => c_uint),
         call!(c"cuMemAllocManaged", null.cast() => *mut u64, 1 => usize, 1 => c_uint),
         call!(c"cuIpcGetMemHandle", null => *mut c_void, 0 => u64),
         call!(c"cuMemCreate", null => *mut c_void, 1 => usize, null => *const c_void, 0 => u64),

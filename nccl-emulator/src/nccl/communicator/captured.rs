@@ -2,8 +2,10 @@
 //!
 //! A graph can run them again until it is destroyed, so its communicator has to be there until
 //! then: finalize, destroy and abort wait for all such graphs, as in NCCL, and an abort is no
-//! exception.
+//! exception. Only a communicator that was finalized by a revoke goes without them; a replay after
+//! that uses what NCCL has freed, and is recorded.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::Communicator;
@@ -13,9 +15,16 @@ use super::Communicator;
 pub(crate) struct Count {
     launches: Mutex<usize>,
     none: Condvar,
+    /// The communicator is gone.
+    freed: AtomicBool,
 }
 
 impl Count {
+    /// Notes that the communicator is gone.
+    pub(super) fn mark_freed(&self) {
+        self.freed.store(true, Ordering::Release);
+    }
+
     /// Returns when no graph has a launch of the communicator.
     pub(super) fn wait(&self) {
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,6 +48,16 @@ impl Captured {
             .lock()
             .unwrap_or_else(PoisonError::into_inner) += 1;
         Arc::new(Self(Arc::clone(communicator)))
+    }
+
+    /// A graph is about to run the launch again.
+    pub(crate) fn check(&self) {
+        if self.0.captured.freed.load(Ordering::Acquire) {
+            self.0.violation(
+                "a graph runs an operation of this communicator, which was destroyed or aborted: in NCCL a use after \
+                 free",
+            );
+        }
     }
 
     /// Whose launch it is.

@@ -36,6 +36,7 @@ impl CapturedLaunch {
 
 impl Recipe for CapturedLaunch {
     fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
+        self.captured.check();
         let communicator = self.captured.communicator();
         let mut lists = communicator.spare_lists();
         lists.collectives.extend_from_slice(&self.collectives);
