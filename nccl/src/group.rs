@@ -40,7 +40,7 @@ pub struct Group<'a> {
     pub(crate) comm: &'a Communicator,
     rank: usize,
     world_size: usize,
-    frame: Frame<'a>,
+    pub(crate) frame: Frame<'a>,
     /// The type that was admitted last: mostly the next one as well.
     admitted: Option<DataType>,
 }

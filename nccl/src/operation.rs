@@ -40,6 +40,8 @@ pub enum OperationKind {
     Recv,
     /// Several messages issued together.
     Group,
+    /// Creation of communicators of some of the ranks.
+    Split,
     /// The orderly end of a communicator.
     Finalize,
     /// The disorderly end of a communicator.
@@ -71,6 +73,7 @@ impl fmt::Display for OperationKind {
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Group => "group",
+            Self::Split => "split",
             Self::Finalize => "finalize",
             Self::Abort => "abort",
         })

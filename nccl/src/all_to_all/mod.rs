@@ -3,6 +3,8 @@
 //! Block `j` of rank `i`'s send buffer becomes block `i` of rank `j`'s receive buffer. Two ways lead
 //! there: NCCL's own call, where the release has it, and grouped messages, which every release has.
 
+mod variable;
+
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::{ALL_TO_ALL, Collective};
 use crate::communicator::Communicator;

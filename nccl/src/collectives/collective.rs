@@ -228,7 +228,7 @@ fn size_of(data_type: DataType) -> Result<usize> {
 }
 
 /// Both buffers hold the same type, which the compiler cannot see for erased ones.
-fn same_type(send: &Erased<'_>, recv: &ErasedMut<'_>) -> Result<DataType> {
+pub(crate) fn same_type(send: &Erased<'_>, recv: &ErasedMut<'_>) -> Result<DataType> {
     if send.data_type() == recv.data_type() {
         Ok(send.data_type())
     } else {

@@ -8,5 +8,5 @@ mod grouped;
 mod issued;
 mod rules;
 
-pub(crate) use collective::Collective;
+pub(crate) use collective::{Collective, same_type};
 pub(crate) use rules::ALL_TO_ALL;

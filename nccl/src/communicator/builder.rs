@@ -53,6 +53,8 @@ enum Origin<'a> {
     Given(UniqueId),
     /// Rank 0 of the world makes one, and everybody learns whether everybody is ready.
     World(&'a World),
+    /// The ranks of another communicator exchange it.
+    Split,
 }
 
 impl<'a> CommunicatorBuilder<'a> {
@@ -62,6 +64,24 @@ impl<'a> CommunicatorBuilder<'a> {
 
     pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
         Self::new(name, Origin::World(world), world.rank(), world.size())
+    }
+
+    pub(super) fn of_split(
+        name: &'a str,
+        rank: usize,
+        parent: &Communicator,
+        world_size: usize,
+    ) -> Self {
+        Self {
+            stream: Some(Arc::clone(&parent.stream)),
+            timeouts: parent.inner.timeouts,
+            library: Some(parent.inner.library.clone()),
+            ..Self::new(name, Origin::Split, rank, world_size)
+        }
+    }
+
+    pub(super) fn init_limit(&self) -> Duration {
+        self.timeouts.init
     }
 
     fn new(name: &'a str, origin: Origin<'a>, rank: usize, world_size: usize) -> Self {
@@ -284,70 +304,51 @@ impl<'a> CommunicatorBuilder<'a> {
 
     fn build_until(self, started: Instant) -> Result<Communicator> {
         let deadline = deadline_after(self.timeouts.init);
-        let (name, world_size) = (self.name, self.world_size);
-        let signal = self.abort_signal.clone();
-        let (origin, prepared) = self.prepare();
-        let (id, prepared) = match origin {
-            Origin::Given(id) => (id, prepared?.0),
-            Origin::World(world) => agree(world, name, prepared, deadline, &signal)?,
+        let (id, prepared) = match self.origin {
+            Origin::Given(id) => (id, self.prepare(false)?.0),
+            Origin::World(world) => {
+                let prepared = self.prepare(self.rank == 0);
+                agree(world, self.name, prepared, deadline, &self.abort_signal)?
+            }
+            Origin::Split => unreachable!("a split prepares and joins by itself"),
         };
         let inner = prepared.join(&id, deadline)?;
         tracing::info!(
             target: "nccl",
-            comm = name,
-            nranks = world_size,
+            comm = self.name,
+            nranks = self.world_size,
             elapsed = ?started.elapsed(),
             "communicator ready"
         );
         Ok(Communicator::of(inner))
     }
 
-    /// Everything this rank can check alone; rank 0 of a world also makes the token.
-    fn prepare(self) -> (Origin<'a>, Result<(Prepared, Option<UniqueId>)>) {
-        let makes_id = matches!(self.origin, Origin::World(_)) && self.rank == 0;
-        let Self {
-            name,
-            origin,
-            rank,
-            world_size,
-            stream,
-            config,
-            timeouts,
-            abort_signal,
-            library,
-        } = self;
-        let prepare = || {
-            let stream = stream.ok_or_else(|| {
-                Error::new(ErrorKind::InvalidConfig {
-                    field: "stream",
-                    reason: String::from("a communicator needs a stream to put its operations on"),
-                })
-            })?;
-            let library = match (library, &origin) {
-                (Some(library), _) => library,
-                (None, Origin::World(world)) if !world.needs_nccl() => local::library()?,
-                (None, _) => Library::load()?,
-            };
-            let plan = Plan {
-                library: library.clone(),
-                name,
-                rank,
-                world_size,
-                stream,
-                config: &config,
-                timeouts,
-                abort_signal,
-            };
-            let prepared = plan.prepare()?;
-            let id = if makes_id {
-                Some(UniqueId::new(&library)?)
-            } else {
-                None
-            };
-            Ok((prepared, id))
+    /// Everything this rank can check alone; one rank also makes the token.
+    pub(super) fn prepare(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
+        let stream = self.stream.clone().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidConfig {
+                field: "stream",
+                reason: String::from("a communicator needs a stream to put its operations on"),
+            })
+        })?;
+        let library = match (&self.library, &self.origin) {
+            (Some(library), _) => library.clone(),
+            (None, Origin::World(world)) if !world.needs_nccl() => local::library()?,
+            (None, _) => Library::load()?,
         };
-        let prepared = prepare();
-        (origin, prepared)
+        let plan = Plan {
+            library: library.clone(),
+            name: self.name,
+            rank: self.rank,
+            world_size: self.world_size,
+            stream,
+            config: &self.config,
+            timeouts: self.timeouts,
+            abort_signal: self.abort_signal.clone(),
+        };
+        let prepared = plan.prepare()?;
+        let id = makes_id.then(|| UniqueId::new(&library)).transpose()?;
+        Ok((prepared, id))
     }
 }
 

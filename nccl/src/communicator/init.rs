@@ -112,8 +112,13 @@ impl Prepared {
             }
             return Err(error);
         }
+        Ok(self.adopt(raw))
+    }
+
+    /// The communicator around a pointer that is ready.
+    pub(super) fn adopt(mut self, raw: RawComm) -> Inner {
         self.handle.raw = Some(raw);
-        Ok(Inner {
+        Inner {
             library: self.library,
             name: self.name,
             rank: self.rank,
@@ -132,7 +137,7 @@ impl Prepared {
             pins: Some(Pins {
                 _stream: self.pins_stream,
             }),
-        })
+        }
     }
 }
 

@@ -18,11 +18,15 @@ mod builder;
 mod frame;
 mod handle;
 mod init;
+mod init_all;
 mod issue;
 mod lifecycle;
 mod order;
+mod raw;
+mod split;
 mod state;
 mod together;
+mod warm_up;
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,110 @@
+//! The doors for NCCL's own pointer.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use nccl_sys as sys;
+
+use super::handle::RawComm;
+use super::init::Plan;
+use super::{Communicator, Timeouts, lock};
+use crate::abort::AbortSignal;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::library::Library;
+
+impl Communicator {
+    /// Takes over a communicator that was made elsewhere, for instance by another binding.
+    ///
+    /// It is finalized or aborted like one that was made here. Its rank and number of ranks are asked of
+    /// NCCL. A communicator that blocks (`blocking = 1`, NCCL's default) is accepted, but its calls cannot
+    /// be given a deadline: one that waits for ever makes an abort end as leaked.
+    ///
+    /// # Safety
+    /// `raw` is a communicator of `library` that is ready, on the device of `stream`, and nothing else
+    /// uses or frees it from now on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a null pointer or a stream of another device, [`ErrorKind::Nccl`]
+    /// when NCCL refuses to tell about it; it is left as it was then.
+    ///
+    /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let foreign: nccl_sys::ncclComm_t = std::ptr::null_mut();
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let library = nccl::Library::load()?;
+    /// // SAFETY: `foreign` is given up by whoever made it, and lives on device 0.
+    /// let comm = unsafe { nccl::Communicator::from_raw(&library, foreign, "foreign", &stream) }?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn from_raw(
+        library: &Library,
+        raw: sys::ncclComm_t,
+        name: &str,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self> {
+        let invalid =
+            |field, reason: String| Error::new(ErrorKind::InvalidConfig { field, reason });
+        let raw = NonNull::new(raw)
+            .map(RawComm)
+            .ok_or_else(|| invalid("raw", String::from("a null pointer is no communicator")))?;
+        let ask = |call: &'static str, function: Option<Ask>| -> Result<i32> {
+            let function = function.ok_or_else(|| ffi::missing(library, call))?;
+            let mut answer = 0;
+            // SAFETY: the caller gives a communicator that is ready; `answer` is a valid place.
+            let code = unsafe { function(raw.as_ptr(), &mut answer) };
+            ffi::check(library, call, code)?;
+            Ok(answer)
+        };
+        let api = library.api();
+        let rank = ask("ncclCommUserRank", api.ncclCommUserRank)?;
+        let world_size = ask("ncclCommCount", api.ncclCommCount)?;
+        let device = ask("ncclCommCuDevice", api.ncclCommCuDevice)?;
+        let ordinal = stream.context().ordinal();
+        if usize::try_from(device) != Ok(ordinal) {
+            return Err(invalid(
+                "stream",
+                format!("it is on device {ordinal}, the communicator on device {device}"),
+            ));
+        }
+        let plan = Plan {
+            library: library.clone(),
+            name,
+            rank: rank as usize,
+            world_size: world_size as usize,
+            stream: Arc::clone(stream),
+            config: &Config::new(),
+            timeouts: Timeouts::default(),
+            abort_signal: AbortSignal::new(),
+        };
+        Ok(Self::of(plan.prepare()?.adopt(raw)))
+    }
+
+    /// NCCL's pointer; `None` once the communicator has ended.
+    ///
+    /// NCCL serves one call on a communicator at a time: a call on the pointer must not overlap with an
+    /// operation of this crate on any thread, and must not free it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert!(comm.as_raw().is_some());
+    /// comm.finalize()?;
+    /// assert!(comm.as_raw().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn as_raw(&self) -> Option<sys::ncclComm_t> {
+        lock(&self.inner.handle).raw.map(RawComm::as_ptr)
+    }
+}
+
+type Ask = unsafe extern "C" fn(sys::ncclComm_t, *mut std::ffi::c_int) -> sys::ncclResult_t;

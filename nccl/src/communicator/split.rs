@@ -1,0 +1,250 @@
+//! Communicators of some of the ranks.
+//!
+//! The ranks exchange colours over the communicator itself, and each colour makes a communicator of its
+//! own, with nothing shared: an abort of the one leaves the other alone. `ncclCommSplit` is not used,
+//! because what it shares depends on the parent's configuration.
+
+use std::time::Instant;
+
+use super::init::Prepared;
+use super::{Communicator, CommunicatorBuilder};
+use crate::error::{Error, Result};
+use crate::operation::{OperationKind, Shape};
+use crate::time::deadline_after;
+use crate::unique_id::UniqueId;
+
+/// What a rank tells the others: whether it takes part, and as what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    color: Option<u32>,
+    key: i64,
+}
+
+impl Choice {
+    const LEN: usize = 16;
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = u8::from(self.color.is_some());
+        bytes[4..8].copy_from_slice(&self.color.unwrap_or_default().to_le_bytes());
+        bytes[8..].copy_from_slice(&self.key.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let field = |range: std::ops::Range<usize>| &bytes[range];
+        let color = u32::from_le_bytes(field(4..8).try_into().unwrap_or_default());
+        let key = i64::from_le_bytes(field(8..16).try_into().unwrap_or_default());
+        Self {
+            color: (bytes[0] != 0).then_some(color),
+            key,
+        }
+    }
+}
+
+/// The ranks of the parent that have the colour of `rank`, in the order of their new ranks.
+fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
+    let mut members: Vec<usize> = (0..choices.len())
+        .filter(|&other| choices[other].color == choices[rank].color)
+        .collect();
+    members.sort_by_key(|&member| (choices[member].key, member));
+    members
+}
+
+/// The answer of the second round: a token from the first rank of a colour, or why a rank cannot.
+const READY: u8 = 0;
+const FAILED: u8 = 1;
+const ANSWER: usize = 1 + UniqueId::LEN + 256;
+
+impl Communicator {
+    /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
+    ///
+    /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
+    /// to call it. The new communicator has this one's stream and limits.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
+    /// so and which. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// // Pairs of neighbours.
+    /// let pair = comm.split("model/tp", Some(comm.rank() as u32 / 2), 0)?;
+    /// assert_eq!(pair.expect("a colour was given").world_size(), 1); // one rank only
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split(&self, name: &str, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.split_with(name, color, key, |builder| builder)
+    }
+
+    /// [`split`](Self::split), with settings that `set` makes for the new communicator.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let stream = context.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// let other = context.new_stream()?;
+    /// let all = comm.split_with("model/ep", Some(0), 0, |builder| builder.stream(&other))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split_with(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    ) -> Result<Option<Self>> {
+        let started = Instant::now();
+        self.split_in(name, Choice { color, key }, set)
+            .map_err(|error| {
+                error.during(|| {
+                    let inner = &self.inner;
+                    inner.operation(OperationKind::Split, Shape::default(), None, started)
+                })
+            })
+    }
+
+    fn split_in(
+        &self,
+        name: &str,
+        choice: Choice,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    ) -> Result<Option<Self>> {
+        let choices = self.exchange(&choice.to_bytes())?;
+        let choices: Vec<Choice> = choices
+            .chunks(Choice::LEN)
+            .map(Choice::from_bytes)
+            .collect();
+        let members = match choice.color {
+            Some(_) => members(&choices, self.rank()),
+            None => Vec::new(),
+        };
+
+        // Everything this rank can find wrong is found before the others wait for it.
+        let prepared = members
+            .iter()
+            .position(|&member| member == self.rank())
+            .map(|rank| {
+                let builder = CommunicatorBuilder::of_split(name, rank, self, members.len());
+                let builder = set(builder);
+                let (prepared, id) = builder.prepare(rank == 0)?;
+                Ok((prepared, id, builder.init_limit()))
+            });
+        let answers = self.exchange(&answer(&prepared))?;
+        let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
+        let Some(prepared) = prepared else {
+            return Ok(None);
+        };
+        // What is wrong here is the better answer on this rank.
+        let (prepared, _, limit) = prepared?;
+        for &member in &members {
+            if let [FAILED, text @ ..] = answers[member] {
+                let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
+                return Err(Error::rendezvous(format!(
+                    "rank {member} of {:?} cannot take part in {name:?}: {}",
+                    self.name(),
+                    String::from_utf8_lossy(text)
+                )));
+            }
+        }
+        let id: [u8; UniqueId::LEN] = answers[members[0]][1..=UniqueId::LEN]
+            .try_into()
+            .unwrap_or([0; UniqueId::LEN]);
+        let inner = prepared.join(&UniqueId::from_bytes(id), deadline_after(limit))?;
+        Ok(Some(Self::of(inner)))
+    }
+
+    /// Gives every rank the bytes of all ranks, which are as many on each.
+    fn exchange(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        // A stream of its own, so that what is on the user's is not waited for.
+        let stream = self
+            .inner
+            .context
+            .new_stream()
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        let x = stream
+            .clone_htod(bytes)
+            .map_err(Error::cuda("copying to the device"))?;
+        let mut y = stream
+            .alloc_zeros::<u8>(bytes.len() * self.world_size())
+            .map_err(Error::cuda("allocating device memory"))?;
+        self.on(&stream).all_gather(&x, &mut y)?.wait()?;
+        stream
+            .clone_dtoh(&y)
+            .map_err(Error::cuda("copying from the device"))
+    }
+}
+
+/// This rank's part of a split: what it prepared, the token if it made one, and its limit.
+type Part = (Prepared, Option<UniqueId>, std::time::Duration);
+
+fn answer(prepared: &Option<Result<Part>>) -> [u8; ANSWER] {
+    let mut bytes = [0; ANSWER];
+    match prepared {
+        None => {}
+        Some(Ok((_, id, _))) => {
+            bytes[0] = READY;
+            if let Some(id) = id {
+                bytes[1..=UniqueId::LEN].copy_from_slice(id.as_bytes());
+            }
+        }
+        Some(Err(error)) => {
+            bytes[0] = FAILED;
+            let text = error.kind().to_string();
+            let len = text.len().min(ANSWER - 1);
+            bytes[1..=len].copy_from_slice(&text.as_bytes()[..len]);
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_survives_the_way_through_bytes() {
+        for choice in [
+            Choice {
+                color: None,
+                key: 0,
+            },
+            Choice {
+                color: Some(0),
+                key: -1,
+            },
+            Choice {
+                color: Some(u32::MAX),
+                key: i64::MIN,
+            },
+        ] {
+            assert_eq!(Choice::from_bytes(&choice.to_bytes()), choice);
+        }
+    }
+
+    #[test]
+    fn members_are_in_the_order_of_their_keys_and_then_of_their_ranks() {
+        let choose = |color, key| Choice { color, key };
+        let choices = [
+            choose(Some(1), 5),
+            choose(Some(2), 0),
+            choose(Some(1), -5),
+            choose(None, 0),
+            choose(Some(1), 5),
+        ];
+        assert_eq!(members(&choices, 0), [2, 0, 4]);
+        assert_eq!(members(&choices, 1), [1]);
+    }
+}

@@ -1,0 +1,50 @@
+//! The first contact of all pairs of ranks, at a time of one's own choosing.
+
+use std::time::Duration;
+
+use super::Communicator;
+use crate::all_to_all::Algorithm;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::reduce::ReduceOp;
+
+impl Communicator {
+    /// Connects this rank with all others, and waits until that is done, at most for `limit`.
+    ///
+    /// NCCL connects two ranks when they first need each other, which takes from milliseconds to seconds
+    /// and waits for both. A service pays that here, before its first request. All ranks have to call it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when not all ranks came in time; the communicator is aborted then.
+    /// Otherwise as [`all_reduce`](Self::all_reduce).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// comm.warm_up(std::time::Duration::from_secs(60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn warm_up(&self, limit: Duration) -> Result<()> {
+        // A stream of its own, so that work on the user's is neither waited for nor timed.
+        let stream = self
+            .inner
+            .context
+            .new_stream()
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        let comm = self.on(&stream).within(limit);
+        let zeros = |n| {
+            stream
+                .alloc_zeros::<u8>(n)
+                .map_err(Error::cuda("allocating memory for the first messages"))
+        };
+        let x = zeros(comm.world_size())?;
+        let mut y = zeros(comm.world_size())?;
+        // Messages connect all pairs; the collectives have connections of their own.
+        comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()
+    }
+}
