@@ -1,6 +1,6 @@
 //! The choke point of all calls into NCCL: turns a code into a result and captures NCCL's text at once.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use nccl_sys as sys;
 
@@ -53,7 +53,7 @@ pub(crate) fn failure(
 ) -> NcclFailure {
     let last_error = match library.api().ncclGetLastError {
         // SAFETY: the communicator argument is ignored by every release and may be null; the result
-        // is null or a NUL-terminated buffer of the library, copied before anything else is called.
+        // is null or a buffer of the library, whose last byte is never anything but NUL.
         Some(get) => unsafe { text(get(std::ptr::null_mut())) },
         None => String::new(),
     };
@@ -65,15 +65,36 @@ pub(crate) fn failure(
     NcclFailure::new(call, code, description, last_error)
 }
 
+/// Copies a C string. NCCL keeps its last error in one buffer for all threads, and another one may be
+/// writing there: what is read then may be of both texts.
+///
 /// # Safety
-/// `text` is null or points to a NUL-terminated string that nobody writes during the call.
+/// `text` is null or points to a string that has a NUL at every moment, and stays where it is.
 unsafe fn text(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
+    let mut bytes = Vec::new();
+    if !text.is_null() {
+        for index in 0.. {
+            // SAFETY: not null, and no NUL came before this byte. Volatile, because the compiler must
+            // not read twice what another thread may change.
+            let read = unsafe { text.add(index).read_volatile() };
+            match byte(read) {
+                0 => break,
+                read => bytes.push(read),
+            }
+        }
     }
-    // SAFETY: not null, and NUL-terminated by the contract of this function.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .trim()
-        .to_owned()
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_c_string_is_copied_up_to_its_end() {
+        // SAFETY: a string that nobody changes.
+        assert_eq!(unsafe { text(c" two words\n".as_ptr()) }, "two words");
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { text(std::ptr::null()) }, "");
+    }
 }
