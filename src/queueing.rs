@@ -105,6 +105,30 @@ pub fn queued() -> usize {
     QUEUE.with_borrow(Vec::len)
 }
 
+impl Task {
+    /// An operation with one buffer and no peer.
+    #[inline(always)]
+    fn new(
+        call: Call,
+        buffer: *const c_void,
+        count: usize,
+        data_type: ncclDataType_t,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> Self {
+        Self {
+            _buffer: buffer,
+            _other: ptr::null(),
+            _count: count,
+            _comm: comm,
+            _stream: stream,
+            _peer: 0,
+            _data_type: data_type,
+            _call: call,
+        }
+    }
+}
+
 fn push(task: Task) -> ncclResult_t {
     QUEUE.with_borrow_mut(|queue| {
         // Collectives outside of a group never end one.
@@ -157,14 +181,8 @@ unsafe extern "C" fn send(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     push(Task {
-        _buffer: buffer,
-        _other: ptr::null(),
-        _count: count,
-        _comm: comm,
-        _stream: stream,
         _peer: peer,
-        _data_type: data_type,
-        _call: Call::Send,
+        ..Task::new(Call::Send, buffer, count, data_type, comm, stream)
     })
 }
 
@@ -177,14 +195,8 @@ unsafe extern "C" fn recv(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     push(Task {
-        _buffer: buffer,
-        _other: ptr::null(),
-        _count: count,
-        _comm: comm,
-        _stream: stream,
         _peer: peer,
-        _data_type: data_type,
-        _call: Call::Recv,
+        ..Task::new(Call::Recv, buffer, count, data_type, comm, stream)
     })
 }
 
@@ -197,14 +209,8 @@ unsafe extern "C" fn all_to_all(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     push(Task {
-        _buffer: from,
         _other: to,
-        _count: count,
-        _comm: comm,
-        _stream: stream,
-        _peer: 0,
-        _data_type: data_type,
-        _call: Call::AllToAll,
+        ..Task::new(Call::AllToAll, from, count, data_type, comm, stream)
     })
 }
 
@@ -231,14 +237,8 @@ unsafe extern "C" fn all_reduce(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     push(Task {
-        _buffer: from,
         _other: to,
-        _count: count,
-        _comm: comm,
-        _stream: stream,
-        _peer: 0,
-        _data_type: data_type,
-        _call: Call::AllReduce,
+        ..Task::new(Call::AllReduce, from, count, data_type, comm, stream)
     })
 }
 

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaStream};
-use nccl::{AbortSignal, Communicator, ErrorKind, OperationKind, ReduceOp, World};
+use nccl::{
+    AbortSignal, Communicator, CommunicatorBuilder, ErrorKind, OperationKind, ReduceOp, World,
+};
 use nccl_emulator::faults;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
@@ -17,6 +19,16 @@ const SOON: Duration = Duration::from_secs(15);
 
 fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
     Ok(CudaContext::new(world.local_rank())?.new_stream()?)
+}
+
+/// This rank's stream, and a communicator of all ranks on it, with the limits that a test sets.
+fn start(
+    world: &World,
+    limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = stream(world)?;
+    let comm = limits(world.communicator("test").stream(&stream)).build()?;
+    Ok((stream, comm))
 }
 
 #[test]
@@ -104,8 +116,7 @@ fn connect(comm: &Communicator, stream: &Arc<CudaStream>) -> Outcome {
 #[test]
 fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let comm = world.communicator("test").stream(&stream).build()?;
+        let (stream, comm) = start(&world, |builder| builder)?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
             let done = unmatched(&comm, &stream)?;
@@ -128,13 +139,8 @@ fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
 #[test]
 fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
         let limit = Duration::from_millis(300);
-        let comm = world
-            .communicator("test")
-            .stream(&stream)
-            .timeout(limit)
-            .build()?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(limit))?;
         // Not connected yet: the launch itself waits for the peer.
         if world.rank() == 0 {
             let begun = Instant::now();
@@ -154,8 +160,7 @@ fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
 #[test]
 fn an_abort_from_another_thread_ends_a_wait_and_is_no_success() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let comm = world.communicator("test").stream(&stream).build()?;
+        let (stream, comm) = start(&world, |builder| builder)?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
             let done = unmatched(&comm, &stream)?;
@@ -209,8 +214,7 @@ fn an_abort_signal_ends_an_init_that_waits() {
 #[test]
 fn an_abort_during_a_finalize_that_waits_ends_both() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let comm = world.communicator("test").stream(&stream).build()?;
+        let (stream, comm) = start(&world, |builder| builder)?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
             let begun = Instant::now();
@@ -231,15 +235,13 @@ fn an_abort_during_a_finalize_that_waits_ends_both() {
 #[test]
 fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
         let stop = AbortSignal::new();
-        let comm = world
-            .communicator("test")
-            .stream(&stream)
-            .timeout(Duration::MAX)
-            .finalize_timeout(Duration::MAX)
-            .abort_signal(&stop)
-            .build()?;
+        let (stream, comm) = start(&world, |builder| {
+            builder
+                .timeout(Duration::MAX)
+                .finalize_timeout(Duration::MAX)
+                .abort_signal(&stop)
+        })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
             let done = unmatched(&comm, &stream)?;
@@ -261,12 +263,9 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
 #[test]
 fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let comm = world
-            .communicator("test")
-            .stream(&stream)
-            .finalize_timeout(Duration::from_secs(2))
-            .build()?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.finalize_timeout(Duration::from_secs(2))
+        })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
             let begun = Instant::now();
@@ -288,13 +287,8 @@ fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
 #[test]
 fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
     ranks_as_threads(1, |world| -> Outcome {
-        let stream = stream(&world)?;
         let limit = Duration::from_millis(200);
-        let comm = world
-            .communicator("test")
-            .stream(&stream)
-            .abort_timeout(limit)
-            .build()?;
+        let (_stream, comm) = start(&world, |builder| builder.abort_timeout(limit))?;
         let hang = faults::at_call("ncclCommAbort").hang();
         let begun = Instant::now();
         let error = comm.abort("to see it hang").unwrap_err();
@@ -345,8 +339,7 @@ fn an_awaited_request_wakes_its_task_and_can_be_dropped() {
         }
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let comm = world.communicator("test").stream(&stream).build()?;
+        let (stream, comm) = start(&world, |builder| builder)?;
         connect(&comm, &stream)?;
         if world.rank() == 1 {
             world.barrier("pending")?;
