@@ -40,3 +40,45 @@ fn under_torchrun_it_is_one_rank() {
         ]
     });
 }
+
+#[test]
+fn under_mpirun_of_open_mpi_it_is_one_rank() {
+    let job = format!("prterun-host-{}@1", std::process::id());
+    launched(|rank, size| {
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", size.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", size.to_string()),
+            ("PMIX_NAMESPACE", job.clone()),
+        ]
+    });
+}
+
+/// It says nothing about the job: the ranks have their parent in common.
+#[test]
+fn under_mpirun_of_mpich_it_is_one_rank() {
+    launched(|rank, size| {
+        vec![
+            ("PMI_RANK", rank.to_string()),
+            ("PMI_SIZE", size.to_string()),
+            ("MPI_LOCALRANKID", rank.to_string()),
+            ("MPI_LOCALNRANKS", size.to_string()),
+        ]
+    });
+}
+
+#[test]
+fn under_srun_it_is_one_rank() {
+    let job = std::process::id().to_string();
+    launched(|rank, size| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_NTASKS", size.to_string()),
+            ("SLURM_LOCALID", rank.to_string()),
+            ("SLURM_TASKS_PER_NODE", size.to_string()),
+            ("SLURM_JOB_ID", job.clone()),
+            ("SLURM_STEP_ID", "0".to_owned()),
+        ]
+    });
+}
