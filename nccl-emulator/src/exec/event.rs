@@ -70,6 +70,11 @@ impl Event {
         &self.context
     }
 
+    /// Whether it notes the time.
+    pub(crate) fn has_timing(&self) -> bool {
+        self.timing
+    }
+
     /// Marks the end of what is enqueued on the stream so far. In a capture it marks nodes, or if
     /// it is `external`, becomes one.
     ///

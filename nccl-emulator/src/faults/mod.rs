@@ -131,8 +131,8 @@ pub fn at_call(function: &str) -> Fault {
     }
 }
 
-/// A fault at every start of an operation on its stream: `AllReduce`, `AlltoAll`, `Send`, `Recv`,
-/// or `any`.
+/// A fault at every start of an operation on its stream: `AllReduce`, `Broadcast`, `Reduce`,
+/// `AllGather`, `ReduceScatter`, `AlltoAll`, `Gather`, `Scatter`, `Send`, `Recv`, or `any`.
 ///
 /// # Panics
 /// If there is no such operation.

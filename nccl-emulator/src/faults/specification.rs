@@ -51,7 +51,18 @@ impl Specification {
     }
 }
 
-const OPERATIONS: &[&str] = &["AllReduce", "AlltoAll", "Send", "Recv"];
+const OPERATIONS: &[&str] = &[
+    "AllGather",
+    "AllReduce",
+    "AlltoAll",
+    "Broadcast",
+    "Gather",
+    "Recv",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+    "Send",
+];
 
 /// The point of an operation's name.
 pub(super) fn operation(name: &str) -> Option<Point> {

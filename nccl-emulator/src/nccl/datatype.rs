@@ -1,7 +1,9 @@
-//! Element types and reduction operators, as far as the arguments of a call go.
+//! Element types and reduction operators.
 
+use half::{bf16, f16};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
+use super::float8::{E4M3, E5M2};
 use super::version;
 
 /// An element type of NCCL 2.32.
@@ -54,30 +56,83 @@ impl DataType {
         }
     }
 
-    pub(crate) fn is_f8(self) -> bool {
+    /// One of the two 8-bit formats.
+    pub(crate) fn is_float8(self) -> bool {
         matches!(self, Self::F8E4M3 | Self::F8E5M2)
+    }
+
+    fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::F32 | Self::F64 | Self::Bf16) || self.is_float8()
+    }
+
+    /// The bits of the value nearest to `1 / n`, as NCCL rounds it.
+    fn reciprocal(self, n: i32) -> u64 {
+        let exact = 1.0 / f64::from(n);
+        let single = exact as f32;
+        match self {
+            Self::F16 => u64::from(f16::from_f32(single).to_bits()),
+            Self::Bf16 => u64::from(bf16::from_f32(single).to_bits()),
+            Self::F8E4M3 => u64::from(E4M3::from_f32(single).0),
+            Self::F8E5M2 => u64::from(E5M2::from_f32(single).0),
+            Self::F64 => exact.to_bits(),
+            _ => u64::from(single.to_bits()),
+        }
     }
 }
 
-/// A built-in reduction operator.
+/// What is done with the elements. The operators of the API come down to these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operator {
     Sum,
     Prod,
     Max,
     Min,
-    Avg,
+    /// Each rank's elements are multiplied by a scalar of that rank, then added.
+    PreMulSum,
+    /// Added, then divided by the number of ranks. Only integers.
+    SumPostDiv,
 }
 
-impl Operator {
-    pub(crate) fn from_c(value: ncclRedOp_t) -> Option<Self> {
-        Some(match value {
-            ncclRedOp_t::ncclSum => Self::Sum,
-            ncclRedOp_t::ncclProd => Self::Prod,
-            ncclRedOp_t::ncclMax => Self::Max,
-            ncclRedOp_t::ncclMin => Self::Min,
-            ncclRedOp_t::ncclAvg => Self::Avg,
+/// The factor of [`Operator::PreMulSum`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scalar {
+    /// The bits of a value of the element type, the others 0.
+    Value(u64),
+    /// Device memory, read when the stream gets there.
+    At(u64),
+}
+
+/// An operator with its scalar, which means something to [`Operator::PreMulSum`] only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reduction {
+    pub(crate) operator: Operator,
+    pub(crate) scalar: Scalar,
+}
+
+impl Reduction {
+    /// What a built-in operator comes down to among `ranks` ranks. `None` if it is none.
+    pub(crate) fn built_in(op: ncclRedOp_t, data_type: DataType, ranks: i32) -> Option<Self> {
+        let mut scalar = Scalar::Value(0);
+        let operator = match op {
+            ncclRedOp_t::ncclSum => Operator::Sum,
+            ncclRedOp_t::ncclProd => Operator::Prod,
+            ncclRedOp_t::ncclMax => Operator::Max,
+            ncclRedOp_t::ncclMin => Operator::Min,
+            ncclRedOp_t::ncclAvg if data_type.is_float() => {
+                scalar = Scalar::Value(data_type.reciprocal(ranks));
+                Operator::PreMulSum
+            }
+            ncclRedOp_t::ncclAvg => Operator::SumPostDiv,
             _ => return None,
-        })
+        };
+        Some(Self { operator, scalar })
+    }
+
+    /// `PreMulSum`.
+    pub(crate) fn scaled(scalar: Scalar) -> Self {
+        Self {
+            operator: Operator::PreMulSum,
+            scalar,
+        }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Offer {
     pub(crate) signature: u64,
     /// Elements.
     pub(crate) count: u64,
+    /// The bits of its operator's scalar.
+    pub(crate) scalar: u64,
     /// Where its input is.
     pub(crate) send: Span,
     /// Where its output goes.
@@ -35,6 +37,7 @@ pub(crate) struct Offer {
 pub(crate) struct OfferCell {
     signature: AtomicU64,
     count: AtomicU64,
+    scalar: AtomicU64,
     send: SpanCell,
     receive: SpanCell,
 }
@@ -43,6 +46,7 @@ impl OfferCell {
     pub(crate) fn store(&self, offer: &Offer) {
         self.signature.store(offer.signature, Ordering::Relaxed);
         self.count.store(offer.count, Ordering::Relaxed);
+        self.scalar.store(offer.scalar, Ordering::Relaxed);
         self.send.store(&offer.send);
         self.receive.store(&offer.receive);
     }
@@ -52,6 +56,7 @@ impl OfferCell {
         Offer {
             signature: self.signature.load(Ordering::Relaxed),
             count: self.count.load(Ordering::Relaxed),
+            scalar: self.scalar.load(Ordering::Relaxed),
             send: self.send.load(),
             receive: self.receive.load(),
         }

@@ -8,12 +8,14 @@
 #![allow(non_snake_case)]
 
 mod children;
+mod collectives;
 mod information;
 mod init;
 mod lifecycle;
 mod memory;
 mod missing;
 mod operations;
+mod operators;
 mod parameters;
 
 use std::ffi::{CStr, c_void};
@@ -29,12 +31,14 @@ use super::communicator::{self, Communicator};
 use super::debug::warn;
 use crate::faults;
 use children::*;
+use collectives::*;
 use information::*;
 use init::*;
 use lifecycle::*;
 use memory::*;
 use missing::*;
 use operations::*;
+use operators::*;
 use parameters::*;
 
 /// Runs the body of a function that C called.

@@ -47,6 +47,7 @@ use super::code::{self, Code, INVALID_ARGUMENT, Result};
 use super::config::Config;
 use super::debug::warn;
 use super::group::Pending;
+use super::operators::UserOperators;
 use super::work::Lists;
 use crate::exec::Last;
 use crate::registry::Registry;
@@ -94,6 +95,8 @@ pub(crate) struct Communicator {
     polling: AtomicU32,
     /// Registered buffers: address, size, how often.
     registrations: Mutex<Vec<(usize, usize, usize)>>,
+    /// Operators that its user created.
+    operators: Mutex<UserOperators>,
     /// Operations so far, for the log.
     operations: AtomicU64,
     /// Lists of finished launches, to be filled again.
@@ -132,6 +135,7 @@ impl Communicator {
             inside: AtomicU32::new(0),
             polling: AtomicU32::new(0),
             registrations: Mutex::default(),
+            operators: Mutex::default(),
             operations: AtomicU64::new(0),
             spare: Mutex::default(),
             issue: Mutex::default(),
@@ -332,6 +336,13 @@ impl Communicator {
     pub(crate) fn enter(self: &Arc<Self>) -> Inside {
         self.inside.fetch_add(1, Ordering::AcqRel);
         Inside(Arc::clone(self))
+    }
+
+    /// The operators that its user created.
+    pub(crate) fn operators(&self) -> MutexGuard<'_, UserOperators> {
+        self.operators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an operation; the number of those before it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Tasks;
 use super::tasks::text;
 use crate::driver::CUresult;
-use crate::exec::Action;
+use crate::exec::{Action, Event, Stream};
 use crate::faults;
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, algorithm};
@@ -84,6 +84,42 @@ pub(super) fn connect(all: &[Tasks]) -> Result {
     Ok(())
 }
 
+/// NCCL knows one event for the launch of a group.
+pub(super) fn check_events(tasks: &Tasks) -> Result {
+    if tasks.events.len() > 1 {
+        warn!("Only one launch-completion event may be provided in one NCCL group");
+        return Err(INVALID_USAGE);
+    }
+    Ok(())
+}
+
+/// Records an event when the stream has come to what is enqueued next: that is when the kernel on a
+/// GPU has been launched.
+pub(super) fn record_event(event: usize, stream: &Arc<Stream>) -> Result {
+    let event = Event::lookup(std::ptr::without_provenance_mut(event));
+    let recorded = event.and_then(|event| {
+        if event.has_timing() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // A graph records it anew each time it runs.
+        event.record(stream, stream.capture().is_some())
+    });
+    recorded.map_err(|error| {
+        let text = text(error);
+        warn!(
+            "Cuda failure {} '{text}': the launch-completion event",
+            error.0
+        );
+        UNHANDLED_CUDA
+    })
+}
+
+fn record_events(events: &[usize], stream: &Arc<Stream>) -> Result {
+    events
+        .iter()
+        .try_for_each(|&event| record_event(event, stream))
+}
+
 /// A message to oneself needs its other half in the same group.
 fn check_self_messages(tasks: &Tasks) -> Result {
     let own = tasks.communicator.rank as u32;
@@ -130,6 +166,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     };
     let mut lists = std::mem::take(&mut tasks.lists);
     if let Some(capture) = &tasks.capture {
+        record_events(&tasks.events, stream)?;
         let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
         let launch = CapturedLaunch::new(&communicator, session, &mut lists);
         return capture
@@ -150,6 +187,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     {
         stream.wait_for(last, *sequence).map_err(refuse)?;
     }
+    record_events(&tasks.events, stream)?;
     let sequence = stream.enqueue(launch).map_err(refuse)?;
     for other in others {
         other.wait_for(stream, sequence).map_err(refuse)?;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub(crate) use jobs::{Job, JobKind};
 pub(crate) use operation::{Call, Function, enqueue};
 pub(crate) use pending::Pending;
-pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks};
+pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks, sort};
 
 use super::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use super::communicator::{Communicator, SymmetricTask};
@@ -238,6 +238,7 @@ impl Work {
         self.symmetric
             .chunk_by(|a, b| a.communicator.hash == b.communicator.hash)
             .try_for_each(jobs::run)?;
+        self.tasks.iter().try_for_each(launch::check_events)?;
         self.tasks.sort_by_key(|tasks| tasks.communicator.hash);
         launch::connect(&self.tasks)?;
         launch::check_captures(&self.tasks)?;

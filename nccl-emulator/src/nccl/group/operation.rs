@@ -3,15 +3,17 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use nccl_sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
 
-use super::tasks::{CollectiveTask, MessageTask, find};
+use super::launch::record_event;
+use super::tasks::{CollectiveTask, MessageTask, Tasks, find};
 use super::{end, record, start, with_tasks};
 use crate::faults;
-use crate::nccl::code::{INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator};
-use crate::nccl::datatype::{DataType, Operator};
+use crate::nccl::datatype::{DataType, Operator, Reduction};
 use crate::nccl::debug::{info, subsystem, warn};
+use crate::nccl::operators::UserOperator;
 use crate::nccl::work;
 use crate::transport::Direction;
 
@@ -21,18 +23,20 @@ pub(crate) enum Function {
     Send,
     Recv,
     AlltoAll,
+    Gather,
+    Scatter,
     AllReduce,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
 }
 
 impl Function {
     /// As NCCL spells it in its messages.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Send => "Send",
-            Self::Recv => "Recv",
-            Self::AlltoAll => "AlltoAll",
-            Self::AllReduce => "AllReduce",
-        }
+        // What follows the C function's prefix.
+        &self.symbol()["nccl".len()..]
     }
 
     /// The C function.
@@ -41,8 +45,19 @@ impl Function {
             Self::Send => "ncclSend",
             Self::Recv => "ncclRecv",
             Self::AlltoAll => "ncclAlltoAll",
+            Self::Gather => "ncclGather",
+            Self::Scatter => "ncclScatter",
             Self::AllReduce => "ncclAllReduce",
+            Self::Reduce => "ncclReduce",
+            Self::ReduceScatter => "ncclReduceScatter",
+            Self::AllGather => "ncclAllGather",
+            Self::Broadcast => "ncclBroadcast",
         }
+    }
+
+    /// Whether it computes; the others only move bytes.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 }
 
@@ -58,6 +73,26 @@ pub(crate) struct Call {
     pub(crate) root: i32,
     pub(crate) communicator: ncclComm_t,
     pub(crate) stream: *mut c_void,
+    /// `launchCompletionEvent`, or null.
+    pub(crate) event: *mut c_void,
+}
+
+impl Call {
+    /// Of nothing yet, with the values of what the function does not have.
+    pub(crate) fn new(function: Function, communicator: ncclComm_t, stream: cudaStream_t) -> Self {
+        Self {
+            function,
+            send: std::ptr::null(),
+            receive: std::ptr::null_mut(),
+            count: 0,
+            data_type: ncclDataType_t::ncclInt8,
+            operator: ncclRedOp_t::ncclSum,
+            root: 0,
+            communicator,
+            stream: stream.cast(),
+            event: std::ptr::null_mut(),
+        }
+    }
 }
 
 /// Checks the call and queues it; outside a group, also launches it.
@@ -123,102 +158,152 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
     );
     let bytes = (call.count as u64)
         .checked_mul(data_type.size())
+        .filter(|bytes| bytes.checked_mul(communicator.ranks as u64).is_some())
         .ok_or_else(|| {
             warn!("{name} : count {} is larger than any memory", call.count);
             INVALID_ARGUMENT
         })?;
-    match call.function {
-        Function::Send | Function::Recv => with_tasks(communicator, |tasks| {
+    if let Function::Send | Function::Recv = call.function {
+        return with_tasks(communicator, |tasks| {
             tasks.use_stream(call.stream)?;
             let (direction, address) = match call.function {
                 Function::Send => (Direction::Send, call.send.addr()),
                 _ => (Direction::Receive, call.receive.addr()),
             };
-            push(
-                &mut tasks.lists.messages,
-                call.function,
-                true,
-                (call.root as u32, direction),
-                address as u64,
-                bytes,
-            );
+            Messages::of(call, tasks, bytes).push(call.root, direction, address as u64);
             Ok(())
-        }),
-        // An empty collective is dropped without a word, also when other ranks do not think it
-        // empty.
-        _ if call.count == 0 => Ok(()),
-        _ if communicator.ranks == 1 => alone(call, communicator, bytes),
-        Function::AlltoAll => with_tasks(communicator, |tasks| {
-            tasks.use_stream(call.stream)?;
-            for peer in 0..communicator.ranks as u32 {
-                let offset = u64::from(peer) * bytes;
-                let (send, receive) = (call.send.addr() as u64, call.receive.addr() as u64);
-                let messages = &mut tasks.lists.messages;
-                push(
-                    messages,
-                    call.function,
-                    peer == 0,
-                    (peer, Direction::Send),
-                    send.wrapping_add(offset),
-                    bytes,
-                );
-                push(
-                    messages,
-                    call.function,
-                    false,
-                    (peer, Direction::Receive),
-                    receive.wrapping_add(offset),
-                    bytes,
-                );
+        });
+    }
+    // An empty collective is dropped without a word, also when other ranks do not think it empty.
+    if call.count == 0 {
+        return Ok(());
+    }
+    let reduction = reduction(call, communicator, data_type, operator)?;
+    if communicator.ranks == 1 {
+        return alone(call, communicator, data_type, reduction, bytes);
+    }
+    with_tasks(communicator, |tasks| {
+        tasks.use_stream(call.stream)?;
+        if !call.event.is_null() {
+            tasks.events.push(call.event.addr());
+        }
+        match call.function {
+            Function::AlltoAll | Function::Gather | Function::Scatter => {
+                exchange(call, communicator, tasks, bytes);
             }
-            Ok(())
-        }),
-        Function::AllReduce => {
-            if data_type.is_f8() {
-                warn!(
-                    "nccl-emulator cannot reduce 8-bit floats yet (AllReduce with datatype {})",
-                    call.data_type.0
-                );
-                return Err(crate::nccl::code::INVALID_USAGE);
+            _ => tasks
+                .lists
+                .collectives
+                .push(collective(call, data_type, reduction)),
+        }
+        Ok(())
+    })
+}
+
+/// What the operator of a call comes down to: `hostToDevRedOp`.
+fn reduction(
+    call: &Call,
+    communicator: &Communicator,
+    data_type: DataType,
+    operator: Option<UserOperator>,
+) -> Result<Reduction> {
+    let Some(operator) = operator else {
+        // The check has let nothing else through.
+        return Reduction::built_in(call.operator, data_type, communicator.ranks).ok_or(INTERNAL);
+    };
+    if operator.data_type != call.data_type {
+        warn!(
+            "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation"
+        );
+        return Err(INVALID_ARGUMENT);
+    }
+    Ok(Reduction::scaled(operator.scalar))
+}
+
+/// A collective that the ranks work off together.
+fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> CollectiveTask {
+    let size = data_type.size();
+    // What only moves bytes is a collective of bytes: ranks may name different types.
+    let (data_type, count) = if call.function.reduces() {
+        (data_type, call.count as u64)
+    } else {
+        (DataType::I8, call.count as u64 * size)
+    };
+    CollectiveTask {
+        function: call.function,
+        data_type,
+        reduction,
+        count,
+        root: call.root as u32,
+        send: call.send.addr() as u64,
+        receive: call.receive.addr() as u64,
+        has_event: !call.event.is_null(),
+    }
+}
+
+/// A collective that is made of messages.
+fn exchange(call: &Call, communicator: &Communicator, tasks: &mut Tasks, bytes: u64) {
+    let (send, receive) = (call.send.addr() as u64, call.receive.addr() as u64);
+    let part = |base: u64, rank: i32| base.wrapping_add(rank as u64 * bytes);
+    let ranks = 0..communicator.ranks;
+    let is_root = communicator.rank == call.root;
+    let mut messages = Messages::of(call, tasks, bytes);
+    match call.function {
+        Function::Gather => {
+            messages.push(call.root, Direction::Send, send);
+            for rank in ranks.filter(|_| is_root) {
+                messages.push(rank, Direction::Receive, part(receive, rank));
             }
-            with_tasks(communicator, |tasks| {
-                tasks.use_stream(call.stream)?;
-                tasks.lists.collectives.push(CollectiveTask {
-                    function: call.function,
-                    data_type,
-                    operator,
-                    count: call.count as u64,
-                    send: call.send.addr() as u64,
-                    receive: call.receive.addr() as u64,
-                });
-                Ok(())
-            })
+        }
+        Function::Scatter => {
+            for rank in ranks.filter(|_| is_root) {
+                messages.push(rank, Direction::Send, part(send, rank));
+            }
+            messages.push(call.root, Direction::Receive, receive);
+        }
+        _ => {
+            for rank in ranks {
+                messages.push(rank, Direction::Send, part(send, rank));
+                messages.push(rank, Direction::Receive, part(receive, rank));
+            }
         }
     }
 }
 
-fn push(
-    messages: &mut Vec<MessageTask>,
+/// The messages of one call, all of one size.
+struct Messages<'a> {
+    list: &'a mut Vec<MessageTask>,
     function: Function,
-    leads: bool,
-    (peer, direction): (u32, Direction),
-    address: u64,
     bytes: u64,
-) {
-    let order = messages.len() as u32;
-    messages.push(MessageTask {
-        peer,
-        direction,
-        order,
-        address,
-        bytes,
-        function,
-        leads,
-    });
+    leads: bool,
 }
 
-/// `ArgsCheck`.
-fn check(call: &Call, communicator: &Communicator) -> Result<(DataType, Operator)> {
+impl<'a> Messages<'a> {
+    fn of(call: &Call, tasks: &'a mut Tasks, bytes: u64) -> Self {
+        Self {
+            list: &mut tasks.lists.messages,
+            function: call.function,
+            bytes,
+            leads: true,
+        }
+    }
+
+    fn push(&mut self, peer: i32, direction: Direction, address: u64) {
+        let order = self.list.len() as u32;
+        self.list.push(MessageTask {
+            peer: peer as u32,
+            direction,
+            order,
+            address,
+            bytes: self.bytes,
+            function: self.function,
+            leads: std::mem::take(&mut self.leads),
+        });
+    }
+}
+
+/// `ArgsCheck`. Returns the operator if it is one that the user created.
+fn check(call: &Call, communicator: &Communicator) -> Result<(DataType, Option<UserOperator>)> {
     let name = call.function.name();
     if !communicator.is_initialized() {
         warn!("{name} : the communicator's init did not succeed");
@@ -235,27 +320,48 @@ fn check(call: &Call, communicator: &Communicator) -> Result<(DataType, Operator
         warn!("{name} : invalid type {}", call.data_type.0);
         return Err(INVALID_ARGUMENT);
     };
-    let Some(operator) = Operator::from_c(call.operator) else {
-        if call.operator.0 > i32::MAX as u32 {
-            warn!(
-                "{name} : invalid reduction operation {}",
-                call.operator.0 as i32
-            );
-        } else {
-            warn!(
-                "{name} : reduction operation {} unknown to this communicator",
-                call.operator.0
-            );
-        }
+    if call.operator.0 < ncclRedOp_t::ncclNumOps.0 {
+        return Ok((data_type, None));
+    }
+    if call.operator.0 > ncclRedOp_t::ncclMaxRedOp.0 {
+        warn!(
+            "{name} : invalid reduction operation {}",
+            call.operator.0 as i32
+        );
         return Err(INVALID_ARGUMENT);
-    };
+    }
+    let operator = communicator
+        .operators()
+        .get(communicator.handle(), call.operator);
+    if operator.is_none() {
+        warn!(
+            "{name} : reduction operation {} unknown to this communicator",
+            call.operator.0
+        );
+        return Err(INVALID_ARGUMENT);
+    }
     Ok((data_type, operator))
 }
 
-/// A collective of a single rank is a copy, on the stream at once, group or not.
-fn alone(call: &Call, communicator: &Arc<Communicator>, bytes: u64) -> Result {
+/// A collective of a single rank is a copy, on the stream at once, group or not; or a product, with
+/// an operator that scales.
+fn alone(
+    call: &Call,
+    communicator: &Arc<Communicator>,
+    data_type: DataType,
+    reduction: Reduction,
+    bytes: u64,
+) -> Result {
+    let scaled = reduction.operator == Operator::PreMulSum;
+    if scaled && data_type.is_float8() {
+        // NCCL has no kernel for it, and does not say so.
+        return Err(INVALID_ARGUMENT);
+    }
     let stream = find(communicator, call.stream)?;
-    if call.send.addr() == call.receive.addr() {
+    if !call.event.is_null() {
+        record_event(call.event.addr(), &stream)?;
+    }
+    if call.send.addr() == call.receive.addr() && !scaled {
         return Ok(());
     }
     let copy = work::LocalCopy {
@@ -264,6 +370,7 @@ fn alone(call: &Call, communicator: &Arc<Communicator>, bytes: u64) -> Result {
         from: call.send.addr() as u64,
         to: call.receive.addr() as u64,
         bytes,
+        scale: scaled.then_some((data_type, reduction.scalar)),
     };
     stream.submit(copy).map(drop).map_err(|error| {
         warn!("Cuda failure {} '{}'", error.0, super::tasks::text(error));

@@ -5,13 +5,18 @@
 //! Waiting  ──all have arrived──▶ Working       Waiting ──offers differ──▶ stuck
 //! Working  ──no block left──▶ Leaving          Leaving ──all blocks finished──▶ done
 //! ```
+//!
+//! The work is one row of elements, cut into blocks: `count` of them, or `count` for each rank where
+//! every rank has a part of its own (all-gather, reduce-scatter). Whoever takes a block reads it
+//! from the ranks that give it, and writes it to all that get it.
 
 use std::sync::atomic::Ordering;
 
+use super::lane::view;
 use super::{Outcome, Scope};
-use crate::nccl::group::CollectiveTask;
+use crate::nccl::group::{CollectiveTask, Function};
 use crate::nccl::reduction;
-use crate::transport::{Arrival, Offer};
+use crate::transport::{self, Arrival, Offer};
 use crate::violations::Violation;
 
 /// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large
@@ -34,9 +39,13 @@ pub(super) struct Collective {
     number: u64,
     attention: u32,
     offer: Option<Offer>,
-    /// Where the data of each rank is in this process.
+    /// Where the data of each rank is in this process, if it has any, and its operator's scalar.
     inputs: Vec<*const u8>,
     outputs: Vec<*mut u8>,
+    scalars: Vec<u64>,
+    /// Where the piece at hand is, for the ranks that take part in it. Kept for their room.
+    from: Vec<*const u8>,
+    to: Vec<*mut u8>,
     /// The block in progress: elements done, and where it ends.
     block: Option<(u64, u64)>,
 }
@@ -55,18 +64,27 @@ impl Collective {
             offer: None,
             inputs: Vec::new(),
             outputs: Vec::new(),
+            scalars: Vec::new(),
+            from: Vec::new(),
+            to: Vec::new(),
             block: None,
         }
     }
 
+    /// Elements of the whole row.
+    fn elements(&self, ranks: usize) -> u64 {
+        self.task.count * self.task.parts(ranks as u64)
+    }
+
     /// Elements of a block; the same on all ranks.
     fn block_elements(&self, ranks: usize) -> u64 {
-        let share = self.task.bytes() / (2 * ranks as u64);
-        share.clamp(SMALLEST_BLOCK, LARGEST_BLOCK) / self.task.data_type.size()
+        let size = self.task.data_type.size();
+        let share = self.elements(ranks) * size / (2 * ranks as u64);
+        share.clamp(SMALLEST_BLOCK, LARGEST_BLOCK) / size
     }
 
     fn blocks(&self, ranks: usize) -> u32 {
-        self.task.count.div_ceil(self.block_elements(ranks)) as u32
+        self.elements(ranks).div_ceil(self.block_elements(ranks)) as u32
     }
 
     /// One bounded step.
@@ -109,11 +127,13 @@ impl Collective {
     fn enter(&mut self, scope: &Scope<'_>) -> Result<(), Violation> {
         let session = scope.session;
         let task = &self.task;
+        let (rank, ranks) = (session.rank, session.ranks() as u64);
         let offer = Offer {
             signature: signature(task),
             count: task.count,
-            send: scope.resolve(task.send, task.bytes())?,
-            receive: scope.resolve(task.receive, task.bytes())?,
+            scalar: scope.scalar(task.reduction.scalar, task.data_type)?,
+            send: scope.resolve(task.send, task.send_bytes(rank, ranks))?,
+            receive: scope.resolve(task.receive, task.receive_bytes(rank, ranks))?,
         };
         self.offer = Some(offer);
         self.check_own(scope)?;
@@ -148,8 +168,8 @@ impl Collective {
     fn check_own(&self, scope: &Scope<'_>) -> Result<(), Violation> {
         let pool = scope.session.pool(scope.session.rank);
         if let Some(offer) = &self.offer {
-            pool.view(&offer.send)?;
-            pool.view(&offer.receive)?;
+            view(pool, &offer.send)?;
+            view(pool, &offer.receive)?;
         }
         Ok(())
     }
@@ -159,16 +179,17 @@ impl Collective {
         let session = scope.session;
         self.inputs.clear();
         self.outputs.clear();
+        self.scalars.clear();
         for rank in 0..session.ranks() {
             let offer = session.segment.block(rank).offer.load();
             let pool = session.pool(rank);
-            let views = pool
-                .view(&offer.send)
-                .and_then(|send| Ok((send, pool.view(&offer.receive)?)));
+            let views =
+                view(pool, &offer.send).and_then(|send| Ok((send, view(pool, &offer.receive)?)));
             match views {
                 Ok((send, receive)) => {
                     self.inputs.push(send);
                     self.outputs.push(receive);
+                    self.scalars.push(offer.scalar);
                 }
                 Err(violation) => {
                     eprintln!(
@@ -202,34 +223,14 @@ impl Collective {
                     return Ok(Outcome::Stuck);
                 }
                 let start = u64::from(index) * self.block_elements(ranks);
-                (
-                    start,
-                    (start + self.block_elements(ranks)).min(self.task.count),
-                )
+                let end = start + self.block_elements(ranks);
+                (start, end.min(self.elements(ranks)))
             }
         };
-        let size = self.task.data_type.size();
-        let n = (end - at).min((budget as u64 / size / ranks as u64).max(1));
-        let offset = (at * size) as usize;
-        // SAFETY: the views are valid for `count` elements, and `at + n` are no more.
-        unsafe {
-            for (input, output) in self.inputs.iter_mut().zip(&mut self.outputs) {
-                *input = input.add(offset);
-                *output = output.add(offset);
-            }
-            let task = &self.task;
-            reduction::reduce(
-                task.data_type,
-                task.operator,
-                &self.inputs,
-                &self.outputs,
-                n as usize,
-            );
-            for (input, output) in self.inputs.iter_mut().zip(&mut self.outputs) {
-                *input = input.sub(offset);
-                *output = output.sub(offset);
-            }
-        }
+        let (part, first) = (at / self.task.count, at % self.task.count);
+        let share = (budget as u64 / self.task.data_type.size() / ranks as u64).max(1);
+        let n = (end - at).min(self.task.count - first).min(share);
+        self.piece(part as usize, first, n);
         if at + n < end {
             self.block = Some((at + n, end));
             return Ok(Outcome::Progress);
@@ -239,6 +240,53 @@ impl Collective {
             session.segment.ring_others(session.rank);
         }
         Ok(Outcome::Progress)
+    }
+
+    /// Does `n` elements of a rank's part, or of the only one.
+    fn piece(&mut self, part: usize, first: u64, n: u64) {
+        let Self { task, from, to, .. } = self;
+        let size = task.data_type.size();
+        let (at, root) = ((first * size) as usize, task.root as usize);
+        let in_part = (part as u64 * task.bytes()) as usize + at;
+        // The ranks that give this piece and those that get it, and where it is in their buffers.
+        let one = |rank: usize| rank..rank + 1;
+        let all = 0..self.inputs.len();
+        let (givers, give_at, takers, take_at) = match task.function {
+            Function::Broadcast => (one(root), at, all, at),
+            Function::AllGather => (one(part), at, all, in_part),
+            Function::Reduce => (all, at, one(root), at),
+            Function::ReduceScatter => (all, in_part, one(part), at),
+            _ => (all.clone(), at, all, at),
+        };
+        from.clear();
+        to.clear();
+        let bytes = (n * size) as usize;
+        // SAFETY: the views are as long as the task says for their rank, and so long that the piece
+        // is inside, for each of its givers and takers.
+        unsafe {
+            from.extend(self.inputs[givers].iter().map(|input| input.add(give_at)));
+            to.extend(
+                self.outputs[takers]
+                    .iter()
+                    .map(|output| output.add(take_at)),
+            );
+            if let Function::Broadcast | Function::AllGather = task.function {
+                // A buffer that is its own destination is left alone.
+                for &to in to.iter().filter(|&&to| to.cast_const() != from[0]) {
+                    transport::copy(from[0], to, bytes);
+                }
+            } else {
+                let operator = task.reduction.operator;
+                reduction::reduce(
+                    task.data_type,
+                    operator,
+                    from,
+                    &self.scalars,
+                    to,
+                    n as usize,
+                );
+            }
+        }
     }
 
     fn mismatch(&self, scope: &Scope<'_>, first: bool) -> Outcome {
@@ -255,15 +303,15 @@ impl Collective {
                     ..self.offer.expect("it has arrived")
                 },
             ));
-        let name = self.task.function.name();
+        let (name, unit) = (self.task.function.name(), self.task.unit());
         let text = if other.count == own {
             format!(
-                "rank {} and rank {rank} run different collectives, types or operators ({name} here)",
+                "rank {} and rank {rank} run different collectives, types, operators or roots ({name} here)",
                 session.rank
             )
         } else {
             format!(
-                "{name}: rank {} gives {own} elements, rank {rank} gives {}",
+                "{name}: rank {} gives {own} {unit}, rank {rank} gives {}",
                 session.rank, other.count
             )
         };
@@ -273,5 +321,8 @@ impl Collective {
 
 /// What must be the same on all ranks, besides the count.
 fn signature(task: &CollectiveTask) -> u64 {
-    (task.function as u64) << 32 | (task.data_type as u64) << 16 | task.operator as u64
+    let root = u64::from(task.root) << 32;
+    let event = u64::from(task.has_event) << 24;
+    let operator = (task.reduction.operator as u64) << 16;
+    root | event | operator | (task.function as u64) << 8 | task.data_type as u64
 }

@@ -1,4 +1,5 @@
-//! A copy within one rank's memory: what a collective of a single rank comes to.
+//! A copy within one rank's memory: what a collective of a single rank comes to. An operator that
+//! scales makes it a product.
 
 use std::sync::Arc;
 
@@ -6,16 +7,20 @@ use super::{Outcome, Scope};
 use crate::exec::{Bell, Recipe, Step, Stream, Work};
 use crate::memory::Span;
 use crate::nccl::communicator::Communicator;
+use crate::nccl::datatype::{DataType, Operator, Scalar};
 use crate::nccl::group::Function;
+use crate::nccl::reduction;
 use crate::transport;
 
-/// See the module: `bytes` from one address of the communicator's device to another.
+/// See the module: `bytes` from one address of the communicator's device to another, each element
+/// multiplied by a scalar if there is one.
 pub(crate) struct LocalCopy {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) function: Function,
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) bytes: u64,
+    pub(crate) scale: Option<(DataType, Scalar)>,
 }
 
 impl Recipe for LocalCopy {
@@ -26,6 +31,7 @@ impl Recipe for LocalCopy {
             from: self.from,
             to: self.to,
             bytes: self.bytes,
+            scale: self.scale,
             spans: None,
             copied: 0,
             bell: Bell::new(),
@@ -39,7 +45,8 @@ struct Copy {
     from: u64,
     to: u64,
     bytes: u64,
-    spans: Option<(Span, Span)>,
+    scale: Option<(DataType, Scalar)>,
+    spans: Option<(Span, Span, u64)>,
     copied: u64,
     bell: Bell,
 }
@@ -50,23 +57,41 @@ impl Copy {
         scope: &Scope<'_>,
         budget: usize,
     ) -> Result<Outcome, crate::violations::Violation> {
-        let (from, to) = match self.spans {
+        let (from, to, scalar) = match self.spans {
             Some(spans) => spans,
             None => {
+                let scalar = match self.scale {
+                    Some((data_type, scalar)) => scope.scalar(scalar, data_type)?,
+                    None => 0,
+                };
                 let spans = (
                     scope.resolve(self.from, self.bytes)?,
                     scope.resolve(self.to, self.bytes)?,
+                    scalar,
                 );
                 *self.spans.insert(spans)
             }
         };
         let pool = scope.session.pool(scope.session.rank);
         let (source, destination) = (pool.view(&from)?, pool.view(&to)?);
-        let n = (self.bytes - self.copied).min(budget.max(1) as u64) as usize;
+        // Whole elements: a multiple of the largest.
+        let part = (budget as u64).next_multiple_of(16).max(16);
+        let n = (self.bytes - self.copied).min(part) as usize;
         // SAFETY: both views are valid for `bytes` bytes, of which `copied + n` are no more.
         unsafe {
             let at = self.copied as usize;
-            transport::copy(source.add(at), destination.add(at), n);
+            let (source, destination) = (source.add(at), destination.add(at));
+            match self.scale {
+                None => transport::copy(source, destination, n),
+                Some((data_type, _)) => reduction::reduce(
+                    data_type,
+                    Operator::PreMulSum,
+                    &[source.cast_const()],
+                    &[scalar],
+                    &[destination],
+                    n / data_type.size() as usize,
+                ),
+            }
         }
         self.copied += n as u64;
         if self.copied < self.bytes {

@@ -24,8 +24,9 @@ pub(crate) use local::LocalCopy;
 pub(crate) use replay::CapturedLaunch;
 
 use super::communicator::{Communicator, Session};
+use super::datatype::{DataType, Scalar};
 use super::debug::{self, warn};
-use super::group::{CollectiveTask, MessageTask};
+use super::group::{self, CollectiveTask, MessageTask};
 use super::{code, timer};
 use crate::driver::context;
 use crate::exec::{Bell, Step, Work};
@@ -100,6 +101,23 @@ impl Scope<'_> {
         Ok(span)
     }
 
+    /// The bits of an operator's scalar, read now if it lies in device memory.
+    fn scalar(&self, scalar: Scalar, data_type: DataType) -> Result<u64, Violation> {
+        let address = match scalar {
+            Scalar::Value(bits) => return Ok(bits),
+            Scalar::At(address) => address,
+        };
+        let span = self
+            .resolve(address, data_type.size())
+            .map_err(|violation| violation.during("reading the operator's scalar"))?;
+        let view = self.session.pool(self.session.rank).view(&span)?;
+        let mut bits = [0; 8];
+        let size = data_type.size() as usize;
+        // SAFETY: the view is valid for one element, which is no longer than the bits.
+        unsafe { std::ptr::copy_nonoverlapping(view, bits.as_mut_ptr(), size) };
+        Ok(u64::from_le_bytes(bits))
+    }
+
     /// This rank's own memory is bad: its context fails, as on a GPU.
     fn fail(&self, violation: Violation, operation: &str) -> Outcome {
         let violation = violation.during(&format!("{operation} on {}", self.communicator));
@@ -154,11 +172,8 @@ impl Launch {
         start: Option<Instant>,
     ) -> Box<Self> {
         let (own, ranks) = (session.rank as u32, session.ranks() as u32);
-        // All ranks sort alike, so collectives that are issued in different orders meet; equal
-        // sizes keep their order.
-        lists
-            .collectives
-            .sort_by_key(|task: &CollectiveTask| std::cmp::Reverse(task.bytes()));
+        // All ranks sort alike.
+        group::sort(&mut lists.collectives, u64::from(ranks));
         lists.messages.sort_unstable_by_key(|message| {
             let distance = match message.direction {
                 crate::transport::Direction::Send => (message.peer + ranks - own) % ranks,
@@ -309,7 +324,9 @@ impl Work for Launch {
             self.lists.collectives.get(self.at),
             self.lists.messages.as_slice(),
         ) {
-            (Some(task), _) => format!("{} of {} elements", task.function.name(), task.count),
+            (Some(task), _) => {
+                format!("{} of {} {}", task.function.name(), task.count, task.unit())
+            }
             (None, [message]) => format!(
                 "{} of {} bytes, peer {}",
                 message.function.name(),
