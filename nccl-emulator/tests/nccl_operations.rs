@@ -210,26 +210,6 @@ fn an_average_divides_by_the_number_of_ranks() {
 }
 
 #[test]
-fn eight_bit_floats_travel_but_are_not_reduced_yet() {
-    alone(
-        "eight_bit_floats_travel_but_are_not_reduced_yet",
-        &[],
-        || {
-            threads(2, |rank| {
-                let from = rank.memory(&[1u8, 2, 3, 4]);
-                let to = rank.memory(&[0u8; 4]);
-                assert_eq!(
-                    rank.all_reduce(&from, &to, Kind::ncclFloat8e4m3, Op::ncclSum),
-                    5
-                );
-                assert!(last_error().contains("8-bit floats"), "{}", last_error());
-                assert_eq!(rank.all_to_all(&from, &to, Kind::ncclFloat8e5m2), 0);
-            });
-        },
-    );
-}
-
-#[test]
 fn messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other() {
     let name = "messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other";
     alone(name, &[], || {

@@ -8,6 +8,8 @@
 // Each test file uses its own part of this.
 #![allow(dead_code)]
 
+pub(crate) mod cases;
+
 use std::ffi::c_void;
 use std::fs;
 use std::marker::PhantomData;

@@ -1,0 +1,354 @@
+//! What arrives of a collective, in place and not, for each type, root and number of ranks; and
+//! what never arrives.
+
+mod ranks;
+
+use std::thread;
+use std::time::Duration;
+
+use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
+use ranks::cases::{Case, Dice, FUNCTIONS, Function, KINDS, Prepared, Reduction};
+use ranks::{Rank, alone, last_error, nccl, processes, threads, unique_id, wait_until};
+
+const COUNTS: [usize; 6] = [0, 1, 127, 4096, 65_537, 200_003];
+
+fn every_function(rank: &Rank) {
+    for function in FUNCTIONS {
+        for count in COUNTS {
+            for in_place in [false, true] {
+                let case = Case {
+                    root: (count as i32 + 1) % rank.ranks,
+                    in_place: (in_place && function != Function::AlltoAll)
+                        || function == Function::Bcast,
+                    ..Case::new(function, count)
+                };
+                case.check(rank);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_right_in_place_and_not_for_any_number_of_ranks() {
+    let name = "every_collective_is_right_in_place_and_not_for_any_number_of_ranks";
+    alone(name, &[], || {
+        for ranks in [1, 2, 3, 5] {
+            threads(ranks, every_function);
+        }
+    });
+}
+
+#[test]
+fn every_collective_is_right_between_processes() {
+    let name = "every_collective_is_right_between_processes";
+    processes(name, 3, &[], |process| {
+        let rank = process.join();
+        every_function(&rank);
+        rank.destroy();
+    });
+}
+
+#[test]
+fn every_rank_can_be_the_root() {
+    alone("every_rank_can_be_the_root", &[], || {
+        threads(4, |rank| {
+            for function in FUNCTIONS {
+                for root in 0..rank.ranks {
+                    let case = Case::new(function, 1000);
+                    Case { root, ..case }.check(rank);
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn every_type_travels_and_is_reduced_by_every_operator() {
+    let name = "every_type_travels_and_is_reduced_by_every_operator";
+    alone(name, &[], || {
+        threads(4, |rank| {
+            let operators = [
+                Op::ncclSum,
+                Op::ncclProd,
+                Op::ncclMax,
+                Op::ncclMin,
+                Op::ncclAvg,
+            ];
+            for function in FUNCTIONS {
+                for kind in KINDS {
+                    let used = if function.reduces() {
+                        &operators[..]
+                    } else {
+                        &operators[..1]
+                    };
+                    for &operator in used {
+                        let case = Case {
+                            kind,
+                            reduction: Reduction::BuiltIn(operator),
+                            shift: 1,
+                            ..Case::new(function, 1003)
+                        };
+                        case.check(rank);
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Any collectives, alone and in groups, one after the other, that all ranks agree on.
+fn at_random(rank: &Rank, seed: u64, steps: usize) {
+    let mut dice = Dice(seed);
+    for step in 0..steps {
+        let grouped = dice.below(2) == 0;
+        let cases: Vec<Case> = (0..1 + dice.below(4))
+            .map(|_| Case::roll(&mut dice, rank.ranks))
+            .collect();
+        let hint = || {
+            format!(
+                "seed {seed:#x}, {} ranks, step {step}: {cases:#?}",
+                rank.ranks
+            )
+        };
+        let prepared: Vec<Prepared> = cases.iter().map(|case| case.prepare(rank)).collect();
+        if grouped {
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+        }
+        for prepared in &prepared {
+            assert_eq!(prepared.issue(rank), 0, "{}: {}", last_error(), hint());
+        }
+        if grouped {
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}: {}", last_error(), hint());
+        }
+        rank.sync();
+        for prepared in prepared {
+            let outcome = std::panic::AssertUnwindSafe(|| prepared.verify(rank));
+            if let Err(panic) = std::panic::catch_unwind(outcome) {
+                eprintln!("{}", hint());
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// The seed of the random tests: fixed, unless one is given to repeat a failure elsewhere.
+fn seed() -> u64 {
+    let given = std::env::var("NCCL_EMULATOR_TEST_SEED").ok();
+    given.map_or(0x5eed_0001, |seed| seed.parse().expect("a number"))
+}
+
+#[test]
+fn random_groups_of_collectives_are_right() {
+    alone("random_groups_of_collectives_are_right", &[], || {
+        for ranks in [1, 2, 3, 4, 8] {
+            threads(ranks, |rank| {
+                at_random(rank, seed() + ranks as u64, 60 / ranks as usize + 10);
+            });
+        }
+    });
+}
+
+#[test]
+fn random_groups_of_collectives_are_right_between_processes() {
+    let name = "random_groups_of_collectives_are_right_between_processes";
+    processes(name, 4, &[], |process| {
+        let rank = process.join();
+        at_random(&rank, seed() + 100, 40);
+        rank.destroy();
+    });
+}
+
+#[test]
+fn collectives_that_only_move_bytes_meet_with_different_types() {
+    let name = "collectives_that_only_move_bytes_meet_with_different_types";
+    alone(name, &[], || {
+        threads(2, |rank| {
+            let (kind, count) =
+                [(Kind::ncclFloat64, 10), (Kind::ncclUint8, 80)][rank.rank as usize];
+            let from = rank.memory(&[rank.rank as u8 + 1; 80]);
+            let to = rank.memory(&[0u8; 160]);
+            let (comm, stream) = (rank.comm, rank.cuda_stream());
+            assert_eq!(
+                nccl!(ncclAllGather(
+                    from.ptr(),
+                    to.ptr(),
+                    count,
+                    kind,
+                    comm,
+                    stream
+                )),
+                0
+            );
+            rank.sync();
+            assert_eq!(to.read(), [[1u8; 80], [2; 80]].concat());
+            assert_eq!(
+                nccl!(ncclBroadcast(
+                    from.ptr(),
+                    to.ptr(),
+                    count,
+                    kind,
+                    1,
+                    comm,
+                    stream
+                )),
+                0
+            );
+            rank.sync();
+            assert_eq!(to.read(), [[2u8; 80], [2; 80]].concat());
+        });
+    });
+}
+
+#[test]
+fn broadcasts_from_several_roots_in_a_group_meet_whatever_their_order() {
+    let name = "broadcasts_from_several_roots_in_a_group_meet_whatever_their_order";
+    alone(name, &[], || {
+        threads(3, |rank| {
+            // An all-gather of parts that differ in size.
+            let mut cases: Vec<_> = (0..3)
+                .map(|root| Case {
+                    root,
+                    ..Case::new(Function::Broadcast, 100 + root as usize)
+                })
+                .collect();
+            cases.rotate_left(rank.rank as usize);
+            let prepared: Vec<_> = cases.iter().map(|case| case.prepare(rank)).collect();
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+            for prepared in &prepared {
+                assert_eq!(prepared.issue(rank), 0);
+            }
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+            rank.sync();
+            prepared
+                .into_iter()
+                .for_each(|prepared| prepared.verify(rank));
+        });
+    });
+}
+
+/// Two ranks in threads, that call `wrong` after they have done it right once: neither stream gets
+/// any further, until both abort.
+fn hangs_until_abort(function: Function, wrong: impl Fn(&Rank) -> Option<Case> + Sync) {
+    let id = unique_id();
+    let waiting = std::sync::Barrier::new(2);
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let (wrong, waiting) = (&wrong, &waiting);
+            scope.spawn(move || {
+                let rank = Rank::join(id, 2, rank);
+                for root in 0..2 {
+                    // Both connections of a pair are there from now on.
+                    Case {
+                        root,
+                        ..Case::new(function, 500)
+                    }
+                    .check(&rank);
+                }
+                let issued = wrong(&rank).map(|case| case.prepare(&rank));
+                if let Some(prepared) = &issued {
+                    assert_eq!(prepared.issue(&rank), 0, "{}", last_error());
+                }
+                waiting.wait();
+                thread::sleep(Duration::from_millis(30));
+                if issued.is_some() {
+                    assert!(
+                        !rank.is_idle(),
+                        "rank {} is through with {function:?}",
+                        rank.rank
+                    );
+                }
+                waiting.wait();
+                assert_eq!(rank.state(), 0);
+                assert_eq!(rank.abort(), 0);
+                wait_until("the stream is idle", || rank.is_idle());
+                rank.sync();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_collective_that_a_rank_does_not_join_hangs_until_it_is_aborted() {
+    let name = "a_collective_that_a_rank_does_not_join_hangs_until_it_is_aborted";
+    alone(name, &[], || {
+        for function in FUNCTIONS {
+            // The rank that needs the other one.
+            let waits = i32::from(matches!(function, Function::Scatter));
+            hangs_until_abort(function, |rank| {
+                (rank.rank == waits).then(|| Case::new(function, 500))
+            });
+        }
+    });
+}
+
+#[test]
+fn a_collective_of_different_counts_hangs_until_it_is_aborted() {
+    let name = "a_collective_of_different_counts_hangs_until_it_is_aborted";
+    alone(name, &[], || {
+        for function in FUNCTIONS {
+            hangs_until_abort(function, |rank| {
+                Some(Case::new(function, 500 + rank.rank as usize))
+            });
+        }
+        // Each is said once, but the two messages of an all-to-all differ twice.
+        let told = nccl_emulator::violations();
+        assert_eq!(told.len(), FUNCTIONS.len() + 1, "{told:?}");
+    });
+}
+
+#[test]
+fn a_collective_of_different_roots_or_operators_hangs_until_it_is_aborted() {
+    let name = "a_collective_of_different_roots_or_operators_hangs_until_it_is_aborted";
+    alone(name, &[], || {
+        use Function::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+        for function in [Broadcast, Reduce, Gather, Scatter] {
+            // Each waits for what the other one, which thinks it is the root, does not send.
+            let root = |rank: &Rank| match function {
+                Scatter => 1 - rank.rank,
+                _ => rank.rank,
+            };
+            hangs_until_abort(function, |rank| {
+                Some(Case {
+                    root: root(rank),
+                    ..Case::new(function, 500)
+                })
+            });
+        }
+        for function in [AllReduce, Reduce, ReduceScatter] {
+            let operators = [Op::ncclSum, Op::ncclProd];
+            hangs_until_abort(function, |rank| {
+                let operator = operators[rank.rank as usize];
+                Some(Case {
+                    reduction: Reduction::BuiltIn(operator),
+                    ..Case::new(function, 500)
+                })
+            });
+        }
+    });
+}
+
+#[test]
+fn the_first_use_of_each_waits_on_the_host_and_an_abort_ends_it() {
+    let name = "the_first_use_of_each_waits_on_the_host_and_an_abort_ends_it";
+    alone(name, &[], || {
+        for function in FUNCTIONS {
+            let id = unique_id();
+            let other = thread::spawn(move || Rank::join_nonblocking(id, 2, 1));
+            let rank = Rank::join_nonblocking(id, 2, 0);
+            let other = other.join().unwrap();
+            // The rank that is connected to the other one in any case.
+            let (this, that) = if function == Function::Scatter {
+                (other, rank)
+            } else {
+                (rank, other)
+            };
+            let prepared = Case::new(function, 100).prepare(&this);
+            assert_eq!(prepared.issue(&this), 7, "{function:?}: {}", last_error());
+            thread::sleep(Duration::from_millis(20));
+            assert_eq!(this.state(), 7, "{function:?} does not wait");
+            assert!(this.is_idle());
+            assert_eq!(this.abort(), 0);
+            assert_eq!(that.abort(), 0);
+        }
+    });
+}
