@@ -334,6 +334,39 @@ impl Bench {
                 );
             });
         }
+        // Bytes are those of the larger of the two buffers, as in nccl-tests.
+        let (float, byte) = (Kind::ncclFloat32, Kind::ncclUint8);
+        for bytes in sizes() {
+            self.compare("broadcast", bytes, |turn| {
+                let shift = self.shift(bytes, turn);
+                let (send, receive) = (at(self.send, shift), at(self.receive, shift));
+                nccl!(
+                    api,
+                    ncclBroadcast(send, receive, bytes, byte, 0, comm, stream)
+                );
+            });
+        }
+        for bytes in sizes() {
+            self.compare("all-gather", bytes, |turn| {
+                let shift = self.shift(bytes, turn);
+                let (send, receive) = (at(self.send, shift), at(self.receive, shift));
+                nccl!(
+                    api,
+                    ncclAllGather(send, receive, bytes / n, byte, comm, stream)
+                );
+            });
+        }
+        for bytes in sizes() {
+            self.compare("reduce-scat.", bytes, |turn| {
+                let shift = self.shift(bytes, turn);
+                let (send, receive) = (at(self.send, shift), at(self.receive, shift));
+                let (count, sum) = (bytes / 4 / n, Op::ncclSum);
+                nccl!(
+                    api,
+                    ncclReduceScatter(send, receive, count, float, sum, comm, stream)
+                );
+            });
+        }
         nccl!(api, ncclCommDestroy(comm));
     }
 }

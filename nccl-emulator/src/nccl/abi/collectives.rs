@@ -1,6 +1,7 @@
 //! The collectives, each with its form that takes a configuration.
 
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 
 use nccl_sys::{
     NCCL_API_MAGIC, cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t,
@@ -11,6 +12,7 @@ use super::{guarded, strike};
 use crate::nccl::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
 use crate::nccl::group::{self, Call, Function};
+use crate::nccl::version;
 
 /// `ncclParseCollConfig`: what a configuration of a single call says, and what is wrong with it.
 /// Null says nothing. The fields that choose between algorithms, and the limits of their resources,
@@ -24,12 +26,14 @@ unsafe fn parse(config: *const ncclCollConfig_t) -> Result<ncclCollConfig_t> {
         return Ok(own);
     }
     own.magic = 0;
+    let known = if version::is_at_least(2, 32, 3) {
+        size_of::<ncclCollConfig_t>()
+    } else {
+        offset_of!(ncclCollConfig_t, launchCompletionEvent)
+    };
     // SAFETY: the caller's promise; as many bytes as both sides have.
     unsafe {
-        let size = config
-            .cast::<usize>()
-            .read_unaligned()
-            .min(size_of::<ncclCollConfig_t>());
+        let size = config.cast::<usize>().read_unaligned().min(known);
         std::ptr::copy_nonoverlapping(
             config.cast::<u8>(),
             std::ptr::from_mut(&mut own).cast::<u8>(),
