@@ -1,0 +1,213 @@
+//! Several communicators: in one group, in one process, and made of one another.
+
+mod support;
+
+use std::time::Duration;
+
+use nccl::cudarc::driver::CudaContext;
+use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// All ranks on one thread: what would wait for itself without a group.
+#[test]
+fn one_thread_drives_several_gpus_with_one_group() {
+    Ranks::new(3).threads(|world| -> Outcome {
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        let streams = (0..3)
+            .map(|device| CudaContext::new(device)?.new_stream())
+            .collect::<Result<Vec<_>, _>>()?;
+        let comms = Communicator::init_all("all", &streams)?;
+        let mut ys = streams
+            .iter()
+            .enumerate()
+            .map(|(rank, stream)| stream.clone_htod(&[rank as i32 + 1; 1000]))
+            .collect::<Result<Vec<_>, _>>()?;
+        for _ in 0..3 {
+            nccl::group(|group| {
+                for (comm, y) in comms.iter().zip(&mut ys) {
+                    group.on(comm)?.all_reduce_in_place(y, ReduceOp::Max)?;
+                }
+                Ok(())
+            })?
+            .wait()?;
+        }
+        for (stream, y) in streams.iter().zip(&ys) {
+            assert_eq!(stream.clone_dtoh(y)?, [3; 1000]);
+        }
+        let x = streams[0].clone_htod(&[7u8; 10])?;
+        let mut y = streams[2].alloc_zeros::<u8>(10)?;
+        let done = nccl::group(|group| {
+            group.on(&comms[0])?.isend(&x, 2)?;
+            group.on(&comms[2])?.irecv(&mut y, 0)
+        })?;
+        done.wait_timeout(Duration::from_secs(20))?;
+        assert!(done.is_complete()?);
+        assert_eq!(streams[2].clone_dtoh(&y)?, [7; 10]);
+        // Finalize waits for all ranks, so one thread cannot do one after the other.
+        std::thread::scope(|scope| {
+            let ends: Vec<_> = comms
+                .iter()
+                .map(|comm| scope.spawn(|| comm.finalize()))
+                .collect();
+            ends.into_iter()
+                .try_for_each(|end| end.join().expect("no panic"))
+        })?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_group_that_fails_aborts_all_its_communicators() {
+    Ranks::new(3).threads(|world| -> Outcome {
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        let streams = (0..3)
+            .map(|device| CudaContext::new(device)?.new_stream())
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut comms = Communicator::init_all_with("all", &streams, |builder| {
+            builder.timeout(Duration::from_millis(300))
+        })?;
+        let mut ys = streams
+            .iter()
+            .map(|stream| stream.alloc_zeros::<f32>(8))
+            .collect::<Result<Vec<_>, _>>()?;
+        let left_out = comms.pop().expect("three were made");
+        // The first collective of a communicator waits for all its ranks, on the host.
+        let error = nccl::group(|group| {
+            for (comm, y) in comms.iter().zip(&mut ys) {
+                group.on(comm)?.all_reduce_in_place(y, ReduceOp::Sum)?;
+            }
+            Ok(())
+        })
+        .unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        for (comm, y) in comms.iter().zip(&mut ys) {
+            let error = comm.all_reduce_in_place(y, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        }
+        left_out.abort("the others are gone")?;
+        Ok(())
+    });
+}
+
+fn split(world: &World) -> Outcome {
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let comm = world.communicator("all").stream(&stream).build()?;
+    let rank = comm.rank();
+    // Even ranks in reverse order; rank 3 in none; rank 1 alone.
+    let color = (rank != 3).then_some(rank as u32 % 2);
+    let part = comm.split("part", color, -(rank as i64))?;
+    let Some(part) = part else {
+        assert_eq!(rank, 3);
+        comm.finalize()?;
+        return Ok(());
+    };
+    let expected = match rank {
+        0 => (1, 2),
+        1 => (0, 1),
+        _ => (0, 2),
+    };
+    assert_eq!((part.rank(), part.world_size()), expected);
+    let mut y = stream.clone_htod(&[rank as i32])?;
+    part.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    assert_eq!(stream.clone_dtoh(&y)?, [if rank == 1 { 1 } else { 2 }]);
+    // Nothing is shared: the end of the one is not the end of the other.
+    part.abort("no longer needed")?;
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn a_split_orders_ranks_by_color_and_key() {
+    ranks_as_threads(4, |world| split(&world));
+    ranks_as_processes(4, |world| split(&world));
+}
+
+#[test]
+fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream).build()?;
+        let rank = comm.rank();
+        let error = comm
+            .split_with("part", Some(0), 0, |builder| {
+                if rank == 1 {
+                    builder.config(nccl::Config::new().min_ctas(0))
+                } else {
+                    builder
+                }
+            })
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("min_ctas"), "{text}");
+        if rank != 1 {
+            assert!(text.contains("rank 1"), "{text}");
+        }
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_warm_up_connects_all_ranks_or_names_its_limit() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let comm = world.communicator("warm").stream(&stream).build()?;
+        comm.warm_up(Duration::from_secs(20))?;
+        comm.finalize()?;
+        let comm = world.communicator("cold").stream(&stream).build()?;
+        if comm.rank() == 0 {
+            let error = comm.warm_up(Duration::from_millis(200)).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!(error.to_string().contains("200ms"), "{error}");
+        }
+        world.barrier("end")?;
+        comm.abort("rank 0 did")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_communicator_of_another_binding_is_taken_over() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let library = nccl::Library::load()?;
+        let id = world.all_gather("id", nccl::UniqueId::new(&library)?.as_bytes())?;
+        let raw = foreign(&id[0], world.rank() as i32)?;
+        // SAFETY: made for this device a moment ago, and given up here.
+        let comm = unsafe { Communicator::from_raw(&library, raw, "foreign", &stream) }?;
+        assert_eq!((comm.rank(), comm.world_size()), (world.rank(), 2));
+        assert_eq!(comm.as_raw(), Some(raw));
+        let mut y = stream.clone_htod(&[1.5f32])?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        assert_eq!(stream.clone_dtoh(&y)?, [3.0]);
+        comm.finalize()?;
+        assert_eq!(comm.as_raw(), None);
+        // SAFETY: a null pointer is refused.
+        let refused =
+            unsafe { Communicator::from_raw(&library, std::ptr::null_mut(), "none", &stream) };
+        assert!(refused.is_err());
+        Ok(())
+    });
+}
+
+/// What another binding would do: a communicator with NCCL's defaults, which block.
+fn foreign(id: &[u8], rank: i32) -> Result<nccl_sys::ncclComm_t, Box<dyn std::error::Error>> {
+    // SAFETY: whatever is found is NCCL or the emulator, and stays loaded.
+    let loaded = unsafe { nccl_sys::Loader::new().load() }?;
+    let mut raw_id = nccl_sys::ncclUniqueId { internal: [0; 128] };
+    for (to, from) in raw_id.internal.iter_mut().zip(id) {
+        *to = std::ffi::c_char::from_ne_bytes([*from]);
+    }
+    let mut raw = std::ptr::null_mut();
+    let init = loaded.api.ncclCommInitRank()?;
+    // SAFETY: `raw` is a valid place, and the device of this thread is the rank's.
+    let code = unsafe { init(&mut raw, 2, raw_id, rank) };
+    assert_eq!(code, nccl_sys::ncclResult_t::ncclSuccess);
+    Ok(raw)
+}

@@ -1,0 +1,96 @@
+//! The data of random programs, and what reductions make of it.
+
+use half::{bf16, f16};
+use nccl::DataType;
+
+/// The operators whose results are exact for small numbers.
+#[derive(Clone, Copy, Debug)]
+pub enum Reduction {
+    Sum,
+    Prod,
+    Max,
+    Min,
+}
+
+impl Reduction {
+    pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Max, Self::Min];
+
+    /// What all ranks' `block` of `count` elements becomes.
+    pub fn of(
+        self,
+        step: u64,
+        ranks: usize,
+        block: usize,
+        count: usize,
+        data_type: DataType,
+    ) -> Vec<u8> {
+        let reduce = |index| {
+            let values = (0..ranks).map(|rank| number(step, rank, block, index));
+            match self {
+                Self::Sum => values.sum(),
+                Self::Prod => values.product(),
+                Self::Max => values.max().unwrap_or_default(),
+                Self::Min => values.min().unwrap_or_default(),
+            }
+        };
+        (0..count)
+            .flat_map(|index| encode(reduce(index), data_type))
+            .collect()
+    }
+}
+
+/// Bytes that differ for every step, rank and block.
+pub fn moved(step: u64, rank: usize, block: usize, len: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(mix(step, rank, block));
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes);
+    bytes
+}
+
+/// Elements to be reduced.
+pub fn reduced(step: u64, rank: usize, block: usize, count: usize, data_type: DataType) -> Vec<u8> {
+    (0..count)
+        .flat_map(|index| encode(number(step, rank, block, index), data_type))
+        .collect()
+}
+
+fn mix(step: u64, rank: usize, block: usize) -> u64 {
+    step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ ((rank as u64) << 32) ^ block as u64
+}
+
+/// 0, 1 or 2.
+fn number(step: u64, rank: usize, block: usize, index: usize) -> u32 {
+    let mixed = (mix(step, rank, block) ^ index as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    ((mixed >> 40) % 3) as u32
+}
+
+/// A number of at most 16 as one element.
+fn encode(number: u32, data_type: DataType) -> Vec<u8> {
+    match data_type {
+        DataType::INT8 | DataType::UINT8 => vec![number as u8],
+        DataType::INT32 | DataType::UINT32 => number.to_ne_bytes().to_vec(),
+        DataType::INT64 | DataType::UINT64 => u64::from(number).to_ne_bytes().to_vec(),
+        DataType::FLOAT16 => f16::from_f32(number as f32).to_ne_bytes().to_vec(),
+        DataType::BFLOAT16 => bf16::from_f32(number as f32).to_ne_bytes().to_vec(),
+        DataType::FLOAT32 => (number as f32).to_ne_bytes().to_vec(),
+        DataType::FLOAT64 => f64::from(number).to_ne_bytes().to_vec(),
+        DataType::FLOAT8_E4M3 => vec![float8(number, 7, 3)],
+        DataType::FLOAT8_E5M2 => vec![float8(number, 15, 2)],
+        other => panic!("{other} is not known here"),
+    }
+}
+
+/// A number that the format holds exactly: sign, exponent with this bias, mantissa of so many bits.
+fn float8(number: u32, bias: u32, mantissa_bits: u32) -> u8 {
+    let Some(exponent) = number.checked_ilog2() else {
+        return 0;
+    };
+    let fraction = number - (1 << exponent);
+    let mantissa = (fraction << mantissa_bits) >> exponent;
+    assert_eq!(
+        mantissa << exponent,
+        fraction << mantissa_bits,
+        "{number} is not exact"
+    );
+    (((exponent + bias) << mantissa_bits) | mantissa) as u8
+}
