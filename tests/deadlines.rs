@@ -233,6 +233,37 @@ fn an_abort_during_a_finalize_that_waits_ends_both() {
 }
 
 #[test]
+fn an_operation_that_a_finalize_in_vain_ends_is_no_success() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| {
+            builder.finalize_timeout(Duration::from_millis(200))
+        })?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let done = unmatched(&comm, &stream)?;
+            std::thread::scope(|scope| {
+                // Looks all the time, to be there when the abort ends the operation.
+                let watching = scope.spawn(|| {
+                    loop {
+                        match done.is_complete() {
+                            Ok(false) => {}
+                            ended => break ended,
+                        }
+                    }
+                });
+                assert!(comm.finalize().unwrap_err().is_timeout());
+                let ended = watching.join().unwrap();
+                assert!(ended.is_err(), "an aborted operation succeeded");
+            });
+            assert!(done.is_complete().is_err());
+        }
+        world.barrier("end")?;
+        comm.abort("the other rank did")?;
+        Ok(())
+    });
+}
+
+#[test]
 fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
     ranks_as_threads(2, |world| -> Outcome {
         let stop = AbortSignal::new();

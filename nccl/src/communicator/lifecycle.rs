@@ -4,7 +4,7 @@
 //! that can be given up. Whoever takes NCCL's pointer out of the handle frees it, and there is only one
 //! who does.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -164,33 +164,62 @@ impl Inner {
             return Err(self.out_of_use());
         }
         let limit = self.timeouts.finalize;
-        let inner = Arc::clone(self);
-        let retired = within(self.timeouts.orderly_end(), "nccl-finalize", move || {
-            // Waits for an operation that is being issued: it is one of those to wait for.
-            let raw = lock(&inner.handle).raw.take()?;
-            let retired = retire(&inner.library, raw, limit, || {
-                inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted()
-            });
-            inner.set_freed(retired.freed.is_ok());
-            Some(retired)
-        });
-        let Some(Some(Retired { settled, freed })) = retired else {
-            self.end_as(false, "its finalize did not come back");
-            return Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit));
+        let ours = Arc::new(AtomicBool::new(false));
+        let retired = {
+            let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
+            within(self.timeouts.orderly_end(), "nccl-finalize", move || {
+                // Waits for an operation that is being issued: it is one of those to wait for.
+                let raw = lock(&inner.handle).raw.take()?;
+                let interrupted =
+                    || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
+                // Said before NCCL ends what is under way: no request must take that for success.
+                let aborting = || {
+                    if inner.phase.begin_abort() {
+                        *lock(&inner.abort_reason) = Some(String::from("its finalize failed"));
+                        ours.store(true, Ordering::Release);
+                    }
+                };
+                let retired = retire(&inner.library, raw, limit, interrupted, aborting);
+                inner.set_freed(retired.freed.is_ok());
+                Some(retired)
+            })
         };
-        match (settled, freed) {
-            (Ok(()), Ok(())) if self.phase.finalized() => Ok(()),
-            // Somebody aborted it meanwhile, and sees to the rest.
-            (Ok(()), Ok(())) => Err(self.out_of_use()),
-            (Ok(()), Err(failure)) => {
-                self.end_as(false, "it could not be destroyed");
-                Err(failure.into())
+        let end = |freed| {
+            if ours.load(Ordering::Acquire) {
+                self.end(freed);
+            } else {
+                self.end_as(freed, "its finalize failed");
             }
-            (Err(unsettled), freed) => {
-                let error = unsettled.into_error("finalize", limit);
-                self.end_as(freed.is_ok(), &error.kind().to_string());
-                Err(error)
+        };
+        match retired {
+            Some(Some(Retired { settled, freed })) => match (settled, freed) {
+                (Ok(()), Ok(())) if self.phase.finalized() => Ok(()),
+                // Somebody aborted it meanwhile, and sees to the rest.
+                (Ok(()), Ok(())) => Err(self.out_of_use()),
+                (Ok(()), Err(failure)) => {
+                    end(false);
+                    Err(failure.into())
+                }
+                (Err(unsettled), freed) => {
+                    end(freed.is_ok());
+                    Err(unsettled.into_error("finalize", limit))
+                }
+            },
+            // An abort was there first.
+            Some(None) => Err(self.out_of_use()),
+            None => {
+                end(false);
+                Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit))
             }
+        }
+    }
+
+    /// The end of an abort that has begun.
+    fn end(&self, freed: bool) {
+        if freed {
+            self.phase.aborted();
+        } else {
+            self.phase.leaked();
         }
     }
 
@@ -198,11 +227,7 @@ impl Inner {
     fn end_as(&self, freed: bool, reason: &str) {
         if self.phase.begin_abort() {
             *lock(&self.abort_reason) = Some(reason.to_owned());
-            if freed {
-                self.phase.aborted();
-            } else {
-                self.phase.leaked();
-            }
+            self.end(freed);
         }
     }
 }
@@ -260,11 +285,13 @@ fn retire(
     raw: RawComm,
     limit: Duration,
     interrupted: impl Fn() -> bool,
+    aborting: impl FnOnce(),
 ) -> Retired {
     let settled = finalize_raw(library, raw, deadline_after(limit), interrupted);
     let way = if settled.is_ok() {
         Free::Destroy
     } else {
+        aborting();
         Free::Abort
     };
     let freed = free(library, way, raw);
@@ -336,7 +363,7 @@ fn reap(remains: Remains) {
         .spawn(move || {
             if let Ok(remains) = receiver.recv() {
                 let limit = remains.timeouts.finalize;
-                let retired = retire(&remains.library, remains.raw, limit, || false);
+                let retired = retire(&remains.library, remains.raw, limit, || false, || ());
                 if let Err(unsettled) = retired.settled {
                     tracing::warn!(
                         target: "nccl",
