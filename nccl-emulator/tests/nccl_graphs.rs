@@ -2,12 +2,13 @@
 
 mod ranks;
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
-use cudarc::driver::{CudaGraph, sys};
+use cudarc::driver::{CudaGraph, CudaStream, result, sys};
 use nccl_emulator::ViolationKind;
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
@@ -48,7 +49,7 @@ fn nodes(graph: &CudaGraph) -> usize {
 fn write(rank: &Rank, to: &Memory<f32>, values: &[f32]) {
     rank.sync();
     // SAFETY: the memory has as many values.
-    unsafe { cudarc::driver::result::memcpy_htod_sync(to.address, values) }.unwrap();
+    unsafe { result::memcpy_htod_sync(to.address, values) }.unwrap();
 }
 
 /// A ring of messages and an all-reduce in one graph, replayed with other data each time.
@@ -169,38 +170,89 @@ fn one_thread_captures_several_ranks_into_one_graph() {
     );
 }
 
+/// Holds a stream for a while, so that others get ahead of it.
+fn pause(stream: &CudaStream) {
+    unsafe extern "C" fn sleep(_: *mut c_void) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let stream = stream.cu_stream();
+    // SAFETY: the function takes no argument.
+    unsafe { result::stream::launch_host_function(stream, sleep, std::ptr::null_mut()) }.unwrap();
+}
+
+/// An all-reduce on a stream other than the rank's.
+fn sum_on(stream: &CudaStream, rank: &Rank, from: &Memory<f32>, to: &Memory<f32>) {
+    let (send, receive, count) = (from.ptr(), to.ptr(), from.len);
+    let stream = stream.cu_stream().cast();
+    let code = nccl!(ncclAllReduce(
+        send, receive, count, F32, SUM, rank.comm, stream
+    ));
+    assert_eq!(code, 0, "{}", last_error());
+}
+
+// In the next tests one rank's first operation is late. If its second one went ahead, it would meet
+// the first one of the other rank.
+
 #[test]
-fn launches_of_one_communicator_on_two_captured_streams_keep_their_order() {
-    let name = "launches_of_one_communicator_on_two_captured_streams_keep_their_order";
+fn two_launches_of_a_communicator_in_one_graph_keep_their_order() {
+    let name = "two_launches_of_a_communicator_in_one_graph_keep_their_order";
     alone(name, &[], || {
         threads(2, |rank| {
             let other = rank.gpu.new_stream().unwrap();
-            let (fork, join) = (
-                rank.gpu.new_event(None).unwrap(),
-                rank.gpu.new_event(None).unwrap(),
-            );
-            let small = rank.memory(&[rank.rank as f32; 10]);
-            let large = rank.memory(&vec![1f32; 100_000]);
-            let (a, b) = (rank.memory(&[0f32; 10]), rank.memory(&vec![0f32; 100_000]));
+            let fork = rank.gpu.new_event(None).unwrap();
+            let join = rank.gpu.new_event(None).unwrap();
+            let (small, a) = (rank.memory(&[1f32; 10]), rank.memory(&[0f32; 10]));
+            let (large, b) = (rank.memory(&[2f32; 500]), rank.memory(&[0f32; 500]));
             begin(rank);
             fork.record(&rank.stream).unwrap();
             other.wait(&fork).unwrap();
-            assert_eq!(rank.all_reduce(&large, &b, F32, SUM), 0);
-            let stream = other.cu_stream().cast();
-            let (send, receive) = (small.ptr(), a.ptr());
-            let code = nccl!(ncclAllReduce(
-                send, receive, 10, F32, SUM, rank.comm, stream
-            ));
-            assert_eq!(code, 0, "{}", last_error());
+            if rank.rank == 0 {
+                pause(&rank.stream);
+            }
+            sum_on(&rank.stream, rank, &large, &b);
+            sum_on(&other, rank, &small, &a);
             join.record(&other).unwrap();
             rank.stream.wait(&join).unwrap();
             let graph = end(rank);
-            for _ in 0..20 {
+            for _ in 0..3 {
                 graph.launch().unwrap();
             }
             rank.sync();
-            assert_eq!(a.read(), [1.; 10]);
-            assert_eq!(b.read(), vec![2.; 100_000]);
+            assert_eq!((a.read(), b.read()), (vec![2.; 10], vec![4.; 500]));
+        });
+    });
+}
+
+#[test]
+fn a_replay_keeps_its_place_among_other_launches_of_the_communicator() {
+    let name = "a_replay_keeps_its_place_among_other_launches_of_the_communicator";
+    alone(name, &[], || {
+        threads(2, |rank| {
+            let other = rank.gpu.new_stream().unwrap();
+            let (small, a) = (rank.memory(&[1f32; 10]), rank.memory(&[0f32; 10]));
+            let (large, b) = (rank.memory(&[2f32; 500]), rank.memory(&[0f32; 500]));
+            begin(rank);
+            sum_on(&rank.stream, rank, &small, &a);
+            let graph = end(rank);
+            for replay_first in [true, false] {
+                let late = if replay_first { &*rank.stream } else { &other };
+                if rank.rank == 0 {
+                    pause(late);
+                }
+                if replay_first {
+                    graph.launch().unwrap();
+                    sum_on(&other, rank, &large, &b);
+                } else {
+                    sum_on(&other, rank, &large, &b);
+                    graph.launch().unwrap();
+                }
+                // Whichever is not late is moved on by nobody else.
+                if replay_first { &other } else { &rank.stream }
+                    .synchronize()
+                    .unwrap();
+                late.synchronize().unwrap();
+            }
+            assert_eq!((a.read(), b.read()), (vec![2.; 10], vec![4.; 500]));
         });
     });
 }

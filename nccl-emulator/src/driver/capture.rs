@@ -125,7 +125,9 @@ unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresu
         if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
             return Err(CUresult::ERROR_STREAM_CAPTURE_WRONG_THREAD);
         }
-        let graph = Graph::create(capture.end(&stream)?)?;
+        let nodes = capture.end(&stream)?;
+        stream.context().check()?;
+        let graph = Graph::create(nodes)?;
         // SAFETY: as above.
         unsafe { store(place, graph) }
     })

@@ -54,8 +54,6 @@ struct State {
     nodes: Vec<Node>,
     /// The streams that take part, the one that it was begun on first.
     members: Vec<Member>,
-    /// The last node of each sequence whose members must not overlap.
-    sequences: Vec<(usize, usize)>,
 }
 
 struct Member {
@@ -140,7 +138,6 @@ impl Capture {
                     stream: Arc::clone(stream),
                     tips: Vec::new(),
                 }],
-                sequences: Vec::new(),
             }),
         });
         stream.set_capture(Some(Arc::clone(&capture)));
@@ -211,12 +208,6 @@ impl Capture {
             add_tips(&mut after, &state.members[member].tips);
         }
         let node = state.nodes.len();
-        if let Some(sequence) = action.sequence() {
-            match state.sequences.iter_mut().find(|(key, _)| *key == sequence) {
-                Some((_, last)) => add_tips(&mut after, &[std::mem::replace(last, node)]),
-                None => state.sequences.push((sequence, node)),
-            }
-        }
         let context = Arc::clone(streams[0].context());
         state.nodes.push(Node {
             action,
@@ -240,13 +231,6 @@ impl Capture {
             node.after.iter().for_each(|&at| is_tip[at] = false);
             if after.is_empty() {
                 after.clone_from(&before);
-            }
-            let at = state.nodes.len();
-            if let Some(sequence) = node.action.sequence() {
-                match state.sequences.iter_mut().find(|(key, _)| *key == sequence) {
-                    Some((_, last)) => add_tips(&mut after, &[std::mem::replace(last, at)]),
-                    None => state.sequences.push((sequence, at)),
-                }
             }
             state.nodes.push(Node {
                 after,
