@@ -1,213 +1,273 @@
-//! From queued operations to a job on a stream.
+//! Graphs: captured work, and its replays.
+//!
+//! A [`Graph`] is what a capture left: nodes, each after some of those before it. An
+//! [`Executable`] replays it. Nodes that come one after the other run on one *lane*: lane 0 is the
+//! stream of the launch, the others are streams of the executable's own, so that branches of a
+//! graph run side by side, which ranks that share a graph depend on. All jobs of a replay are
+//! enqueued by the launch; the stream goes on when all lanes are through.
+//!
+//! Nodes are shared by graph, executables and the jobs of replays that need them, so each of these
+//! may be destroyed before the others.
 
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::ffi::c_void;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Tasks;
-use super::tasks::text;
+use super::run;
+use super::work::{HostCall, Job};
+use super::{Event, Kind, Stream, Work};
 use crate::driver::CUresult;
-use crate::exec::{Action, Event, Stream};
-use crate::faults;
-use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
-use crate::nccl::communicator::{self, algorithm};
-use crate::nccl::debug::warn;
-use crate::nccl::work::{CapturedLaunch, Launch};
-use crate::transport::Direction;
+use crate::driver::context::Context;
+use crate::registry::Registry;
 
-type Ends = Vec<(usize, Direction)>;
+/// Every graph that was not destroyed.
+pub(crate) static GRAPHS: Registry<Graph> = Registry::new(0xC9);
+/// Every executable graph that was not destroyed.
+pub(crate) static EXECUTABLES: Registry<Executable> = Registry::new(0xCA);
 
-/// The peers that these operations use for the first time, in NCCL's order.
-fn missing_peers(tasks: &Tasks) -> Ends {
-    let communicator = &tasks.communicator;
-    let connections = communicator
-        .connections
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let mut missing = Ends::new();
-    for message in &tasks.lists.messages {
-        let end = (message.peer as usize, message.direction);
-        if end.0 != communicator.rank as usize
-            && !connections.has(end.0, end.1)
-            && !missing.contains(&end)
-        {
-            missing.push(end);
-        }
-    }
-    missing
-}
+/// Work that can be done again and again.
+pub(crate) trait Recipe: Send + Sync {
+    /// The job of one replay, which is going to run on `stream`.
+    fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work>;
 
-fn misses_ring(tasks: &Tasks) -> bool {
-    let connections = tasks
-        .communicator
-        .connections
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    !tasks.lists.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
-}
-
-/// Whether [`connect`] would wait.
-pub(super) fn needs_connections(tasks: &Tasks) -> bool {
-    misses_ring(tasks) || !missing_peers(tasks).is_empty()
-}
-
-/// Sets up what is used for the first time: all peers of all communicators at once, then the rings,
-/// one set of ranks after the other.
-pub(super) fn connect(all: &[Tasks]) -> Result {
-    if !all.iter().any(needs_connections) {
-        return Ok(());
-    }
-    let _inside: Vec<_> = all.iter().map(|tasks| tasks.communicator.enter()).collect();
-    let missing: Vec<Ends> = all.iter().map(missing_peers).collect();
-    for (tasks, ends) in all.iter().zip(&missing) {
-        if let Some(session) = tasks.communicator.session() {
-            communicator::start_peers(session, ends);
-        }
-    }
-    for (tasks, ends) in all.iter().zip(&missing) {
-        if let Some(session) = tasks.communicator.session() {
-            communicator::finish_peers(&tasks.communicator, session, ends)?;
-        }
-    }
-    for clique in all.chunk_by(|a, b| a.communicator.hash == b.communicator.hash) {
-        let without: Vec<&Tasks> = clique.iter().filter(|tasks| misses_ring(tasks)).collect();
-        for tasks in &without {
-            if let Some(session) = tasks.communicator.session() {
-                communicator::start_algorithm(session, algorithm::RING);
-            }
-        }
-        for tasks in &without {
-            if let Some(session) = tasks.communicator.session() {
-                communicator::finish_algorithm(&tasks.communicator, session, algorithm::RING)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// NCCL knows one event for the launch of a group.
-pub(super) fn check_events(tasks: &Tasks) -> Result {
-    if tasks.events.len() > 1 {
-        warn!("Only one launch-completion event may be provided in one NCCL group");
-        return Err(INVALID_USAGE);
-    }
-    Ok(())
-}
-
-/// Records an event when the stream has come to what is enqueued next: that is when the kernel on a
-/// GPU has been launched.
-pub(super) fn record_event(event: usize, stream: &Arc<Stream>) -> Result {
-    let event = Event::lookup(std::ptr::without_provenance_mut(event));
-    let recorded = event.and_then(|event| {
-        if event.has_timing() {
-            return Err(CUresult::ERROR_INVALID_VALUE);
-        }
-        // A graph records it anew each time it runs.
-        event.record(stream, stream.capture().is_some())
-    });
-    recorded.map_err(|error| {
-        let text = text(error);
-        warn!(
-            "Cuda failure {} '{text}': the launch-completion event",
-            error.0
-        );
-        UNHANDLED_CUDA
-    })
-}
-
-fn record_events(events: &[usize], stream: &Arc<Stream>) -> Result {
-    events
-        .iter()
-        .try_for_each(|&event| record_event(event, stream))
-}
-
-/// A message to oneself needs its other half in the same group.
-fn check_self_messages(tasks: &Tasks) -> Result {
-    let own = tasks.communicator.rank as u32;
-    let mut balance = 0i64;
-    for message in tasks
-        .lists
-        .messages
-        .iter()
-        .filter(|message| message.peer == own)
+    /// The job of the only time that it is done.
+    fn into_job(self, stream: &Arc<Stream>) -> Box<dyn Work>
+    where
+        Self: Sized,
     {
-        balance += if message.direction == Direction::Send {
-            1
-        } else {
-            -1
+        self.job(stream)
+    }
+
+    /// The jobs that this one must not overlap with, in and outside of graphs. Those of one graph
+    /// keep the order in which they were captured.
+    fn sequence(&self) -> Option<&Mutex<Last>> {
+        None
+    }
+}
+
+/// The last of the jobs that must not overlap: the next one waits for it, also on another stream.
+/// Held while one is enqueued.
+#[derive(Default)]
+pub(crate) struct Last(pub(crate) Option<(Arc<Stream>, u64)>);
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Action {
+    Work(Arc<dyn Recipe>),
+    Host(HostCall),
+    /// Waits for what an event marks at the launch.
+    Wait(Arc<Event>),
+    /// Records an event.
+    Record(Arc<Event>),
+}
+
+impl Action {
+    /// Tells sequences apart.
+    pub(super) fn sequence(&self) -> Option<usize> {
+        match self {
+            Self::Work(recipe) => recipe
+                .sequence()
+                .map(|last| std::ptr::from_ref(last).addr()),
+            _ => None,
+        }
+    }
+}
+
+/// A node of a graph.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub(super) action: Action,
+    /// The nodes that it comes after, all of which have smaller numbers.
+    pub(super) after: Vec<usize>,
+    /// Of the stream it was captured on.
+    pub(super) context: Arc<Context>,
+}
+
+/// See the module.
+pub(crate) struct Graph {
+    nodes: Arc<[Node]>,
+}
+
+impl Graph {
+    /// A graph of captured nodes, and its handle.
+    pub(crate) fn create(nodes: Vec<Node>) -> Result<*mut c_void, CUresult> {
+        let graph = Self {
+            nodes: nodes.into(),
         };
+        GRAPHS
+            .insert(Arc::new(graph))
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
     }
-    if balance > 0 {
-        warn!("Trying to send to self without a matching recv");
-    } else if balance < 0 {
-        warn!("Trying to recv to self without a matching send");
+
+    /// How many nodes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
     }
-    if balance == 0 {
-        Ok(())
-    } else {
-        Err(INVALID_USAGE)
+
+    /// Something that can be launched, and its handle.
+    pub(crate) fn instantiate(&self) -> Result<*mut c_void, CUresult> {
+        let (lane_of, lanes) = plan(&self.nodes);
+        let executable = Executable {
+            nodes: Arc::clone(&self.nodes),
+            lane_of,
+            launched: Mutex::new(Launched { lanes, last: None }),
+        };
+        EXECUTABLES
+            .insert(Arc::new(executable))
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
     }
 }
 
-/// Puts the operations of one communicator on its stream, after its previous launch on whatever
-/// stream that is. If they name several streams, the launch joins them all.
-pub(super) fn launch(tasks: &mut Tasks) -> Result {
-    tasks.resolve_per_thread()?;
-    let communicator = Arc::clone(&tasks.communicator);
-    check_self_messages(tasks)?;
-    let Some(session) = communicator.session() else {
-        return Ok(());
-    };
-    let (Some(stream), others) = (&tasks.stream, &tasks.others) else {
-        return Ok(());
-    };
-    let refuse = |error: CUresult| {
-        warn!("Cuda failure {} '{}'", error.0, text(error));
-        UNHANDLED_CUDA
-    };
-    let mut lists = std::mem::take(&mut tasks.lists);
-    if let Some(capture) = &tasks.capture {
-        record_events(&tasks.events, stream)?;
-        let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
-        let launch = CapturedLaunch::new(&communicator, session, &mut lists);
-        return capture
-            .add(&streams, Action::Work(Arc::new(launch)))
-            .map_err(refuse);
-    }
-    let start = faults::lateness().map(|delay| Instant::now() + delay);
-    let launch = Launch::new(&communicator, session, lists, start);
-    let mut issue = communicator
-        .issue
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    for other in others {
-        stream.wait_for(other, other.submitted()).map_err(refuse)?;
-    }
-    if let Some((last, sequence)) = &issue.0
-        && !Arc::ptr_eq(last, stream)
-    {
-        stream.wait_for(last, *sequence).map_err(refuse)?;
-    }
-    record_events(&tasks.events, stream)?;
-    let sequence = stream.enqueue(launch).map_err(refuse)?;
-    for other in others {
-        other.wait_for(stream, sequence).map_err(refuse)?;
-    }
-    issue.0 = Some((Arc::clone(stream), sequence));
-    Ok(())
-}
-
-/// The ranks of one communicator that a group launches are all captured, or none is. NCCL finds out
-/// when it is about to launch.
-pub(super) fn check_captures(all: &[Tasks]) -> Result {
-    let mixed = all
-        .chunk_by(|a, b| a.communicator.hash == b.communicator.hash)
-        .any(|clique| {
-            let is_captured = |tasks: &Tasks| tasks.capture.is_some();
-            clique.iter().any(is_captured) && !clique.iter().all(is_captured)
+/// Gives each node a lane: that of a node it comes after, if that one is the last there so far and
+/// of the same context. Returns the streams of all lanes but the first, too.
+fn plan(nodes: &[Node]) -> (Vec<usize>, Vec<Arc<Stream>>) {
+    // The last node of each lane.
+    let mut ends: Vec<Option<usize>> = vec![None];
+    let mut lanes = Vec::new();
+    let mut lane_of = Vec::with_capacity(nodes.len());
+    for (at, node) in nodes.iter().enumerate() {
+        let same_context = |other: usize| Arc::ptr_eq(&nodes[other].context, &node.context);
+        let lane = ends.iter().position(|end| match *end {
+            None => node.after.is_empty(),
+            Some(end) => node.after.contains(&end) && same_context(end),
         });
-    if mixed {
-        warn!("Either none or all communicators in a ncclGroup() can be CUDA graph captured.");
-        return Err(INVALID_USAGE);
+        let lane = lane.unwrap_or_else(|| {
+            ends.push(None);
+            lanes.push(Stream::new(&node.context, Kind::NonBlocking, 0));
+            ends.len() - 1
+        });
+        ends[lane] = Some(at);
+        lane_of.push(lane);
     }
-    Ok(())
+    (lane_of, lanes)
+}
+
+/// See the module.
+pub(crate) struct Executable {
+    nodes: Arc<[Node]>,
+    lane_of: Vec<usize>,
+    launched: Mutex<Launched>,
+}
+
+struct Launched {
+    /// The streams of the lanes from 1 on.
+    lanes: Vec<Arc<Stream>>,
+    /// The end of the launch before: launches of one executable come one after the other.
+    last: Option<(Arc<Stream>, u64)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Executable {
+    /// Enqueues one replay on a stream. In a capture the nodes become part of it.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`].
+    pub(crate) fn launch(&self, stream: &Arc<Stream>) -> Result<(), CUresult> {
+        if let Some(capture) = stream.capture() {
+            return capture.add_graph(stream, &self.nodes);
+        }
+        let mut launched = lock(&self.launched);
+        // All sequences are held until all jobs are enqueued; by address, as everyone does who
+        // holds several.
+        let mut sequences: Vec<&Mutex<Last>> = Vec::new();
+        for node in &*self.nodes {
+            if let Action::Work(recipe) = &node.action
+                && let Some(sequence) = recipe.sequence()
+                && !sequences.iter().any(|known| std::ptr::eq(*known, sequence))
+            {
+                sequences.push(sequence);
+            }
+        }
+        sequences.sort_by_key(|sequence| std::ptr::from_ref(*sequence).addr());
+        let mut lasts: Vec<(usize, MutexGuard<'_, Last>)> = sequences
+            .into_iter()
+            .map(|sequence| (std::ptr::from_ref(sequence).addr(), lock(sequence)))
+            .collect();
+
+        let _order = stream.admit()?;
+        run::remember(stream);
+        let mut queue = stream.open();
+        if let Some((before, sequence)) = &launched.last {
+            queue.push_wait(before, *sequence);
+        }
+        let start = queue.last();
+        let mut numbers: Vec<u64> = Vec::with_capacity(self.nodes.len());
+        for (node, &lane) in self.nodes.iter().zip(&self.lane_of) {
+            let own = match lane {
+                0 => stream,
+                _ => &launched.lanes[lane - 1],
+            };
+            let mut push = |job: Job| match lane {
+                0 => queue.push(job),
+                _ => own.open().push(job),
+            };
+            let mut wait_for = |other: &Arc<Stream>, sequence: u64| {
+                if !Arc::ptr_eq(own, other) && other.completed() < sequence {
+                    push(Job::Wait {
+                        stream: Arc::clone(other),
+                        sequence,
+                    });
+                }
+            };
+            if node.after.is_empty() {
+                wait_for(stream, start);
+            }
+            for &before in &node.after {
+                match self.lane_of[before] {
+                    0 => wait_for(stream, numbers[before]),
+                    other => wait_for(&launched.lanes[other - 1], numbers[before]),
+                }
+            }
+            let key = node.action.sequence();
+            let last = lasts.iter_mut().find(|(address, _)| Some(*address) == key);
+            if let Some((_, last)) = &last
+                && let Some((other, sequence)) = &last.0
+            {
+                wait_for(other, *sequence);
+            }
+            let number = match &node.action {
+                Action::Work(recipe) => push(Job::Work(recipe.job(own))),
+                Action::Host(call) => push(Job::Host(*call)),
+                Action::Wait(event) => {
+                    // Also if there is nothing to wait for: the node has its number.
+                    match event.recorded() {
+                        Some((other, sequence)) if !Arc::ptr_eq(own, &other) => push(Job::Wait {
+                            stream: other,
+                            sequence,
+                        }),
+                        _ => push(Job::Stamp(Arc::default())),
+                    }
+                }
+                Action::Record(event) => {
+                    let time = Arc::new(AtomicU64::new(0));
+                    let number = push(Job::Stamp(Arc::clone(&time)));
+                    event.set_recorded(own, number, time);
+                    number
+                }
+            };
+            if let Some((_, last)) = last {
+                last.0 = Some((Arc::clone(own), number));
+            }
+            numbers.push(number);
+        }
+        for lane in &launched.lanes {
+            queue.push_wait(lane, lane.submitted());
+        }
+        let end = queue.last();
+        drop(queue);
+        launched.last = Some((Arc::clone(stream), end));
+        Ok(())
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        for lane in &lock(&self.launched).lanes {
+            // What is queued on it still runs.
+            lane.destroy();
+        }
+    }
 }
