@@ -100,8 +100,32 @@ impl Communicator {
 
 impl Inner {
     pub(crate) fn abort(self: &Arc<Self>, reason: &str) -> Outcome {
+        if self.begin_abort(reason) {
+            self.carry_out_abort()
+        } else {
+            self.wait_for_the_end()
+        }
+    }
+
+    /// Aborts without waiting for the end of it.
+    pub(crate) fn abort_in_background(self: &Arc<Self>, reason: &str) {
+        if !self.begin_abort(reason) {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-abort"))
+            .spawn(move || inner.carry_out_abort());
+        if let Err(error) = spawned {
+            tracing::error!(target: "nccl", %error, "no thread for an abort: leaked");
+            self.phase.leaked();
+        }
+    }
+
+    /// True for the one caller that is to carry it out.
+    fn begin_abort(&self, reason: &str) -> bool {
         if !self.phase.begin_abort() {
-            return self.wait_for_the_end();
+            return false;
         }
         *lock(&self.abort_reason) = Some(reason.to_owned());
         tracing::warn!(
@@ -111,6 +135,10 @@ impl Inner {
             reason,
             "aborting a communicator"
         );
+        true
+    }
+
+    fn carry_out_abort(self: &Arc<Self>) -> Outcome {
         let inner = Arc::clone(self);
         let limit = self.timeouts.abort;
         let freed = within(limit, "nccl-abort", move || {
@@ -336,6 +364,15 @@ impl Drop for Inner {
             .handle
             .get_mut()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.phase.get() == State::Leaked {
+            // NCCL may still use what it was given.
+            std::mem::forget((
+                self.pins.take(),
+                Arc::clone(&self.context),
+                Arc::clone(&self.stream),
+            ));
+            return;
+        }
         let Some(raw) = handle.raw.take() else { return };
         let remains = Remains {
             library: self.library.clone(),
@@ -372,6 +409,10 @@ fn reap(remains: Remains) {
                         ?unsettled,
                         "a dropped communicator could not be finalized and was aborted"
                     );
+                }
+                if retired.freed.is_err() {
+                    // NCCL may still use what it was given.
+                    std::mem::forget(remains);
                 }
             }
             REAPING.fetch_sub(1, Ordering::AcqRel);

@@ -220,7 +220,7 @@ impl Request {
             return Ok(true);
         }
         if self.inner.abort_signal.is_aborted() {
-            self.inner.abort("its abort signal was given");
+            self.inner.abort_in_background("its abort signal was given");
         }
         if self.inner.phase.get().is_aborted() {
             return Err(self.inner.out_of_use());
@@ -279,7 +279,7 @@ impl Request {
             return Ok(());
         }
         let failure = ffi::failure(library, "ncclCommGetAsyncError", code);
-        self.inner.abort(&failure.to_string());
+        self.inner.abort_in_background(&failure.to_string());
         Err(failure.into())
     }
 }
@@ -335,7 +335,7 @@ impl Future for Request {
         if let Some(ticket) = &self.ticket {
             if Instant::now() >= ticket.deadline() {
                 let error = self.timed_out(limit);
-                self.inner.abort(&error.kind().to_string());
+                self.inner.abort_in_background(&error.kind().to_string());
                 return Poll::Ready(Err(self.describe(error)));
             }
             if let Err(error) = self.check_nccl() {
