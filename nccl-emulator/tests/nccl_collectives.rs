@@ -352,3 +352,30 @@ fn the_first_use_of_each_waits_on_the_host_and_an_abort_ends_it() {
         }
     });
 }
+
+#[test]
+fn an_abort_in_the_middle_of_a_large_one_ends_it_on_each_rank_that_aborts() {
+    let name = "an_abort_in_the_middle_of_a_large_one_ends_it_on_each_rank_that_aborts";
+    alone(name, &[], || {
+        for function in FUNCTIONS {
+            let id = unique_id();
+            thread::scope(|scope| {
+                for rank in 0..3 {
+                    scope.spawn(move || {
+                        let rank = Rank::join(id, 3, rank);
+                        let case = Case::new(function, 400_000);
+                        case.check(&rank);
+                        let prepared: Vec<_> = (0..4).map(|_| case.prepare(&rank)).collect();
+                        for prepared in &prepared {
+                            assert_eq!(prepared.issue(&rank), 0, "{}", last_error());
+                        }
+                        // Somewhere in what was issued: each rank at another moment.
+                        thread::sleep(Duration::from_micros(300 * rank.rank as u64));
+                        assert_eq!(rank.abort(), 0);
+                        rank.sync();
+                    });
+                }
+            });
+        }
+    });
+}

@@ -6,7 +6,7 @@ mod ranks;
 use std::ptr::null_mut;
 
 use cudarc::driver::result;
-use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use nccl_sys::{
     NCCL_COLLCONFIG_INITIALIZER, ncclCollConfig_t, ncclDataType_t as Kind, ncclRedOp_t as Op,
     ncclScalarResidence_t as Residence,
@@ -418,6 +418,49 @@ fn the_launch_completion_event_comes_when_the_stream_gets_to_the_launch_not_when
                 .unwrap();
             config.launchCompletionEvent = timing.cu_event().cast();
             assert_eq!(gather(rank, &input, &output, &config), 1);
+        });
+    });
+}
+
+#[test]
+fn a_graph_reads_the_scalar_and_records_the_event_each_time_it_runs() {
+    let name = "a_graph_reads_the_scalar_and_records_the_event_each_time_it_runs";
+    alone(name, &[], || {
+        threads(2, |rank| {
+            let scalar = rank.memory(&[0i32]);
+            let op = scaling_from_device(rank, Kind::ncclInt32, &scalar);
+            let (from, to) = (rank.memory(&[5i32; 4]), rank.memory(&[0i32; 4]));
+            let flags = Some(CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            let event = rank.gpu.new_event(flags).unwrap();
+            let mut config = NCCL_COLLCONFIG_INITIALIZER;
+            config.launchCompletionEvent = event.cu_event().cast();
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            rank.gpu.bind_to_thread().unwrap();
+            rank.stream.begin_capture(mode).unwrap();
+            let (comm, stream) = (rank.comm, rank.cuda_stream());
+            let (send, receive, kind) = (from.ptr(), to.ptr(), Kind::ncclInt32);
+            let code = nccl!(ncclAllReduceConfig(
+                send, receive, 4, kind, op, comm, stream, &config
+            ));
+            assert_eq!(code, 0, "{}", last_error());
+            let graph = rank
+                .stream
+                .end_capture(CUgraphInstantiate_flags(0))
+                .unwrap()
+                .unwrap();
+            assert_eq!(nccl!(ncclRedOpDestroy(op, comm)), 0);
+            for factor in [2, 3] {
+                // SAFETY: the scalar has room for one value, and nothing runs.
+                unsafe { result::memcpy_htod_sync(scalar.address, &[factor]).unwrap() };
+                let gate = Gate::on(rank);
+                graph.launch().unwrap();
+                // One that was never recorded is complete.
+                assert!(!event.is_complete());
+                gate.open();
+                event.synchronize().unwrap();
+                rank.sync();
+                assert_eq!(to.read(), [10 * factor; 4]);
+            }
         });
     });
 }
