@@ -96,6 +96,23 @@ impl<T> Registry<T> {
         Some(object)
     }
 
+    /// Ends the handles of all objects that are `unwanted`.
+    pub(crate) fn remove_if(&self, unwanted: impl Fn(&T) -> bool) {
+        let used = lock(&self.free).used;
+        for index in 0..used {
+            let Some(slot) = self.slot(index, false) else {
+                continue;
+            };
+            let mut slot = lock(slot);
+            if slot.object.as_deref().is_some_and(&unwanted) {
+                let object = slot.object.take();
+                drop(slot);
+                lock(&self.free).slots.push(index);
+                drop(object);
+            }
+        }
+    }
+
     fn slot(&self, index: u32, grow: bool) -> Option<&Mutex<Slot<T>>> {
         let position = index as usize / FIRST + 1;
         let chunk = position.ilog2() as usize;

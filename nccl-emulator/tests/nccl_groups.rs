@@ -303,15 +303,3 @@ fn what_needs_no_gpu_answers_as_nccl_does() {
         assert_eq!(nccl!(ncclParamBind(&mut handle, unknown.as_ptr())), 4);
     });
 }
-
-#[test]
-fn what_is_missing_says_so_and_fails() {
-    alone("what_is_missing_says_so_and_fails", &[], || {
-        threads(1, |rank| {
-            let stream = rank.cuda_stream();
-            assert_eq!(nccl!(ncclWaitSignal(0, null_mut(), rank.comm, stream)), 5);
-            let text = "ncclWaitSignal: nccl-emulator does not have this function yet";
-            assert_eq!(last_error(), text);
-        });
-    });
-}

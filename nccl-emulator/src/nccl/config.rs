@@ -55,6 +55,11 @@ pub(crate) struct Config {
     pub(crate) split_share: bool,
     /// Children of a shrink do.
     pub(crate) shrink_share: bool,
+    /// Contexts of one-sided operations, and signals in each.
+    pub(crate) contexts: usize,
+    pub(crate) signals: usize,
+    /// What the first one-sided operation waits for is done by the init.
+    pub(crate) one_sided_at_init: bool,
 }
 
 impl Config {
@@ -331,6 +336,9 @@ pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
         name,
         split_share: resolved.splitShare != 0,
         shrink_share: resolved.shrinkShare != 0,
+        contexts: usize::try_from(resolved.numRmaCtx).unwrap_or(0),
+        signals: usize::try_from(resolved.numRmaSig).unwrap_or(0),
+        one_sided_at_init: resolved.rmaEagerInit != 0,
     })
 }
 

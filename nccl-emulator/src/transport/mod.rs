@@ -6,6 +6,7 @@
 //! RankBlock  one for each rank: its bell, what peers delivered to it, what it offers to a collective, who it is
 //! Side       one for each (owner, peer): the send and the receive that the owner has posted for that peer
 //! Exchange   one for each (source, destination): who copies the message in flight, how far it got
+//! signals    some for each (source, destination): how often the one has signalled the other
 //! ```
 //!
 //! A message is moved by whichever of its two ends sees that both have posted: it copies straight
@@ -24,7 +25,7 @@ mod socket;
 pub(crate) use copy::{CHUNK, copy};
 pub(crate) use exchange::{Claim, Exchange, Posted, Spoiled};
 pub(crate) use rendezvous::{Arrival, Offer};
-pub(crate) use segment::{Direction, RankBlock, RankInfo, Segment, teardown};
+pub(crate) use segment::{Direction, RankBlock, RankInfo, SIGNALS, Segment, teardown};
 pub(crate) use socket::{
     Address, DESCRIPTORS_PER_MESSAGE, Listener, Received, Socket, wait_readable,
 };

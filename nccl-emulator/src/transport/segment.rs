@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use super::exchange::{Exchange, Side};
+use super::exchange::{Exchange, Side, SpanCell};
 use super::rendezvous::{Collective, OfferCell};
 use super::shared_memory::{self, SharedMemory};
 use crate::exec::Bell;
+use crate::memory::Span;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu1");
 
@@ -33,6 +34,9 @@ pub(crate) mod teardown {
     /// The rank has aborted or freed its communicator, and never comes back.
     pub(crate) const GONE: u32 = 2;
 }
+
+/// Signals from one rank to another that can be told apart.
+pub(crate) const SIGNALS: usize = 64;
 
 /// The start of the segment.
 #[derive(Debug)]
@@ -75,6 +79,8 @@ pub(crate) struct RankBlock {
     /// What the rank says to the splits of the communicator: of two that follow each other, one each.
     /// Written by the rank.
     splits: [SplitCell; 2],
+    /// The same for windows.
+    windows: [WindowCell; 2],
     /// The grow that a coordinator has announced to this rank; 0 for none. Taken by the rank.
     pub(crate) grow: AtomicU64,
     /// What this rank brings to the collective in flight. Written by the rank before it arrives.
@@ -90,6 +96,14 @@ struct SplitCell {
     number: AtomicU64,
     color: AtomicI32,
     key: AtomicI32,
+}
+
+/// What a rank says to the registration of one window, as [`SplitCell`].
+#[derive(Debug, Default)]
+#[repr(C)]
+struct WindowCell {
+    number: AtomicU64,
+    span: SpanCell,
 }
 
 /// Who a rank is. Written by the root.
@@ -141,8 +155,12 @@ impl Segment {
         Self::sides_at(ranks) + round_up(ranks * ranks * size_of::<Side>())
     }
 
-    fn size(ranks: usize) -> usize {
+    fn signals_at(ranks: usize) -> usize {
         Self::exchanges_at(ranks) + round_up(ranks * ranks * size_of::<Exchange>())
+    }
+
+    fn size(ranks: usize) -> usize {
+        Self::signals_at(ranks) + ranks * ranks * SIGNALS * size_of::<AtomicU64>()
     }
 
     /// Makes the segment of a communicator. Untouched parts of it cost no memory.
@@ -250,6 +268,37 @@ impl Segment {
                 cell.key.load(Ordering::Relaxed),
             )
         })
+    }
+
+    /// Says where the part of `rank` of window `number` (counted from 1) is, and tells everybody.
+    pub(crate) fn say_window(&self, rank: usize, number: u64, part: &Span) {
+        let cell = &self.block(rank).windows[number as usize % 2];
+        cell.span.store(part);
+        cell.number.store(number, Ordering::SeqCst);
+        self.ring_others(rank);
+    }
+
+    /// Where the part of `rank` of window `number` is, once it has said so.
+    pub(crate) fn window(&self, rank: usize, number: u64) -> Option<Span> {
+        let cell = &self.block(rank).windows[number as usize % 2];
+        (cell.number.load(Ordering::SeqCst) == number).then(|| cell.span.load())
+    }
+
+    /// How often `source` has signalled `destination`, since the beginning. The source adds.
+    pub(crate) fn signals(&self, source: usize, destination: usize, signal: usize) -> &AtomicU64 {
+        assert!(source < self.ranks && destination < self.ranks && signal < SIGNALS);
+        let index = (source * self.ranks + destination) * SIGNALS + signal;
+        let at = Self::signals_at(self.ranks) + index * size_of::<AtomicU64>();
+        // SAFETY: in bounds (asserted) and aligned: everything before has a size that is a multiple
+        // of 64.
+        unsafe { &*self.memory.base().add(at).cast::<AtomicU64>() }
+    }
+
+    /// Signals `destination`, which sees what `source` has written to its memory before.
+    pub(crate) fn signal(&self, source: usize, destination: usize, signal: usize) {
+        self.signals(source, destination, signal)
+            .fetch_add(1, Ordering::SeqCst);
+        self.block(destination).bell.ring();
     }
 
     /// Rings the bells of all ranks but `but`.

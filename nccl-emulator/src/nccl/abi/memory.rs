@@ -1,8 +1,7 @@
 //! Memory: allocation, registration, windows, and what a communicator itself has of it.
 //!
-//! Registration and windows make NCCL faster on a GPU and change nothing else. Registering a buffer
-//! is counted, so that what NCCL refuses is refused here; windows are not supported by any
-//! communicator, which NCCL reports by success and a null window.
+//! Registration makes NCCL faster on a GPU and changes nothing else: it is counted, so that what NCCL
+//! refuses is refused here.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use super::{call, not_null};
 use crate::driver;
 use crate::memory;
 use crate::nccl::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
-use crate::nccl::communicator::{self, Communicator, SymmetricTask};
+use crate::nccl::communicator::{self, Communicator, SymmetricTask, WindowRequest, WindowSlot};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::group;
@@ -33,6 +32,7 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize)
             );
             UNHANDLED_CUDA
         })?;
+        communicator::remember_allocation(address, size as u64);
         // SAFETY: not null, and by the function's contract the caller's to write to.
         unsafe { ptr.write(std::ptr::without_provenance_mut(address as usize)) };
         Ok(())
@@ -43,13 +43,15 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize)
 pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     call("ncclMemFree", std::ptr::null_mut(), || {
         let address = ptr.addr() as u64;
-        let free = || {
+        let free = || -> std::result::Result<(), violations::Violation> {
             let (device, _) = memory::resolve(address, 1)?;
             if let Ok(context) = driver::context::primary(device) {
                 // A context that failed has nothing running any more.
                 let _ = context.synchronize();
             }
-            memory::free(address)
+            memory::free(address)?;
+            communicator::forget_allocation(address);
+            Ok(())
         };
         free().map_err(|violation| {
             warn!("Cuda failure 1 'invalid argument' in ncclMemFree of {ptr:p}");
@@ -186,22 +188,40 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
     win: *mut ncclWindow_t,
     winFlags: c_int,
 ) -> ncclResult_t {
-    let _ = winFlags;
     call("ncclCommWindowRegister", comm, || {
         let communicator = communicator::lookup(comm, "ncclCommWindowRegister")?;
         not_null(win, "ncclCommWindowRegister", "win")?;
-        communicator.ensure_ready()?;
+        // SAFETY: not null, and by the function's contract the caller's to write to.
+        unsafe { win.write_unaligned(std::ptr::null_mut()) };
         if buff.is_null() || size == 0 {
-            warn!("ncclCommWindowRegister : invalid buffer {buff:p} or size {size}");
+            warn!("invalid pointer {buff:p} / size {size}");
             return Err(INVALID_ARGUMENT);
         }
-        info!(
-            subsystem::INIT,
-            "Symmetric memory is not supported. cuMemEnable 0, globalGinSupport 0, cuMemGdrSupport 0"
-        );
-        // SAFETY: not null, and by the function's contract the caller's to write to.
-        unsafe { win.write(std::ptr::null_mut()) };
-        Ok(())
+        if !communicator.supports_windows() {
+            info!(
+                subsystem::INIT,
+                "Symmetric memory is not supported. cuMemEnable 0, globalGinSupport 0, cuMemGdrSupport 0"
+            );
+            return Ok(());
+        }
+        group::start();
+        let result = communicator.ensure_ready();
+        if result.is_ok() {
+            let request = WindowRequest {
+                address: buff.addr() as u64,
+                size: size as u64,
+                flags: winFlags,
+                // SAFETY: the function's contract.
+                out: unsafe { WindowSlot::new(win) },
+            };
+            group::add_symmetric(&communicator, SymmetricTask::Window(request));
+        }
+        let _ = group::record(result);
+        match group::end() {
+            // Its state says that it is busy.
+            Err(error) if error != IN_PROGRESS => Err(error),
+            _ => result,
+        }
     })
 }
 
@@ -210,12 +230,11 @@ pub(super) unsafe extern "C" fn ncclCommWindowDeregister(
     win: ncclWindow_t,
 ) -> ncclResult_t {
     call("ncclCommWindowDeregister", comm, || {
-        communicator::lookup(comm, "ncclCommWindowDeregister")?;
+        let communicator = communicator::lookup(comm, "ncclCommWindowDeregister")?;
         if win.is_null() {
             return Ok(());
         }
-        warn!("ncclCommWindowDeregister : {win:p} is no window");
-        Err(INVALID_ARGUMENT)
+        communicator::deregister_window(&communicator, win)
     })
 }
 
@@ -224,12 +243,18 @@ pub(super) unsafe extern "C" fn ncclWinGetUserPtr(
     win: ncclWindow_t,
     outUserPtr: *mut *mut c_void,
 ) -> ncclResult_t {
-    let _ = win;
     call("ncclWinGetUserPtr", comm, || {
-        communicator::lookup(comm, "ncclWinGetUserPtr")?;
+        let communicator = communicator::lookup(comm, "ncclWinGetUserPtr")?;
         not_null(outUserPtr, "ncclWinGetUserPtr", "outUserPtr")?;
+        let address = if communicator.supports_windows() {
+            not_null(win, "ncclWinGetUserPtr", "win")?;
+            communicator::find_window(&communicator, win, "ncclWinGetUserPtr")?.address
+        } else {
+            0
+        };
+        let pointer = std::ptr::without_provenance_mut(address as usize);
         // SAFETY: not null, and by the function's contract the caller's to write to.
-        unsafe { outUserPtr.write(std::ptr::null_mut()) };
+        unsafe { outUserPtr.write(pointer) };
         Ok(())
     })
 }

@@ -1,8 +1,7 @@
 //! The functions that C sees: all of `nccl.h`.
 //!
 //! Every body runs inside [`guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
-//! and never unwinds into C. Faults strike here, before anything else is done. What the emulator
-//! does not have yet says so and fails ([`missing`]).
+//! and never unwinds into C. Faults strike here, before anything else is done.
 
 // The names are C's.
 #![allow(non_snake_case)]
@@ -13,7 +12,7 @@ mod information;
 mod init;
 mod lifecycle;
 mod memory;
-mod missing;
+mod one_sided;
 mod operations;
 mod operators;
 mod parameters;
@@ -36,7 +35,7 @@ use information::*;
 use init::*;
 use lifecycle::*;
 use memory::*;
-use missing::*;
+use one_sided::*;
 use operations::*;
 use operators::*;
 use parameters::*;

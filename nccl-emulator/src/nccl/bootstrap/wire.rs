@@ -4,7 +4,7 @@ use crate::transport::RankInfo;
 
 /// Changes whenever a message, the segment or a pool changes: both sides of a connection are then
 /// different emulators.
-const WIRE: u64 = u64::from_le_bytes(*b"nccemu\x00\x03");
+const WIRE: u64 = u64::from_le_bytes(*b"nccemu\x00\x04");
 
 /// Large enough for any message.
 pub(super) const MAX_BYTES: usize = 2048;

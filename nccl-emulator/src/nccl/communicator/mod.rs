@@ -23,6 +23,7 @@ mod revoke;
 mod session;
 mod symmetric;
 mod teardown;
+mod window;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -41,6 +42,10 @@ pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;
 pub(crate) use symmetric::{Family, SymmetricTask, run_symmetric};
 pub(crate) use teardown::{finalize, reclaim};
+pub(crate) use window::{
+    Window, WindowRequest, WindowSlot, deregister_window, find_window, forget_allocation,
+    remember_allocation,
+};
 
 use super::abort::AbortFlag;
 use super::code::{self, Code, INVALID_ARGUMENT, Result};
@@ -97,6 +102,9 @@ pub(crate) struct Communicator {
     registrations: Mutex<Vec<(usize, usize, usize)>>,
     /// Operators that its user created.
     operators: Mutex<UserOperators>,
+    windows: Mutex<Vec<Arc<Window>>>,
+    /// All ranks have come to their first one-sided operation.
+    one_sided: AtomicBool,
     /// Operations so far, for the log.
     operations: AtomicU64,
     /// Lists of finished launches, to be filled again.
@@ -136,6 +144,8 @@ impl Communicator {
             polling: AtomicU32::new(0),
             registrations: Mutex::default(),
             operators: Mutex::default(),
+            windows: Mutex::default(),
+            one_sided: AtomicBool::new(false),
             operations: AtomicU64::new(0),
             spare: Mutex::default(),
             issue: Mutex::default(),
@@ -343,6 +353,11 @@ impl Communicator {
         self.operators
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether one-sided operations can run without waiting for all ranks first.
+    pub(crate) fn is_one_sided(&self) -> bool {
+        self.config.one_sided_at_init || self.one_sided.load(Ordering::Acquire)
     }
 
     /// Counts an operation; the number of those before it.

@@ -1,8 +1,9 @@
 //! What a rank holds once its communicator's init is over: the segment, and every rank's device
 //! memory.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::memory::Mapping;
@@ -26,6 +27,10 @@ pub(crate) struct Session {
     splits: AtomicU64,
     /// Barriers that this rank has come to.
     barriers: AtomicU64,
+    /// Windows that this rank has registered.
+    windows: AtomicU64,
+    /// Signals that this rank has waited for: by source, and signal.
+    taken: Mutex<HashMap<(usize, usize), u64>>,
 }
 
 impl Session {
@@ -44,6 +49,8 @@ impl Session {
             collectives: AtomicU64::new(0),
             splits: AtomicU64::new(0),
             barriers: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
+            taken: Mutex::default(),
         }
     }
 
@@ -65,6 +72,27 @@ impl Session {
     /// The number of the split that this rank is about to take part in.
     pub(crate) fn next_split(&self) -> u64 {
         self.splits.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The number of the window that this rank is about to register.
+    pub(crate) fn next_window(&self) -> u64 {
+        self.windows.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Takes so many signals of each (source, signal), if all of them are there.
+    pub(crate) fn take_signals(&self, wanted: &[(usize, usize, u64)]) -> bool {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = wanted.iter().all(|&(source, signal, count)| {
+            let before = taken.get(&(source, signal)).copied().unwrap_or(0);
+            let now = self.segment.signals(source, self.rank, signal);
+            now.load(Ordering::SeqCst) - before >= count
+        });
+        if there {
+            for &(source, signal, count) in wanted {
+                *taken.entry((source, signal)).or_default() += count;
+            }
+        }
+        there
     }
 
     /// Waits, on the host, until all ranks have come to this barrier. False when aborted.

@@ -1,5 +1,5 @@
 //! What a group does between its jobs and its operations, on all ranks of a communicator together:
-//! giving up device memory and taking it back.
+//! registering windows, the first one-sided operation, giving up device memory and taking it back.
 //!
 //! The emulator's communicators have no device memory, so nothing is given up. Who may do it when,
 //! and that the ranks wait for each other, is as in NCCL.
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Communicator;
+use super::window::{WindowRequest, register_window};
 use crate::driver::context;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
@@ -42,8 +43,12 @@ impl Family {
 }
 
 /// What is to be done. In the order in which NCCL does it, whatever the order of the calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum SymmetricTask {
+    /// `ncclCommWindowRegister`.
+    Window(WindowRequest),
+    /// The first one-sided operation.
+    OneSided,
     /// `ncclCommSuspend`.
     Suspend,
     /// `ncclCommResume`.
@@ -54,11 +59,28 @@ pub(crate) enum SymmetricTask {
 pub(crate) fn run_symmetric(communicator: &Arc<Communicator>, tasks: &[SymmetricTask]) -> Result {
     let _device = debug::on_device(communicator.device);
     let mut tasks = tasks.to_vec();
-    tasks.sort();
+    tasks.sort_by_key(|task| match task {
+        SymmetricTask::Window(_) => 0,
+        SymmetricTask::OneSided => 1,
+        SymmetricTask::Suspend => 2,
+        SymmetricTask::Resume => 3,
+    });
     tasks.into_iter().try_for_each(|task| match task {
+        SymmetricTask::Window(request) => register_window(communicator, &request),
+        SymmetricTask::OneSided => prepare_one_sided(communicator),
         SymmetricTask::Suspend => suspend(communicator),
         SymmetricTask::Resume => resume(communicator),
     })
+}
+
+/// NCCL registers a window for the signals: all ranks wait for each other. Once, however often the
+/// group has asked for it.
+fn prepare_one_sided(communicator: &Communicator) -> Result {
+    if !communicator.is_one_sided() {
+        barrier(communicator)?;
+        communicator.one_sided.store(true, Ordering::Release);
+    }
+    Ok(())
 }
 
 fn suspend(communicator: &Communicator) -> Result {

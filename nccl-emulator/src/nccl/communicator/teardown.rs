@@ -90,6 +90,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
 fn complete(communicator: &Communicator) {
     communicator.leave_family();
     communicator.captured.mark_freed();
+    communicator.forget_windows();
     info!(
         subsystem::DESTROY,
         "comm {:#x} rank {} nranks {} cudaDev {} busId {:x} - {} COMPLETE",

@@ -15,6 +15,7 @@
 
 mod jobs;
 mod launch;
+mod one_sided;
 mod operation;
 mod pending;
 mod tasks;
@@ -23,6 +24,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 pub(crate) use jobs::{Job, JobKind};
+pub(crate) use one_sided::{OneSided, OneSidedTask, enqueue_one_sided};
 pub(crate) use operation::{Call, Function, enqueue};
 pub(crate) use pending::Pending;
 pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks, sort};

@@ -1,6 +1,7 @@
 //! What a launch does when its stream reaches it.
 //!
-//! A [`Launch`] holds the operations of one group on one communicator: first the collectives, one
+//! A [`Launch`] holds the operations of one group on one communicator: first the one-sided ones, in the
+//! order of their calls; then the collectives, one
 //! after the other, largest first; then all messages at once. That is NCCL's order, and nothing in
 //! a group may depend on anything else in it. Addresses are looked up now, not when the call was
 //! made.
@@ -12,6 +13,7 @@
 mod collective;
 mod lane;
 mod local;
+mod one_sided;
 mod point_to_point;
 mod replay;
 mod trouble;
@@ -26,7 +28,7 @@ pub(crate) use replay::CapturedLaunch;
 use super::communicator::{Communicator, Session};
 use super::datatype::{DataType, Scalar};
 use super::debug::{self, warn};
-use super::group::{self, CollectiveTask, MessageTask};
+use super::group::{self, CollectiveTask, MessageTask, OneSidedTask};
 use super::{code, timer};
 use crate::driver::context;
 use crate::exec::{Bell, Step, Work};
@@ -36,6 +38,7 @@ use crate::options::options;
 use crate::violations::{self, Violation, ViolationKind};
 use collective::Collective;
 use lane::Lane;
+use one_sided::OneSided;
 use point_to_point::PointToPoint;
 
 /// What a launch is made of. Kept by the communicator between launches, for their room.
@@ -43,6 +46,7 @@ use point_to_point::PointToPoint;
 pub(crate) struct Lists {
     pub(crate) collectives: Vec<CollectiveTask>,
     pub(crate) messages: Vec<MessageTask>,
+    pub(crate) one_sided: Vec<OneSidedTask>,
     lanes: Vec<Lane>,
 }
 
@@ -51,6 +55,7 @@ impl Lists {
     pub(crate) fn clear(&mut self) {
         self.collectives.clear();
         self.messages.clear();
+        self.one_sided.clear();
         self.lanes.clear();
     }
 }
@@ -155,6 +160,7 @@ pub(crate) struct Launch {
     /// Its state, once it has begun.
     collective: Option<Collective>,
     messages: PointToPoint,
+    one_sided: OneSided,
     /// Not to begin before.
     start: Option<Instant>,
     fault: Option<OperationFault>,
@@ -192,6 +198,7 @@ impl Launch {
             at: 0,
             collective: None,
             messages: PointToPoint::new(lanes),
+            one_sided: OneSided::default(),
             start,
             fault: None,
             prepared: false,
@@ -266,6 +273,10 @@ impl Launch {
             communicator: &self.communicator,
             session: &self.session,
         };
+        let one_sided = &mut self.one_sided;
+        if let Some(outcome) = one_sided.step(&scope, &self.lists.one_sided, budget) {
+            return outcome;
+        }
         let Some(task) = self.lists.collectives.get(self.at) else {
             return self.messages.step(&scope, &self.lists.messages, budget);
         };
@@ -320,6 +331,9 @@ impl Work for Launch {
     }
 
     fn describe(&self) -> String {
+        if let Some(task) = self.one_sided.current(&self.lists.one_sided) {
+            return format!("{} on {}", one_sided::describe(task), self.communicator);
+        }
         let operations = match (
             self.lists.collectives.get(self.at),
             self.lists.messages.as_slice(),

@@ -8,7 +8,7 @@ use super::{Launch, Lists};
 use crate::exec::{Bell, Last, Recipe, Step, Stream, Work};
 use crate::faults;
 use crate::nccl::communicator::{Captured, Communicator, Session};
-use crate::nccl::group::{CollectiveTask, MessageTask};
+use crate::nccl::group::{CollectiveTask, MessageTask, OneSidedTask};
 
 /// The operations of one group on one communicator, in a graph.
 pub(crate) struct CapturedLaunch {
@@ -16,6 +16,7 @@ pub(crate) struct CapturedLaunch {
     session: Arc<Session>,
     collectives: Vec<CollectiveTask>,
     messages: Vec<MessageTask>,
+    one_sided: Vec<OneSidedTask>,
 }
 
 impl CapturedLaunch {
@@ -30,6 +31,7 @@ impl CapturedLaunch {
             session: Arc::clone(session),
             collectives: std::mem::take(&mut lists.collectives),
             messages: std::mem::take(&mut lists.messages),
+            one_sided: std::mem::take(&mut lists.one_sided),
         }
     }
 }
@@ -41,6 +43,7 @@ impl Recipe for CapturedLaunch {
         let mut lists = communicator.spare_lists();
         lists.collectives.extend_from_slice(&self.collectives);
         lists.messages.extend_from_slice(&self.messages);
+        lists.one_sided.extend_from_slice(&self.one_sided);
         let start = faults::lateness().map(|delay| Instant::now() + delay);
         Box::new(Replay {
             launch: Launch::new(communicator, &self.session, lists, start),

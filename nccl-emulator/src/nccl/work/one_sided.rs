@@ -1,0 +1,135 @@
+//! Puts, signals and waits of a launch, one after the other.
+//!
+//! The source copies into the peer's memory by itself, then counts the signal; the peer has no part in
+//! it before it waits. Whoever waits takes what it waited for.
+
+use super::lane::{still_valid, view};
+use super::{Outcome, Scope};
+use crate::memory::Span;
+use crate::nccl::group::OneSidedTask;
+use crate::transport;
+use crate::violations::{Violation, ViolationKind};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct OneSided {
+    /// The task that runs.
+    at: usize,
+    /// Of a put: where from, where to, how far.
+    put: Option<(Span, Span, u64)>,
+}
+
+impl OneSided {
+    /// The task that runs, if there is one left.
+    pub(super) fn current<'a>(&self, tasks: &'a [OneSidedTask]) -> Option<&'a OneSidedTask> {
+        tasks.get(self.at)
+    }
+
+    /// One bounded step. `None` when all tasks are done.
+    pub(super) fn step(
+        &mut self,
+        scope: &Scope<'_>,
+        tasks: &[OneSidedTask],
+        budget: usize,
+    ) -> Option<Outcome> {
+        let task = tasks.get(self.at)?;
+        let done = match task {
+            OneSidedTask::Put {
+                peer,
+                from,
+                bytes,
+                window,
+                offset,
+            } => {
+                let part = &window.parts[*peer];
+                let put = self.put(scope, *peer, (*from, *bytes), (part, *offset), budget);
+                match put {
+                    Ok(done) => done,
+                    Err(violation) => return Some(scope.fail(violation, "PutSignal")),
+                }
+            }
+            OneSidedTask::Signal { peer, signal } => {
+                scope
+                    .session
+                    .segment
+                    .signal(scope.session.rank, *peer, *signal);
+                true
+            }
+            OneSidedTask::Wait(wanted) => {
+                if !scope.session.take_signals(wanted) {
+                    return Some(Outcome::Blocked);
+                }
+                true
+            }
+        };
+        if done {
+            self.at += 1;
+            self.put = None;
+        }
+        Some(Outcome::Progress)
+    }
+
+    fn put(
+        &mut self,
+        scope: &Scope<'_>,
+        peer: usize,
+        (from, bytes): (u64, u64),
+        (part, offset): (&Span, u64),
+        budget: usize,
+    ) -> Result<bool, Violation> {
+        let session = scope.session;
+        let (source, target) = (session.pool(session.rank), session.pool(peer));
+        let (read, write, copied) = match self.put {
+            Some(put) => put,
+            None => {
+                let inside = offset.checked_add(bytes).is_some_and(|end| end <= part.len);
+                if !inside {
+                    return Err(Violation::new(
+                        ViolationKind::OutOfBounds,
+                        Some(scope.communicator.device),
+                        format!(
+                            "{bytes} bytes at {offset} of the window of rank {peer}, which has {}",
+                            part.len
+                        ),
+                    ));
+                }
+                let write = Span {
+                    offset: part.offset + offset,
+                    len: bytes,
+                    ..*part
+                };
+                (scope.resolve(from, bytes)?, write, 0)
+            }
+        };
+        let n = (bytes - copied).min(budget.max(1) as u64);
+        let (to, from) = (view(target, &write)?, view(source, &read)?);
+        if n > 0 {
+            // SAFETY: both views are valid for `bytes` bytes, and `copied + n` are no more.
+            unsafe {
+                transport::copy(
+                    from.add(copied as usize),
+                    to.add(copied as usize),
+                    n as usize,
+                );
+            }
+        }
+        if copied + n < bytes {
+            self.put = Some((read, write, copied + n));
+            return Ok(false);
+        }
+        still_valid(source, &read)?;
+        still_valid(target, &write)?;
+        Ok(true)
+    }
+}
+
+/// A task, for messages.
+pub(super) fn describe(task: &OneSidedTask) -> String {
+    match task {
+        OneSidedTask::Put { peer, bytes, .. } => {
+            format!("PutSignal of {bytes} bytes to rank {peer}")
+        }
+        OneSidedTask::Signal { peer, .. } => format!("Signal to rank {peer}"),
+        OneSidedTask::Wait(wanted) => format!("WaitSignal from {} ranks", wanted.len()),
+    }
+}

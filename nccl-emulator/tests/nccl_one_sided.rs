@@ -1,0 +1,449 @@
+//! Windows, and operations that only one side calls.
+
+mod ranks;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use nccl_sys::{
+    NCCL_CONFIG_INITIALIZER, NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind, ncclWaitSignalDesc_t,
+    ncclWindow_t,
+};
+use ranks::{Rank, alone, last_error, nccl, processes, processes_ending, threads, unique_id};
+
+/// Memory of `ncclMemAlloc`, shown to all ranks.
+struct Shown {
+    address: *mut c_void,
+    window: ncclWindow_t,
+    bytes: usize,
+}
+
+impl Shown {
+    fn new(rank: &Rank, bytes: usize) -> Self {
+        let address = memory(rank, bytes);
+        let mut window = null_mut();
+        let code = register(rank, address, bytes, &mut window);
+        assert_eq!(code, 0, "{}", last_error());
+        assert!(!window.is_null());
+        Self {
+            address,
+            window,
+            bytes,
+        }
+    }
+
+    fn write(&self, values: &[u8]) {
+        // SAFETY: the memory is as large.
+        unsafe { result::memcpy_htod_sync(self.address.addr() as u64, values) }.unwrap();
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut values = vec![0; self.bytes];
+        // SAFETY: the memory is as large.
+        unsafe { result::memcpy_dtoh_sync(&mut values, self.address.addr() as u64) }.unwrap();
+        values
+    }
+
+    fn end(self, rank: &Rank) {
+        assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, self.window)), 0);
+        assert_eq!(nccl!(ncclMemFree(self.address)), 0);
+    }
+}
+
+fn memory(rank: &Rank, bytes: usize) -> *mut c_void {
+    rank.gpu.bind_to_thread().unwrap();
+    let mut address = null_mut();
+    assert_eq!(nccl!(ncclMemAlloc(&mut address, bytes)), 0);
+    address
+}
+
+fn register(rank: &Rank, address: *mut c_void, bytes: usize, window: &mut ncclWindow_t) -> u32 {
+    let flags = NCCL_WIN_COLL_SYMMETRIC;
+    nccl!(ncclCommWindowRegister(
+        rank.comm, address, bytes, window, flags
+    ))
+}
+
+fn put(rank: &Rank, from: *mut c_void, count: usize, peer: i32, to: &Shown, at: usize) -> u32 {
+    let (kind, stream) = (Kind::ncclUint8, rank.cuda_stream());
+    nccl!(ncclPutSignal(
+        from, count, kind, peer, to.window, at, 0, 0, 0, rank.comm, stream
+    ))
+}
+
+fn signal(rank: &Rank, peer: i32, index: i32, context: i32) -> u32 {
+    let stream = rank.cuda_stream();
+    nccl!(ncclSignal(peer, index, context, 0, rank.comm, stream))
+}
+
+fn from(peer: i32, count: i32) -> ncclWaitSignalDesc_t {
+    ncclWaitSignalDesc_t {
+        opCnt: count,
+        peer,
+        sigIdx: 0,
+        ctx: 0,
+    }
+}
+
+fn wait(rank: &Rank, descriptors: &mut [ncclWaitSignalDesc_t]) -> u32 {
+    let (count, list) = (descriptors.len() as i32, descriptors.as_mut_ptr());
+    nccl!(ncclWaitSignal(count, list, rank.comm, rank.cuda_stream()))
+}
+
+/// Every rank writes its number to its place at every other one.
+fn everyone_to_everyone(rank: &Rank) {
+    const EACH: usize = 300_000;
+    let ranks = rank.ranks as usize;
+    let source = Shown::new(rank, EACH);
+    let target = Shown::new(rank, EACH * ranks);
+    for turn in 0..3u8 {
+        source.write(&vec![rank.rank as u8 * 10 + turn; EACH]);
+        assert_eq!(nccl!(ncclGroupStart()), 0);
+        for peer in 0..rank.ranks {
+            let at = EACH * rank.rank as usize;
+            let code = put(rank, source.address, EACH, peer, &target, at);
+            assert_eq!(code, 0, "{}", last_error());
+        }
+        assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+        let mut all: Vec<_> = (0..rank.ranks).map(|peer| from(peer, 1)).collect();
+        assert_eq!(wait(rank, &mut all), 0, "{}", last_error());
+        rank.sync();
+        let values = target.read();
+        for (peer, part) in values.chunks(EACH).enumerate() {
+            let expected = peer as u8 * 10 + turn;
+            assert!(part.iter().all(|&value| value == expected));
+        }
+        // Nobody writes again before everybody has read.
+        for peer in 0..rank.ranks {
+            assert_eq!(signal(rank, peer, 0, 0), 0);
+        }
+        assert_eq!(wait(rank, &mut all), 0);
+        rank.sync();
+    }
+    target.end(rank);
+    source.end(rank);
+}
+
+#[test]
+fn everyone_puts_to_everyone_and_waits_for_all() {
+    alone("everyone_puts_to_everyone_and_waits_for_all", &[], || {
+        threads(4, everyone_to_everyone);
+        assert!(nccl_emulator::violations().is_empty());
+    });
+}
+
+#[test]
+fn processes_put_to_each_other() {
+    processes("processes_put_to_each_other", 3, &[], |process| {
+        let rank = process.join();
+        everyone_to_everyone(&rank);
+        rank.destroy();
+    });
+}
+
+#[test]
+fn a_wait_takes_as_many_signals_as_it_waits_for() {
+    alone("a_wait_takes_as_many_signals_as_it_waits_for", &[], || {
+        threads(2, |rank| {
+            if rank.rank == 1 {
+                for _ in 0..3 {
+                    assert_eq!(signal(rank, 0, 0, 0), 0, "{}", last_error());
+                }
+                rank.sync();
+                thread::sleep(Duration::from_millis(200));
+                assert_eq!(signal(rank, 0, 0, 0), 0);
+                rank.sync();
+                return;
+            }
+            assert_eq!(wait(rank, &mut [from(1, 1), from(1, 1)]), 0);
+            rank.sync();
+            // One is left, and two are wanted.
+            assert_eq!(wait(rank, &mut [from(1, 2)]), 0);
+            thread::sleep(Duration::from_millis(50));
+            assert!(!rank.is_idle());
+            rank.sync();
+        });
+    });
+}
+
+#[test]
+fn signals_of_other_numbers_and_contexts_are_others() {
+    alone(
+        "signals_of_other_numbers_and_contexts_are_others",
+        &[],
+        || {
+            let mut rank = Rank::alone(1, 0);
+            let mut config = NCCL_CONFIG_INITIALIZER;
+            (config.numRmaCtx, config.numRmaSig) = (2, 3);
+            let (id, ranks) = (unique_id(), 1);
+            let code = nccl!(ncclCommInitRankConfig(
+                &mut rank.comm,
+                ranks,
+                id,
+                0,
+                &mut config
+            ));
+            assert_eq!(code, 0);
+            let there = [(0, 0), (2, 0), (1, 1), (2, 1)];
+            for (index, context) in there {
+                assert_eq!(signal(&rank, 0, index, context), 0, "{}", last_error());
+            }
+            let mut all = there.map(|(index, context)| ncclWaitSignalDesc_t {
+                sigIdx: index,
+                ctx: context,
+                ..from(0, 1)
+            });
+            assert_eq!(wait(&rank, &mut all), 0);
+            rank.sync();
+            assert_eq!(signal(&rank, 0, 3, 0), 4);
+            assert_eq!(signal(&rank, 0, 0, 2), 4);
+            assert_eq!(signal(&rank, 0, -1, 0), 4);
+            // Not what was signalled.
+            assert_eq!(signal(&rank, 0, 1, 0), 0);
+            all[0].sigIdx = 0;
+            assert_eq!(wait(&rank, &mut all[..1]), 0);
+            thread::sleep(Duration::from_millis(50));
+            assert!(!rank.is_idle());
+            assert_eq!(rank.abort(), 0);
+            rank.sync();
+        },
+    );
+}
+
+#[test]
+fn what_one_sided_operations_are_given_is_checked() {
+    alone(
+        "what_one_sided_operations_are_given_is_checked",
+        &[],
+        || {
+            threads(1, |rank| {
+                let shown = Shown::new(rank, 8192);
+                let hidden = rank.memory(&[0u8; 16]);
+                let check = |code: u32, text: &str| {
+                    assert_eq!((code, last_error().as_str()), (4, text));
+                };
+                let nowhere = Shown {
+                    window: null_mut(),
+                    ..shown
+                };
+                let own = shown.address;
+                check(
+                    put(rank, own, 1, 1, &shown, 0),
+                    "PutSignal : invalid root 1 (root should be in the 0..1 range)",
+                );
+                check(
+                    put(rank, own, 1, 0, &nowhere, 0),
+                    "ncclPutSignal: peerWin is NULL",
+                );
+                check(
+                    put(rank, null_mut(), 1, 0, &shown, 0),
+                    "ncclPutSignal: srcBuff is NULL",
+                );
+                check(
+                    put(rank, hidden.ptr(), 1, 0, &shown, 0),
+                    "ncclPutSignal: srcWinHost is not in a valid symmetric window",
+                );
+                check(wait(rank, &mut []), "ncclWaitSignal: invalid arguments");
+                check(
+                    wait(rank, &mut [from(0, 0)]),
+                    "ncclWaitSignal: descriptor 0 has invalid opCnt 0",
+                );
+                let (comm, stream) = (rank.comm, rank.cuda_stream());
+                check(
+                    nccl!(ncclSignal(0, 0, 0, 7, comm, stream)),
+                    "Flags 7 is invalid (must be 0)",
+                );
+                check(
+                    nccl!(ncclSignal(0, 0, 0, 0, null_mut(), stream)),
+                    "Signal : comm argument is NULL",
+                );
+                // An error in a group is told at its end.
+                assert_eq!(nccl!(ncclGroupStart()), 0);
+                assert_eq!(put(rank, null_mut(), 1, 0, &shown, 0), 4);
+                assert_eq!(nccl!(ncclGroupEnd()), 4);
+                shown.end(rank);
+            });
+        },
+    );
+}
+
+#[test]
+fn a_window_needs_memory_that_can_be_shown() {
+    alone("a_window_needs_memory_that_can_be_shown", &[], || {
+        threads(1, |rank| {
+            let (own, plain) = (memory(rank, 16384), rank.memory(&[0u8; 8192]));
+            let mut window = std::ptr::dangling_mut();
+            assert_eq!(register(rank, plain.ptr(), 4096, &mut window), 1);
+            assert!(window.is_null());
+            assert_eq!(
+                register(rank, own.wrapping_byte_add(256), 4096, &mut window),
+                4
+            );
+            assert_eq!(last_error(), "Window address must be suitably aligned.");
+            assert_eq!(register(rank, null_mut(), 4096, &mut window), 4);
+            assert_eq!(register(rank, own, 0, &mut window), 4);
+            let inside = own.wrapping_byte_add(4096);
+            assert_eq!(register(rank, inside, 4096, &mut window), 0);
+            let mut back = null_mut();
+            assert_eq!(nccl!(ncclWinGetUserPtr(rank.comm, window, &mut back)), 0);
+            assert_eq!(back, inside);
+            assert_eq!(
+                nccl!(ncclWinGetUserPtr(rank.comm, null_mut(), &mut back)),
+                4
+            );
+            assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, null_mut())), 0);
+            assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, window)), 0);
+            assert!(nccl_emulator::violations().is_empty());
+            // It is gone.
+            assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, window)), 3);
+            assert_eq!(nccl!(ncclWinGetUserPtr(rank.comm, window, &mut back)), 3);
+            assert_eq!(nccl_emulator::violations().len(), 2);
+            assert_eq!(nccl!(ncclMemFree(own)), 0);
+        });
+    });
+}
+
+#[test]
+fn a_communicator_without_windows_answers_with_none() {
+    let off = [("NCCL_WIN_ENABLE", "0")];
+    alone(
+        "a_communicator_without_windows_answers_with_none",
+        &off,
+        || {
+            // At once: the others need not call.
+            threads(2, |rank| {
+                if rank.rank == 0 {
+                    let own = memory(rank, 4096);
+                    let mut window = std::ptr::dangling_mut();
+                    assert_eq!(register(rank, own, 4096, &mut window), 0);
+                    assert!(window.is_null());
+                    assert_eq!(signal(rank, 1, 0, 0), 4);
+                    let text = "One sided RMA: host RMA is not supported in this communicator.";
+                    assert_eq!(last_error(), text);
+                }
+            });
+        },
+    );
+}
+
+#[test]
+fn a_put_beyond_the_window_fails_the_context_of_its_rank() {
+    let name = "a_put_beyond_the_window_fails_the_context_of_its_rank";
+    alone(name, &[], || {
+        let id = unique_id();
+        thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let rank = Rank::join(id, 2, rank);
+                    // The same for all, but for its size.
+                    let shown = Shown::new(&rank, 8192 - 4096 * rank.rank as usize);
+                    assert_eq!(signal(&rank, rank.rank, 0, 0), 0, "{}", last_error());
+                    if rank.rank == 0 {
+                        assert_eq!(put(&rank, shown.address, 4097, 1, &shown, 0), 0);
+                        rank.gpu.bind_to_thread().unwrap();
+                        let error = rank.stream.synchronize().unwrap_err();
+                        assert_eq!(
+                            error.0,
+                            cudarc::driver::sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+                        );
+                        let text = nccl_emulator::violations()[0].to_string();
+                        assert!(
+                            text.contains("of the window of rank 1, which has 4096"),
+                            "{text}"
+                        );
+                    }
+                    assert_eq!(rank.abort(), 0);
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn an_abort_ends_a_registration_and_a_first_signal_that_wait_for_a_rank() {
+    let name = "an_abort_ends_a_registration_and_a_first_signal_that_wait_for_a_rank";
+    alone(name, &[], || {
+        for first in ["window", "signal"] {
+            let id = unique_id();
+            thread::scope(|scope| {
+                for rank in 0..2 {
+                    scope.spawn(move || {
+                        let rank = Rank::join_nonblocking(id, 2, rank);
+                        let own = memory(&rank, 4096);
+                        let mut window = null_mut();
+                        if rank.rank == 0 {
+                            match first {
+                                "window" => {
+                                    assert_eq!(register(&rank, own, 4096, &mut window), 0);
+                                }
+                                _ => assert_eq!(signal(&rank, 1, 0, 0), 7),
+                            }
+                            thread::sleep(Duration::from_millis(50));
+                            assert_eq!(rank.state(), 7);
+                        } else {
+                            thread::sleep(Duration::from_millis(100));
+                        }
+                        assert_eq!(rank.abort(), 0);
+                        assert!(window.is_null());
+                    });
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_waits_for_a_killed_process_gets_out_by_an_abort() {
+    let name = "a_rank_that_waits_for_a_killed_process_gets_out_by_an_abort";
+    let ending = |rank, status: std::process::ExitStatus| status.success() == (rank == 0);
+    processes_ending(name, 2, &[], ending, |process| {
+        let rank = process.join();
+        let peer = 1 - process.rank;
+        assert_eq!(signal(&rank, peer, 0, 0), 0);
+        rank.sync();
+        if process.rank == 1 {
+            std::process::abort();
+        }
+        assert_eq!(wait(&rank, &mut [from(1, 1)]), 0);
+        rank.sync();
+        assert_eq!(wait(&rank, &mut [from(1, 1)]), 0);
+        thread::sleep(Duration::from_millis(50));
+        assert!(!rank.is_idle());
+        assert_eq!(rank.abort(), 0);
+        rank.sync();
+    });
+}
+
+#[test]
+fn a_graph_puts_again_at_every_launch() {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    alone("a_graph_puts_again_at_every_launch", &[], || {
+        threads(2, |rank| {
+            let (source, target) = (Shown::new(rank, 4096), Shown::new(rank, 4096));
+            let peer = 1 - rank.rank;
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            rank.stream.begin_capture(mode).unwrap();
+            let code = put(rank, source.address, 4096, peer, &target, 0);
+            assert_eq!(code, 0, "{}", last_error());
+            assert_eq!(wait(rank, &mut [from(peer, 1)]), 0, "{}", last_error());
+            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = rank.stream.end_capture(flags).unwrap().unwrap();
+            for turn in 1..4u8 {
+                source.write(&[turn * 2 + rank.rank as u8; 4096]);
+                graph.launch().unwrap();
+                rank.sync();
+                assert!(target.read() == [turn * 2 + peer as u8; 4096]);
+                // Not the next before the other has read: outside of the graph.
+                assert_eq!(signal(rank, peer, 0, 0), 0);
+                assert_eq!(wait(rank, &mut [from(peer, 1)]), 0);
+                rank.sync();
+            }
+            drop(graph);
+            target.end(rank);
+            source.end(rank);
+        });
+    });
+}
