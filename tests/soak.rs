@@ -1,0 +1,128 @@
+//! Random operations for a long time: nothing grows.
+//!
+//! Ten seconds unless `NCCL_TEST_SOAK_SECONDS` says otherwise; ten minutes are
+//! `NCCL_TEST_SOAK_SECONDS=600 cargo test --release --test soak -- --nocapture`. Communicators are made,
+//! split, finalized, dropped and aborted all the time.
+
+mod random;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nccl::World;
+use nccl::cudarc::driver::CudaContext;
+use random::Outcome;
+use support::Ranks;
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    /// Memory of its own, in KiB.
+    anonymous: u64,
+    /// Memory that it shares, as devices' memory is, in KiB.
+    shared: u64,
+}
+
+fn held() -> Outcome<Held> {
+    let entries = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let kibibytes = |field: &str| -> Outcome<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(number.ok_or("a field is missing")?.parse()?)
+    };
+    Ok(Held {
+        descriptors: entries("/proc/self/fd")?,
+        threads: entries("/proc/self/task")?,
+        anonymous: kibibytes("RssAnon:")?,
+        shared: kibibytes("RssShmem:")?,
+    })
+}
+
+fn seconds() -> u64 {
+    std::env::var("NCCL_TEST_SOAK_SECONDS")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok())
+        .unwrap_or(10)
+}
+
+/// One communicator and its parts, from the beginning to one of its ends.
+fn life(world: &World, turn: u64) -> Outcome {
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let comm = world.communicator("soak").stream(&stream).build()?;
+    random::run(&comm, turn, 20)?;
+    if turn.is_multiple_of(3) {
+        let color = comm.rank() as u32 % 2;
+        if let Some(part) = comm.split("part", Some(color), 0)? {
+            random::run(&part, turn, 5)?;
+        }
+    }
+    match turn % 4 {
+        0 => {
+            // An abort on one rank leaves the others waiting for what it has not done yet.
+            stream.context().synchronize()?;
+            world.barrier("done")?;
+            comm.abort("it is time")?;
+        }
+        1 => drop(comm),
+        _ => comm.finalize()?,
+    }
+    Ok(())
+}
+
+fn soak(world: &World) -> Outcome {
+    let (begun, length) = (Instant::now(), Duration::from_secs(seconds()));
+    let mut before = None;
+    let mut quarters = 1u32..;
+    let mut turn = 0;
+    loop {
+        // Rank 0 decides for all, so that none waits for one that has ended.
+        let more = [u8::from(begun.elapsed() < length)];
+        if world.all_gather("more", &more)?[0] == [0] {
+            break;
+        }
+        life(world, turn)?;
+        turn += 1;
+        // The first half fills pools and caches.
+        if begun.elapsed() > length / 8 * quarters.start {
+            let now = held()?;
+            println!("rank {}: {turn} communicators, {now:?}", world.rank());
+            if quarters.start == 4 {
+                before = Some(now);
+            }
+            quarters.start += 1;
+        }
+    }
+    // Dropped communicators end in the background.
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, after) = (before.ok_or("too short")?, held()?);
+    println!(
+        "rank {}: {turn} communicators, {before:?} became {after:?}",
+        world.rank()
+    );
+    let grown = |before: u64, after: u64| after > before + before / 10 + (32 << 10);
+    if after.descriptors > before.descriptors + 4
+        || after.threads > before.threads + 8
+        || grown(before.anonymous, after.anonymous)
+        || grown(before.shared, after.shared)
+    {
+        return Err(format!("{turn} turns: {before:?} became {after:?}").into());
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_grows_between_threads() {
+    Ranks::new(3)
+        .deadline(Duration::from_secs(seconds() + 60))
+        .threads(|world| soak(&world));
+}
+
+#[test]
+fn nothing_grows_between_processes() {
+    Ranks::new(3)
+        .deadline(Duration::from_secs(seconds() + 60))
+        .processes(|world| soak(&world));
+}
