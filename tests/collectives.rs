@@ -349,3 +349,20 @@ fn a_root_or_a_length_that_does_not_fit_is_refused_before_nccl_is_asked() {
         Ok(())
     });
 }
+
+#[test]
+fn eight_bit_floats_are_reduced_in_their_own_types() {
+    ranks_as_threads(2, |world| -> Outcome {
+        use float8::{F8E4M3, F8E5M2};
+        let (stream, comm) = start(&world)?;
+        let mut y = stream.clone_htod(&[F8E4M3::from_f32(1.5), F8E4M3::from_f32(-4.0)])?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        let sums = stream.clone_dtoh(&y)?;
+        assert_eq!([sums[0].to_f32(), sums[1].to_f32()], [3.0, -8.0]);
+        let mut y = stream.clone_htod(&[F8E5M2::from_f32(comm.rank() as f32 + 1.0)])?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()?;
+        assert_eq!(stream.clone_dtoh(&y)?[0].to_f32(), 2.0);
+        comm.finalize()?;
+        Ok(())
+    });
+}

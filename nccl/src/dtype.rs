@@ -137,7 +137,8 @@ mod sealed {
 /// A Rust type whose values NCCL can move and reduce.
 ///
 /// Sealed: `bool` and `char` are left out on purpose, because bytes that arrive from elsewhere need
-/// not be valid values of them.
+/// not be valid values of them. The 8-bit floats have Rust types with the feature `float8`; without it
+/// they travel as [`Erased`](crate::Erased) bytes.
 ///
 /// ```
 /// use nccl::{DataType, NcclType};
@@ -172,6 +173,12 @@ nccl_type! {
     half::bf16 => BFLOAT16,
 }
 
+#[cfg(feature = "float8")]
+nccl_type! {
+    float8::F8E4M3 => FLOAT8_E4M3,
+    float8::F8E5M2 => FLOAT8_E5M2,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +203,10 @@ mod tests {
         check::<f32>();
         check::<f64>();
         check::<half::bf16>();
+        #[cfg(feature = "float8")]
+        check::<float8::F8E4M3>();
+        #[cfg(feature = "float8")]
+        check::<float8::F8E5M2>();
     }
 
     #[test]

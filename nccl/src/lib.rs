@@ -25,7 +25,7 @@
 //! - [`World`], [`Rendezvous`]: how ranks find each other.
 //! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
 //!   [`Request`] to poll, wait for or `.await`.
-//! - [`Group`]: several messages issued together.
+//! - [`Group`]: several operations issued together; [`group`]: those of several communicators.
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
@@ -36,8 +36,10 @@
 //! stalls the other stream until the operation is done.
 //!
 //! # Features
-//! None yet. cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to
-//! link of it, so that whatever else is in the build may.
+//! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
+//!
+//! cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to link of it,
+//! so that whatever else is in the build may.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
