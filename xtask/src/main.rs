@@ -7,6 +7,7 @@ mod arguments;
 mod bindings;
 mod check_bindings;
 mod feature_mixes;
+mod foreign_clients;
 mod header;
 mod sanitize;
 mod workspace;
@@ -56,6 +57,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "build the crate `nccl` beside other choices of cudarc's features",
         run: feature_mixes::run,
+    },
+    Chore {
+        name: "foreign-clients",
+        arguments: "",
+        purpose: "run CuPy's and NVIDIA's Python bindings of NCCL on the emulator",
+        run: foreign_clients::run,
     },
     Chore {
         name: "sanitize",
