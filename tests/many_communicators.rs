@@ -95,6 +95,44 @@ fn a_group_that_fails_aborts_all_its_communicators() {
     });
 }
 
+#[test]
+fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
+    Ranks::new(3).threads(|world| -> Outcome {
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        let streams = (0..3)
+            .map(|device| CudaContext::new(device)?.new_stream())
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut comms = Communicator::init_all("all", &streams)?;
+        let left_out = comms.pop().expect("three were made");
+        let mut ys = streams
+            .iter()
+            .map(|stream| stream.alloc_zeros::<f32>(8))
+            .collect::<Result<Vec<_>, _>>()?;
+        let begun = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(200));
+                // The one whose launch is not polled yet.
+                comms[1].abort("no patience")
+            });
+            let error = nccl::group(|group| {
+                for (comm, y) in comms.iter().zip(&mut ys) {
+                    group.on(comm)?.all_reduce_in_place(y, ReduceOp::Sum)?;
+                }
+                Ok(())
+            })
+            .unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        });
+        // Far below the limit of an operation, and that of an abort.
+        assert!(begun.elapsed() < Duration::from_secs(8));
+        left_out.abort("the others are gone")?;
+        Ok(())
+    });
+}
+
 fn split(world: &World) -> Outcome {
     let stream = CudaContext::new(world.local_rank())?.new_stream()?;
     let comm = world.communicator("all").stream(&stream).build()?;

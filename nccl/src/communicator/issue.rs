@@ -131,7 +131,7 @@ impl Inner {
         };
         let launched = match recorded::call(&frame.recorded, frame.grouped, &calls) {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started, limit),
+            Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
             Err(failure) => Err(Error::from(failure)),
         };
 
@@ -154,15 +154,19 @@ impl Inner {
     }
 
     /// Polls until the work is on the stream.
-    pub(super) fn settled(&self, raw: RawComm, started: Instant, limit: Duration) -> Result<()> {
+    pub(super) fn settled(
+        &self,
+        raw: RawComm,
+        started: Instant,
+        limit: Duration,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<()> {
         let deadline = later(started, limit);
-        settle(&self.library, raw, "launch", deadline, || {
-            self.interrupted()
-        })
-        .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))
+        settle(&self.library, raw, "launch", deadline, interrupted)
+            .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))
     }
 
-    fn interrupted(&self) -> bool {
+    pub(super) fn interrupted(&self) -> bool {
         // Not by a finalize: that waits for this operation.
         self.abort_signal.is_aborted() || self.phase.get().is_aborted()
     }

@@ -89,7 +89,12 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
             comm.inner.prepare(handle, frame)?;
             Ok(raw)
         });
-        raws.push(ready.map_err(|error| Refused::Before(at, error))?);
+        raws.push(ready.map_err(|error| {
+            if comm.inner.abort_signal.is_aborted() {
+                comm.inner.abort_in_background("its abort signal was given");
+            }
+            Refused::Before(at, error)
+        })?);
     }
     let Some((first, _)) = all.first() else {
         return Ok(Vec::new());
@@ -121,7 +126,9 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
                 .zip(&raws)
                 .enumerate()
                 .try_for_each(|(at, ((comm, _), raw))| {
-                    let settled = comm.inner.settled(*raw, started, comm.limit);
+                    // An abort of one waits for all locks, so it ends the wait for each.
+                    let ended = || all.iter().any(|(comm, _)| comm.inner.interrupted());
+                    let settled = comm.inner.settled(*raw, started, comm.limit, ended);
                     settled.map_err(|error| (at, error))
                 })
         }
