@@ -13,7 +13,7 @@ use crate::driver::context::Context;
 use crate::registry::Registry;
 
 /// Every event that was not destroyed.
-static EVENTS: Registry<Event> = Registry::new(0x4E);
+static EVENTS: Registry<Event> = Registry::new(0xCE);
 
 /// An event of a context.
 pub(crate) struct Event {

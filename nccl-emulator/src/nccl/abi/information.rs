@@ -48,27 +48,27 @@ pub(super) unsafe extern "C" fn ncclSetEncryption(
         let config = unsafe { config.read_unaligned() };
         if config.magic != NCCL_API_MAGIC {
             warn!(
-                "ncclEncryptionConfig_t argument not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"
+                "ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"
             );
             return Err(INVALID_ARGUMENT);
         }
         match config.mode {
             0 => Ok(()),
             1 if config.psk.is_null() => {
-                warn!("ncclSetEncryption : config->psk is NULL");
+                warn!("ncclSetEncryption: NCCL_ENCRYPTION_MODE_PSK requires config->psk");
                 Err(INVALID_ARGUMENT)
             }
             1 => {
                 // SAFETY: not null, and by the function's contract a C string.
                 let length = unsafe { libc::strlen(config.psk) };
                 if length < 32 {
-                    warn!("ncclSetEncryption : config->psk must be at least 32 bytes");
+                    warn!("ncclSetEncryption: config->psk must be at least 32 bytes");
                     return Err(INVALID_ARGUMENT);
                 }
                 Ok(())
             }
             mode => {
-                warn!("ncclSetEncryption : invalid mode {mode}");
+                warn!("ncclSetEncryption: config->mode={mode} is not a supported encryption mode");
                 Err(INVALID_ARGUMENT)
             }
         }

@@ -61,8 +61,10 @@ pub(super) unsafe extern "C" fn ncclGetUniqueId(out: *mut ncclUniqueId) -> ncclR
     call("ncclGetUniqueId", std::ptr::null_mut(), || {
         check_faults()?;
         announce_bootstrap();
+        // NCCL looks at the environment before its argument.
+        let fixed = unique_id::fixed()?;
         not_null(out, "GetUniqueId", "out")?;
-        let id = match unique_id::fixed()? {
+        let id = match fixed {
             // Rank 0 starts the root when it inits.
             Some(fixed) => fixed,
             None => new_id()?,

@@ -47,10 +47,10 @@ unsafe fn find(key: *const c_char) -> Result<usize> {
     not_null(key, "ncclParam", "key")?;
     // SAFETY: not null, so a C string by the caller's promise.
     let key = unsafe { CStr::from_ptr(key) };
-    KEYS.iter().position(|known| *known == key).ok_or_else(|| {
-        warn!("Parameter {} is not registered", key.to_string_lossy());
-        INVALID_ARGUMENT
-    })
+    // Without a word, as NCCL.
+    KEYS.iter()
+        .position(|known| *known == key)
+        .ok_or(INVALID_ARGUMENT)
 }
 
 fn value(at: usize) -> String {
