@@ -37,6 +37,12 @@ impl Role {
     }
 }
 
+/// Whether this process was started for a role of some test.
+#[must_use]
+pub fn is_child() -> bool {
+    env::var_os(VARIABLE).is_some()
+}
+
 /// The name by which the test runner knows the test that is running, which calls this with a closure
 /// that it wrote itself (its type names the function that it stands in).
 ///

@@ -5,14 +5,14 @@ mod support;
 
 use std::sync::Arc;
 
-use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, ErrorKind, ReduceOp, World};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("test").stream(&stream).build()?;
     Ok((stream, comm))
 }

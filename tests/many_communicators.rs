@@ -13,6 +13,9 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// All ranks on one thread: what would wait for itself without a group.
 #[test]
 fn one_thread_drives_several_gpus_with_one_group() {
+    if !support::needs_devices(3) {
+        return;
+    }
     Ranks::new(3).threads(|world| -> Outcome {
         if world.rank() > 0 {
             return Ok(());
@@ -62,6 +65,9 @@ fn one_thread_drives_several_gpus_with_one_group() {
 
 #[test]
 fn a_group_that_fails_aborts_all_its_communicators() {
+    if !support::needs_devices(3) {
+        return;
+    }
     Ranks::new(3).threads(|world| -> Outcome {
         if world.rank() > 0 {
             return Ok(());
@@ -134,7 +140,7 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
 }
 
 fn split(world: &World) -> Outcome {
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("all").stream(&stream).build()?;
     let rank = comm.rank();
     // Even ranks in reverse order; rank 3 in none; rank 1 alone.
@@ -169,7 +175,7 @@ fn a_split_orders_ranks_by_color_and_key() {
 #[test]
 fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
     ranks_as_threads(3, |world| -> Outcome {
-        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).build()?;
         let rank = comm.rank();
         let error = comm
@@ -194,7 +200,7 @@ fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
 #[test]
 fn a_warm_up_connects_all_ranks_or_names_its_limit() {
     ranks_as_threads(3, |world| -> Outcome {
-        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("warm").stream(&stream).build()?;
         comm.warm_up(Duration::from_secs(20))?;
         comm.finalize()?;
@@ -213,7 +219,7 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
 #[test]
 fn a_communicator_of_another_binding_is_taken_over() {
     ranks_as_threads(2, |world| -> Outcome {
-        let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+        let stream = support::device(&world)?.new_stream()?;
         let library = nccl::Library::load()?;
         let id = world.all_gather("id", nccl::UniqueId::new(&library)?.as_bytes())?;
         let raw = foreign(&id[0], world.rank() as i32)?;

@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
-use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::cudarc::driver::CudaStream;
 use nccl::{
     AllToAllAlgorithm, Communicator, DataType, Erased, ErasedMut, ErrorKind, NcclType, ReduceOp,
     World,
@@ -15,7 +15,7 @@ use support::{ranks_as_processes, ranks_as_threads};
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("test").stream(&stream).build()?;
     Ok((stream, comm))
 }

@@ -6,7 +6,7 @@
 //! #[test]
 //! fn every_rank_receives_what_the_others_sent() {
 //!     support::ranks_as_threads(4, |world| {
-//!         let context = CudaContext::new(world.local_rank())?;
+//!         let context = support::device(&world)?;
 //!         …
 //!         Ok::<(), Box<dyn std::error::Error>>(())
 //!     });
@@ -20,15 +20,21 @@
 //! instance; [`Ranks::outcome`] only last. A rank fails by a panic or an `Err`; the first one that fails
 //! ends the others, and the test, with what each rank said last.
 
+//! The same tests run on real NCCL, where ranks may have to share a device ([`device`]) and not every
+//! arrangement of them works (`nccl_tools::gpu_check`). What cannot be tried is left out aloud, with a
+//! line that begins with `NOT TESTED:`; a test that needs the emulator begins with [`needs_emulator`].
+
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use nccl::cudarc::driver::{CudaContext, DriverError};
 use nccl::{Rendezvous, World};
+use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, NOT_TESTED, TESTED};
 use nccl_tools::perf;
 use nccl_tools::spawn::{
     Ended, Job, Outcome, Output, describe_process, lifeline, threads as rank_threads,
@@ -37,6 +43,61 @@ use nccl_tools::testing::{Role, Verdict, again, end_with, name};
 
 /// How long a test may take, unless it says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The device of a rank: one of its own, or one that it shares where there are fewer devices than ranks.
+///
+/// # Errors
+/// CUDA's.
+pub fn device(world: &World) -> Result<Arc<CudaContext>, DriverError> {
+    let devices = CudaContext::device_count()?.max(1) as usize;
+    CudaContext::new(world.local_rank() % devices)
+}
+
+/// Whether this runs on the emulator; otherwise says that the test is left out because it needs `what`.
+#[must_use]
+pub fn needs_emulator(what: &str) -> bool {
+    static EMULATED: OnceLock<bool> = OnceLock::new();
+    // In a rank the test has been let through already, and the emulator is not yet to be installed.
+    let emulated = *EMULATED.get_or_init(|| {
+        nccl_tools::testing::is_child() || perf::install(1).is_ok_and(|found| found.is_emulated())
+    });
+    if !emulated {
+        println!("{NOT_TESTED}{what}: the emulator does that, a GPU does not");
+    }
+    emulated
+}
+
+/// Whether there are so many devices; otherwise says that the test is left out.
+#[must_use]
+pub fn needs_devices(devices: usize) -> bool {
+    if nccl_tools::testing::is_child() {
+        return true;
+    }
+    install(devices);
+    let found = CudaContext::device_count().map_or(0, |count| count as usize);
+    if found < devices {
+        println!("{NOT_TESTED}{devices} devices are needed, and there are {found}");
+    }
+    found >= devices
+}
+
+/// Whether ranks can be arranged like this here; otherwise says that they cannot.
+fn possible(ranks: usize, arrangement: &str) -> bool {
+    let most = std::env::var(MOST_RANKS)
+        .ok()
+        .and_then(|most| most.parse().ok());
+    if most.is_some_and(|most: usize| ranks > most) {
+        println!("{NOT_TESTED}{ranks} ranks as {arrangement}: the devices here take no more");
+        return false;
+    }
+    match std::env::var(ARRANGEMENTS) {
+        Ok(those) if ranks > 1 && !those.split(',').any(|one| one == arrangement) => {
+            println!("{NOT_TESTED}{ranks} ranks as {arrangement}: that does not work here");
+            false
+        }
+        _ => true,
+    }
+}
 
 /// Runs `body` once per rank, each on a thread of one process.
 ///
@@ -93,13 +154,15 @@ impl Ranks {
     pub fn threads<V: Verdict>(self, body: impl Fn(World) -> V + Send + Sync + 'static) {
         let call = Call::of(&body);
         match call.place() {
-            Place::Parent => {
+            Place::Parent if possible(self.ranks, "threads") => {
                 // A little longer than the process gives itself, because it can tell more.
                 let job = Job::new(1)
                     .output(Output::Collect)
                     .deadline(self.deadline + GRACE);
                 expect_success(&self.run(job, &call));
+                println!("{TESTED}{} ranks as threads", self.ranks);
             }
+            Place::Parent => {}
             Place::Rank => {
                 lifeline::watch();
                 threads_of_this_process(self.ranks, self.deadline, body)
@@ -114,8 +177,13 @@ impl Ranks {
     /// As [`ranks_as_processes`].
     pub fn processes<V: Verdict>(self, body: impl Fn(World) -> V) {
         let call = Call::of(&body);
+        let ranks = self.ranks;
+        if call.place() == Place::Parent && !possible(ranks, "processes") {
+            return;
+        }
         if let Some(ended) = self.run_processes(&call, body) {
             expect_success(&ended);
+            println!("{TESTED}{ranks} ranks as processes");
         }
     }
 
@@ -168,6 +236,7 @@ struct Call {
 }
 
 /// Where a call finds itself.
+#[derive(PartialEq)]
 enum Place {
     /// In the test: the ranks are to be started.
     Parent,
