@@ -5,7 +5,14 @@
 //! [`perf`] makes a program of them. [`spawn`] starts the ranks, and ends all of them when one fails or
 //! the starter is gone; [`testing`] does so for tests.
 //!
+//! [`gpu_check`] is what a machine with a GPU is asked to do; of its parts, [`conformance`] compares NCCL
+//! with the emulator, and [`measure`] finds out what only a GPU can tell. Both call NCCL's functions
+//! directly ([`raw`]).
+//!
 //! This package is not published; a program that needs one of these things may copy it.
+
+// `nccl_call!` takes numbers, handles and addresses; who writes more in its arguments has been told not to.
+#![allow(clippy::macro_metavars_in_unsafe)]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("NCCL runs on Linux, and so does everything here");
@@ -14,16 +21,20 @@ pub mod bandwidth;
 pub mod bench;
 pub mod build_info;
 pub mod clock;
+pub mod conformance;
 pub mod element;
 pub mod failure;
 pub mod format;
+pub mod gpu_check;
 pub mod json;
+pub mod measure;
 pub mod options;
 pub mod overhead;
 pub mod perf;
 pub mod printf;
 pub mod progress;
 pub mod queueing;
+pub mod raw;
 pub mod self_test;
 pub mod sizes;
 pub mod spawn;

@@ -54,6 +54,13 @@ impl Arguments {
         Ok(Some(self.0.remove(at).into()))
     }
 
+    /// Whether the option `name`, which takes no value, is there.
+    pub(crate) fn flag(&mut self, name: &str) -> bool {
+        let before = self.0.len();
+        self.0.retain(|argument| argument != name);
+        self.0.len() < before
+    }
+
     /// Says that nothing more is expected.
     pub(crate) fn finish(&self) -> Result {
         match self.0.first() {
@@ -84,6 +91,13 @@ mod tests {
         given.finish().unwrap();
         assert_eq!(arguments(&[]).path("--header").unwrap(), None);
         assert!(is_usage(arguments(&["--header"]).path("--header")));
+    }
+
+    #[test]
+    fn a_flag_is_there_or_not() {
+        let mut given = arguments(&["--no-libnccl"]);
+        assert!(given.flag("--no-libnccl") && !given.flag("--no-libnccl"));
+        given.finish().unwrap();
     }
 
     #[test]

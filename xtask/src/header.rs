@@ -1,7 +1,7 @@
 //! `header`: the NCCL release that nccl-sys binds, as NVIDIA packs it for Python.
 //!
-//! The wheel is downloaded with pip, and two files of it are kept in `.cache/nccl-RELEASE`, which git
-//! does not know: `nccl.h` and `libnccl.so.2`. Another release is another directory.
+//! The wheel is downloaded with pip, and what is needed of it is kept in `.cache/nccl-RELEASE`, which git
+//! does not know: the directory `include` and `libnccl.so.2`. Another release is another directory.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,11 +13,13 @@ use crate::workspace::{self, run as run_command};
 
 /// The wheel, and what is taken from it.
 const PACKAGE: &str = "nvidia-nccl-cu13";
-const HEADER: &str = "nvidia/nccl/include/nccl.h";
+const HEADERS: &str = "nvidia/nccl/include/";
 const LIBRARY: &str = "nvidia/nccl/lib/libnccl.so.2";
 
 /// One release of NCCL on this disk.
 pub(crate) struct Release {
+    /// The directory of its headers.
+    pub(crate) include: PathBuf,
     /// Its `nccl.h`.
     pub(crate) header: PathBuf,
     /// Its `libnccl.so.2`.
@@ -36,7 +38,8 @@ pub(crate) fn release() -> Result<Release> {
     let cache = workspace::root().join(".cache");
     let directory = cache.join(format!("nccl-{version}"));
     let release = Release {
-        header: directory.join("nccl.h"),
+        include: directory.join("include"),
+        header: directory.join("include").join("nccl.h"),
         library: directory.join("libnccl.so.2"),
     };
     if release.header.is_file() && release.library.is_file() {
@@ -67,7 +70,7 @@ pub(crate) fn release() -> Result<Release> {
         Command::new("python3")
             .args(["-c", UNPACK])
             .arg(download.path())
-            .args([HEADER, LIBRARY]),
+            .args([HEADERS, LIBRARY]),
     )?;
     let unpacked = download.path().join("unpacked");
     if let Err(error) = fs::rename(&unpacked, &directory)
@@ -79,16 +82,21 @@ pub(crate) fn release() -> Result<Release> {
     Ok(release)
 }
 
-/// Takes the named files out of the one wheel in a directory, into its `unpacked`.
+/// Takes the headers and the library out of the one wheel in a directory, into its `unpacked`.
 const UNPACK: &str = r#"
 import glob, os, shutil, sys, zipfile
-directory, members = sys.argv[1], sys.argv[2:]
+directory, headers, library = sys.argv[1:]
 (wheel,) = glob.glob(os.path.join(directory, "*.whl"))
 target = os.path.join(directory, "unpacked")
-os.mkdir(target)
 with zipfile.ZipFile(wheel) as archive:
-    for member in members:
-        with archive.open(member) as source:
-            with open(os.path.join(target, os.path.basename(member)), "wb") as file:
-                shutil.copyfileobj(source, file)
+    for member in archive.namelist():
+        if member == library:
+            path = os.path.join(target, os.path.basename(member))
+        elif member.startswith(headers) and not member.endswith("/"):
+            path = os.path.join(target, "include", *member[len(headers):].split("/"))
+        else:
+            continue
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with archive.open(member) as source, open(path, "wb") as file:
+            shutil.copyfileobj(source, file)
 "#;

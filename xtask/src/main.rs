@@ -6,10 +6,12 @@
 mod arguments;
 mod bindings;
 mod check_bindings;
+mod conformance;
 mod feature_mixes;
-mod foreign_clients;
+mod gpu_bundle;
 mod header;
 mod sanitize;
+mod slim;
 mod workspace;
 
 /// The same description of the bindings that nccl-sys uses with its feature `bindgen`.
@@ -59,16 +61,22 @@ const CHORES: &[Chore] = &[
         run: feature_mixes::run,
     },
     Chore {
-        name: "foreign-clients",
-        arguments: "",
-        purpose: "run CuPy's and NVIDIA's Python bindings of NCCL on the emulator",
-        run: foreign_clients::run,
-    },
-    Chore {
         name: "sanitize",
         arguments: "address|thread",
         purpose: "run tests of the crates under that sanitizer",
         run: sanitize::run,
+    },
+    Chore {
+        name: "conformance",
+        arguments: "[--library PATH]",
+        purpose: "compare the emulator with that NCCL, where NCCL answers without a GPU",
+        run: conformance::run,
+    },
+    Chore {
+        name: "gpu-bundle",
+        arguments: "[OPTIONS]",
+        purpose: "pack what a machine with a GPU needs to check us; options: see gpu_bundle.rs",
+        run: gpu_bundle::run,
     },
 ];
 

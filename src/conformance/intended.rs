@@ -1,0 +1,139 @@
+//! The differences between NCCL and the emulator that are meant, each with its reason.
+
+/// What a row comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Both did the same.
+    Equal,
+    /// The emulator refuses, or waits, where NCCL may go on.
+    Stricter,
+    /// The emulator goes on where NCCL refuses or hangs.
+    Kinder,
+    /// The emulator says that it cannot do this.
+    NotThereYet,
+    /// Something else, because it is an emulator.
+    OnPurpose,
+}
+
+impl Verdict {
+    /// One word for tables.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Stricter => "stricter",
+            Self::Kinder => "kinder",
+            Self::NotThereYet => "not there yet",
+            Self::OnPurpose => "on purpose",
+        }
+    }
+}
+
+/// A difference that is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct Intended {
+    /// The program.
+    pub program: &'static str,
+    /// What is observed, or how its name begins if it ends in `*`; a rank in front may be left out.
+    pub fact: &'static str,
+    /// What it comes to.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl Intended {
+    /// Whether this is about that fact.
+    #[must_use]
+    pub fn covers(&self, fact: &str) -> bool {
+        let without_rank = fact
+            .strip_prefix("rank ")
+            .and_then(|rest| rest.split_once(": "))
+            .map_or(fact, |(_, rest)| rest);
+        match self.fact.strip_suffix('*') {
+            Some(beginning) => [fact, without_rank]
+                .iter()
+                .any(|f| f.starts_with(beginning)),
+            None => [fact, without_rank].contains(&self.fact),
+        }
+    }
+}
+
+const fn meant(
+    program: &'static str,
+    fact: &'static str,
+    verdict: Verdict,
+    reason: &'static str,
+) -> Intended {
+    Intended {
+        program,
+        fact,
+        verdict,
+        reason,
+    }
+}
+
+/// All of them. An entry that no longer covers a difference may go.
+pub const INTENDED: &[Intended] = &[
+    meant(
+        "unique-id",
+        "*",
+        Verdict::OnPurpose,
+        "an id holds the place of a local socket, not an internet address",
+    ),
+    meant(
+        "unique-id-loopback",
+        "*",
+        Verdict::OnPurpose,
+        "an id holds the place of a local socket, not an internet address",
+    ),
+    meant(
+        "unique-id-no-interface",
+        "*",
+        Verdict::Kinder,
+        "ranks of one host need no network interface, and none is looked for",
+    ),
+    meant(
+        "small-send",
+        "ends before there is a receive",
+        Verdict::Stricter,
+        "there is no buffer in between: a program that relies on NCCL's hangs here at once",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::runner::programs;
+
+    #[test]
+    fn every_entry_names_a_program_and_a_reason() {
+        for entry in INTENDED {
+            assert!(
+                programs().any(|program| program.name == entry.program),
+                "{entry:?}"
+            );
+            assert!(
+                !entry.reason.is_empty() && entry.verdict != Verdict::Equal,
+                "{entry:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_programs_are_unique() {
+        let mut names: Vec<_> = programs().map(|program| program.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn an_entry_covers_one_fact_or_all_that_begin_alike() {
+        let one = meant("p", "ends", Verdict::Stricter, "r");
+        assert!(one.covers("ends") && one.covers("rank 1: ends") && !one.covers("ends late"));
+        let all = meant("p", "split*", Verdict::Stricter, "r");
+        assert!(all.covers("rank 0: split in the end") && !all.covers("rank 0: a split"));
+    }
+}

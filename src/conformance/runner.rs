@@ -1,0 +1,151 @@
+//! Running programs, each in a process of its own, and collecting their facts.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{FACT, Facts, Needs, PROGRAMS, Program};
+use crate::failure::{Exit, Failure};
+use crate::raw::{self, Way};
+use crate::spawn::{Job, Outcome, Output};
+
+/// How long a program may take.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What is run, and on what.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection<'a> {
+    /// How ranks are arranged.
+    pub way: Way,
+    /// Without the programs that need a device.
+    pub library_only: bool,
+    /// Only the program of this name.
+    pub name: Option<&'a str>,
+}
+
+/// All programs.
+pub fn programs() -> impl Iterator<Item = &'static Program> {
+    PROGRAMS.iter().copied().flatten()
+}
+
+/// Runs this program in this process, and ends it.
+///
+/// # Errors
+/// When there is no such program.
+pub fn one(name: &str, way: Way) -> Result<(), Failure> {
+    let Some(program) = programs().find(|program| program.name == name) else {
+        return Err(Failure::usage(format!("there is no program `{name}`")));
+    };
+    let result = match program.needs {
+        Needs::Library(body) => nccl_emulator::install_unless_gpu()
+            .map_err(Into::into)
+            .and_then(|_| body(&Facts { rank: None })),
+        Needs::Ranks(ranks, body) => raw::run(way, ranks, DEADLINE, move |rank| {
+            let facts = Facts {
+                rank: (ranks > 1).then_some(rank.world.rank()),
+            };
+            body(rank, &facts)
+        }),
+    };
+    if let Err(error) = &result {
+        eprintln!("{error}");
+    }
+    raw::leave(i32::from(result.is_err()))
+}
+
+/// Runs what is selected; the facts as JSON, and how many programs did not come to their end.
+///
+/// # Errors
+/// When a process cannot be started.
+pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
+    let mut found = serde_json::Map::new();
+    let mut unfinished = 0;
+    for program in programs() {
+        let is_library = matches!(program.needs, Needs::Library(_));
+        if selection.name.is_some_and(|name| name != program.name)
+            || (selection.library_only && !is_library)
+        {
+            continue;
+        }
+        let (outcome, facts) = run(program, selection.way)?;
+        println!("{:<28} {outcome}, {} facts", program.name, facts.len());
+        unfinished += usize::from(outcome != "ended");
+        found.insert(
+            program.name.to_owned(),
+            json!({"about": program.about, "outcome": outcome, "facts": facts}),
+        );
+    }
+    let subject = format!("NCCL {}", std::env::var("NCCL_LIBRARY").unwrap_or_default());
+    let emulated = std::env::var("NCCL_EMULATOR").is_ok_and(|value| value == "1");
+    let subject = if emulated {
+        "the emulator"
+    } else {
+        subject.trim()
+    };
+    let facts = json!({
+        "subject": subject,
+        "arrangement": selection.way.to_string(),
+        "programs": found,
+    });
+    Ok((facts, unfinished))
+}
+
+/// How one program ended, and what it observed until then.
+fn run(program: &Program, way: Way) -> Result<(String, BTreeMap<String, String>), Failure> {
+    let failed = |error: std::io::Error| Failure::new(Exit::Failed, error.to_string());
+    let this = std::env::current_exe().map_err(failed)?;
+    // A little longer than the program gives its ranks.
+    let job = Job::new(1)
+        .output(Output::Collect)
+        .deadline(DEADLINE + Duration::from_secs(10));
+    let ended = job
+        .run(|_| {
+            let mut command = Command::new(&this);
+            command
+                .args(["one", program.name, "--arrangement", &way.to_string()])
+                .envs(program.environment.iter().copied());
+            command
+        })
+        .map_err(failed)?;
+    let rank = &ended.ranks[0];
+    let mut facts = BTreeMap::new();
+    for line in &rank.stdout {
+        if let Some((what, value)) = line
+            .strip_prefix(FACT)
+            .and_then(|fact| fact.split_once('\t'))
+        {
+            // The same observation again: all of them, in order.
+            facts
+                .entry(what.to_owned())
+                .and_modify(|before: &mut String| {
+                    before.push_str("; ");
+                    before.push_str(value);
+                })
+                .or_insert_with(|| value.to_owned());
+        }
+    }
+    let outcome = match ended.outcome {
+        Outcome::Succeeded => "ended".to_owned(),
+        Outcome::TimedOut(_) => "hung".to_owned(),
+        Outcome::Failed(_) | Outcome::OutputClosed => {
+            let last = rank.stderr.last().map_or("no word", String::as_str);
+            let status = rank
+                .status
+                .map_or("not ended".to_owned(), |s| s.to_string());
+            format!("{status}: {last}")
+        }
+    };
+    Ok((outcome, facts))
+}
+
+/// Writes facts to a file.
+///
+/// # Errors
+/// The file system's.
+pub fn write(facts: &Value, path: &Path) -> Result<(), Failure> {
+    std::fs::write(path, format!("{facts:#}\n"))
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}

@@ -1,0 +1,461 @@
+//! Which steps there are, and in which order.
+//!
+//! What is found out early decides what is tried later: the arrangements of ranks that work here are
+//! the ones that tests, conformance programs and measurements use.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::bundle::{Unpacked, unpack};
+use super::options::Options;
+use super::processes::Token;
+use super::report::Report;
+use super::step::{Outcome, Record, Step};
+use super::{ARRANGEMENTS, MOST_RANKS};
+use crate::failure::{Exit, Failure};
+use crate::measure;
+
+/// Ways to put several ranks on one device, the cheapest first.
+pub const WAYS: [&str; 5] = [
+    "one-thread",
+    "threads",
+    "processes",
+    "processes-mps",
+    "hosts",
+];
+
+/// What ranks that share a device need: without it NCCL refuses, and with more channels than
+/// multiprocessors it hangs.
+const SHARING: [(&str, &str); 3] = [
+    ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("NCCL_MAX_CTAS", "4"),
+];
+
+/// Variables that would make the check measure something else than it says.
+const UNWANTED: [&str; 9] = [
+    "NCCL_EMULATOR",
+    "NCCL_EMULATOR_DEVICES",
+    "NCCL_EMULATOR_FAULTS",
+    "NCCL_EMULATOR_STRICT",
+    "NCCL_RUN_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+];
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Runs the check and writes the reports. The exit code of the program.
+///
+/// # Errors
+/// When the bundle cannot be unpacked or the reports cannot be written.
+pub fn run(options: &Options) -> Result<u8, Failure> {
+    let io =
+        |error: io::Error| Failure::new(Exit::Usage, format!("{}: {error}", options.out.display()));
+    let logs = options.out.join("logs");
+    std::fs::create_dir_all(&logs).map_err(io)?;
+    let out = options.out.canonicalize().map_err(io)?;
+    let unpacked_at = out.join("unpacked");
+    let unpacked = unpack(&options.bundle, &unpacked_at, !options.emulated)?;
+    let mut check = Check {
+        options,
+        token: Token::new().map_err(io)?,
+        logs: out.join("logs"),
+        report: Report::new(options, &unpacked),
+        unpacked,
+        ways: Vec::new(),
+    };
+    let done = check.all();
+    let left = check.token.end(Duration::from_secs(2));
+    check.report.left_behind = left.into_iter().map(|process| process.command).collect();
+    if !options.keep {
+        let _ = std::fs::remove_dir_all(&unpacked_at);
+    }
+    check.report.write(&out).map_err(io)?;
+    done.map_err(io)?;
+    Ok(u8::from(!check.report.is_good()))
+}
+
+struct Check<'a> {
+    options: &'a Options,
+    token: Token,
+    logs: PathBuf,
+    unpacked: Unpacked,
+    report: Report,
+    /// The arrangements that work.
+    ways: Vec<&'static str>,
+}
+
+impl Check<'_> {
+    fn all(&mut self) -> io::Result<()> {
+        self.machine();
+        if !self.first_sign()? {
+            return Ok(());
+        }
+        self.arrangements()?;
+        self.tests()?;
+        self.conformance()?;
+        self.benchmark()?;
+        self.measurements()?;
+        self.nccl_tests()
+    }
+
+    /// A program of the bundle, with what every step has in its environment.
+    fn program(&self, path: &str) -> Command {
+        self.environment(Command::new(self.unpacked.programs.join(path)))
+    }
+
+    fn environment(&self, mut command: Command) -> Command {
+        for name in UNWANTED {
+            command.env_remove(name);
+        }
+        command.envs(SHARING);
+        if self.options.emulated {
+            // One device, as on the machine that this stands for.
+            command
+                .env("NCCL_EMULATOR", "1")
+                .env("NCCL_EMULATOR_DEVICES", "1")
+                .env_remove("NCCL_LIBRARY");
+        } else {
+            command.env("NCCL_EMULATOR", "0");
+            if let Some(library) = &self.unpacked.library {
+                command.env("NCCL_LIBRARY", library);
+            }
+        }
+        let ways: Vec<&str> = self
+            .ways
+            .iter()
+            .copied()
+            .filter(|way| ["threads", "processes"].contains(way))
+            .collect();
+        command
+            .env(ARRANGEMENTS, ways.join(","))
+            .env(MOST_RANKS, "4");
+        command
+    }
+
+    /// Under MPS if that is what makes processes share a device.
+    fn for_processes(&self, program: &str) -> Command {
+        if !self.ways.contains(&"processes-mps") {
+            return self.program(program);
+        }
+        let mut command = self.program("measure");
+        command.arg("mps").arg(self.unpacked.programs.join(program));
+        command
+    }
+
+    fn run(
+        &mut self,
+        name: &str,
+        command: Command,
+        deadline: Duration,
+        counts: bool,
+    ) -> io::Result<Option<Record>> {
+        if !self.options.wants(name) {
+            return Ok(None);
+        }
+        let step = Step {
+            name: name.to_owned(),
+            command,
+            deadline,
+            counts,
+        };
+        println!("==== {name}");
+        let record = step.run(&self.logs, &self.token)?;
+        let seconds = record.took.as_secs_f64();
+        println!(
+            "     {} {} ({seconds:.1} s)",
+            record.outcome.word(),
+            record.outcome.detail()
+        );
+        self.report.add(record.clone());
+        // Should the check not come to its end, this much is there.
+        self.report
+            .write(self.logs.parent().expect("it is in the output directory"))?;
+        Ok(Some(record))
+    }
+
+    fn skip(&mut self, name: &str, reason: &str) {
+        if self.options.wants(name) {
+            println!("==== {name}\n     skipped: {reason}");
+            self.report.add(Record {
+                name: name.to_owned(),
+                command: String::new(),
+                outcome: Outcome::Skipped(reason.to_owned()),
+                counts: false,
+                took: Duration::ZERO,
+                result: None,
+                tail: Vec::new(),
+                log: PathBuf::new(),
+            });
+        }
+    }
+
+    /// What the machine says of itself; none of it is needed.
+    fn machine(&mut self) {
+        for (name, program, arguments) in [
+            ("kernel", "uname", "-srvm"),
+            (
+                "GPU",
+                "nvidia-smi",
+                "--query-gpu=name,driver_version,memory.total,mig.mode.current --format=csv,noheader",
+            ),
+            ("nvcc", "nvcc", "--version"),
+            ("glibc", "getconf", "GNU_LIBC_VERSION"),
+            ("cores", "nproc", ""),
+        ] {
+            let output = Command::new(program)
+                .args(arguments.split_whitespace())
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .output();
+            let text = match output {
+                Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+                Err(error) => format!("{program}: {error}"),
+            };
+            self.report.machine.push((name, text));
+        }
+    }
+
+    /// The library, a communicator and an all-reduce: without these nothing else makes sense.
+    fn first_sign(&mut self) -> io::Result<bool> {
+        let mut command = self.program("measure");
+        command.arg("first-sign");
+        let record = self.run("first-sign", command, MINUTE * 2, true)?;
+        Ok(record.is_none_or(|record| record.outcome == Outcome::Passed))
+    }
+
+    fn arrangements(&mut self) -> io::Result<()> {
+        for way in WAYS {
+            let mut command = self.program("measure");
+            if way == "processes-mps" {
+                command
+                    .arg("mps")
+                    .arg(self.unpacked.programs.join("measure"));
+            }
+            command.args(["arrangement", way.trim_end_matches("-mps"), "2"]);
+            // That one of them does not work is what this is here to find out.
+            let counts = self.options.emulated;
+            let record = self.run(&format!("arrangement {way}"), command, MINUTE * 2, counts)?;
+            // Not asked: nothing is known against it.
+            if record.is_none_or(|record| record.outcome == Outcome::Passed) {
+                self.ways.push(way);
+            }
+        }
+        if !self.options.wants("arrangement") {
+            self.ways.retain(|way| !way.ends_with("-mps"));
+        }
+        Ok(())
+    }
+
+    /// The arrangement for what runs in either: the cheapest that works.
+    fn way(&self) -> Option<&'static str> {
+        ["threads", "processes-mps", "processes"]
+            .into_iter()
+            .find(|way| self.ways.contains(way))
+    }
+
+    fn tests(&mut self) -> io::Result<()> {
+        for binary in self.names("tests") {
+            let mut list = self.program(&format!("deps/{binary}"));
+            let output = list
+                .args(["--list", "--format", "terse"])
+                .stdin(Stdio::null())
+                .output()?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            for test in text.lines().filter_map(|line| line.strip_suffix(": test")) {
+                let mut command = self.for_processes(&format!("deps/{binary}"));
+                command.args(["--exact", test, "--nocapture", "--test-threads", "1"]);
+                self.run(&format!("tests {binary} {test}"), command, MINUTE * 3, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn names(&self, kind: &str) -> Vec<String> {
+        let names = self.unpacked.description[kind].as_array();
+        let names = names.into_iter().flatten().filter_map(|name| name.as_str());
+        names.map(str::to_owned).collect()
+    }
+
+    fn conformance(&mut self) -> io::Result<()> {
+        let Some(way) = self.way() else {
+            self.skip("conformance", "no arrangement of two ranks works here");
+            return Ok(());
+        };
+        let way = way.trim_end_matches("-mps");
+        let [ours, theirs] = ["library", "emulator"]
+            .map(|name| self.logs.join(format!("conformance-{name}-facts.json")));
+        let mut command = self.for_processes("conformance");
+        command
+            .args(["run", "--arrangement", way, "--out"])
+            .arg(&ours);
+        self.run(
+            "conformance of the library",
+            command,
+            MINUTE * 15,
+            self.options.emulated,
+        )?;
+        let mut command = self.program("conformance");
+        command
+            .args(["run", "--arrangement", way, "--out"])
+            .arg(&theirs)
+            .env("NCCL_EMULATOR", "1")
+            .env("NCCL_EMULATOR_DEVICES", "1")
+            .env_remove("NCCL_LIBRARY");
+        self.run("conformance of the emulator", command, MINUTE * 15, true)?;
+        let mut command = self.program("conformance");
+        command.arg("compare").arg(&ours).arg(&theirs);
+        self.run("conformance compared", command, MINUTE, true)?;
+        Ok(())
+    }
+
+    fn benchmark(&mut self) -> io::Result<()> {
+        let Some(way) = self.way() else {
+            self.skip("all_to_all_perf", "no arrangement of two ranks works here");
+            return Ok(());
+        };
+        let spawn = way.trim_end_matches("-mps");
+        let sizes: &[&str] = match (self.options.full, self.options.emulated) {
+            (true, false) => &["-b", "1K", "-e", "1G"],
+            _ => &["-b", "1K", "-e", "1M", "-f", "32", "-n", "5"],
+        };
+        for ranks in ["2", "4"] {
+            let mut command = self.for_processes("examples/all_to_all_perf");
+            command
+                .args(["--ranks", ranks, "--spawn", spawn])
+                .args(sizes);
+            let counts = self.options.emulated || ranks == "2";
+            self.run(
+                &format!("all_to_all_perf {ranks} ranks"),
+                command,
+                MINUTE * 5,
+                counts,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn measurements(&mut self) -> io::Result<()> {
+        let Some(way) = self.way() else {
+            self.skip("measure", "no arrangement of two ranks works here");
+            return Ok(());
+        };
+        for measurement in measure::MEASUREMENTS {
+            if !self.options.full && !measurement.quick {
+                continue;
+            }
+            let mut command = self.for_processes("measure");
+            command.args([
+                measurement.name,
+                "--arrangement",
+                way.trim_end_matches("-mps"),
+            ]);
+            if self.options.emulated {
+                command.arg("--short");
+            }
+            self.run(
+                &format!("measure {}", measurement.name),
+                command,
+                MINUTE * 5,
+                self.options.emulated,
+            )?;
+        }
+        self.sanitized(way.trim_end_matches("-mps"))
+    }
+
+    /// Aborts again, with every access to memory looked at.
+    fn sanitized(&mut self, way: &str) -> io::Result<()> {
+        let name = "measure abort-repeat, sanitized";
+        let there = Command::new("compute-sanitizer")
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        if !self.options.full || self.options.emulated || !there {
+            self.skip(name, "needs `full`, a GPU and compute-sanitizer");
+            return Ok(());
+        }
+        let mut command = self.environment(Command::new("compute-sanitizer"));
+        command
+            .args(["--target-processes", "all", "--error-exitcode", "99"])
+            .arg(self.unpacked.programs.join("measure"))
+            .args(["abort-repeat", "--short", "--arrangement", way]);
+        self.run(name, command, MINUTE * 5, false)?;
+        Ok(())
+    }
+
+    /// NVIDIA's own benchmark, built here against the same library.
+    fn nccl_tests(&mut self) -> io::Result<()> {
+        let name = "nccl-tests";
+        let sources = self.unpacked.programs.join("nccl-tests");
+        if !self.options.full {
+            return Ok(());
+        }
+        if self.options.emulated {
+            self.skip(name, "its kernels need a GPU");
+            // Our own program on both sides, to see that the comparison works.
+            let ours = self.unpacked.programs.join("examples/all_to_all_perf");
+            let mut command = self.program("measure");
+            command
+                .args(["nccl-tests", "--ranks", "2", "--short"])
+                .args([&ours, &ours]);
+            self.run("comparison with itself", command, MINUTE * 5, true)?;
+            return Ok(());
+        }
+        let Some(library) = self.unpacked.library.clone().filter(|_| sources.is_dir()) else {
+            self.skip(name, "the bundle has no sources of it, or no libnccl (see --nccl-tests of cargo xtask gpu-bundle)");
+            return Ok(());
+        };
+        let command = self.build_nccl_tests(&sources, &library);
+        let built = self.run("nccl-tests build", command, MINUTE * 9, false)?;
+        if built.is_some_and(|built| built.outcome != Outcome::Passed) {
+            return Ok(());
+        }
+        for ranks in ["2", "4"] {
+            let mut command = self.for_processes("measure");
+            command.args(["nccl-tests", "--ranks", ranks]);
+            command.arg(sources.join("build/alltoall_perf"));
+            command.arg(self.unpacked.programs.join("examples/all_to_all_perf"));
+            self.run(
+                &format!("nccl-tests {ranks} ranks"),
+                command,
+                MINUTE * 15,
+                false,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn build_nccl_tests(&self, sources: &Path, library: &Path) -> Command {
+        let mut command = self.environment(Command::new("sh"));
+        let programs = &self.unpacked.programs;
+        let lib = library.parent().expect("it is in a directory");
+        command
+            .args(["-e", "-c", BUILD_NCCL_TESTS])
+            .env("SOURCES", sources)
+            .env("NCCL", programs)
+            .env("LIB", lib)
+            .env("MPI", programs.join("mpi"));
+        command
+    }
+}
+
+/// `mpi.h` of the bundle is a header alone; the linker wants a library of that name all the same.
+const BUILD_NCCL_TESTS: &str = r#"
+mkdir -p "$MPI/include" "$MPI/lib" "$NCCL/lib"
+cp "$MPI/mpi.h" "$MPI/include/"
+ar cr "$MPI/lib/libmpi.a"
+ln -sf "$LIB/libnccl.so.2" "$NCCL/lib/libnccl.so"
+ln -sf "$LIB/libnccl.so.2" "$NCCL/lib/libnccl.so.2"
+CUDA="${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc)")")}"
+make -C "$SOURCES/src" -j "$(nproc)" BUILDDIR="$SOURCES/build" CUDA_HOME="$CUDA" NCCL_HOME="$NCCL" \
+    MPI=1 MPI_HOME="$MPI" NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90" \
+    "$SOURCES/build/alltoall_perf"
+"#;

@@ -1,0 +1,32 @@
+//! The check that is carried to a machine with a GPU: what `gpu-check run` does.
+//!
+//! A bundle (`cargo xtask gpu-bundle`) is unpacked ([`bundle`]), and everything in it is run in steps
+//! ([`check`]): which ways of putting several ranks on one device work, the tests, the conformance
+//! programs here and on the emulator, the benchmark, the measurements. A step is a process with a
+//! deadline of its own ([`step`]), and nothing it starts outlives it ([`processes`]). What came of it
+//! all is one JSON and one readable report ([`report`]).
+//!
+//! On the emulator it does the same, so that it is tested without a GPU; the report says so.
+
+pub mod bundle;
+pub mod check;
+pub mod options;
+pub mod processes;
+pub mod report;
+pub mod step;
+
+/// Where a program that runs as a step leaves its results as JSON, for the report.
+pub const RESULT: &str = "NCCL_TOOLS_RESULT";
+
+/// How ranks may be arranged here: names separated by commas; unset, every way works.
+pub const ARRANGEMENTS: &str = "NCCL_TOOLS_ARRANGEMENTS";
+
+/// The most ranks that the devices of this machine can take; unset, as many as there are.
+pub const MOST_RANKS: &str = "NCCL_TOOLS_MOST_RANKS";
+
+/// The beginning of the line with which a test says that it was left out, and why.
+pub const NOT_TESTED: &str = "NOT TESTED: ";
+
+/// The beginning of the line with which a test says what it did try: a test that left out a part is not
+/// left out.
+pub const TESTED: &str = "tested: ";

@@ -1,0 +1,119 @@
+//! Finding and ending everything that a step started.
+//!
+//! Every process of a check inherits a variable whose value no other process has ([`Token`]); daemons
+//! that leave their process group, and orphans, are found by it.
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// The variable.
+const NAME: &str = "NCCL_TOOLS_GPU_CHECK";
+
+/// The mark of all processes of one check.
+#[derive(Clone, Debug)]
+pub struct Token {
+    value: String,
+}
+
+/// A process that was found by its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number.
+    pub pid: i32,
+    /// Its command line.
+    pub command: String,
+}
+
+impl Token {
+    /// A token that nobody else has, for the processes that get [`variable`](Self::variable). Orphans
+    /// become children of this process from now on.
+    ///
+    /// # Errors
+    /// When the kernel refuses that.
+    pub fn new() -> io::Result<Self> {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let nanoseconds = now.map_or(0, |time| time.as_nanos());
+        let value = format!("{}-{nanoseconds}", std::process::id());
+        Ok(Self { value })
+    }
+
+    /// What a process of the check has in its environment.
+    #[must_use]
+    pub fn variable(&self) -> (&'static str, &str) {
+        (NAME, &self.value)
+    }
+
+    /// The processes that have this token, but for this one and those that have ended.
+    #[must_use]
+    pub fn processes(&self) -> Vec<Found> {
+        let mark = format!("{NAME}={}", self.value).into_bytes();
+        let own = std::process::id() as i32;
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        pids.filter(|&pid| pid != own)
+            .filter_map(|pid| {
+                // Of a process that has ended there is no environment left.
+                let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+                environment
+                    .split(|&byte| byte == 0)
+                    .any(|variable| variable == mark)
+                    .then(|| Found {
+                        pid,
+                        command: command_of(pid),
+                    })
+            })
+            .collect()
+    }
+
+    /// Waits for all processes to end, at most `patience`, then kills what is left; returns that.
+    pub fn end(&self, patience: Duration) -> Vec<Found> {
+        let begun = Instant::now();
+        let left = loop {
+            let left = self.processes();
+            if left.is_empty() || begun.elapsed() > patience {
+                break left;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let begun = Instant::now();
+        // A process may start another while it is being killed.
+        while begun.elapsed() < KILL {
+            let alive = self.processes();
+            if alive.is_empty() {
+                break;
+            }
+            for process in alive {
+                if let Some(pid) = Pid::from_raw(process.pid) {
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+            }
+            reap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        reap();
+        left
+    }
+}
+
+/// How long what was killed may take to go.
+const KILL: Duration = Duration::from_secs(10);
+
+/// Collects the exit codes of orphans. Children that somebody waits for must have been waited for.
+fn reap() {
+    use rustix::process::{WaitOptions, wait};
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+}
+
+fn command_of(pid: i32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = bytes
+        .split(|&byte| byte == 0)
+        .filter(|word| !word.is_empty())
+        .map(String::from_utf8_lossy)
+        .collect();
+    words.join(" ")
+}

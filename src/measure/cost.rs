@@ -1,0 +1,141 @@
+//! What a parent with a child costs against one plain communicator.
+
+use std::time::{Duration, Instant};
+
+use nccl_sys::ncclDataType_t;
+
+use super::pair::{LIMIT, Pair};
+use super::{Setting, Sheet};
+use crate::nccl_call;
+use crate::raw::operations::{Stream, connect};
+use crate::raw::{Comm, Rank, Result};
+
+/// Time and device memory of init, with the first exchange.
+///
+/// # Errors
+/// NCCL's and CUDA's.
+pub fn init(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
+    let repetitions = if setting.short { 2 } else { 7 };
+    type Make = fn(&Rank, &str) -> Result<std::result::Result<Comm, String>>;
+    let kinds: [(&str, Make); 3] = [
+        ("one communicator", |rank, name| {
+            Ok(Ok(Comm::new(rank, name, true)?))
+        }),
+        ("parent and child, shared", |rank, name| {
+            Ok(Pair::new(rank, name, true)?.map(|pair| pair.child))
+        }),
+        ("parent and child, not shared", |rank, name| {
+            Ok(Pair::new(rank, name, false)?.map(|pair| pair.child))
+        }),
+    ];
+    for (name, make) in kinds {
+        let (mut times, mut memory) = (Vec::new(), Vec::new());
+        for repetition in 0..repetitions {
+            rank.barrier(&format!("{name} {repetition}"))?;
+            let before = free(rank)?;
+            let begun = Instant::now();
+            let comm = match make(rank, &format!("{name} {repetition}"))? {
+                Ok(comm) => comm,
+                Err(why) => {
+                    sheet.unavailable(name, why);
+                    break;
+                }
+            };
+            times.push(begun.elapsed());
+            connect(rank, comm)?;
+            rank.barrier(&format!("{name} {repetition} connected"))?;
+            memory.push(before - free(rank)?);
+        }
+        if !times.is_empty() {
+            times.sort_unstable();
+            memory.sort_unstable();
+            sheet.time(format!("{name}: init, median"), times[times.len() / 2]);
+            // Both ranks' on a shared device.
+            let mib = memory[memory.len() / 2] as f64 / f64::from(1 << 20);
+            sheet.add(format!("{name}: memory of the device, median"), mib, "MiB");
+        }
+    }
+    Ok(())
+}
+
+fn free(rank: &Rank) -> Result<i64> {
+    Ok(rank.context.mem_get_info()?.0 as i64)
+}
+
+/// All-to-all on a plain communicator and on a child, in turns.
+///
+/// # Errors
+/// NCCL's and CUDA's.
+pub fn child_bandwidth(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
+    let (turns, iterations) = if setting.short { (3, 3) } else { (9, 20) };
+    let plain = Comm::new(rank, "plain", true)?;
+    connect(rank, plain)?;
+    let pair = match Pair::new(rank, "pair", true)? {
+        Ok(pair) => Some(pair),
+        Err(why) => {
+            sheet.unavailable("child", why);
+            None
+        }
+    };
+    if let Some(pair) = pair {
+        connect(rank, pair.child)?;
+    }
+    let largest = if setting.short { 1 << 20 } else { 256 << 20 };
+    let (x, y) = (
+        rank.memory(&vec![1; largest])?,
+        rank.memory(&vec![0; largest])?,
+    );
+    let stream = Stream::of(&rank.stream);
+    for bytes in [1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28] {
+        if bytes > largest {
+            break;
+        }
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        for turn in 0..turns {
+            for (which, comm) in [Some(plain), pair.map(|pair| pair.child)]
+                .into_iter()
+                .enumerate()
+            {
+                let Some(comm) = comm else { continue };
+                rank.barrier(&format!("{bytes} {turn} {which}"))?;
+                let begun = Instant::now();
+                for _ in 0..iterations {
+                    let (kind, count) = (ncclDataType_t::ncclInt8, bytes / 2);
+                    let code = nccl_call!(ncclAlltoAll(
+                        x.pointer(),
+                        y.pointer(),
+                        count,
+                        kind,
+                        comm.0,
+                        stream.raw()
+                    ));
+                    if code != 0 {
+                        return Err(format!("ncclAlltoAll returned {code}").into());
+                    }
+                }
+                if rank.ends_within(LIMIT) != Ok(true) {
+                    return Err("the operations do not end".into());
+                }
+                times[which].push(begun.elapsed() / iterations);
+            }
+        }
+        for (name, mut times) in ["plain", "child"].into_iter().zip(times) {
+            if times.is_empty() {
+                continue;
+            }
+            times.sort_unstable();
+            let median = times[times.len() / 2];
+            let rate = bytes as f64 / median.as_secs_f64() / 1e9;
+            sheet.time(
+                format!("{bytes} B, {name}: all-to-all, median of {turns}"),
+                median,
+            );
+            sheet.add(
+                format!("{bytes} B, {name}: algorithm bandwidth"),
+                (rate * 100.0).round() / 100.0,
+                "GB/s",
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! A program under NVIDIA's MPS, which lets kernels of several processes run at the same time.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::gpu_check::NOT_TESTED;
+use crate::raw::{Result, wait_until};
+
+/// The daemon.
+const CONTROL: &str = "nvidia-cuda-mps-control";
+/// How long it may take to start, and to end.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `command` under a daemon of its own; the exit code.
+///
+/// # Errors
+/// When the daemon or the command cannot be started.
+pub fn run(command: &[String]) -> Result<u8> {
+    let [program, arguments @ ..] = command else {
+        return Err("which program?".into());
+    };
+    let directory = tempfile::Builder::new().prefix("mps-").tempdir()?;
+    let environment = [
+        ("CUDA_MPS_PIPE_DIRECTORY", directory.path().join("pipe")),
+        ("CUDA_MPS_LOG_DIRECTORY", directory.path().join("log")),
+    ];
+    for (_, path) in &environment {
+        std::fs::create_dir(path)?;
+    }
+    let daemon = Command::new(CONTROL)
+        .arg("-f")
+        .envs(environment.clone())
+        .stdin(Stdio::null())
+        .spawn();
+    let mut daemon = match daemon {
+        Ok(daemon) => daemon,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("{NOT_TESTED}{CONTROL} is not on this machine");
+            return Ok(0);
+        }
+        Err(error) => return Err(format!("{CONTROL}: {error}").into()),
+    };
+    let pipe = environment[0].1.join("control");
+    let mut ended = None;
+    wait_until(LIMIT, || {
+        ended = daemon.try_wait().ok().flatten();
+        ended.is_some() || pipe.exists()
+    });
+    let result = if pipe.exists() && ended.is_none() {
+        Command::new(program)
+            .args(arguments)
+            .envs(environment.clone())
+            .status()
+            .map_err(|error| error.to_string())
+    } else {
+        Err(format!("{CONTROL} does not start"))
+    };
+    quit(&mut daemon, &environment)?;
+    let status = result?;
+    Ok(status
+        .code()
+        .and_then(|code| code.try_into().ok())
+        .unwrap_or(1))
+}
+
+/// Asks the daemon to end, and ends it.
+fn quit(daemon: &mut Child, environment: &[(&str, std::path::PathBuf)]) -> Result {
+    if daemon.try_wait()?.is_none() {
+        let asked = Command::new(CONTROL)
+            .envs(environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        if let Ok(mut asked) = asked {
+            if let Some(mut input) = asked.stdin.take() {
+                let _ = input.write_all(b"quit\n");
+            }
+            end(&mut asked)?;
+        }
+    }
+    end(daemon)
+}
+
+fn end(child: &mut Child) -> Result {
+    let begun = Instant::now();
+    while child.try_wait()?.is_none() {
+        if begun.elapsed() > LIMIT {
+            let _ = child.kill();
+            child.wait()?;
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

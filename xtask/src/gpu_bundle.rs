@@ -1,0 +1,360 @@
+//! `gpu-bundle`: everything that a machine with a GPU needs to check this workspace, in one directory.
+//!
+//! ```text
+//! cargo xtask gpu-bundle [--out DIRECTORY] [--nccl-tests CHECKOUT] [--no-libnccl | --libnccl-if-possible]
+//! ```
+//!
+//! The machine has a CUDA driver; no Rust, no network. The bundle holds
+//!
+//! ```text
+//! run.sh              starts the check: run.sh [quick|full] [--emulated]
+//! gpu-check           what run.sh starts: unpacks the rest, runs every step, writes the reports
+//! programs.tar.xz     release binaries of tests, examples, benches and programs; NCCL's headers, and the
+//!                     sources of nccl-tests if --nccl-tests named a checkout of them
+//! libnccl.so.2.xz     the release of NCCL that nccl-sys binds, with code for sm_90 only (slim.rs)
+//! bundle.json         what it was made of
+//! ```
+//!
+//! and weighs less than [`LIMIT`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::arguments::{Arguments, Usage};
+use crate::header::Release;
+use crate::workspace::{self, cargo, root, run as run_command};
+use crate::{Result, header, slim};
+
+/// The most that a bundle may weigh in bytes.
+const LIMIT: u64 = 60 << 20;
+/// Compute capability, times ten, of the GPU: H100 and H200.
+const ARCHITECTURE: u32 = 90;
+/// The newest glibc whose symbols a binary may need.
+const NEWEST_GLIBC: (u32, u32) = (2, 36);
+/// Test binaries that stay here, and why.
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("compile_fail", "it runs the compiler"),
+    ("support_itself", "it tests the helpers of the other tests"),
+    ("all_to_all_perf", "it runs on the emulator wherever it is"),
+];
+
+/// What a bundle is made with.
+struct Options {
+    out: PathBuf,
+    nccl_tests: Option<PathBuf>,
+    libnccl: Libnccl,
+}
+
+#[derive(PartialEq)]
+enum Libnccl {
+    Needed,
+    IfPossible,
+    None,
+}
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result {
+    let out = arguments.path("--out")?;
+    let nccl_tests = arguments.path("--nccl-tests")?;
+    let libnccl = match (
+        arguments.flag("--no-libnccl"),
+        arguments.flag("--libnccl-if-possible"),
+    ) {
+        (false, false) => Libnccl::Needed,
+        (false, true) => Libnccl::IfPossible,
+        (true, false) => Libnccl::None,
+        (true, true) => {
+            let text = "--no-libnccl and --libnccl-if-possible exclude each other";
+            return Err(Usage(text.into()).into());
+        }
+    };
+    arguments.finish()?;
+    if let Some(checkout) = &nccl_tests
+        && !checkout.join("src/alltoall.cu").is_file()
+    {
+        let text = format!("{} is no checkout of nccl-tests", checkout.display());
+        return Err(Usage(text).into());
+    }
+    let options = Options {
+        out: out.unwrap_or_else(|| workspace::target_directory().join("gpu-bundle")),
+        nccl_tests,
+        libnccl,
+    };
+    bundle(&options)?;
+    println!("{}", options.out.display());
+    Ok(())
+}
+
+fn bundle(options: &Options) -> Result {
+    let artifacts = build()?;
+    let out = &options.out;
+    if out.exists() && !out.join("bundle.json").is_file() && fs::read_dir(out)?.next().is_some() {
+        return Err(format!("{} is something else than a bundle", out.display()).into());
+    }
+    let _ = fs::remove_dir_all(out);
+    fs::create_dir_all(out)?;
+    // A bundle that was interrupted may be replaced.
+    fs::write(out.join("bundle.json"), "{}\n")?;
+    let work = tempfile::tempdir()?;
+    let programs = work.path().join("programs");
+    let mut glibc = (0, 0);
+    for artifact in &artifacts {
+        let target = match artifact.kind.as_str() {
+            "bin" if artifact.name == "gpu-check" => out.join(&artifact.name),
+            "bin" => programs.join(&artifact.name),
+            "test" => programs.join("deps").join(&artifact.name),
+            "example" => programs.join("examples").join(&artifact.name),
+            _ => programs.join("benches").join(&artifact.name),
+        };
+        fs::create_dir_all(target.parent().expect("it is in a directory"))?;
+        run_command(
+            Command::new("strip")
+                .arg("-o")
+                .arg(&target)
+                .arg(&artifact.path),
+        )?;
+        glibc = glibc.max(needed_glibc(&target)?);
+    }
+    if glibc > NEWEST_GLIBC {
+        let (found, most) = (format!("{glibc:?}"), format!("{NEWEST_GLIBC:?}"));
+        return Err(format!(
+            "the binaries need glibc {found}, newer than {most}: build on an older system"
+        )
+        .into());
+    }
+
+    let release = match options.libnccl {
+        Libnccl::None => None,
+        Libnccl::Needed => Some(header::release()?),
+        Libnccl::IfPossible => header::release()
+            .inspect_err(|error| eprintln!("xtask: NO LIBNCCL IN THIS BUNDLE: {error}"))
+            .ok(),
+    };
+    let mut library = Value::Null;
+    if let Some(release) = &release {
+        copy_tree(&release.include, &programs.join("include"))?;
+        let slim = slimmed(release)?;
+        fs::copy(&slim, out.join("libnccl.so.2.xz"))?;
+        library = json!({"release": workspace::nccl_release()?, "architecture": ARCHITECTURE});
+    }
+    if let Some(checkout) = &options.nccl_tests {
+        copy_tree(checkout, &programs.join("nccl-tests"))?;
+        copy_tree(&root().join("gpu/mpi"), &programs.join("mpi"))?;
+    }
+    python(
+        PACK,
+        &[&programs, &out.join("programs.tar.xz")],
+        "packing the programs",
+    )?;
+    let script = out.join("run.sh");
+    fs::copy(root().join("gpu/run.sh"), &script)?;
+
+    let tests: Vec<&str> = names(&artifacts, "test");
+    let description = json!({
+        "commit": commit(),
+        "libnccl": library,
+        "glibc": format!("{}.{}", glibc.0, glibc.1),
+        "tests": tests,
+        "examples": names(&artifacts, "example"),
+        "benches": names(&artifacts, "bench"),
+        "nccl_tests": options.nccl_tests.as_deref().map(commit_of),
+        "tests_left_out": LEFT_OUT.iter().copied().collect::<BTreeMap<_, _>>(),
+    });
+    fs::write(
+        out.join("bundle.json"),
+        format!("{}\n", serde_json::to_string_pretty(&description)?),
+    )?;
+
+    let mut total = 0;
+    for entry in fs::read_dir(out)? {
+        let entry = entry?;
+        let size = entry.metadata()?.len();
+        eprintln!("{size:>12}  {}", entry.file_name().to_string_lossy());
+        total += size;
+    }
+    eprintln!(
+        "{total:>12}  in all, of at most {LIMIT}; needs glibc {}.{}",
+        glibc.0, glibc.1
+    );
+    if total > LIMIT {
+        return Err(format!("the bundle weighs {total} bytes, more than {LIMIT}").into());
+    }
+    Ok(())
+}
+
+/// An executable that cargo built.
+struct Artifact {
+    kind: String,
+    name: String,
+    path: PathBuf,
+}
+
+fn names<'a>(artifacts: &'a [Artifact], kind: &str) -> Vec<&'a str> {
+    let of_kind = artifacts.iter().filter(|artifact| artifact.kind == kind);
+    of_kind.map(|artifact| &*artifact.name).collect()
+}
+
+/// Builds the root package's executables for release.
+fn build() -> Result<Vec<Artifact>> {
+    let mut command = cargo();
+    command.args(["build", "--release", "--package", "nccl-tools"]);
+    command.args(["--bins", "--tests", "--examples", "--benches"]);
+    command.arg("--message-format=json-render-diagnostics");
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !output.status.success() {
+        return Err("the programs cannot be built".into());
+    }
+    let mut artifacts = Vec::new();
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let kind = text(&message["target"]["kind"][0]);
+        let name = text(&message["target"]["name"]);
+        let path = text(&message["executable"]);
+        // Libraries and programs have unit tests, too; they have nothing to do with GPUs.
+        let is_unit_test =
+            message["profile"]["test"] == true && !["test", "bench"].contains(&&*kind);
+        let stays = kind == "test" && LEFT_OUT.iter().any(|&(test, _)| test == name);
+        if message["reason"] == "compiler-artifact" && !path.is_empty() && !is_unit_test && !stays {
+            let path = path.into();
+            artifacts.push(Artifact { kind, name, path });
+        }
+    }
+    artifacts.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
+    artifacts.dedup_by(|a, b| (&a.kind, &a.name) == (&b.kind, &b.name));
+    Ok(artifacts)
+}
+
+/// The newest `GLIBC_` version among the symbols that a binary takes from others.
+fn needed_glibc(binary: &Path) -> Result<(u32, u32)> {
+    let output = Command::new("objdump").arg("-T").arg(binary).output();
+    let output = output.map_err(|error| format!("cannot run objdump (binutils): {error}"))?;
+    Ok(newest_glibc(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn newest_glibc(text: &str) -> (u32, u32) {
+    let versions = text.split("GLIBC_").skip(1).filter_map(|rest| {
+        let version = rest
+            .split(|c: char| !c.is_ascii_digit() && c != '.')
+            .next()?;
+        let mut parts = version.split('.').map(|part| part.parse().ok());
+        Some((parts.next()??, parts.next()??))
+    });
+    versions.max().unwrap_or((0, 0))
+}
+
+/// The slimmed and compressed library, kept beside the whole one.
+fn slimmed(release: &Release) -> Result<PathBuf> {
+    let name = format!("libnccl-sm{ARCHITECTURE}.so.2");
+    let packed = release.library.with_file_name(format!("{name}.xz"));
+    if packed.is_file() {
+        return Ok(packed);
+    }
+    let mut image = fs::read(&release.library)?;
+    let kept = slim::keep_architecture(&mut image, ARCHITECTURE)
+        .map_err(|error| format!("{}: {error}", release.library.display()))?;
+    eprintln!(
+        "kept {kept} bytes of device code for sm_{ARCHITECTURE} of a library of {}",
+        image.len()
+    );
+    let directory = tempfile::tempdir_in(packed.parent().expect("it is in the cache"))?;
+    let [plain, compressed] =
+        [name.clone(), format!("{name}.xz")].map(|n| directory.path().join(n));
+    fs::write(&plain, image)?;
+    python(COMPRESS, &[&plain, &compressed], "compressing libnccl")?;
+    fs::rename(&compressed, &packed)?;
+    Ok(packed)
+}
+
+fn python(program: &str, arguments: &[&Path], what: &str) -> Result {
+    run_command(
+        Command::new("python3")
+            .args(["-c", program])
+            .args(arguments),
+    )
+    .map_err(|error| format!("{what}: {error}").into())
+}
+
+const COMPRESS: &str = r#"
+import lzma, shutil, sys
+with open(sys.argv[1], "rb") as source, lzma.open(sys.argv[2], "wb", preset=3) as target:
+    shutil.copyfileobj(source, target, 1 << 20)
+"#;
+
+/// Without owners, so that it unpacks alike for everyone.
+const PACK: &str = r#"
+import sys, tarfile
+def anonymous(member):
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+with tarfile.open(sys.argv[2], "w:xz", preset=6) as archive:
+    archive.add(sys.argv[1], arcname="programs", filter=anonymous)
+"#;
+
+/// Copies files and directories, except what begins with a dot and what a build leaves behind.
+fn copy_tree(from: &Path, to: &Path) -> Result {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with('.') || name == "build" {
+            continue;
+        }
+        let target = to.join(&name);
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// The commit of this workspace, with a `+` if something is not committed.
+fn commit() -> String {
+    commit_of(root())
+}
+
+fn commit_of(directory: &Path) -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git")
+            .arg("-C")
+            .arg(directory)
+            .args(arguments)
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return "unknown".into();
+    };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]);
+    let mark = if changed.is_none_or(|text| !text.is_empty()) {
+        "+"
+    } else {
+        ""
+    };
+    format!("{commit}{mark}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_glibc_are_compared_as_numbers() {
+        let text = "0000 DF *UND* 0000 (GLIBC_2.9)  x\n (GLIBC_2.34) y\n (GLIBC_2.2.5) z (GLIBC_PRIVATE) p";
+        assert_eq!(newest_glibc(text), (2, 34));
+        assert_eq!(newest_glibc("nothing"), (0, 0));
+    }
+}
