@@ -11,6 +11,10 @@ macro_rules! table {
 
 table! {
     nccl::AbortSignal: Send Sync Clone Unpin;
+    nccl::Buffer<f32>: Send Sync Unpin;
+    nccl::Capture<'static>: Send Unpin;
+    nccl::CapturedPlan<nccl::Buffer<f32>>: Send Sync Unpin;
+    nccl::CapturedPlan<(nccl::Registered<nccl::Buffer<f32>>, Vec<nccl::Buffer<u8>>)>: Send Sync Unpin;
     nccl::Communicator: Send Sync Clone Unpin;
     nccl::CommunicatorBuilder<'static>: Send Unpin;
     nccl::Config: Send Sync Clone Unpin;
@@ -19,6 +23,7 @@ table! {
     nccl::ErasedMut<'static>: Send Sync Unpin;
     nccl::Group<'static>: Send Unpin;
     nccl::Library: Send Sync Clone Unpin;
+    nccl::Registered<nccl::Buffer<f32>>: Send Sync Unpin;
     nccl::Rendezvous: Send Sync Clone Unpin;
     nccl::Request: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;

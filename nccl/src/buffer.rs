@@ -8,6 +8,7 @@
 //! What must stay true: an erased buffer borrows its memory for `'a`; its stream is the one on which
 //! the memory is freed, because the order of streams is what keeps a free behind an operation.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -92,7 +93,7 @@ pub trait RecvBuffer<'a>: sealed_buffer::Sealed {
     fn erase_mut(self) -> ErasedMut<'a>;
 }
 
-mod sealed_buffer {
+pub(crate) mod sealed_buffer {
     pub trait Sealed {}
 }
 
@@ -152,6 +153,14 @@ enum Memory<'a> {
 }
 
 impl Memory<'_> {
+    fn address(&self) -> CUdeviceptr {
+        match self {
+            Self::Read(view) => address(view),
+            Self::Write(view) => address(&view.as_view()),
+            Self::Raw { ptr, .. } => *ptr,
+        }
+    }
+
     fn stream(&self) -> &Arc<CudaStream> {
         match self {
             Self::Read(view) => view.stream(),
@@ -330,6 +339,13 @@ macro_rules! shared_methods {
                 self.memory.stream()
             }
 
+            /// Where it begins and ends.
+            pub(crate) fn range(&self) -> Range<CUdeviceptr> {
+                let bytes = self.len * self.data_type.size_in_bytes().unwrap_or_default();
+                let start = self.memory.address();
+                start..start + bytes as CUdeviceptr
+            }
+
             /// The address, and cudarc's guard that has to be dropped once the operation is on `on`.
             #[inline]
             pub(crate) fn lease<'s>(self, on: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>)
@@ -435,6 +451,14 @@ impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
     type Element = T;
     fn erase_mut(self) -> ErasedMut<'a> {
         erase_view_mut(self)
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &CudaViewMut<'_, T> {}
+impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaViewMut<'_, T> {
+    type Element = T;
+    fn erase(self) -> Erased<'a> {
+        erase_view(self.as_view())
     }
 }
 

@@ -182,6 +182,18 @@ pub enum ErrorKind {
         reason: StreamRefusal,
     },
 
+    /// A captured operation uses memory that its plan does not own.
+    #[error(
+        "{bytes} bytes at {address:#x} are not in a buffer of the plan, which could be launched when they \
+         are freed; give the buffer to `capture`"
+    )]
+    NotInPlan {
+        /// The device address.
+        address: u64,
+        /// The length of the buffer in bytes.
+        bytes: usize,
+    },
+
     /// A deadline passed.
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {

@@ -5,6 +5,7 @@
 //! afterwards in one call that cannot be left half way.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Instant;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
@@ -116,15 +117,23 @@ impl<'a> Group<'a> {
     }
 
     pub(crate) fn new(comm: &'a Communicator) -> Result<Self> {
-        let mut frame = Frame::new(comm.stream())?;
+        Ok(Self::of(comm, Frame::new(comm.stream())?))
+    }
+
+    /// A group of a plan that owns the memory in `owned`, and may use nothing else.
+    pub(crate) fn of_plan(comm: &'a Communicator, owned: &'a [Range<u64>]) -> Self {
+        Self::of(comm, Frame::of_plan(comm.stream(), owned))
+    }
+
+    fn of(comm: &'a Communicator, mut frame: Frame<'a>) -> Self {
         frame.grouped = true;
-        Ok(Self {
+        Self {
             comm,
             rank: comm.rank(),
             world_size: comm.world_size(),
             frame,
             admitted: None,
-        })
+        }
     }
 
     /// What was recorded, if it can be issued.

@@ -27,6 +27,8 @@
 //!   [`Request`] to poll, wait for or `.await`.
 //! - [`Group`]: several operations issued together; [`group`]: those of several communicators.
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
+//! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
+//! - [`CapturedPlan`]: operations that are captured once and launched many times.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
 //! # Memory
@@ -57,7 +59,9 @@ pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
 pub use group::Group;
 pub use groups::{Groups, Requests, group};
 pub use library::{Capability, Library};
+pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
 pub use operation::{Operation, OperationKind};
+pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use rendezvous::{Rendezvous, World};
 pub use request::Request;
@@ -77,7 +81,10 @@ mod groups;
 mod host;
 mod library;
 mod local;
+mod memory;
 mod operation;
+mod plan;
+mod reaper;
 mod recorded;
 mod reduce;
 mod rendezvous;

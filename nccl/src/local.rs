@@ -43,6 +43,10 @@ fn table() -> sys::Api {
         ncclCommAbort: Some(end),
         ncclGroupStart: Some(group_start),
         ncclGroupEnd: Some(group_end),
+        ncclMemAlloc: Some(allocate),
+        ncclMemFree: Some(free),
+        ncclCommRegister: Some(register),
+        ncclCommDeregister: Some(deregister),
         ncclSend: Some(send),
         ncclRecv: Some(recv),
         ncclAllReduce: Some(reduce),
@@ -109,6 +113,41 @@ unsafe extern "C" fn async_error(
 }
 
 unsafe extern "C" fn end(_: sys::ncclComm_t) -> sys::ncclResult_t {
+    SUCCESS
+}
+
+unsafe extern "C" fn allocate(place: *mut *mut c_void, bytes: usize) -> sys::ncclResult_t {
+    let mut address: cuda::CUdeviceptr = 0;
+    // SAFETY: `address` is a valid place; the caller made the context current.
+    let code = unsafe { cuda::cuMemAlloc_v2(&mut address, bytes) };
+    if code != cuda::CUresult::CUDA_SUCCESS {
+        return sys::ncclResult_t::ncclUnhandledCudaError;
+    }
+    // SAFETY: the caller gives a place for the address.
+    unsafe { place.write(std::ptr::with_exposed_provenance_mut(address as usize)) };
+    SUCCESS
+}
+
+unsafe extern "C" fn free(memory: *mut c_void) -> sys::ncclResult_t {
+    // SAFETY: the caller gives back what `allocate` gave, unused, in the same context.
+    match unsafe { cuda::cuMemFree_v2(memory as cuda::CUdeviceptr) } {
+        cuda::CUresult::CUDA_SUCCESS => SUCCESS,
+        _ => sys::ncclResult_t::ncclUnhandledCudaError,
+    }
+}
+
+unsafe extern "C" fn register(
+    _: sys::ncclComm_t,
+    _: *mut c_void,
+    _: usize,
+    handle: *mut *mut c_void,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller gives a place for the handle. None: there is nobody to tell.
+    unsafe { handle.write(std::ptr::null_mut()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn deregister(_: sys::ncclComm_t, _: *mut c_void) -> sys::ncclResult_t {
     SUCCESS
 }
 

@@ -46,6 +46,10 @@ pub enum OperationKind {
     Finalize,
     /// The disorderly end of a communicator.
     Abort,
+    /// The making of a captured plan.
+    Capture,
+    /// A launch of a captured plan.
+    Replay,
 }
 
 impl OperationKind {
@@ -76,6 +80,8 @@ impl fmt::Display for OperationKind {
             Self::Split => "split",
             Self::Finalize => "finalize",
             Self::Abort => "abort",
+            Self::Capture => "capture",
+            Self::Replay => "replay",
         })
     }
 }

@@ -10,6 +10,7 @@
 //! never outlives its frame.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -17,7 +18,7 @@ use cudarc::driver::{CudaStream, SyncOnDrop};
 
 use super::order;
 use crate::buffer::{Erased, ErasedMut};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::Recorded;
 
 /// See the module.
@@ -32,6 +33,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) own: Vec<usize>,
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
+    /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
+    owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
 /// The allocations of a past frame.
@@ -67,23 +70,36 @@ impl<'a> Frame<'a> {
         if on.context().is_managing_stream_synchronization() {
             order::not_capturing(order::OPERATION, on)?;
         }
+        Ok(Self::empty(on, None))
+    }
+
+    /// An empty frame for operations of a plan that owns `owned`.
+    pub(crate) fn of_plan(on: &'a Arc<CudaStream>, owned: &'a [Range<CUdeviceptr>]) -> Self {
+        Self::empty(on, Some(owned))
+    }
+
+    fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
         // Nothing is kept any more while the thread ends.
         let scratch = SCRATCH
             .try_with(|scratch| scratch.replace(Scratch::new()))
             .unwrap_or_else(|_| Scratch::new());
-        Ok(Self {
+        Self {
             on,
             foreign: scratch.foreign,
             guards: empty(scratch.guards),
             recorded: scratch.recorded,
             own: scratch.own,
             grouped: false,
-        })
+            owned,
+        }
     }
 
     /// Takes a buffer that the operation reads.
     #[inline]
     pub(crate) fn read(&mut self, buffer: Erased<'a>) -> Result<CUdeviceptr> {
+        if let Some(owned) = self.owned {
+            return within(owned, &buffer.range());
+        }
         self.order(buffer.stream())?;
         let (address, guard) = buffer.lease(self.on);
         self.keep(guard);
@@ -93,6 +109,9 @@ impl<'a> Frame<'a> {
     /// Takes a buffer that the operation writes.
     #[inline]
     pub(crate) fn write(&mut self, buffer: ErasedMut<'a>) -> Result<CUdeviceptr> {
+        if let Some(owned) = self.owned {
+            return within(owned, &buffer.range());
+        }
         self.order(buffer.stream())?;
         let (address, guard) = buffer.lease(self.on);
         self.keep(guard);
@@ -114,6 +133,20 @@ impl<'a> Frame<'a> {
             SyncOnDrop::Record(None) => std::mem::forget(guard),
             guard => self.guards.push(guard),
         }
+    }
+}
+
+/// The address of memory that lies in one of the plan's buffers.
+#[cold]
+fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUdeviceptr> {
+    let contains = |whole: &Range<CUdeviceptr>| whole.start <= used.start && used.end <= whole.end;
+    if owned.iter().any(contains) {
+        Ok(used.start)
+    } else {
+        Err(Error::new(ErrorKind::NotInPlan {
+            address: used.start,
+            bytes: (used.end - used.start) as usize,
+        }))
     }
 }
 

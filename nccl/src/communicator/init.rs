@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::ffi;
 use crate::library::Library;
+use crate::plan::Plans;
 use crate::unique_id::UniqueId;
 
 /// Everything that is known before NCCL is asked.
@@ -133,9 +134,10 @@ impl Prepared {
             freed: Mutex::new(None),
             freed_bell: Condvar::new(),
             marks: Mutex::new(Vec::new()),
+            plans: Plans::default(),
             handle: Mutex::new(self.handle),
             pins: Some(Pins {
-                _stream: self.pins_stream,
+                stream: self.pins_stream,
             }),
         }
     }

@@ -154,7 +154,7 @@ impl Inner {
     }
 
     /// Polls until the work is on the stream.
-    pub(super) fn settled(
+    pub(crate) fn settled(
         &self,
         raw: RawComm,
         started: Instant,
@@ -166,7 +166,7 @@ impl Inner {
             .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))
     }
 
-    pub(super) fn interrupted(&self) -> bool {
+    pub(crate) fn interrupted(&self) -> bool {
         // Not by a finalize: that waits for this operation.
         self.abort_signal.is_aborted() || self.phase.get().is_aborted()
     }

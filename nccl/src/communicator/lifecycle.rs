@@ -4,9 +4,11 @@
 //! that can be given up. Whoever takes NCCL's pointer out of the handle frees it, and there is only one
 //! who does.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Once, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaStream;
 
 use super::handle::{RawComm, Unsettled, settle};
 use super::{Communicator, Inner, Pins, State, Timeouts, lock};
@@ -14,6 +16,7 @@ use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
+use crate::reaper;
 use crate::time::deadline_after;
 
 /// How an abort ended.
@@ -87,7 +90,7 @@ impl Communicator {
         match self.inner.abort(reason) {
             Outcome::Freed => Ok(()),
             Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
-                what: String::from("ncclCommAbort"),
+                what: self.inner.held_abort(),
                 limit: self.inner.timeouts.abort,
             })
             .during(|| {
@@ -99,6 +102,15 @@ impl Communicator {
 }
 
 impl Inner {
+    /// What did not come back, and what it may be waiting for.
+    fn held_abort(&self) -> String {
+        match self.plans.alive()[..] {
+            [] => String::from("ncclCommAbort"),
+            [plan] => format!("ncclCommAbort, which waits for the graph of plan {plan},"),
+            ref plans => format!("ncclCommAbort, which waits for the graphs of plans {plans:?},"),
+        }
+    }
+
     pub(crate) fn abort(self: &Arc<Self>, reason: &str) -> Outcome {
         if self.begin_abort(reason) {
             self.carry_out_abort()
@@ -144,6 +156,7 @@ impl Inner {
         let freed = within(limit, "nccl-abort", move || {
             // A thread inside a call on it notices the abort and lets go of the lock.
             let raw = lock(&inner.handle).raw.take();
+            inner.destroy_plans();
             match raw {
                 Some(raw) => inner.set_freed(free(&inner.library, Free::Abort, raw).is_ok()),
                 // A finalize has taken it, and frees it when it notices the abort.
@@ -156,6 +169,26 @@ impl Inner {
         } else {
             self.phase.leaked();
             Outcome::Leaked
+        }
+    }
+
+    /// Destroys the graphs that captured operations: NCCL waits for that before it lets go. Beside the
+    /// end itself, because a launch may wait inside CUDA for what only an abort ends.
+    fn destroy_plans(self: &Arc<Self>) {
+        if self.plans.is_empty() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let destroy = move || {
+            reaper::relax_capture_mode();
+            inner.plans.destroy_all();
+        };
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-graphs"))
+            .spawn(destroy);
+        if let Err(error) = spawned {
+            tracing::error!(target: "nccl", %error, "no thread to destroy the graphs of a communicator");
+            self.plans.destroy_all();
         }
     }
 
@@ -198,6 +231,7 @@ impl Inner {
             within(self.timeouts.orderly_end(), "nccl-finalize", move || {
                 // Waits for an operation that is being issued: it is one of those to wait for.
                 let raw = lock(&inner.handle).raw.take()?;
+                inner.destroy_plans();
                 let interrupted =
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
                 // Said before NCCL ends what is under way: no request must take that for success.
@@ -352,10 +386,9 @@ struct Remains {
     name: Arc<str>,
     rank: usize,
     timeouts: Timeouts,
-    _pins: Option<Pins>,
+    pins: Option<Pins>,
+    stream: Arc<CudaStream>,
 }
-
-static REAPING: AtomicUsize = AtomicUsize::new(0);
 
 impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
@@ -373,69 +406,48 @@ impl Drop for Inner {
             ));
             return;
         }
-        let Some(raw) = handle.raw.take() else { return };
+        let Some(raw) = handle.raw.take() else {
+            if self.phase.get() == State::Leaked {
+                // NCCL may still be at work in the context.
+                std::mem::forget((self.pins.take(), Arc::clone(&self.stream)));
+            }
+            return;
+        };
         let remains = Remains {
             library: self.library.clone(),
             raw,
             name: Arc::clone(&self.name),
             rank: self.rank,
             timeouts: self.timeouts,
-            _pins: self.pins.take(),
+            pins: self.pins.take(),
+            stream: Arc::clone(&self.stream),
         };
-        reap(remains);
+        if let Err(remains) = reaper::on_a_thread(remains, reap) {
+            std::mem::forget(remains);
+        }
     }
 }
 
 fn reap(remains: Remains) {
-    static AT_EXIT: Once = Once::new();
-    AT_EXIT.call_once(|| {
-        // SAFETY: `let_reapers_finish` is a plain function without arguments. A refusal only means
-        // that a process which ends right after a drop does not wait for it.
-        unsafe { libc::atexit(let_reapers_finish) };
-    });
-    REAPING.fetch_add(1, Ordering::AcqRel);
-    let (sender, receiver) = mpsc::sync_channel::<Remains>(1);
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-reaper"))
-        .spawn(move || {
-            if let Ok(remains) = receiver.recv() {
-                let limit = remains.timeouts.finalize;
-                let retired = retire(&remains.library, remains.raw, limit, || false, || ());
-                if let Err(unsettled) = retired.settled {
-                    tracing::warn!(
-                        target: "nccl",
-                        communicator = &*remains.name,
-                        rank = remains.rank,
-                        ?unsettled,
-                        "a dropped communicator could not be finalized and was aborted"
-                    );
-                }
-                if retired.freed.is_err() {
-                    // NCCL may still use what it was given.
-                    std::mem::forget(remains);
-                }
-            }
-            REAPING.fetch_sub(1, Ordering::AcqRel);
-        });
-    match spawned {
-        Ok(_) => {
-            // The thread waits for exactly this message.
-            let _ = sender.send(remains);
-        }
-        Err(error) => {
-            tracing::error!(target: "nccl", %error, "no thread for a dropped communicator: leaked");
-            std::mem::forget(remains);
-            REAPING.fetch_sub(1, Ordering::AcqRel);
-        }
+    let limit = remains.timeouts.finalize;
+    let retired = retire(
+        &remains.library,
+        remains.raw,
+        limit,
+        reaper::is_in_a_hurry,
+        || (),
+    );
+    if let Err(unsettled) = retired.settled {
+        tracing::warn!(
+            target: "nccl",
+            communicator = &*remains.name,
+            rank = remains.rank,
+            ?unsettled,
+            "a dropped communicator could not be finalized and was aborted"
+        );
     }
-}
-
-/// A process that drops its communicators and ends would leave its peers waiting for their finalize;
-/// and CUDA's own exit handlers, registered before ours, must not run under a thread of NCCL.
-extern "C" fn let_reapers_finish() {
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while REAPING.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
+    if retired.freed.is_err() {
+        std::mem::forget((remains.pins, remains.stream));
     }
 }
 

@@ -12,7 +12,8 @@
 //! - `frame`: the buffers of one operation while it is issued;
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
-//! - `lifecycle`: finalize, abort, drop and the reaper.
+//! - `replay`: the launch of a captured plan;
+//! - `lifecycle`: finalize, abort and drop.
 
 mod builder;
 mod frame;
@@ -23,6 +24,7 @@ mod issue;
 mod lifecycle;
 mod order;
 mod raw;
+mod replay;
 mod split;
 mod state;
 mod together;
@@ -38,7 +40,8 @@ pub use builder::CommunicatorBuilder;
 pub(crate) use frame::Frame;
 pub(crate) use handle::{Backoff, state};
 pub(crate) use issue::Calls;
-pub(crate) use order::not_capturing;
+pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
+pub(crate) use replay::NotLaunched;
 pub(crate) use state::State;
 pub(crate) use together::issue_together;
 
@@ -46,6 +49,7 @@ use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
+use crate::plan::Plans;
 use crate::request::Mark;
 use crate::unique_id::UniqueId;
 use handle::Handle;
@@ -131,6 +135,8 @@ pub(crate) struct Inner {
     pub(crate) freed_bell: Condvar,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
+    /// The graphs that captured its operations.
+    pub(crate) plans: Plans,
     /// What pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }
@@ -138,7 +144,8 @@ pub(crate) struct Inner {
 /// What has to outlive the communicator inside NCCL.
 pub(crate) struct Pins {
     /// cudarc orders the streams of a context only while it counts one of its own streams there.
-    pub(crate) _stream: Arc<CudaStream>,
+    /// Captures happen on it, because nobody else puts anything there.
+    pub(crate) stream: Arc<CudaStream>,
 }
 
 /// Locks, whether or not some thread panicked with the lock: what is behind it stays consistent,
@@ -333,6 +340,14 @@ impl Inner {
             sequence,
             shape,
             elapsed: started.elapsed(),
+        }
+    }
+
+    /// The stream on which it captures.
+    pub(crate) fn own_stream(&self) -> &Arc<CudaStream> {
+        match &self.pins {
+            Some(pins) => &pins.stream,
+            None => unreachable!("the pins are taken when nobody has the communicator any more"),
         }
     }
 

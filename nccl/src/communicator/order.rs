@@ -47,6 +47,24 @@ pub(crate) fn admit(
     Ok(())
 }
 
+/// Refuses a stream to which a buffer of `context` cannot belong.
+pub(crate) fn admit_buffer(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
+    admit("the buffer's stream", stream, context)
+}
+
+/// Refuses a stream on which NCCL cannot allocate.
+pub(crate) fn admit_owner(stream: &CudaStream) -> Result<()> {
+    let context = stream.context();
+    if !context.is_primary() {
+        return Err(Error::new(ErrorKind::Stream {
+            what: "the buffer's stream",
+            reason: StreamRefusal::NotPrimary,
+        }));
+    }
+    admit_buffer(stream, context)?;
+    not_capturing("the buffer's stream", stream)
+}
+
 /// Refuses a stream that is capturing a graph. The context is bound to this thread.
 #[inline]
 pub(crate) fn not_capturing(what: &'static str, stream: &CudaStream) -> Result<()> {

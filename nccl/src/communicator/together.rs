@@ -150,7 +150,7 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
 
 impl Inner {
     /// NCCL's pointer, while operations may be issued.
-    pub(super) fn ready(&self, handle: &Handle) -> Result<RawComm> {
+    pub(crate) fn ready(&self, handle: &Handle) -> Result<RawComm> {
         let raw = match handle.raw {
             Some(raw) if self.phase.get() == State::Ready => raw,
             _ => return Err(self.out_of_use()),

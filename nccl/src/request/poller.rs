@@ -12,11 +12,10 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys as cuda;
-
 use super::Mark;
 use crate::communicator::{Inner, lock};
 use crate::error::{Error, Result};
+use crate::reaper;
 
 /// One awaited request.
 struct Watched {
@@ -77,6 +76,7 @@ pub(super) fn watch(
             .spawn(run)
             .map_err(Error::io("starting the thread that wakes awaiting tasks"))?;
         registry.running = true;
+        reaper::register_exit();
     }
     let key = registry.next;
     registry.next += 1;
@@ -94,7 +94,7 @@ pub(super) fn watch(
 }
 
 fn run() {
-    relax_capture_mode();
+    reaper::relax_capture_mode();
     let mut busy_since = Instant::now();
     loop {
         let mut registry = lock(&POLLER.state);
@@ -105,6 +105,10 @@ fn run() {
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             busy_since = Instant::now();
         }
+        // CUDA is not asked any more while the process exits.
+        let Some(working) = reaper::Working::begin() else {
+            return;
+        };
         let now = Instant::now();
         let ready: Vec<u64> = registry
             .watched
@@ -116,7 +120,7 @@ fn run() {
             .iter()
             .filter_map(|key| registry.watched.remove(key))
             .collect();
-        drop(registry);
+        drop((registry, working));
         if !woken.is_empty() {
             busy_since = now;
         }
@@ -150,13 +154,6 @@ impl Watched {
             // An error is for the task to find.
             || !matches!(self.mark.event.try_is_complete(), Ok(false))
     }
-}
-
-/// In the default mode, a query by this thread would break a capture that another thread has begun.
-fn relax_capture_mode() {
-    let mut mode = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: `mode` is a valid place; the call changes the state of this thread only.
-    let _ = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&mut mode) };
 }
 
 #[cfg(test)]

@@ -1,0 +1,58 @@
+//! The launch of a captured plan, ordered like an operation.
+//!
+//! The communicator's lock is not held during it: a launch may wait inside CUDA while too many are on
+//! their way, and an abort, which needs the lock, is what ends that.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaEvent;
+
+use super::frame::Frame;
+use super::{Inner, lock, order};
+use crate::error::{Error, Result};
+
+/// Why there is no replay.
+pub(crate) enum NotLaunched {
+    /// CUDA was not asked.
+    Refused(Error),
+    /// CUDA was asked, and the ranks are not in step any more.
+    Failed(Error),
+}
+
+impl Inner {
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's. The operation's
+    /// number.
+    pub(crate) fn replay(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        join: &CudaEvent,
+        launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
+    ) -> Result<u64> {
+        let sequence = {
+            let mut handle = lock(&self.handle);
+            self.ready(&handle)?;
+            handle.sequence += 1;
+            handle.sequence
+        };
+        self.ordered_behind_buffers(frame, join)?;
+        let launched = launch(self);
+        let ordered = order::leave(frame.on, &frame.foreign, join);
+        match (launched, ordered) {
+            (Ok(()), Ok(())) => Ok(sequence),
+            (Err(NotLaunched::Refused(error)), _) => Err(error),
+            (Err(NotLaunched::Failed(error)), _) | (Ok(()), Err(error)) => {
+                self.abandon(&error, frame);
+                Err(error)
+            }
+        }
+    }
+
+    fn ordered_behind_buffers(&self, frame: &Frame<'_>, join: &CudaEvent) -> Result<()> {
+        order::admit(order::OPERATION, frame.on, &self.context)?;
+        order::not_capturing(order::OPERATION, frame.on)?;
+        order::enter(frame.on, &frame.foreign, join)?;
+        self.context
+            .check_err()
+            .map_err(Error::cuda("ordering a replay behind its buffers"))
+    }
+}

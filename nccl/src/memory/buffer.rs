@@ -1,0 +1,377 @@
+//! Device memory that NCCL allocates.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, result};
+use nccl_sys as sys;
+
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, sealed_buffer};
+use crate::communicator::{Communicator, admit_owner};
+use crate::dtype::NcclType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::library::Library;
+use crate::reaper::{self, Behind, Remains, Turn};
+
+/// Device memory from NCCL's own allocator, of `len` elements of `T`.
+///
+/// NCCL can let peers access such memory directly, which it cannot do with every other: registering a
+/// buffer of this kind ([`Communicator::register`]) takes copies out of collectives on NVLink. Used for
+/// anything else it is ordinary device memory.
+///
+/// Like cudarc's [`CudaSlice`] it belongs to a stream: work on that stream needs no further order, and
+/// the memory is freed behind everything that was put there before. Operations take `&buffer` and
+/// `&mut buffer`, or [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); everything of cudarc
+/// takes [`view`](Self::view) and [`view_mut`](Self::view_mut).
+///
+/// A drop never waits: a thread frees the memory when the stream has got there. `ncclMemFree` waits for
+/// the whole device then, as `cuMemFree` does: allocate buffers once and keep them.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// let mut y = comm.buffer::<f32>(3)?;
+/// stream.memcpy_htod(&[1.0, 2.0, 3.0], &mut y.view_mut())?;
+/// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+/// assert_eq!(stream.clone_dtoh(&y.view())?, [1.0, 2.0, 3.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Buffer<T: NcclType> {
+    /// Never dropped as a slice: cudarc would free it with its own allocator.
+    memory: ManuallyDrop<CudaSlice<T>>,
+    /// Recorded when the buffer is dropped; made before, so that it cannot fail then.
+    last: ManuallyDrop<CudaEvent>,
+    library: Library,
+}
+
+impl Communicator {
+    /// Allocates memory with NCCL's allocator, all zeros, on the stream of this communicator.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeroed`].
+    ///
+    /// Wraps `ncclMemAlloc` (NCCL ≥ 2.19).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = comm.buffer::<u8>(1 << 20)?;
+    /// assert_eq!(x.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn buffer<T: NcclType>(&self, len: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed(self.library(), self.stream(), len)
+    }
+}
+
+impl<T: NcclType> Buffer<T> {
+    /// Allocates `len` elements, all zeros, on the device of `stream`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when the
+    /// memory does not suffice, [`ErrorKind::Stream`] for a stream that operations refuse as well,
+    /// [`ErrorKind::Cuda`] when the device failed.
+    ///
+    /// Wraps `ncclMemAlloc`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Buffer, Library};
+    ///
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let x = Buffer::<u32>::zeroed(&Library::load()?, &stream, 8)?;
+    /// assert_eq!(stream.clone_dtoh(&x.view())?, [0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn zeroed(library: &Library, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        let allocate = library.function(sys::Api::ncclMemAlloc)?;
+        library.function(sys::Api::ncclMemFree)?;
+        library.admit(T::DATA_TYPE)?;
+        admit_owner(stream)?;
+        let context = stream.context();
+        let last = context
+            .new_event(None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        // No allocator gives memory for nothing.
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(|| {
+                Error::new(ErrorKind::Length {
+                    buffer: "the buffer",
+                    given: len,
+                    needed: isize::MAX as usize / size_of::<T>(),
+                    rule: "at most what a device can address",
+                })
+            })?
+            .max(size_of::<T>());
+        // NCCL allocates on the device that is current.
+        context.bind_to_thread().map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        let mut address: *mut c_void = std::ptr::null_mut();
+        // SAFETY: `address` is a valid place.
+        let code = unsafe { allocate(&mut address, bytes) };
+        ffi::check(library, "ncclMemAlloc", code)?;
+        let address = address.addr() as CUdeviceptr;
+        // SAFETY: an allocation of that many bytes, which is written below before it is handed out; the
+        // slice is never dropped, so cudarc does not free it.
+        let memory = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
+        let buffer = Self {
+            memory: ManuallyDrop::new(memory),
+            last: ManuallyDrop::new(last),
+            library: library.clone(),
+        };
+        // SAFETY: the allocation has as many bytes, and nothing uses it before the stream has got there.
+        unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) }
+            .map_err(Error::cuda("filling a buffer with zeros (cuMemsetD8Async)"))?;
+        Ok(buffer)
+    }
+
+    /// The number of elements.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Buffer<f32>) {
+    /// let bytes = x.len() * size_of::<f32>();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether there are no elements.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Buffer<f32>) {
+    /// assert_eq!(x.is_empty(), x.len() == 0);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// The stream to which it belongs.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Buffer<f32>) {
+    /// x.stream().synchronize().unwrap();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        self.memory.stream()
+    }
+
+    /// All elements, to read: for everything that takes cudarc's memory.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let host: Vec<f32> = x.stream().clone_dtoh(&x.view())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.memory.as_view()
+    }
+
+    /// All elements, to write: for everything that takes cudarc's memory.
+    ///
+    /// ```
+    /// # fn example(y: &mut nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let stream = y.stream().clone();
+    /// stream.memset_zeros(&mut y.view_mut())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.memory.as_view_mut()
+    }
+
+    /// Some of the elements, to read.
+    ///
+    /// # Panics
+    /// When `bounds` reach beyond the buffer.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, x: &nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// comm.group(|group| group.isend(x.slice(..16), 0))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn slice(&self, bounds: impl RangeBounds<usize>) -> CudaView<'_, T> {
+        self.memory.slice(bounds)
+    }
+
+    /// Some of the elements, to write.
+    ///
+    /// # Panics
+    /// When `bounds` reach beyond the buffer.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// comm.group(|group| group.irecv(y.slice_mut(16..), 0))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn slice_mut(&mut self, bounds: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.memory.slice_mut(bounds)
+    }
+
+    /// Two parts of the elements, to write both.
+    ///
+    /// # Panics
+    /// When `mid` is beyond the buffer.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// let (low, high) = y.split_at_mut(16);
+    /// comm.group(|group| {
+    ///     group.irecv(low, 0)?;
+    ///     group.irecv(high, 1)
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn split_at_mut(&mut self, mid: usize) -> (CudaViewMut<'_, T>, CudaViewMut<'_, T>) {
+        self.memory.split_at_mut(mid)
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &Buffer<T> {}
+impl<'a, T: NcclType> SendBuffer<'a> for &'a Buffer<T> {
+    type Element = T;
+    fn erase(self) -> Erased<'a> {
+        self.view().erase()
+    }
+}
+
+impl<T: NcclType> sealed_buffer::Sealed for &mut Buffer<T> {}
+impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut Buffer<T> {
+    type Element = T;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        self.view_mut().erase_mut()
+    }
+}
+
+/// Memory of a dropped buffer.
+struct Freed<T: NcclType> {
+    /// While it is not yet known what its stream has to wait for, because the stream is capturing.
+    memory: Option<ManuallyDrop<CudaSlice<T>>>,
+    address: CUdeviceptr,
+    bytes: usize,
+    event: Option<CudaEvent>,
+    behind: Option<Behind>,
+    stream: Arc<CudaStream>,
+    library: Library,
+}
+
+impl<T: NcclType> Freed<T> {
+    /// Makes the stream wait for the other users that cudarc knows of, and marks the place behind them.
+    fn mark(&mut self) {
+        if reaper::is_capturing(&self.stream) {
+            return;
+        }
+        if let Some(memory) = self.memory.take() {
+            // Orders the stream behind the last reader and writer, and gives the events up.
+            self.address = ManuallyDrop::into_inner(memory).leak();
+        }
+        if let Some(event) = self.event.take() {
+            self.behind = Some(Behind::new(Arc::clone(&self.stream), event));
+        }
+    }
+}
+
+impl<T: NcclType> Remains for Freed<T> {
+    fn poll(&mut self) -> Turn {
+        reaper::bind(self.stream.context());
+        if self.behind.is_none() {
+            self.mark();
+        }
+        if self.behind.as_mut().is_some_and(Behind::is_over) {
+            Turn::Over
+        } else {
+            Turn::Wait
+        }
+    }
+
+    fn release(self: Box<Self>) {
+        let Some(free) = self.library.api().ncclMemFree else {
+            return;
+        };
+        reaper::bind(self.stream.context());
+        // SAFETY: an allocation of NCCL's, freed once; everything that was put on its stream before the
+        // buffer was dropped is over, and with it all uses of the memory.
+        let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
+        if let Err(failure) = ffi::check(&self.library, "ncclMemFree", code) {
+            tracing::warn!(target: "nccl", %failure, "a buffer of {} bytes is leaked", self.bytes);
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "a buffer of {} bytes at {:#x}, whose stream did not come to its end",
+            self.bytes, self.address
+        )
+    }
+}
+
+impl<T: NcclType> Drop for Buffer<T> {
+    /// Never waits; see the type.
+    fn drop(&mut self) {
+        // SAFETY: both are taken once, here, and not used afterwards.
+        let (memory, event) = unsafe {
+            (
+                ManuallyDrop::take(&mut self.memory),
+                ManuallyDrop::take(&mut self.last),
+            )
+        };
+        let memory = ManuallyDrop::new(memory);
+        if reaper::is_closed() {
+            std::mem::forget(event);
+            return;
+        }
+        let stream = Arc::clone(memory.stream());
+        reaper::bind(stream.context());
+        let mut freed = Freed {
+            address: 0,
+            bytes: memory.num_bytes(),
+            memory: Some(memory),
+            event: Some(event),
+            behind: None,
+            stream,
+            library: self.library.clone(),
+        };
+        freed.mark();
+        reaper::take(Box::new(freed), reaper::LIMIT);
+    }
+}
+
+impl<T: NcclType> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("data_type", &T::DATA_TYPE)
+            .field("len", &self.len())
+            .field("device", &self.memory.ordinal())
+            .finish()
+    }
+}

@@ -1,0 +1,205 @@
+//! Memory that can be given away: to a registration, or to a captured plan.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
+
+use super::{Buffer, Registered};
+use crate::buffer::{ErasedMut, RecvBuffer};
+use crate::dtype::NcclType;
+use crate::error::Result;
+
+pub(crate) mod sealed {
+    use super::{ErasedMut, Result};
+
+    /// What is done to each buffer.
+    pub(crate) type Each<'f, 'a> = &'f mut dyn FnMut(ErasedMut<'a>) -> Result<()>;
+
+    pub trait Visit {
+        /// Calls `each` for each buffer, until one fails.
+        fn visit<'a>(&'a mut self, each: Each<'_, 'a>) -> Result<()>;
+    }
+}
+
+/// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`].
+///
+/// Only owned memory can be registered or put into a plan: a program could forget a borrowing value, and
+/// free the memory while NCCL still uses it.
+///
+/// ```
+/// fn bytes<B: nccl::OwnedBuffer>(buffer: &B) -> usize {
+///     buffer.view().len() * size_of::<B::Element>()
+/// }
+/// ```
+pub trait OwnedBuffer: sealed::Visit + Send + Sized + 'static {
+    /// The type of the elements.
+    type Element: NcclType;
+
+    /// All elements, to read.
+    fn view(&self) -> CudaView<'_, Self::Element>;
+
+    /// All elements, to write.
+    fn view_mut(&mut self) -> CudaViewMut<'_, Self::Element>;
+
+    /// The stream to which the memory belongs.
+    fn stream(&self) -> &Arc<CudaStream>;
+}
+
+impl<T: NcclType> sealed::Visit for CudaSlice<T> {
+    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+        each(self.erase_mut())
+    }
+}
+
+impl<T: NcclType> OwnedBuffer for CudaSlice<T> {
+    type Element = T;
+
+    fn view(&self) -> CudaView<'_, T> {
+        self.as_view()
+    }
+
+    fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.as_view_mut()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        CudaSlice::stream(self)
+    }
+}
+
+impl<T: NcclType> sealed::Visit for Buffer<T> {
+    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+        each(self.erase_mut())
+    }
+}
+
+impl<T: NcclType> OwnedBuffer for Buffer<T> {
+    type Element = T;
+
+    fn view(&self) -> CudaView<'_, T> {
+        Buffer::view(self)
+    }
+
+    fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        Buffer::view_mut(self)
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        Buffer::stream(self)
+    }
+}
+
+impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
+    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+        each(self.erase_mut())
+    }
+}
+
+impl<B: OwnedBuffer> OwnedBuffer for Registered<B> {
+    type Element = B::Element;
+
+    fn view(&self) -> CudaView<'_, B::Element> {
+        Registered::view(self)
+    }
+
+    fn view_mut(&mut self) -> CudaViewMut<'_, B::Element> {
+        Registered::view_mut(self)
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        Registered::stream(self)
+    }
+}
+
+/// What a [`CapturedPlan`](crate::CapturedPlan) owns: a buffer, a `Vec` of buffers, or a tuple of up to
+/// four of these.
+///
+/// ```
+/// use nccl::cudarc::driver::CudaSlice;
+///
+/// fn fits<B: nccl::PlanBuffers>() {}
+/// fits::<CudaSlice<f32>>();
+/// fits::<(nccl::Buffer<u8>, Vec<CudaSlice<f32>>)>();
+/// ```
+pub trait PlanBuffers: sealed::Visit + Send + 'static {
+    /// The buffers, to read: a view for each, in the same arrangement.
+    type Views<'a>
+    where
+        Self: 'a;
+
+    /// The buffers, to write: a view for each, in the same arrangement.
+    type ViewsMut<'a>
+    where
+        Self: 'a;
+
+    /// See [`Views`](Self::Views).
+    fn views(&self) -> Self::Views<'_>;
+
+    /// See [`ViewsMut`](Self::ViewsMut).
+    fn views_mut(&mut self) -> Self::ViewsMut<'_>;
+}
+
+impl<B: OwnedBuffer> PlanBuffers for B {
+    type Views<'a> = CudaView<'a, B::Element>;
+    type ViewsMut<'a> = CudaViewMut<'a, B::Element>;
+
+    fn views(&self) -> Self::Views<'_> {
+        self.view()
+    }
+
+    fn views_mut(&mut self) -> Self::ViewsMut<'_> {
+        self.view_mut()
+    }
+}
+
+impl<B: PlanBuffers> sealed::Visit for Vec<B> {
+    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+        self.iter_mut().try_for_each(|buffer| buffer.visit(each))
+    }
+}
+
+impl<B: PlanBuffers> PlanBuffers for Vec<B> {
+    type Views<'a> = Vec<B::Views<'a>>;
+    type ViewsMut<'a> = Vec<B::ViewsMut<'a>>;
+
+    fn views(&self) -> Self::Views<'_> {
+        self.iter().map(B::views).collect()
+    }
+
+    fn views_mut(&mut self) -> Self::ViewsMut<'_> {
+        self.iter_mut().map(B::views_mut).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $at:tt),*))*) => {
+        $(
+            impl<$($name: PlanBuffers),*> sealed::Visit for ($($name,)*) {
+                fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+                    $(self.$at.visit(each)?;)*
+                    Ok(())
+                }
+            }
+
+            impl<$($name: PlanBuffers),*> PlanBuffers for ($($name,)*) {
+                type Views<'a> = ($($name::Views<'a>,)*);
+                type ViewsMut<'a> = ($($name::ViewsMut<'a>,)*);
+
+                fn views(&self) -> Self::Views<'_> {
+                    ($(self.$at.views(),)*)
+                }
+
+                fn views_mut(&mut self) -> Self::ViewsMut<'_> {
+                    ($(self.$at.views_mut(),)*)
+                }
+            }
+        )*
+    };
+}
+
+tuples! {
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+}

@@ -1,0 +1,360 @@
+//! Memory that a communicator knows beforehand.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::{Arc, TryLockError};
+use std::time::Instant;
+
+use cudarc::driver::{CudaEvent, CudaStream, CudaView, CudaViewMut};
+use nccl_sys as sys;
+
+use super::OwnedBuffer;
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, sealed_buffer};
+use crate::communicator::{Backoff, Communicator, State, admit_buffer, lock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::reaper::{self, Behind, Remains, Turn};
+use crate::time::deadline_after;
+
+/// A buffer that is registered with a communicator, and belongs to the registration.
+///
+/// Where the hardware and the kind of memory allow it (best: [`Buffer`](crate::Buffer)), NCCL then moves
+/// data from and to the buffer without copies of its own. When one rank uses a registered buffer in an
+/// operation, all have to. Everywhere else nothing changes.
+///
+/// Operations take `&registered` and `&mut registered`, and its views. The value keeps the
+/// communicator; dropping it deregisters and frees when the work on the buffer's stream is over, in the
+/// background. A communicator that is finalized or aborted before forgets its registrations, and the
+/// memory stays usable.
+///
+/// Windows (`ncclCommWindowRegister`) are another matter, and not offered yet: they are made by all ranks
+/// together, and one-sided access to them by peers needs rules of its own.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// let mut y = comm.register(comm.buffer::<f32>(1024)?)?;
+/// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+/// let plain = y.into_inner()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Registered<B: OwnedBuffer> {
+    buffer: ManuallyDrop<B>,
+    handle: Registration,
+    comm: ManuallyDrop<Communicator>,
+    /// Recorded when this is dropped; made before, so that it cannot fail then.
+    last: ManuallyDrop<CudaEvent>,
+}
+
+/// NCCL's handle; none where it does without.
+#[derive(Clone, Copy)]
+struct Registration(Option<NonNull<c_void>>);
+
+// SAFETY: a number for NCCL, given back under the communicator's lock; never followed.
+unsafe impl Send for Registration {}
+// SAFETY: likewise.
+unsafe impl Sync for Registration {}
+
+impl Communicator {
+    /// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
+    ///
+    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. Of an error the
+    /// buffer does not come back: it is freed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
+    /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use.
+    ///
+    /// Wraps `ncclCommRegister`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = comm.register(stream.clone_htod(&[1u8, 2, 3])?)?;
+    /// assert_eq!(stream.clone_dtoh(&x.view())?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register<B: OwnedBuffer>(&self, mut buffer: B) -> Result<Registered<B>> {
+        let library = self.library();
+        let register = library.function(sys::Api::ncclCommRegister)?;
+        library.function(sys::Api::ncclCommDeregister)?;
+        let context = &self.inner.context;
+        admit_buffer(buffer.stream(), context)?;
+        let last = context
+            .new_event(None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let (address, bytes) = {
+            let erased = buffer.view_mut().erase_mut();
+            let range = erased.range();
+            (range.start, (range.end - range.start) as usize)
+        };
+        context.bind_to_thread().map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        let guard = lock(&self.inner.handle);
+        let raw = self.inner.ready(&guard)?;
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        if bytes > 0 {
+            // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
+            // value below owns it. `handle` is a valid place; the communicator is alive, under its lock.
+            let code = unsafe {
+                register(
+                    raw.as_ptr(),
+                    std::ptr::with_exposed_provenance_mut(address as usize),
+                    bytes,
+                    &mut handle,
+                )
+            };
+            ffi::check(library, "ncclCommRegister", code)?;
+        }
+        drop(guard);
+        Ok(Registered {
+            buffer: ManuallyDrop::new(buffer),
+            handle: Registration(NonNull::new(handle)),
+            comm: ManuallyDrop::new(self.clone()),
+            last: ManuallyDrop::new(last),
+        })
+    }
+}
+
+impl<B: OwnedBuffer> Registered<B> {
+    /// All elements, to read: for everything that takes cudarc's memory.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let host: Vec<f32> = x.stream().clone_dtoh(&x.view())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view(&self) -> CudaView<'_, B::Element> {
+        self.buffer.view()
+    }
+
+    /// All elements, to write: for everything that takes cudarc's memory.
+    ///
+    /// ```
+    /// # fn example(y: &mut nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let stream = y.stream().clone();
+    /// stream.memset_zeros(&mut y.view_mut())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, B::Element> {
+        self.buffer.view_mut()
+    }
+
+    /// The stream to which the memory belongs.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) {
+    /// x.stream().synchronize().unwrap();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        self.buffer.stream()
+    }
+
+    /// Whether NCCL made use of the registration: not with `NCCL_LOCAL_REGISTER=0`, for instance.
+    ///
+    /// ```
+    /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) {
+    /// if !x.is_effective() {
+    ///     eprintln!("NCCL will copy");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_effective(&self) -> bool {
+        self.handle.0.is_some()
+    }
+
+    /// Waits for the work on the buffer's stream, deregisters, and gives the buffer back.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the stream does not come to its end within the communicator's limit
+    /// for operations. [`ErrorKind::Nccl`] when NCCL does not let go of the buffer, and
+    /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer does not
+    /// come back then; it is freed when it is known to be unused, or leaked.
+    ///
+    /// Wraps `ncclCommDeregister`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = comm.register(stream.clone_htod(&[1u8, 2, 3])?)?;
+    /// let x = x.into_inner()?;
+    /// assert_eq!(stream.clone_dtoh(&x)?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_inner(self) -> Result<B> {
+        let mut remains = self.take_apart();
+        let limit = remains.comm.limit;
+        let deadline = deadline_after(limit);
+        let mut backoff = Backoff::new();
+        loop {
+            match remains.look() {
+                Look::Deregistered => return Ok(ManuallyDrop::into_inner(remains.buffer)),
+                Look::Refused(error) => {
+                    tracing::error!(target: "nccl", %error, "leaked: {}", remains.describe());
+                    return Err(error);
+                }
+                Look::Busy if Instant::now() < deadline => backoff.pause(),
+                Look::Busy => {
+                    reaper::take(Box::new(remains), reaper::LIMIT);
+                    return Err(Error::new(ErrorKind::TimedOut {
+                        what: String::from("the work that uses a registered buffer"),
+                        limit,
+                    }));
+                }
+            }
+        }
+    }
+
+    fn take_apart(mut self) -> Remnant<B> {
+        let remains = self.remains();
+        std::mem::forget(self);
+        remains
+    }
+
+    /// Called once, by whoever ends this value.
+    fn remains(&mut self) -> Remnant<B> {
+        // SAFETY: each is taken once, because the caller forgets `self` or is its drop.
+        let (buffer, comm, last) = unsafe {
+            (
+                ManuallyDrop::take(&mut self.buffer),
+                ManuallyDrop::take(&mut self.comm),
+                ManuallyDrop::take(&mut self.last),
+            )
+        };
+        let behind = Behind::new(Arc::clone(buffer.stream()), last);
+        Remnant {
+            buffer: ManuallyDrop::new(buffer),
+            handle: self.handle,
+            comm,
+            behind,
+        }
+    }
+}
+
+/// What is left of a registered buffer. Dropping it leaks the buffer.
+struct Remnant<B: OwnedBuffer> {
+    buffer: ManuallyDrop<B>,
+    handle: Registration,
+    comm: Communicator,
+    behind: Behind,
+}
+
+enum Look {
+    Busy,
+    Deregistered,
+    Refused(Error),
+}
+
+impl<B: OwnedBuffer> Remnant<B> {
+    /// Deregisters, if that can be done now.
+    fn look(&mut self) -> Look {
+        if !self.behind.is_over() {
+            return Look::Busy;
+        }
+        let inner = &self.comm.inner;
+        let Some(handle) = self.handle.0 else {
+            return Look::Deregistered;
+        };
+        let guard = match inner.handle.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Look::Busy,
+        };
+        let Some(raw) = guard.raw else {
+            return match inner.phase.get() {
+                State::Finalized | State::Aborted => Look::Deregistered,
+                State::Leaked => Look::Refused(inner.out_of_use()),
+                State::Ready | State::Finalizing | State::Aborting => Look::Busy,
+            };
+        };
+        let Some(deregister) = inner.library.api().ncclCommDeregister else {
+            return Look::Deregistered;
+        };
+        // SAFETY: the handle was made for this communicator, which is alive, under its lock, and is given
+        // back once: `handle` is cleared below. No work uses the buffer any more.
+        let code = unsafe { deregister(raw.as_ptr(), handle.as_ptr()) };
+        self.handle.0 = None;
+        match ffi::check(&inner.library, "ncclCommDeregister", code) {
+            Ok(_) => Look::Deregistered,
+            Err(failure) => Look::Refused(failure.into()),
+        }
+    }
+}
+
+impl<B: OwnedBuffer> Remains for Remnant<B> {
+    fn poll(&mut self) -> Turn {
+        match self.look() {
+            Look::Busy => Turn::Wait,
+            Look::Deregistered => Turn::Over,
+            Look::Refused(_) => Turn::Never,
+        }
+    }
+
+    fn release(self: Box<Self>) {
+        drop(ManuallyDrop::into_inner(self.buffer));
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "a buffer of {} bytes, registered with communicator {:?}",
+            self.buffer.view().len() * size_of::<B::Element>(),
+            self.comm.name()
+        )
+    }
+}
+
+impl<B: OwnedBuffer> Drop for Registered<B> {
+    /// Never waits; see the type.
+    fn drop(&mut self) {
+        if !reaper::is_closed() {
+            let remains = self.remains();
+            reaper::take(Box::new(remains), reaper::LIMIT);
+        }
+    }
+}
+
+impl<B: OwnedBuffer> sealed_buffer::Sealed for &Registered<B> {}
+impl<'a, B: OwnedBuffer> SendBuffer<'a> for &'a Registered<B> {
+    type Element = B::Element;
+    fn erase(self) -> Erased<'a> {
+        self.view().erase()
+    }
+}
+
+impl<B: OwnedBuffer> sealed_buffer::Sealed for &mut Registered<B> {}
+impl<'a, B: OwnedBuffer> RecvBuffer<'a> for &'a mut Registered<B> {
+    type Element = B::Element;
+    fn erase_mut(self) -> ErasedMut<'a> {
+        self.view_mut().erase_mut()
+    }
+}
+
+impl<B: OwnedBuffer> fmt::Debug for Registered<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("communicator", &self.comm.name())
+            .field("len", &self.view().len())
+            .field("effective", &self.is_effective())
+            .finish()
+    }
+}

@@ -1,0 +1,136 @@
+//! The capture itself: begun, filled and ended within one call.
+//!
+//! It happens on the communicator's own stream, under its lock, after everything that the user's code
+//! had to say: so no other work can get into the graph, and nothing else finds a stream capturing.
+//!
+//! When an operation fails in between, the communicator is aborted, because the other ranks have captured
+//! what this one has not. The abort comes before the end of the capture: a thread of NCCL may still be
+//! adding to the graph, and only the abort joins it. But it also waits for graphs that hold the
+//! communicator, and the one being captured may be one: so the capture is ended after a moment even if
+//! the abort is still waiting.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaStream, result, sys};
+
+use super::graph::Slot;
+use super::record::Captured;
+use crate::communicator::{Calls, Inner, lock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::Progress;
+use crate::recorded;
+
+/// How long an abort gets to join NCCL's threads before the capture is ended.
+const MOMENT: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Captures `groups` into a graph, until `limit` after `started`.
+    pub(super) fn capture(
+        self: &Arc<Self>,
+        groups: &[Captured],
+        started: Instant,
+        limit: Duration,
+    ) -> Result<Arc<Slot>> {
+        let mut handle = lock(&self.handle);
+        let raw = self.ready(&handle)?;
+        let stream = self.own_stream();
+        let capturing = Capturing::begin(stream)?;
+        let calls = Calls {
+            library: &self.library,
+            comm: raw.as_ptr(),
+            stream: stream.cu_stream().cast(),
+        };
+        let issued = groups.iter().try_for_each(|group| {
+            handle.sequence += 1;
+            match recorded::call(&group.recorded, group.grouped, &calls) {
+                Ok(Progress::Done) => Ok(()),
+                // Before that nothing of it needs to be in the graph.
+                Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
+                Err(failure) => Err(failure.into()),
+            }
+        });
+        let graph = issued.and_then(|()| capturing.finish());
+        match graph {
+            // Under the lock, so that whoever ends the communicator finds it in the list.
+            Ok(graph) => Ok(self.plans.add(graph, &self.context)),
+            Err(error) => {
+                drop(handle);
+                self.give_up(capturing, &error);
+                Err(error)
+            }
+        }
+    }
+
+    fn give_up(self: &Arc<Self>, capturing: Capturing<'_>, error: &Error) {
+        let reason = format!("a capture failed: {}", error.kind());
+        std::thread::scope(|scope| {
+            let aborting = std::thread::Builder::new()
+                .name(String::from("nccl-abort"))
+                .spawn_scoped(scope, || self.abort(&reason));
+            if let Ok(aborting) = &aborting {
+                let deadline = Instant::now() + MOMENT.min(self.timeouts.abort / 2);
+                while !aborting.is_finished() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            drop(capturing);
+            if aborting.is_err() {
+                self.abort(&reason);
+            }
+        });
+    }
+}
+
+/// A stream that is capturing; not any more when this is dropped.
+struct Capturing<'s> {
+    stream: &'s Arc<CudaStream>,
+    ended: std::cell::Cell<bool>,
+}
+
+impl<'s> Capturing<'s> {
+    fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
+        // Forbids only this thread what would break the capture, not the whole process.
+        stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
+        Ok(Self {
+            stream,
+            ended: std::cell::Cell::new(false),
+        })
+    }
+
+    fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
+        self.ended.set(true);
+        let graph = self
+            .stream
+            .end_capture(sys::CUgraphInstantiate_flags(0))
+            .map_err(Error::cuda(
+                "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",
+            ))?;
+        graph.ok_or_else(|| {
+            Error::new(ErrorKind::Cuda {
+                what: "ending a capture (cuStreamEndCapture)",
+                error: cudarc::driver::DriverError(
+                    sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                ),
+            })
+        })
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        if self.ended.get() {
+            return;
+        }
+        // SAFETY: the stream lives, and is capturing since `begin`, on this thread.
+        let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
+        if let Ok(graph) = graph
+            && !graph.is_null()
+        {
+            // SAFETY: a graph that only this function has.
+            let _ = unsafe { result::graph::destroy(graph) };
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The graphs of a communicator.
+//!
+//! NCCL does not end a communicator, in order or by an abort, before every graph that captured one of
+//! its operations is destroyed. So the communicator keeps a list of them, and whoever ends it destroys
+//! them: the plans stay where they are, and can be launched no more.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result};
+
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+use crate::reaper;
+
+/// One plan's graph, until it is destroyed.
+pub(crate) struct Slot {
+    /// Which plan of its communicator, from 1.
+    pub(super) number: u64,
+    /// Locked during a launch, so that a graph that is being launched is not destroyed.
+    pub(super) graph: Mutex<Option<Graph>>,
+}
+
+/// A graph. CUDA wants the calls on it one after another, from any thread: the lock of its slot sees to
+/// that.
+pub(super) struct Graph {
+    graph: CudaGraph,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: see the type; nothing of it is tied to a thread.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Puts a replay on `stream`, which is of the graph's context.
+    pub(super) fn launch(&self, stream: &CudaStream) -> Result<()> {
+        self.context.bind_to_thread().map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        // SAFETY: graph and stream live; what the graph uses is kept by its plan.
+        unsafe { result::graph::launch(self.graph.cu_graph_exec(), stream.cu_stream()) }
+            .map_err(Error::cuda("launching a graph (cuGraphLaunch)"))
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Plans {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    made: AtomicU64,
+}
+
+impl Plans {
+    /// Takes a new graph in.
+    pub(super) fn add(&self, graph: CudaGraph, context: &Arc<CudaContext>) -> Arc<Slot> {
+        let slot = Arc::new(Slot {
+            number: self.made.fetch_add(1, Ordering::Relaxed) + 1,
+            graph: Mutex::new(Some(Graph {
+                graph,
+                context: Arc::clone(context),
+            })),
+        });
+        lock(&self.slots).push(Arc::clone(&slot));
+        slot
+    }
+
+    /// Destroys one graph. A replay of it that is on its way goes on to its end. Waits for a launch.
+    pub(crate) fn destroy(&self, slot: &Arc<Slot>) {
+        let graph = lock(&slot.graph).take();
+        if let Some(graph) = graph {
+            reaper::bind(&graph.context);
+            drop(graph);
+        }
+        lock(&self.slots).retain(|other| !Arc::ptr_eq(other, slot));
+    }
+
+    /// Destroys all graphs.
+    pub(crate) fn destroy_all(&self) {
+        let slots = lock(&self.slots).clone();
+        for slot in &slots {
+            self.destroy(slot);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.slots).is_empty()
+    }
+
+    /// The numbers of the plans whose graphs are still there.
+    pub(crate) fn alive(&self) -> Vec<u64> {
+        lock(&self.slots).iter().map(|slot| slot.number).collect()
+    }
+}

@@ -1,0 +1,20 @@
+//! Operations that are captured once and launched many times.
+//!
+//! CUDA's graphs replay work without asking what has become of its memory, so cudarc's own capture is no
+//! way to NCCL: operations refuse a capturing stream. A [`CapturedPlan`] owns its buffers and holds its
+//! communicator instead.
+//!
+//! - `record`: the closure that says what to capture runs first, and only records;
+//! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
+//!   which no other code ever puts work on;
+//! - `graph`: the graphs of a communicator, which end before it does.
+
+mod capture;
+mod captured;
+mod graph;
+mod record;
+
+pub use captured::CapturedPlan;
+pub use record::Capture;
+
+pub(crate) use graph::Plans;

@@ -1,0 +1,91 @@
+//! What a plan is made of, before it is captured.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::communicator::Communicator;
+use crate::error::Result;
+use crate::group::Group;
+use crate::recorded::Recorded;
+
+/// Where the operations of a plan are recorded; see [`Communicator::capture`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # use nccl::ReduceOp;
+/// let x = stream.clone_htod(&[1.0f32, 2.0])?;
+/// let y = stream.alloc_zeros::<f32>(2)?;
+/// let mut plan = comm.capture((x, y), |capture, (x, mut y)| {
+///     capture.group(|group| group.all_reduce(&x, &mut y, ReduceOp::Sum))?;
+///     capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Max)) // after the first
+/// })?;
+/// plan.launch()?.wait()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Capture<'p> {
+    comm: &'p Communicator,
+    owned: &'p [Range<u64>],
+    groups: Vec<Captured>,
+}
+
+/// A group, ready to be issued.
+pub(crate) struct Captured {
+    pub(super) recorded: Vec<Recorded>,
+    pub(super) grouped: bool,
+}
+
+impl<'p> Capture<'p> {
+    pub(super) fn new(comm: &'p Communicator, owned: &'p [Range<u64>]) -> Self {
+        Self {
+            comm,
+            owned,
+            groups: Vec::new(),
+        }
+    }
+
+    pub(super) fn finish(self) -> Vec<Captured> {
+        self.groups
+    }
+
+    /// Adds operations that are issued together, after those of earlier groups.
+    ///
+    /// # Errors
+    /// As [`Communicator::group`], and [`ErrorKind::NotInPlan`](crate::ErrorKind::NotInPlan) for a buffer
+    /// that the plan does not own. Nothing is added then.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// let plan = comm.capture(y, |capture, y| {
+    ///     capture.group(|group| group.all_reduce_in_place(y, nccl::ReduceOp::Sum))
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn group<'a>(&mut self, record: impl FnOnce(&mut Group<'a>) -> Result<()>) -> Result<()>
+    where
+        'p: 'a,
+    {
+        let mut group = Group::of_plan(self.comm, self.owned);
+        record(&mut group)?;
+        let mut frame = group.finish()?;
+        if !frame.recorded.is_empty() {
+            self.groups.push(Captured {
+                recorded: std::mem::take(&mut frame.recorded),
+                grouped: frame.grouped,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Capture<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("groups", &self.groups.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,8 @@
+// A plan owns its buffers: what it borrowed could be freed before a replay.
+use nccl::cudarc::driver::CudaSlice;
+
+fn main() {}
+
+fn example(comm: &nccl::Communicator, buffer: &mut CudaSlice<f32>) {
+    let _ = comm.capture(buffer, |_, _| Ok(()));
+}
