@@ -98,12 +98,15 @@ pub fn config(blocking: bool) -> ncclConfig_t {
 }
 
 /// Waits until a call that returned `code` is over; [`IN_PROGRESS`] if it is not within `limit`.
+///
+/// NCCL's split, shrink and grow return success while the work is under way; only the state tells.
 #[must_use]
 pub fn settle(comm: Comm, mut code: u32, limit: Duration) -> u32 {
+    if code != 0 && code != IN_PROGRESS {
+        return code;
+    }
     wait_until(limit, || {
-        if code == IN_PROGRESS {
-            code = comm.state();
-        }
+        code = comm.state();
         code != IN_PROGRESS
     });
     code
