@@ -3,7 +3,8 @@
 //! A handle is no pointer but a number that looks up a slot: kind, generation, slot. So a handle
 //! that was destroyed, or one that was made up, is told from a live one without touching the memory
 //! it names; and since the kind sits in the top byte no handle is an address that could be
-//! dereferenced.
+//! dereferenced. The top bit is not set, nor is it in an address of CUDA: some clients, CuPy among them,
+//! keep handles in signed integers.
 //!
 //! Slots live in chunks that are never moved or freed; each slot has its own lock, held only to
 //! clone an `Arc`.
@@ -41,8 +42,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T> Registry<T> {
-    /// An empty registry; `kind` (1 to 255) tells its handles from those of others.
+    /// An empty registry; `kind` (1 to 127) tells its handles from those of others.
     pub(crate) const fn new(kind: u8) -> Self {
+        assert!(
+            matches!(kind, 1..=127),
+            "the top bit of a handle is not set"
+        );
         Self {
             kind,
             chunks: [const { OnceLock::new() }; CHUNKS],

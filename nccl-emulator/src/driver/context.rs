@@ -19,7 +19,7 @@ use crate::registry::Registry;
 use crate::violations::{self, Violation};
 
 /// Every context that was not destroyed.
-static CONTEXTS: Registry<Context> = Registry::new(0xC0);
+static CONTEXTS: Registry<Context> = Registry::new(0x40);
 
 /// A CUDA context; the primary one of its device, or one made by `cuCtxCreate`.
 pub(crate) struct Context {

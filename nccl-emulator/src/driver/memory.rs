@@ -168,7 +168,7 @@ unsafe extern "C" fn get_info(free: *mut usize, total: *mut usize) -> CUresult {
 }
 
 /// The handle of a device's pool: no object stands behind it.
-const POOL: usize = 0xC7 << 56;
+const POOL: usize = 0x47 << 56;
 
 fn pool_of(handle: *mut c_void) -> Result<&'static Pool, CUresult> {
     let device = handle.addr().wrapping_sub(POOL) >> 4;

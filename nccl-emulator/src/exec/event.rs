@@ -13,7 +13,7 @@ use crate::driver::context::Context;
 use crate::registry::Registry;
 
 /// Every event that was not destroyed.
-static EVENTS: Registry<Event> = Registry::new(0xCE);
+static EVENTS: Registry<Event> = Registry::new(0x4E);
 
 /// An event of a context.
 pub(crate) struct Event {

@@ -21,9 +21,9 @@ use crate::driver::context::Context;
 use crate::registry::Registry;
 
 /// Every graph that was not destroyed.
-pub(crate) static GRAPHS: Registry<Graph> = Registry::new(0xC9);
+pub(crate) static GRAPHS: Registry<Graph> = Registry::new(0x49);
 /// Every executable graph that was not destroyed.
-pub(crate) static EXECUTABLES: Registry<Executable> = Registry::new(0xCA);
+pub(crate) static EXECUTABLES: Registry<Executable> = Registry::new(0x4A);
 
 /// Work that can be done again and again.
 pub(crate) trait Recipe: Send + Sync {

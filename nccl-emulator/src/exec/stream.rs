@@ -26,7 +26,7 @@ use crate::driver::context::Context;
 use crate::registry::Registry;
 
 /// Every stream that has a handle.
-pub(crate) static STREAMS: Registry<Stream> = Registry::new(0xC5);
+pub(crate) static STREAMS: Registry<Stream> = Registry::new(0x45);
 
 /// What kind of stream it is; decides how it is ordered against the legacy stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

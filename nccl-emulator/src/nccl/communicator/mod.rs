@@ -60,7 +60,7 @@ use crate::violations::{self, Violation, ViolationKind};
 use clique::Clique;
 use nccl_sys::ncclComm_t;
 
-const KIND: u8 = 0xCC;
+const KIND: u8 = 0x4C;
 static COMMUNICATORS: Registry<Communicator> = Registry::new(KIND);
 
 /// One rank's end of a communicator.

@@ -20,7 +20,7 @@ use crate::nccl::environment;
 use crate::registry::Registry;
 use crate::violations::{self, Violation, ViolationKind};
 
-const KIND: u8 = 0xCD;
+const KIND: u8 = 0x4D;
 static WINDOWS: Registry<Window> = Registry::new(KIND);
 
 /// Size of each allocation of `ncclMemAlloc`, by address.
