@@ -8,6 +8,7 @@ mod bindings;
 mod check_bindings;
 mod conformance;
 mod feature_mixes;
+mod foreign_clients;
 mod gpu_bundle;
 mod header;
 mod sanitize;
@@ -59,6 +60,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "build the crate `nccl` beside other choices of cudarc's features",
         run: feature_mixes::run,
+    },
+    Chore {
+        name: "foreign-clients",
+        arguments: "",
+        purpose: "run CuPy's and NVIDIA's Python bindings of NCCL on the emulator",
+        run: foreign_clients::run,
     },
     Chore {
         name: "sanitize",

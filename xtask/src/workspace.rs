@@ -4,6 +4,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::Result;
 
@@ -57,6 +59,34 @@ pub(crate) fn run(command: &mut Command) -> Result {
         .stdout(std::io::stderr())
         .status()
         .map_err(|error| format!("cannot run {program}: {error}"))?;
+    if !status.success() {
+        return Err(format!("{command:?} failed: {status}").into());
+    }
+    Ok(())
+}
+
+/// [`run`], but no longer than `limit`.
+pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .spawn()
+        .map_err(|error| format!("cannot run {program}: {error}"))?;
+    let end = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                return Err(
+                    format!("{command:?} has not ended after {} s", limit.as_secs()).into(),
+                );
+            }
+        }
+    };
     if !status.success() {
         return Err(format!("{command:?} failed: {status}").into());
     }

@@ -1,0 +1,35 @@
+//! `nccl-emulator` for programs that are not written in Rust: a shared object which, once loaded, makes
+//! its process find the emulator under the names of libcuda and libnccl.
+//!
+//! ```console
+//! $ cargo build --release --package nccl-emulator-preload
+//! $ LD_PRELOAD=$PWD/target/release/libnccl_emulator_preload.so python3 program.py
+//! ```
+//!
+//! It has no function to call: [`INSTALL`] runs when the dynamic linker has loaded it, before the
+//! program starts. It cannot export `nccl…` and `cu…` itself: one file has one name, and two copies of it
+//! under two names would be two emulators.
+
+use std::panic::catch_unwind;
+
+/// What the dynamic linker runs after loading.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INSTALL: extern "C" fn() = install;
+
+/// Ends the process if the emulator cannot be installed: whoever preloads it does not want the program to
+/// go on with whatever else it finds.
+extern "C" fn install() {
+    let reason = match catch_unwind(nccl_emulator::install) {
+        Ok(Ok(_)) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it panicked (above)".into(),
+    };
+    eprintln!("nccl-emulator: cannot be installed in this process: {reason}");
+    // Not `exit`: the program has not started, and has nothing to tidy up.
+    // SAFETY: ends the process; nothing of it is used afterwards.
+    unsafe { libc::_exit(FAILED) };
+}
+
+/// The exit code of a process that could not become one of the emulator.
+const FAILED: i32 = 120;
