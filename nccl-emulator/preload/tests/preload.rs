@@ -80,7 +80,8 @@ fn two_processes_that_use_ctypes_exchange_messages_and_sums() {
     }
 }
 
-/// Loads NCCL by its name and prints its version, and whether it has a function of 2.28.3.
+/// Loads NCCL by its name and prints its version, and whether it has a function of 2.28.3, under both of
+/// its names.
 const ASK: &str = "import ctypes
 nccl = ctypes.CDLL('libnccl.so.2')
 version = ctypes.c_int()

@@ -48,7 +48,7 @@ pub(crate) fn banner() -> String {
     }
 }
 
-/// Whether the release has this function.
+/// Whether the release has this function, under its own name or a profiler's.
 pub(crate) fn has(function: &str) -> bool {
-    since(function).is_none_or(|first| first <= current())
+    since(function.strip_prefix('p').unwrap_or(function)).is_none_or(|first| first <= current())
 }

@@ -118,9 +118,13 @@ macro_rules! exports {
             api
         }
 
-        /// Name and address of every function.
+        /// Name and address of every function: under its own name, and under the one with a `p` in front,
+        /// by which a profiler that took the first one calls it.
         pub(crate) fn symbols() -> Vec<(&'static CStr, *const c_void)> {
-            vec![$((c_name(concat!(stringify!($name), "\0")), $name as *const c_void)),*]
+            vec![$(
+                (c_name(concat!(stringify!($name), "\0")), $name as *const c_void),
+                (c_name(concat!("p", stringify!($name), "\0")), $name as *const c_void),
+            )*]
         }
     };
 }
@@ -146,10 +150,16 @@ mod tests {
     #[test]
     fn every_function_of_the_header_is_exported() {
         assert_eq!(api().missing().collect::<Vec<_>>(), Vec::<&str>::new());
-        let names: Vec<_> = symbols()
-            .iter()
-            .map(|(name, _)| name.to_str().unwrap())
-            .collect();
+        let (mut names, mut twins) = (Vec::new(), Vec::new());
+        for (name, address) in symbols() {
+            let name = name.to_str().unwrap();
+            match name.strip_prefix('p') {
+                Some(name) => twins.push((name, address)),
+                None => names.push((name, address)),
+            }
+        }
+        assert_eq!(names, twins);
+        let names: Vec<_> = names.into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, Api::NAMES);
     }
 }
