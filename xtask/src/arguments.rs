@@ -42,16 +42,26 @@ impl Arguments {
         Ok(self.0.remove(0).to_string_lossy().into_owned())
     }
 
+    /// The text after the option `name`, if the option is there.
+    pub(crate) fn value(&mut self, name: &str) -> Result<Option<String>> {
+        let value = self.after(name, "a value")?;
+        Ok(value.map(|value| value.to_string_lossy().into_owned()))
+    }
+
     /// The path after the option `name`, if the option is there.
     pub(crate) fn path(&mut self, name: &str) -> Result<Option<PathBuf>> {
+        Ok(self.after(name, "a path")?.map(PathBuf::from))
+    }
+
+    fn after(&mut self, name: &str, what: &str) -> Result<Option<OsString>> {
         let Some(at) = self.0.iter().position(|argument| argument == name) else {
             return Ok(None);
         };
         self.0.remove(at);
         if at == self.0.len() {
-            return Err(Usage(format!("{name} takes a path")).into());
+            return Err(Usage(format!("{name} takes {what}")).into());
         }
-        Ok(Some(self.0.remove(at).into()))
+        Ok(Some(self.0.remove(at)))
     }
 
     /// Whether the option `name`, which takes no value, is there.

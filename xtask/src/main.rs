@@ -6,6 +6,7 @@
 mod arguments;
 mod bindings;
 mod check_bindings;
+mod check_symbols;
 mod conformance;
 mod feature_mixes;
 mod foreign_clients;
@@ -54,6 +55,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "fail if the bindings differ from that header, or nccl-sys from that library",
         run: check_bindings::run,
+    },
+    Chore {
+        name: "check-symbols",
+        arguments: "[--all|--oldest-and-newest|--release X.Y.Z]",
+        purpose: "fail if nccl-sys or the emulator disagree with real libraries about functions",
+        run: check_symbols::run,
     },
     Chore {
         name: "feature-mixes",
