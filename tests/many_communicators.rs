@@ -103,6 +103,9 @@ fn a_group_that_fails_aborts_all_its_communicators() {
 
 #[test]
 fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
+    if !support::needs_devices(3) {
+        return;
+    }
     Ranks::new(3).threads(|world| -> Outcome {
         if world.rank() > 0 {
             return Ok(());

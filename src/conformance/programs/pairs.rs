@@ -404,13 +404,15 @@ fn in_progress(rank: &Rank, facts: &Facts) -> Result {
         facts.code("an operation meanwhile", recv(comm, x, 8, 1, stream));
         facts.code("finalize meanwhile", nccl_call!(ncclCommFinalize(comm.0)));
         rank.barrier("now")?;
+        facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
+        // Only now: the refused calls leave their code in the state until the launch is over.
         facts.code("in the end", settle(comm, code, ENDS));
     } else {
         rank.barrier("now")?;
         let code = send(comm, x, 8, 0, stream);
         facts.code("send in the end", settle(comm, code, ENDS));
+        facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
     }
-    facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
     rank.barrier("end")
 }
 
@@ -725,6 +727,8 @@ fn finalize_one(rank: &Rank, facts: &Facts) -> Result {
         facts.code("finalize", code);
         facts.code("alone", settle(comm, code, HANGS));
         rank.barrier("now")?;
+        facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
+        // Only now: the refused calls leave their code in the state until the launch is over.
         facts.code("in the end", settle(comm, code, ENDS));
     } else {
         rank.barrier("now")?;
