@@ -42,6 +42,7 @@
 //!
 //! cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to link of it,
 //! so that whatever else is in the build may.
+#![cfg(not(loom))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");

@@ -1,7 +1,7 @@
 //! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use cudarc::driver::{CudaContext, CudaStream};
@@ -130,9 +130,6 @@ impl Prepared {
             timeouts: self.timeouts,
             phase: Phase::new(),
             abort_signal: self.abort_signal,
-            abort_reason: Mutex::new(None),
-            freed: Mutex::new(None),
-            freed_bell: Condvar::new(),
             marks: Mutex::new(Vec::new()),
             plans: Plans::default(),
             handle: Mutex::new(self.handle),

@@ -5,7 +5,7 @@
 //! who does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
@@ -136,10 +136,9 @@ impl Inner {
 
     /// True for the one caller that is to carry it out.
     fn begin_abort(&self, reason: &str) -> bool {
-        if !self.phase.begin_abort() {
+        if !self.phase.begin_abort(reason) {
             return false;
         }
-        *lock(&self.abort_reason) = Some(reason.to_owned());
         tracing::warn!(
             target: "nccl",
             communicator = &*self.name,
@@ -158,9 +157,13 @@ impl Inner {
             let raw = lock(&inner.handle).raw.take();
             inner.destroy_plans();
             match raw {
-                Some(raw) => inner.set_freed(free(&inner.library, Free::Abort, raw).is_ok()),
+                Some(raw) => {
+                    let freed = free(&inner.library, Free::Abort, raw).is_ok();
+                    inner.phase.set_freed(freed);
+                    freed
+                }
                 // A finalize has taken it, and frees it when it notices the abort.
-                None => inner.wait_freed(limit),
+                None => inner.phase.wait_freed(limit),
             }
         });
         if freed == Some(true) {
@@ -192,22 +195,6 @@ impl Inner {
         }
     }
 
-    /// Tells those who wait for it whether NCCL let go of the communicator.
-    fn set_freed(&self, freed: bool) -> bool {
-        *lock(&self.freed) = Some(freed);
-        self.freed_bell.notify_all();
-        freed
-    }
-
-    /// Whether NCCL let go of the communicator within `limit`.
-    fn wait_freed(&self, limit: Duration) -> bool {
-        let waiting = self
-            .freed_bell
-            .wait_timeout_while(lock(&self.freed), limit, |freed| freed.is_none());
-        let (freed, _) = waiting.unwrap_or_else(PoisonError::into_inner);
-        *freed == Some(true)
-    }
-
     /// Somebody else is ending it: waits for that, no longer than that may take.
     fn wait_for_the_end(&self) -> Outcome {
         let deadline = deadline_after(self.timeouts.orderly_end());
@@ -236,13 +223,12 @@ impl Inner {
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
                 // Said before NCCL ends what is under way: no request must take that for success.
                 let aborting = || {
-                    if inner.phase.begin_abort() {
-                        *lock(&inner.abort_reason) = Some(String::from("its finalize failed"));
+                    if inner.phase.begin_abort("its finalize failed") {
                         ours.store(true, Ordering::Release);
                     }
                 };
                 let retired = retire(&inner.library, raw, limit, interrupted, aborting);
-                inner.set_freed(retired.freed.is_ok());
+                inner.phase.set_freed(retired.freed.is_ok());
                 Some(retired)
             })
         };
@@ -287,8 +273,7 @@ impl Inner {
 
     /// After a finalize that failed and aborted, unless an abort was on its way anyhow.
     fn end_as(&self, freed: bool, reason: &str) {
-        if self.phase.begin_abort() {
-            *lock(&self.abort_reason) = Some(reason.to_owned());
+        if self.phase.begin_abort(reason) {
             self.end(freed);
         }
     }

@@ -31,7 +31,7 @@ mod together;
 mod warm_up;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
@@ -127,12 +127,7 @@ pub(crate) struct Inner {
     pub(crate) timeouts: Timeouts,
     pub(crate) phase: Phase,
     pub(crate) abort_signal: AbortSignal,
-    /// Why it was aborted, for everybody who finds it so.
-    pub(crate) abort_reason: Mutex<Option<String>>,
     pub(crate) handle: Mutex<Handle>,
-    /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
-    pub(crate) freed: Mutex<Option<bool>>,
-    pub(crate) freed_bell: Condvar,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// The graphs that captured its operations.
@@ -366,8 +361,8 @@ impl Inner {
     }
 
     fn abort_reason(&self) -> String {
-        lock(&self.abort_reason)
-            .clone()
+        self.phase
+            .reason()
             .unwrap_or_else(|| String::from("no reason was given"))
     }
 }

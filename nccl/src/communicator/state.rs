@@ -13,7 +13,20 @@
 //! once. The last three are final. `Leaked` means that NCCL did not give the communicator back in time:
 //! nothing touches it any more.
 
+//!
+//! `tests/loom.rs` walks through the interleavings of abort, issue, finalize, and drop.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU8, Ordering};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU8, Ordering};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Where a communicator is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +76,31 @@ impl State {
 
 /// The state of one communicator, shared by all threads that use it.
 #[derive(Debug)]
-pub(crate) struct Phase(AtomicU8);
+pub(crate) struct Phase {
+    state: AtomicU8,
+    /// Why it was aborted. Locked while the abort begins, so that whoever sees one finds its reason.
+    reason: Mutex<Option<String>>,
+    /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
+    freed: Mutex<Option<bool>>,
+    freed_bell: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Phase {
     pub(crate) fn new() -> Self {
-        Self(AtomicU8::new(State::Ready as u8))
+        Self {
+            state: AtomicU8::new(State::Ready as u8),
+            reason: Mutex::new(None),
+            freed: Mutex::new(None),
+            freed_bell: Condvar::new(),
+        }
     }
 
     pub(crate) fn get(&self) -> State {
-        State::from_u8(self.0.load(Ordering::Acquire))
+        State::from_u8(self.state.load(Ordering::Acquire))
     }
 
     /// True for the one caller that is to finalize.
@@ -80,8 +109,20 @@ impl Phase {
     }
 
     /// True for the one caller that is to abort.
-    pub(crate) fn begin_abort(&self) -> bool {
-        self.step(State::Ready, State::Aborting) || self.step(State::Finalizing, State::Aborting)
+    pub(crate) fn begin_abort(&self, why: &str) -> bool {
+        let mut reason = lock(&self.reason);
+        // A finalize may begin between the two, but nothing goes back to `Ready`.
+        let begun = self.step(State::Ready, State::Aborting)
+            || self.step(State::Finalizing, State::Aborting);
+        if begun {
+            *reason = Some(why.to_owned());
+        }
+        begun
+    }
+
+    /// Why it was aborted; there from the moment on when an abort can be seen.
+    pub(crate) fn reason(&self) -> Option<String> {
+        lock(&self.reason).clone()
     }
 
     /// The finalizing caller is done; false if somebody began to abort meanwhile.
@@ -99,14 +140,35 @@ impl Phase {
         self.step(State::Aborting, State::Leaked)
     }
 
+    /// Tells those who wait for it whether NCCL let go of the communicator.
+    pub(crate) fn set_freed(&self, freed: bool) {
+        *lock(&self.freed) = Some(freed);
+        self.freed_bell.notify_all();
+    }
+
+    /// Whether NCCL let go of the communicator within `limit`.
+    pub(crate) fn wait_freed(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        let mut freed = lock(&self.freed);
+        while freed.is_none() {
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.freed_bell.wait_timeout(freed, left);
+            (freed, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        *freed == Some(true)
+    }
+
     fn step(&self, from: State, to: State) -> bool {
-        self.0
+        self.state
             .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -115,8 +177,11 @@ mod tests {
         let phase = Phase::new();
         assert!(phase.begin_finalize());
         assert!(!phase.begin_finalize());
-        assert!(phase.begin_abort(), "a finalize that hangs can be aborted");
-        assert!(!phase.begin_abort());
+        assert!(
+            phase.begin_abort("on purpose"),
+            "a finalize that hangs can be aborted"
+        );
+        assert!(!phase.begin_abort("on purpose"));
         assert!(
             !phase.finalized(),
             "the finalizing caller learns that it was overtaken"
@@ -124,6 +189,7 @@ mod tests {
         assert!(phase.aborted());
         assert!(!phase.leaked());
         assert_eq!(phase.get(), State::Aborted);
+        assert_eq!(phase.reason().as_deref(), Some("on purpose"));
     }
 
     #[test]
@@ -131,7 +197,7 @@ mod tests {
         let phase = Phase::new();
         assert!(phase.begin_finalize());
         assert!(phase.finalized());
-        assert!(!phase.begin_abort());
+        assert!(!phase.begin_abort("on purpose"));
         assert!(phase.get().is_final());
     }
 

@@ -428,3 +428,69 @@ impl<B: PlanBuffers> fmt::Debug for CapturedPlan<B> {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cudarc::driver::CudaContext;
+
+    use super::*;
+    use crate::{ReduceOp, World};
+
+    type Pair = (
+        cudarc::driver::CudaSlice<f32>,
+        cudarc::driver::CudaSlice<f32>,
+    );
+
+    fn plan(comm: &Communicator) -> CapturedPlan<Pair> {
+        let memory = || comm.stream().alloc_zeros::<f32>(8).expect("memory");
+        comm.capture((memory(), memory()), |capture, (x, y)| {
+            capture.group(|group| group.all_reduce(&x, y, ReduceOp::Sum))
+        })
+        .expect("a plan")
+    }
+
+    fn communicator(world: &World) -> Communicator {
+        let context = CudaContext::new(world.local_rank()).expect("a device");
+        world
+            .communicator("held")
+            .stream(&context.new_stream().expect("a stream"))
+            .abort_timeout(Duration::from_millis(300))
+            .build()
+            .expect("a communicator")
+    }
+
+    #[test]
+    fn an_abort_that_does_not_come_back_names_the_plan_that_holds_it() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let worlds = World::threads(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let comm = communicator(&worlds[1]);
+                let _plans = (plan(&comm), plan(&comm));
+                // Of the ranks of a process the last one that is aborted waits for the graphs.
+                comm.abort("first").expect("an abort that only counts");
+                worlds[1].barrier("first").expect("rank 0");
+            });
+            let comm = communicator(&worlds[0]);
+            let (free, held) = (plan(&comm), plan(&comm));
+            worlds[0].barrier("first").expect("rank 1");
+            // As a launch does that does not come back.
+            let slot = Arc::clone(&held.slot);
+            let launching = lock(&slot.graph);
+            let begun = Instant::now();
+            let error = comm.abort("on purpose").expect_err("it is held");
+            assert!(begun.elapsed() < Duration::from_secs(5));
+            assert!(
+                error.to_string().contains("the graph of plan 2,"),
+                "{error}"
+            );
+            drop(launching);
+            drop(free);
+            // What NCCL may still use does not come back.
+            let error = held.into_buffers().expect_err("the communicator is leaked");
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        });
+    }
+}
