@@ -8,7 +8,7 @@ use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use super::super::{ENDS, Facts, HANGS, Program, name_of};
 use crate::nccl_call;
 use crate::raw::operations::{Stream, all_reduce, connect, group_end, group_start, recv, send};
-use crate::raw::{Comm, Rank, Result, config, settle, stream_ends_within};
+use crate::raw::{Comm, Rank, Result, config, settle, stream_ends_within, wait_until};
 
 const fn program(
     name: &'static str,
@@ -405,8 +405,9 @@ fn in_progress(rank: &Rank, facts: &Facts) -> Result {
         facts.code("finalize meanwhile", nccl_call!(ncclCommFinalize(comm.0)));
         rank.barrier("now")?;
         facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
-        // Only now: the refused calls leave their code in the state until the launch is over.
-        facts.code("in the end", settle(comm, code, ENDS));
+        // The refused calls leave their code in the state until the launch is over.
+        wait_until(ENDS, || comm.state() == 0);
+        facts.code("in the end", comm.state());
     } else {
         rank.barrier("now")?;
         let code = send(comm, x, 8, 0, stream);
@@ -728,8 +729,9 @@ fn finalize_one(rank: &Rank, facts: &Facts) -> Result {
         facts.code("alone", settle(comm, code, HANGS));
         rank.barrier("now")?;
         facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
-        // Only now: the refused calls leave their code in the state until the launch is over.
-        facts.code("in the end", settle(comm, code, ENDS));
+        // The refused calls leave their code in the state until the launch is over.
+        wait_until(ENDS, || comm.state() == 0);
+        facts.code("in the end", comm.state());
     } else {
         rank.barrier("now")?;
         let code = nccl_call!(ncclCommFinalize(comm.0));
