@@ -64,7 +64,7 @@ pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
 pub use operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
-pub use rendezvous::{Rendezvous, World};
+pub use rendezvous::{Rendezvous, Subgroup, World};
 pub use request::Request;
 pub use unique_id::UniqueId;
 

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::place::Address;
+use super::secret::Secret;
+use super::server::Job;
 use crate::error::{Error, Result, ranks};
 
 /// Who this process is among the ranks, and where they meet.
@@ -21,23 +24,7 @@ pub struct Rendezvous {
     pub(super) local_rank: usize,
     pub(super) address: Address,
     pub(super) timeout: Duration,
-}
-
-/// A Unix socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Address {
-    Path(PathBuf),
-    /// A name in the abstract namespace, which vanishes with its last user.
-    Abstract(String),
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path(path) => write!(f, "unix:{}", path.display()),
-            Self::Abstract(name) => write!(f, "unix:@{name}"),
-        }
-    }
+    pub(super) job: Job,
 }
 
 /// A launcher's variables: rank, number of ranks, rank on this host, number of ranks on this host.
@@ -145,6 +132,46 @@ impl Rendezvous {
         self
     }
 
+    /// What to call the job: a rank of another job is turned away, and told so. Empty unless set; the
+    /// launcher's own name for it after [`from_env`](Self::from_env), or `NCCL_RUN_JOB`.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.job("pretraining-7");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job.name = name.into();
+        self
+    }
+
+    /// Which attempt of the job this is; 0 unless set, or `NCCL_RUN_EPOCH`, or torchrun's count of
+    /// restarts. A process that is left over from another attempt is turned away.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.epoch(2);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn epoch(mut self, epoch: u64) -> Self {
+        self.job.epoch = epoch;
+        self
+    }
+
+    /// What the processes of the job know and nobody else; `NCCL_RUN_SECRET`, or the content of the file
+    /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env). Both sides of every connection prove
+    /// that they know it, without sending it.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret("correct horse");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.job.secret = Some(Secret::new(secret));
+        self
+    }
+
     /// This process's rank.
     ///
     /// ```
@@ -180,6 +207,11 @@ impl Rendezvous {
             local_rank,
             address,
             timeout: Duration::from_secs(60),
+            job: Job {
+                name: String::new(),
+                epoch: 0,
+                secret: None,
+            },
         })
     }
 
@@ -223,15 +255,39 @@ impl Rendezvous {
             }
             None => Address::Abstract(meeting_place(launcher, &get)),
         };
-        Self::new(rank, world_size, local_rank, address).map_err(|_| {
+        let mut rendezvous = Self::new(rank, world_size, local_rank, address).map_err(|_| {
             Error::rendezvous(format!(
                 "{}={rank} contradicts {}={world_size}: {}",
                 launcher.rank,
                 launcher.size,
                 ranks(world_size)
             ))
-        })
+        })?;
+        rendezvous.job = job(launcher, &get)?;
+        Ok(rendezvous)
     }
+}
+
+/// What the ranks of this launch have in common.
+fn job(launcher: &Launcher, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
+    let epoch = ["NCCL_RUN_EPOCH", "TORCHELASTIC_RESTART_COUNT"]
+        .into_iter()
+        .find_map(|name| Some((name, get(name)?)));
+    let epoch = match epoch {
+        None => 0,
+        Some((name, text)) => text.trim().parse().map_err(|_| {
+            Error::rendezvous(format!("{name}={text:?} is not the number of an attempt"))
+        })?,
+    };
+    let of_launcher = || {
+        let names = launcher.job.iter().filter_map(|name| get(name));
+        names.collect::<Vec<_>>().join("/")
+    };
+    Ok(Job {
+        name: get("NCCL_RUN_JOB").unwrap_or_else(of_launcher),
+        epoch,
+        secret: Secret::from_variables(&get)?,
+    })
 }
 
 fn number(

@@ -2,16 +2,33 @@
 //! beside NCCL.
 //!
 //! - `environment`: what a launcher says about this process;
-//! - `store`: what ranks put together, kept by rank 0's process;
-//! - `wire`: how the other processes of the host reach it, over a Unix socket;
-//! - `world`: one rank's view of all of them.
-//!
-//! All ranks are on one host so far; a launch that spans several is refused by name.
+//! - `place`: listening, and getting there;
+//! - `frame`, `greeting`, `message`: what goes over the wire;
+//! - `reactor`, `connection`: one thread per process that reads all connections;
+//! - `server`, `client`: the coordinator's side and a rank's;
+//! - `hub`: what the coordinator knows;
+//! - `mailbox`: what has come for a rank;
+//! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
+mod client;
+mod connection;
 mod environment;
-mod store;
-mod wire;
+mod exchange;
+mod explain;
+mod frame;
+mod greeting;
+mod hub;
+mod mailbox;
+mod message;
+mod place;
+mod reactor;
+mod secret;
+mod server;
 mod world;
 
+#[cfg(test)]
+mod tests;
+
 pub use environment::Rendezvous;
+pub use exchange::Subgroup;
 pub use world::World;

@@ -2,14 +2,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::client;
+use super::connection::Connection;
 use super::environment::Rendezvous;
-use super::store::{Incomplete, LARGEST, Store};
-use super::wire::{Client, Fields, Server, put_bytes, put_number};
+use super::frame::{Fields, LARGEST, put_bytes, put_number};
+use super::hub::{Hub, Outlet};
+use super::mailbox::{Mailbox, Waited};
+use super::message::{Answer, Departure, Incomplete, Missing, Request, Round};
+use super::server::{PATIENCE, Server};
 use crate::communicator::{CommunicatorBuilder, lock};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
@@ -34,20 +39,26 @@ pub struct World {
     local_rank: usize,
     timeout: Duration,
     link: Link,
+    pub(super) mailbox: Arc<Mailbox>,
     members: Vec<Member>,
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     rounds: Mutex<HashMap<String, u64>>,
     /// Whether its communicators are NCCL's.
     needs_nccl: bool,
+    /// What the others are told when this value goes.
+    farewell: Departure,
 }
 
 enum Link {
     Here {
-        store: Arc<Store>,
+        hub: Arc<Hub>,
         _server: Option<Server>,
     },
-    Elsewhere(Mutex<Client>),
+    Elsewhere(Arc<Connection>),
 }
+
+/// How long a goodbye may take to be written.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is known of a rank.
 #[derive(Clone, Debug)]
@@ -79,23 +90,27 @@ impl World {
             local_rank,
             address,
             timeout,
+            job,
         } = rendezvous;
         let deadline = deadline_after(timeout);
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
         let _entered = span.enter();
+        let mailbox = Arc::new(Mailbox::default());
         let link = if rank == 0 {
-            let store = Arc::new(Store::new(world_size));
-            let server = Server::start(&address, Arc::clone(&store), world_size)?;
+            let hub = Arc::new(Hub::new(world_size));
+            attach(&hub, rank, &mailbox);
+            let server = Server::start(&address, Arc::clone(&hub), job)?;
             Link::Here {
-                store,
+                hub,
                 _server: Some(server),
             }
         } else {
-            Link::Elsewhere(Mutex::new(Client::connect(
-                &address, rank, world_size, deadline,
-            )?))
+            let mailbox = Arc::clone(&mailbox);
+            Link::Elsewhere(client::join(
+                &address, &job, rank, world_size, deadline, mailbox,
+            )?)
         };
-        let mut world = Self::new(rank, world_size, local_rank, timeout, link);
+        let mut world = Self::new(rank, world_size, local_rank, timeout, link, mailbox);
         world.introduce(deadline)?;
         tracing::info!(target: "nccl", %address, "all ranks have met");
         Ok(world)
@@ -114,15 +129,9 @@ impl World {
     #[must_use]
     pub fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
-        let store = Arc::new(Store::new(size));
+        let hub = Arc::new(Hub::new(size));
         (0..size)
-            .map(|rank| {
-                let link = Link::Here {
-                    store: Arc::clone(&store),
-                    _server: None,
-                };
-                Self::new(rank, size, rank, Duration::from_secs(60), link)
-            })
+            .map(|rank| Self::local(&hub, rank, rank, Duration::from_secs(60)))
             .collect()
     }
 
@@ -138,20 +147,33 @@ impl World {
     /// ```
     #[must_use]
     pub fn single() -> Self {
-        let link = Link::Here {
-            store: Arc::new(Store::new(1)),
-            _server: None,
-        };
-        let mut world = Self::new(0, 1, 0, Duration::from_secs(60), link);
+        let mut world = Self::local(&Arc::new(Hub::new(1)), 0, 0, Duration::from_secs(60));
         world.needs_nccl = false;
         world
+    }
+
+    fn local(hub: &Arc<Hub>, rank: usize, local_rank: usize, timeout: Duration) -> Self {
+        let mailbox = Arc::new(Mailbox::default());
+        attach(hub, rank, &mailbox);
+        let link = Link::Here {
+            hub: Arc::clone(hub),
+            _server: None,
+        };
+        Self::new(rank, hub.size(), local_rank, timeout, link, mailbox)
     }
 
     pub(crate) fn needs_nccl(&self) -> bool {
         self.needs_nccl
     }
 
-    fn new(rank: usize, size: usize, local_rank: usize, timeout: Duration, link: Link) -> Self {
+    fn new(
+        rank: usize,
+        size: usize,
+        local_rank: usize,
+        timeout: Duration,
+        link: Link,
+        mailbox: Arc<Mailbox>,
+    ) -> Self {
         let own = Member {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
@@ -163,9 +185,11 @@ impl World {
             local_rank,
             timeout,
             link,
+            mailbox,
             members,
             rounds: Mutex::default(),
             needs_nccl: true,
+            farewell: Departure::Left,
         }
     }
 
@@ -190,7 +214,7 @@ impl World {
         let parts = self.collect("join", &own, deadline, || false)?;
         for (member, part) in self.members.iter_mut().zip(&parts) {
             let mut fields = Fields(part);
-            if let (Some(pid), Some(host)) = (fields.number(), fields.bytes()) {
+            if let (Ok(pid), Ok(host)) = (fields.number(), fields.bytes()) {
                 member.pid = u32::try_from(pid).unwrap_or_default();
                 member.host = String::from_utf8_lossy(host).into_owned();
             }
@@ -244,37 +268,8 @@ impl World {
         CommunicatorBuilder::with_world(name, self)
     }
 
-    /// Waits until every rank has come here.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the one
-    /// that is gone.
-    ///
-    /// ```
-    /// nccl::World::single().barrier("weights are loaded")?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn barrier(&self, name: &str) -> Result<()> {
-        let topic = format!("barrier/{name}");
-        self.collect(&topic, &[], deadline_after(self.timeout), || false)
-            .map(drop)
-    }
-
-    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
-    ///
-    /// For small host values: addresses, settings, hashes.
-    ///
-    /// # Errors
-    /// As [`barrier`](Self::barrier); [`ErrorKind::Io`] beyond 64 MiB for all ranks together.
-    ///
-    /// ```
-    /// let hosts = nccl::World::single().all_gather("host", b"node-a")?;
-    /// assert_eq!(hosts, [b"node-a"]);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let topic = format!("gather/{name}");
-        self.collect(&topic, bytes, deadline_after(self.timeout), || false)
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// One round of `topic`: gives a part, gets the parts of all.
@@ -285,77 +280,127 @@ impl World {
         deadline: Instant,
         interrupted: impl Fn() -> bool,
     ) -> Result<Vec<Vec<u8>>> {
-        let started = Instant::now();
-        let round = {
+        self.round(topic, None, part, deadline, Some(&interrupted))
+    }
+
+    /// One round of all ranks or of `members`.
+    pub(super) fn round(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let number = {
             let mut rounds = lock(&self.rounds);
             let next = rounds.entry(topic.to_owned()).or_insert(0);
             *next += 1;
             *next - 1
         };
-        let collected = match &self.link {
-            Link::Here { store, .. } => store
-                .collect(
-                    topic,
-                    round,
-                    self.rank,
-                    part.to_vec(),
-                    deadline,
-                    interrupted,
-                )
-                .map(|parts| parts.to_vec()),
-            Link::Elsewhere(client) => match turn(client, deadline, &interrupted) {
-                Ok(mut client) => client
-                    .collect(topic, round, part, self.size, deadline, interrupted)
-                    .map_err(|error| {
-                        Error::rendezvous(format!(
-                            "{} is gone: its connection failed during {topic:?}: {error}",
-                            self.describe(0)
-                        ))
-                    })?,
-                Err(incomplete) => Err(incomplete),
-            },
+        let round = Round {
+            topic: topic.to_owned(),
+            number,
+            members: members.cloned(),
         };
-        collected.map_err(|incomplete| self.explain(topic, incomplete, started))
+        let too_large = part.len() > LARGEST;
+        let request = |patience| Request::Collect {
+            round,
+            patience,
+            // The hub has to hear of the round, so that it can end it for all.
+            part: if too_large { Vec::new() } else { part.to_vec() },
+        };
+        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        match self.ask(topic, request, deadline, interrupted, refused)? {
+            Answer::Parts(parts) => {
+                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
+            }
+            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
+        }
     }
 
-    fn explain(&self, topic: &str, incomplete: Incomplete, started: Instant) -> Error {
-        match incomplete {
-            Incomplete::TimedOut { missing } => {
-                let who = match missing[..] {
-                    [rank] => format!("rank {rank}"),
-                    _ => format!("ranks {}", ranges(&missing)),
-                };
-                Error::rendezvous(format!(
-                    "{who} of {} did not come to {topic:?} within {:.1} s",
-                    self.size,
-                    started.elapsed().as_secs_f64()
-                ))
-            }
-            Incomplete::Gone { rank, reason } => Error::rendezvous(format!(
-                "{} will not come to {topic:?}: {reason}",
-                self.describe(rank)
-            )),
-            Incomplete::Twice { rank } => Error::rendezvous(format!(
-                "rank {rank} came to {topic:?} twice: two processes or threads use one rank"
-            )),
-            Incomplete::TooLarge { bytes } => {
-                let limit = LARGEST >> 20;
-                let error = std::io::Error::new(
-                    std::io::ErrorKind::InvalidInput,
-                    format!("{bytes} bytes are more than the {limit} MiB of all ranks together"),
-                );
-                Error::io(format!("exchanging {topic:?}"))(error)
-            }
-            Incomplete::Busy => Error::rendezvous(format!(
-                "{topic:?} had no turn within {:.1} s: another thread of rank {} was in an exchange \
-                 of its own, and a world has one at a time",
-                started.elapsed().as_secs_f64(),
-                self.rank
-            )),
-            Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
-                reason: format!("its abort signal was given during {topic:?}"),
-            }),
+    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    pub(super) fn ask(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+        refused: Option<Incomplete>,
+    ) -> Result<Answer> {
+        let started = Instant::now();
+        let ticket = self.mailbox.ticket();
+        self.send(
+            ticket.id,
+            request(deadline.saturating_duration_since(started)),
+        );
+        let give_up = |incomplete: &Incomplete, reason: &str| {
+            let reason = reason.to_owned();
+            self.send(ticket.id, Request::Cancel { reason });
+            Err(self.explain(topic, incomplete))
+        };
+        if let Some(incomplete) = refused {
+            return give_up(&incomplete, "its part is too large");
         }
+        let mut patience = deadline;
+        loop {
+            match ticket.wait(patience, interrupted) {
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return Err(self.explain(topic, &incomplete));
+                }
+                Waited::Answer(answer) => return Ok(answer),
+                Waited::Closed(why) => {
+                    let departure = self.mailbox.departure(0);
+                    let departure = departure.unwrap_or(Departure::Lost(why));
+                    let who = self.describe(0);
+                    return Err(Error::rendezvous(format!(
+                        "{who} is gone, and {topic:?} with it: {departure}"
+                    )));
+                }
+                Waited::Interrupted => {
+                    return give_up(&Incomplete::Interrupted, "its abort signal was given");
+                }
+                // The hub keeps the deadline, so that all hear the same.
+                Waited::Late => match &self.link {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        patience = Instant::now() + Duration::from_millis(1);
+                    }
+                    Link::Elsewhere(_) if patience == deadline => patience = deadline + PATIENCE,
+                    // This is for the case that rank 0 stands still.
+                    Link::Elsewhere(_) => {
+                        let silent = Incomplete::TimedOut {
+                            missing: vec![Missing {
+                                rank: 0,
+                                phase: Some((String::from("no answer"), started.elapsed())),
+                            }],
+                            waited: started.elapsed(),
+                            remarks: Vec::new(),
+                        };
+                        return give_up(&silent, "it got no answer");
+                    }
+                },
+            }
+        }
+    }
+
+    /// Sends a request whose answer, if any, comes under `id`.
+    pub(super) fn send(&self, id: u64, request: Request) {
+        match &self.link {
+            Link::Here { hub, .. } => {
+                hub.handle(self.rank, id, request);
+                hub.flush();
+            }
+            Link::Elsewhere(connection) => {
+                connection.enqueue(request.encode(id));
+                connection.flush_quietly();
+            }
+        }
+    }
+
+    /// What the others are told when this value goes.
+    pub(super) fn set_farewell(&mut self, farewell: Departure) {
+        self.farewell = farewell;
     }
 
     /// A rank with its host and process.
@@ -367,56 +412,32 @@ impl World {
     }
 }
 
-/// The one connection to rank 0, which another thread of this rank may be using.
-fn turn<'c>(
-    client: &'c Mutex<Client>,
-    deadline: Instant,
-    interrupted: impl Fn() -> bool,
-) -> Result<MutexGuard<'c, Client>, Incomplete> {
-    loop {
-        match client.try_lock() {
-            Ok(client) => return Ok(client),
-            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        if interrupted() {
-            return Err(Incomplete::Interrupted);
-        }
-        if Instant::now() >= deadline {
-            return Err(Incomplete::Busy);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// `0-2,5` for 0, 1, 2 and 5.
-fn ranges(ranks: &[usize]) -> String {
-    let mut text = String::new();
-    let mut rest = ranks;
-    while let Some((&first, _)) = rest.split_first() {
-        let length = rest
-            .iter()
-            .zip(first..)
-            .take_while(|(rank, next)| **rank == *next)
-            .count();
-        if !text.is_empty() {
-            text.push(',');
-        }
-        text.push_str(&first.to_string());
-        if length > 1 {
-            text.push_str(&format!("-{}", first + length - 1));
-        }
-        rest = &rest[length..];
-    }
-    text
+fn attach(hub: &Hub, rank: usize, mailbox: &Arc<Mailbox>) {
+    let who = format!("{}, pid {}", crate::host::name(), std::process::id());
+    // Nobody can be there before the ranks of the hub's own process.
+    let _ = hub.attach(rank, Outlet::Local(Arc::clone(mailbox)), who, None);
 }
 
 impl Drop for World {
-    /// Says goodbye: a rank that ends is not a rank that died.
+    /// Says goodbye: a rank that ends is not a rank that died. One that panics says that.
     fn drop(&mut self) {
+        let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
+        if farewell == Departure::Left && std::thread::panicking() {
+            farewell = Departure::Failed(String::from("its thread panicked"));
+        }
         match &self.link {
-            Link::Here { store, .. } => store.leave(self.rank, "it left the world"),
-            Link::Elsewhere(client) => lock(client).goodbye(),
+            Link::Here { hub, .. } => hub.leave(self.rank, farewell),
+            Link::Elsewhere(connection) => {
+                let last = match farewell {
+                    Departure::Failed(chain) => Request::Fail { chain },
+                    _ => Request::Goodbye,
+                };
+                connection.enqueue(last.encode(0));
+                // A rank 0 that is gone misses nothing.
+                let _ = connection.drain(Instant::now() + FAREWELL);
+                connection.forget();
+                connection.shut();
+            }
         }
     }
 }
@@ -428,154 +449,5 @@ impl fmt::Debug for World {
             .field("size", &self.size)
             .field("local_rank", &self.local_rank)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_listed_in_ranges() {
-        assert_eq!(ranges(&[0, 1, 2, 5]), "0-2,5");
-        assert_eq!(ranges(&[3]), "3");
-        assert_eq!(ranges(&[1, 3, 4]), "1,3-4");
-    }
-
-    fn rendezvous(name: &str, rank: usize, size: usize) -> Rendezvous {
-        let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
-        Rendezvous::unix(path, rank, size)
-            .unwrap()
-            .timeout(Duration::from_secs(20))
-    }
-
-    #[test]
-    fn ranks_meet_at_a_socket_and_talk() {
-        std::thread::scope(|scope| {
-            for rank in [2, 0, 1] {
-                scope.spawn(move || {
-                    let world = World::join(rendezvous("meet", rank, 3)).unwrap();
-                    for turn in 0..5u8 {
-                        let parts = world.all_gather("x", &[rank as u8, turn]).unwrap();
-                        assert_eq!(parts, [[0, turn], [1, turn], [2, turn]]);
-                    }
-                    world.barrier("end").unwrap();
-                });
-            }
-        });
-    }
-
-    #[test]
-    fn a_rank_that_leaves_is_named_at_once() {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(World::join(rendezvous("leave", 1, 2)).unwrap()));
-            let world = World::join(rendezvous("leave", 0, 2)).unwrap();
-            let error = world.barrier("never").unwrap_err().to_string();
-            assert!(
-                error.contains("rank 1") && error.contains("left the world"),
-                "{error}"
-            );
-        });
-    }
-
-    #[test]
-    fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let Rendezvous { address, .. } = rendezvous("died", 1, 2);
-                let deadline = Instant::now() + Duration::from_secs(20);
-                let mut client = Client::connect(&address, 1, 2, deadline).unwrap();
-                client
-                    .collect("join", 0, &[], 2, deadline, || false)
-                    .unwrap()
-                    .unwrap();
-            });
-            let world = World::join(rendezvous("died", 0, 2)).unwrap();
-            let error = world.barrier("never").unwrap_err().to_string();
-            assert!(
-                error.contains("rank 1") && error.contains("it died"),
-                "{error}"
-            );
-        });
-    }
-
-    #[test]
-    fn what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on() {
-        std::thread::scope(|scope| {
-            for rank in 0..3 {
-                scope.spawn(move || {
-                    let world = World::join(rendezvous("large", rank, 3)).unwrap();
-                    let error = world.all_gather("x", &vec![0; 22 << 20]).unwrap_err();
-                    assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
-                    assert!(error.to_string().contains("64 MiB"), "{error}");
-                    world.all_gather("x", &vec![0; 21 << 20]).unwrap();
-                });
-            }
-        });
-    }
-
-    /// Rank 1 has one connection: its second exchange waits for the first, no longer than it may.
-    #[test]
-    fn an_exchange_waits_for_another_of_the_same_rank_within_its_own_limit() {
-        let zero = std::thread::spawn(|| World::join(rendezvous("turn", 0, 2)).unwrap());
-        let one = World::join(rendezvous("turn", 1, 2)).unwrap();
-        let zero = zero.join().unwrap();
-        let soon = Instant::now() + Duration::from_secs(20);
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| one.collect("first", &[], soon, || false));
-            std::thread::sleep(Duration::from_millis(100));
-            let begun = Instant::now();
-            let limit = begun + Duration::from_millis(50);
-            let error = one.collect("second", &[], limit, || false).unwrap_err();
-            assert!(error.to_string().contains("another thread"), "{error}");
-            let error = one.collect("third", &[], soon, || true).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
-            assert!(begun.elapsed() < Duration::from_secs(10));
-            zero.collect("first", &[], soon, || false).unwrap();
-            first.join().unwrap().unwrap();
-        });
-    }
-
-    #[test]
-    fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
-        std::thread::scope(|scope| {
-            let zero = scope.spawn(|| {
-                World::join(rendezvous("claim", 0, 3).timeout(Duration::from_secs(2))).map(drop)
-            });
-            let first = scope.spawn(|| {
-                World::join(rendezvous("claim", 1, 3).timeout(Duration::from_secs(2))).map(drop)
-            });
-            std::thread::sleep(Duration::from_millis(300));
-            let other = World::join(rendezvous("claim", 1, 3))
-                .unwrap_err()
-                .to_string();
-            assert!(other.contains("joined already"), "{other}");
-            let other = World::join(rendezvous("claim", 1, 4))
-                .unwrap_err()
-                .to_string();
-            assert!(
-                other.contains("expects 4") && other.contains("expects 3"),
-                "{other}"
-            );
-            // Both learn who never came.
-            for rank in [zero, first] {
-                let error = rank.join().unwrap().unwrap_err().to_string();
-                assert!(error.contains("rank 2 of 3"), "{error}");
-            }
-        });
-    }
-
-    #[test]
-    fn a_second_rank_0_is_told_who_holds_the_address() {
-        let first = World::join(rendezvous("held", 0, 1)).unwrap();
-        let error = World::join(rendezvous("held", 0, 1))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains(&format!("pid {}", std::process::id())),
-            "{error}"
-        );
-        drop(first);
-        World::join(rendezvous("held", 0, 1)).unwrap();
     }
 }

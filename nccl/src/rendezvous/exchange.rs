@@ -1,0 +1,290 @@
+//! What ranks tell each other beside NCCL: barriers, small values, a store, phases and failures.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::frame::LARGEST;
+use super::hub::cut;
+use super::mailbox::Notice;
+use super::message::{Answer, Departure, Incomplete, Request};
+use super::world::World;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::time::deadline_after;
+
+/// The longest text of a failure that is sent, in bytes.
+const LONGEST_CHAIN: usize = 16 << 10;
+
+impl World {
+    /// Waits until every rank has come here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the one
+    /// that is gone.
+    ///
+    /// ```
+    /// nccl::World::single().barrier("weights are loaded")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        let topic = format!("barrier/{name}");
+        self.round(&topic, None, &[], deadline_after(self.timeout()), None)
+            .map(drop)
+    }
+
+    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
+    ///
+    /// For small host values: addresses, settings, hashes.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier); [`ErrorKind::Io`] beyond 64 MiB for all ranks together.
+    ///
+    /// ```
+    /// let hosts = nccl::World::single().all_gather("host", b"node-a")?;
+    /// assert_eq!(hosts, [b"node-a"]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let topic = format!("gather/{name}");
+        self.round(&topic, None, bytes, deadline_after(self.timeout()), None)
+    }
+
+    /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); [`ErrorKind::NoSuchRank`] for a root that does not exist.
+    ///
+    /// ```
+    /// let seed = nccl::World::single().broadcast("seed", 0, b"42")?;
+    /// assert_eq!(seed, b"42");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        check_rank("root", root, self.size())?;
+        let topic = format!("broadcast/{name}/{root}");
+        let part = if self.rank() == root { bytes } else { &[] };
+        let deadline = deadline_after(self.timeout());
+        let mut parts = self.round(&topic, None, part, deadline, None)?;
+        Ok(parts.swap_remove(root))
+    }
+
+    /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
+    /// rank 0 is gone.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.set("model/hash", b"c0ffee")?;
+    /// assert_eq!(world.get("model/hash")?, b"c0ffee");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let bytes = value.len();
+        if bytes > LARGEST {
+            return Err(self.explain(key, &Incomplete::TooLarge { bytes }));
+        }
+        let request = |_| Request::Set {
+            key: key.to_owned(),
+            value: value.to_vec(),
+        };
+        self.ask(key, request, deadline_after(self.timeout()), None, None)
+            .map(drop)
+    }
+
+    /// The value under `key`; waits until a rank has put it there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when nobody does within the world's limit, or when a rank dies or fails
+    /// meanwhile: it may be the one that would have.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
+    /// let error = world.get("nobody sets this").unwrap_err();
+    /// assert!(error.to_string().contains("nobody set"));
+    /// ```
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let request = |patience: Duration| Request::Get {
+            key: key.to_owned(),
+            patience,
+        };
+        match self.ask(key, request, deadline_after(self.timeout()), None, None)? {
+            Answer::Value(value) => Ok(value.to_vec()),
+            _ => Err(self.explain(key, &Incomplete::OtherMembers)),
+        }
+    }
+
+    /// Says what this rank does now, for those who wait for it in vain: their error names it.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.phase("load weights");
+    /// ```
+    pub fn phase(&self, name: &str) {
+        let name = name.to_owned();
+        self.send(u64::MAX, Request::Phase { name });
+    }
+
+    /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
+    /// chain of its sources.
+    ///
+    /// A `World` that is dropped by a panic tells that it panicked; one that is dropped otherwise says
+    /// goodbye.
+    ///
+    /// ```
+    /// let mut worlds = nccl::World::threads(2);
+    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
+    /// let error = zero.barrier("loaded").unwrap_err();
+    /// assert!(error.to_string().contains("weights.safetensors"));
+    /// ```
+    pub fn fail(mut self, error: &(dyn StdError + 'static)) {
+        let mut chain = chain(error);
+        cut(&mut chain, LONGEST_CHAIN);
+        self.set_farewell(Departure::Failed(chain));
+    }
+
+    /// Some of the ranks, in this order, under a name. All of them have to name the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this one is not.
+    ///
+    /// ```
+    /// std::thread::scope(|scope| {
+    ///     for world in nccl::World::threads(4) {
+    ///         scope.spawn(move || {
+    ///             let ranks = if world.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
+    ///             let half = world.subgroup("parity", &ranks)?;
+    ///             let both = half.all_gather("rank", &[world.rank() as u8])?;
+    ///             assert_eq!(both, ranks.map(|rank| vec![rank as u8]));
+    ///             Ok::<(), nccl::Error>(())
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
+        for (place, &rank) in ranks.iter().enumerate() {
+            check_rank("rank", rank, self.size())?;
+            if ranks[..place].contains(&rank) {
+                return Err(Error::rendezvous(format!(
+                    "rank {rank} is twice in group {name:?}"
+                )));
+            }
+        }
+        if !ranks.contains(&self.rank()) {
+            return Err(Error::rendezvous(format!(
+                "rank {} is not in group {name:?} of ranks {ranks:?}, and cannot take part",
+                self.rank()
+            )));
+        }
+        Ok(Subgroup {
+            world: self,
+            name: name.to_owned(),
+            ranks: ranks.into(),
+        })
+    }
+
+    /// Tells all ranks, this one included.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
+        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
+        self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
+    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
+    /// not wait.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
+        self.mailbox.on_notice(Box::new(handler));
+    }
+}
+
+fn check_rank(role: &'static str, rank: usize, world_size: usize) -> Result<()> {
+    if rank < world_size {
+        return Ok(());
+    }
+    Err(Error::new(crate::error::ErrorKind::NoSuchRank {
+        role,
+        rank,
+        world_size,
+    }))
+}
+
+/// An error and its sources, in one text.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let cause = source.to_string();
+        // Many errors print their source themselves.
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// Some ranks of a [`World`], from [`World::subgroup`].
+#[derive(Debug)]
+pub struct Subgroup<'w> {
+    world: &'w World,
+    name: String,
+    ranks: Arc<[usize]>,
+}
+
+impl Subgroup<'_> {
+    /// The ranks of the world that are in it, in their order.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.subgroup("alone", &[0])?.ranks(), [0]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// As [`World::barrier`], for these ranks.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; also when another rank names other ranks for this group.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.subgroup("alone", &[0])?.barrier("ready")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        self.exchange("barrier", name, &[]).map(drop)
+    }
+
+    /// As [`World::all_gather`], for these ranks; the values are in their order.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.subgroup("alone", &[0])?.all_gather("x", b"1")?, [b"1"]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange("gather", name, bytes)
+    }
+
+    fn exchange(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let topic = format!("group/{}/{kind}/{name}", self.name);
+        let deadline = deadline_after(self.world.timeout());
+        let members = Some(&self.ranks);
+        self.world.round(&topic, members, bytes, deadline, None)
+    }
+}

@@ -1,0 +1,135 @@
+//! How the end of a round reads.
+
+use std::time::Duration;
+
+use super::frame::LARGEST;
+use super::message::{Incomplete, Missing};
+use super::world::World;
+use crate::error::{Error, ErrorKind};
+
+impl World {
+    /// The error of a rank whose request about `topic` did not end well.
+    pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
+        match incomplete {
+            Incomplete::TimedOut {
+                missing,
+                waited,
+                remarks,
+            } => Error::rendezvous(self.timed_out(topic, missing, *waited, remarks)),
+            Incomplete::Gone { rank, departure } => Error::rendezvous(format!(
+                "{} will not come to {topic:?}: {departure}",
+                self.describe(*rank)
+            )),
+            Incomplete::Twice => Error::rendezvous(format!(
+                "rank {} came to {topic:?} twice: two processes or threads use one rank",
+                self.rank()
+            )),
+            Incomplete::TooLarge { bytes } => {
+                let limit = LARGEST >> 20;
+                let error = std::io::Error::new(
+                    std::io::ErrorKind::InvalidInput,
+                    format!(
+                        "{bytes} bytes are more than the {limit} MiB of all ranks together, or a name \
+                         is too long, or too many are open"
+                    ),
+                );
+                Error::io(format!("exchanging {topic:?}"))(error)
+            }
+            Incomplete::GivenUp { rank, reason } => Error::rendezvous(format!(
+                "{} gave up {topic:?}: {reason}",
+                self.describe(*rank)
+            )),
+            Incomplete::OtherMembers => Error::rendezvous(format!(
+                "rank {} came to {topic:?} with other ranks than somebody else: all have to name the \
+                 same, in the same order",
+                self.rank()
+            )),
+            Incomplete::NoKey { waited } => Error::rendezvous(format!(
+                "nobody set {topic:?} within {:.1} s",
+                waited.as_secs_f64()
+            )),
+            Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
+                reason: format!("its abort signal was given during {topic:?}"),
+            }),
+        }
+    }
+
+    fn timed_out(
+        &self,
+        topic: &str,
+        missing: &[Missing],
+        waited: Duration,
+        remarks: &[String],
+    ) -> String {
+        let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
+        let who = match ranks[..] {
+            [rank] => format!("rank {rank}"),
+            _ => format!("ranks {}", ranges(&ranks)),
+        };
+        let mut text = format!(
+            "{who} of {} did not come to {topic:?} within {:.1} s",
+            self.size(),
+            waited.as_secs_f64()
+        );
+        let never: Vec<_> = missing
+            .iter()
+            .filter(|missing| missing.phase.is_none())
+            .map(|missing| missing.rank)
+            .collect();
+        if !never.is_empty() {
+            let verb = if never.len() == 1 { "has" } else { "have" };
+            let never = ranges(&never);
+            text.push_str(&format!("; {never} {verb} never reached rank 0"));
+        }
+        let elsewhere = missing.iter().filter_map(|missing| {
+            let (name, since) = missing.phase.as_ref()?;
+            Some((missing.rank, name, since.as_secs_f64()))
+        });
+        for (rank, name, since) in elsewhere.clone().take(8) {
+            let rank = self.describe(rank);
+            text.push_str(&format!("; {rank} is in phase {name:?} since {since:.1} s"));
+        }
+        if elsewhere.clone().count() > 8 {
+            text.push_str("; …");
+        }
+        for remark in remarks {
+            text.push_str("; ");
+            text.push_str(remark);
+        }
+        text
+    }
+}
+
+/// `0-2,5` for 0, 1, 2 and 5.
+pub(super) fn ranges(ranks: &[usize]) -> String {
+    let mut text = String::new();
+    let mut rest = ranks;
+    while let Some((&first, _)) = rest.split_first() {
+        let length = rest
+            .iter()
+            .zip(first..)
+            .take_while(|(rank, next)| **rank == *next)
+            .count();
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(&first.to_string());
+        if length > 1 {
+            text.push_str(&format!("-{}", first + length - 1));
+        }
+        rest = &rest[length..];
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_listed_in_ranges() {
+        assert_eq!(ranges(&[0, 1, 2, 5]), "0-2,5");
+        assert_eq!(ranges(&[3]), "3");
+        assert_eq!(ranges(&[1, 3, 4]), "1,3-4");
+    }
+}

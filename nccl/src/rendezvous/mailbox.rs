@@ -1,0 +1,220 @@
+//! What has come for one rank: answers to requests that threads wait for, and notices.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::message::{Answer, Departure, Push};
+use crate::communicator::lock;
+
+/// Something that another rank announced, or that happened to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    Announced {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
+    /// A rank left, failed or died. Comes once for each.
+    Gone { rank: usize, departure: Departure },
+}
+
+type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
+
+#[derive(Default)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+    /// Runs the handlers, one thread at a time, so that notices stay in their order.
+    handlers: Mutex<Vec<Handler>>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    waiting: HashMap<u64, Arc<Slot>>,
+    inbox: VecDeque<Notice>,
+    running: bool,
+    /// Notices that came before the first handler.
+    kept: Vec<Notice>,
+    departed: HashMap<usize, Departure>,
+    /// Why nothing comes any more.
+    closed: Option<String>,
+}
+
+#[derive(Default)]
+struct Slot {
+    answer: Mutex<Option<Result<Answer, String>>>,
+    came: Condvar,
+}
+
+/// What waiting for an answer came to.
+#[derive(Debug)]
+pub(super) enum Waited {
+    Answer(Answer),
+    /// The connection is closed; the text says why.
+    Closed(String),
+    Late,
+    Interrupted,
+}
+
+/// A request on its way; dropped, its answer is nobody's.
+pub(super) struct Ticket<'m> {
+    mailbox: &'m Mailbox,
+    pub(super) id: u64,
+    slot: Arc<Slot>,
+}
+
+/// How many notices are kept for the first handler.
+const KEPT: usize = 1024;
+
+impl Mailbox {
+    /// A number for a request, under which its answer will come.
+    pub(super) fn ticket(&self) -> Ticket<'_> {
+        let slot = Arc::new(Slot::default());
+        let mut state = lock(&self.state);
+        let id = state.next;
+        state.next += 1;
+        match &state.closed {
+            None => {
+                state.waiting.insert(id, Arc::clone(&slot));
+            }
+            Some(why) => *lock(&slot.answer) = Some(Err(why.clone())),
+        }
+        Ticket {
+            mailbox: self,
+            id,
+            slot,
+        }
+    }
+
+    pub(super) fn answer(&self, id: u64, answer: Answer) {
+        // An answer to a request that was given up may still come.
+        if let Some(slot) = lock(&self.state).waiting.remove(&id) {
+            slot.put(Ok(answer));
+        }
+    }
+
+    pub(super) fn push(&self, push: Push) {
+        let mut state = lock(&self.state);
+        let notice = match push {
+            Push::Notice { from, topic, bytes } => Notice::Announced { from, topic, bytes },
+            Push::Gone { rank, departure } => {
+                if state.departed.contains_key(&rank) {
+                    return;
+                }
+                state.departed.insert(rank, departure.clone());
+                Notice::Gone { rank, departure }
+            }
+        };
+        state.inbox.push_back(notice);
+    }
+
+    /// How a rank left, if it did.
+    pub(super) fn departure(&self, rank: usize) -> Option<Departure> {
+        lock(&self.state).departed.get(&rank).cloned()
+    }
+
+    /// Nothing comes any more: everybody who waits learns why.
+    pub(super) fn close(&self, why: &str) {
+        let mut state = lock(&self.state);
+        if state.closed.is_some() {
+            return;
+        }
+        state.closed = Some(why.to_owned());
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for slot in waiting.into_values() {
+            slot.put(Err(why.to_owned()));
+        }
+    }
+
+    /// From now on, `handler` is called with each notice, on the thread that received it: it must not
+    /// wait. Notices that came before go to the first handler at once.
+    pub(super) fn on_notice(&self, handler: Handler) {
+        let mut handlers = lock(&self.handlers);
+        let kept = std::mem::take(&mut lock(&self.state).kept);
+        kept.iter().for_each(&handler);
+        handlers.push(handler);
+    }
+
+    /// Calls the handlers with what has come, unless another thread is at it.
+    pub(super) fn run_handlers(&self) {
+        loop {
+            let notice = {
+                let mut state = lock(&self.state);
+                if state.running {
+                    return;
+                }
+                let Some(notice) = state.inbox.pop_front() else {
+                    return;
+                };
+                state.running = true;
+                notice
+            };
+            let handlers = lock(&self.handlers);
+            if handlers.is_empty() {
+                let mut state = lock(&self.state);
+                if state.kept.len() < KEPT {
+                    state.kept.push(notice);
+                }
+            } else {
+                for handler in handlers.iter() {
+                    // A handler that panics takes nobody else with it.
+                    let call = std::panic::AssertUnwindSafe(|| handler(&notice));
+                    let _ = std::panic::catch_unwind(call);
+                }
+            }
+            drop(handlers);
+            lock(&self.state).running = false;
+        }
+    }
+}
+
+impl Slot {
+    fn put(&self, answer: Result<Answer, String>) {
+        *lock(&self.answer) = Some(answer);
+        self.came.notify_all();
+    }
+}
+
+impl Ticket<'_> {
+    /// Waits for the answer. An interruption rings no bell, and is looked for now and then.
+    pub(super) fn wait(&self, deadline: Instant, interrupted: Option<&dyn Fn() -> bool>) -> Waited {
+        let mut answer = lock(&self.slot.answer);
+        loop {
+            match answer.take() {
+                Some(Ok(answer)) => return Waited::Answer(answer),
+                Some(Err(why)) => return Waited::Closed(why),
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Waited::Late;
+            }
+            let pause = match interrupted {
+                Some(interrupted) if interrupted() => return Waited::Interrupted,
+                Some(_) => left.min(Duration::from_millis(20)),
+                None => left,
+            };
+            answer = self
+                .slot
+                .came
+                .wait_timeout(answer, pause)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        lock(&self.mailbox.state).waiting.remove(&self.id);
+    }
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,169 @@
+//! Where ranks meet: listening there, and getting there.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::{Error, Result};
+
+/// Where rank 0 listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Path(PathBuf),
+    /// A name in the abstract namespace, which vanishes with its last user.
+    Abstract(String),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "unix:{}", path.display()),
+            Self::Abstract(name) => write!(f, "unix:@{name}"),
+        }
+    }
+}
+
+/// A socket that listens, and takes its file away when it goes.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) socket: OwnedFd,
+    path: Option<PathBuf>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn unix_address(address: &Address) -> io::Result<SocketAddr> {
+    match address {
+        Address::Path(path) => SocketAddr::from_pathname(path),
+        Address::Abstract(name) => SocketAddr::from_abstract_name(name.as_bytes()),
+    }
+}
+
+/// Listens, and removes a socket that nobody listens at any more.
+pub(super) fn listen(address: &Address) -> Result<Listener> {
+    let failed = |error| Error::io(format!("listening at {address}"))(error);
+    let target = unix_address(address).map_err(failed)?;
+    let listener = match UnixListener::bind_addr(&target) {
+        Ok(listener) => listener,
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match (UnixStream::connect_addr(&target), address) {
+                // A file of another kind refuses, too, and is not ours to remove.
+                (Err(error), Address::Path(path))
+                    if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) =>
+                {
+                    std::fs::remove_file(path).map_err(failed)?;
+                    UnixListener::bind_addr(&target).map_err(failed)?
+                }
+                (Ok(stream), _) => {
+                    let holder =
+                        peer(&stream).map_or_else(String::new, |(pid, _)| format!(" (pid {pid})"));
+                    return Err(Error::rendezvous(format!(
+                        "another process{holder} is rank 0 at {address} already: give each job an \
+                         address of its own, or end the job that holds this one"
+                    )));
+                }
+                (Err(error), _) => return Err(failed(error)),
+            }
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    // Many ranks come at once; the system cuts this to what it allows.
+    rustix::net::listen(&listener, 4096).map_err(|error| failed(error.into()))?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let path = match address {
+        Address::Path(path) => Some(path.clone()),
+        Address::Abstract(_) => None,
+    };
+    Ok(Listener {
+        socket: listener.into(),
+        path,
+    })
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
+/// One try to get there.
+pub(super) fn dial(address: &Address, deadline: Instant) -> io::Result<OwnedFd> {
+    let _ = deadline;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let target = match address {
+        Address::Path(path) => SocketAddrUnix::new(path),
+        Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+    }?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &target)?;
+    // Anybody on this host can take an abstract name, and give out tokens of a world of their own.
+    same_user(&socket).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
+    Ok(socket)
+}
+
+/// Whether somebody who has connected may be listened to at all.
+pub(super) fn admit(stream: impl AsFd) -> Result<(), String> {
+    same_user(stream)
+}
+
+/// Where somebody is, for sentences.
+pub(super) fn describe_peer(stream: impl AsFd) -> String {
+    match peer(stream) {
+        Some((pid, _)) => format!("process {pid}"),
+        None => String::from("somebody"),
+    }
+}
+
+/// Whether the other end is a process of this user; otherwise, who it is.
+pub(super) fn same_user(stream: impl AsFd) -> Result<(), String> {
+    let user = rustix::process::geteuid().as_raw();
+    match peer(stream) {
+        Some((_, other)) if other == user => Ok(()),
+        Some((pid, other)) => Err(format!(
+            "process {pid} at the other end belongs to user {other}, this one to user {user}"
+        )),
+        None => Err(String::from(
+            "the system does not say who is at the other end",
+        )),
+    }
+}
+
+/// The process and the user at the other end.
+fn peer(stream: impl AsFd) -> Option<(i32, u32)> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    Some((peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_file_that_is_no_socket_is_not_removed() {
+        let path = std::env::temp_dir().join(format!("nccl-file-{}", std::process::id()));
+        std::fs::write(&path, "precious").unwrap();
+        let error = listen(&Address::Path(path.clone())).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_at_is_replaced_and_taken_away_at_the_end() {
+        let path = std::env::temp_dir().join(format!("nccl-stale-{}", std::process::id()));
+        drop(UnixListener::bind(&path).unwrap());
+        drop(listen(&Address::Path(path.clone())).unwrap());
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,207 @@
+//! The one thread of a process that reads what its connections bring, and keeps time for them.
+//!
+//! It sleeps in `epoll_wait`, however many worlds and connections there are, and nothing that it calls
+//! may wait. It is started by the first world that has a connection, and stays.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, Timespec, epoll};
+
+use crate::communicator::lock;
+
+pub(super) use rustix::event::epoll::EventFlags;
+
+/// Something with a file descriptor, or with deadlines.
+pub(super) trait Source: Send + Sync {
+    /// Its descriptor is ready. Must not wait.
+    fn ready(self: Arc<Self>, events: EventFlags);
+
+    /// A moment that it asked for with [`Reactor::wake_at`] has come.
+    fn due(self: Arc<Self>, now: Instant) {
+        let _ = now;
+    }
+}
+
+pub(super) struct Reactor {
+    epoll: OwnedFd,
+    bell: OwnedFd,
+    sources: Mutex<Sources>,
+    alarms: Mutex<BinaryHeap<Reverse<Alarm>>>,
+}
+
+#[derive(Default)]
+struct Sources {
+    next: u64,
+    by_token: HashMap<u64, Arc<dyn Source>>,
+}
+
+struct Alarm {
+    at: Instant,
+    source: Weak<dyn Source>,
+}
+
+impl PartialEq for Alarm {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+impl Eq for Alarm {}
+impl PartialOrd for Alarm {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Alarm {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+const BELL: u64 = u64::MAX;
+
+impl Reactor {
+    /// The process's own.
+    pub(super) fn get() -> io::Result<&'static Self> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        static REACTOR: OnceLock<Reactor> = OnceLock::new();
+        let _one = lock(&STARTING);
+        if let Some(reactor) = REACTOR.get() {
+            return Ok(reactor);
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(BELL);
+        epoll::add(&epoll, &bell, data, EventFlags::IN)?;
+        let reactor = REACTOR.get_or_init(|| Self {
+            epoll,
+            bell,
+            sources: Mutex::default(),
+            alarms: Mutex::default(),
+        });
+        std::thread::Builder::new()
+            .name(String::from("nccl-control"))
+            .spawn(|| reactor.run())?;
+        Ok(reactor)
+    }
+
+    pub(super) fn add(
+        &self,
+        fd: impl AsFd,
+        events: EventFlags,
+        source: Arc<dyn Source>,
+    ) -> io::Result<u64> {
+        let mut sources = lock(&self.sources);
+        let token = sources.next;
+        sources.next += 1;
+        sources.by_token.insert(token, source);
+        let added = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), events);
+        if let Err(error) = added {
+            sources.by_token.remove(&token);
+            return Err(error.into());
+        }
+        Ok(token)
+    }
+
+    pub(super) fn modify(&self, fd: impl AsFd, token: u64, events: EventFlags) {
+        // Fails only for a descriptor that was removed, which is ready for nothing.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), events);
+    }
+
+    /// The source is called no more, but for a call that is running.
+    pub(super) fn remove(&self, fd: impl AsFd, token: u64) {
+        let _ = epoll::delete(&self.epoll, fd);
+        let source = lock(&self.sources).by_token.remove(&token);
+        // Its own drop may come back here.
+        drop(source);
+    }
+
+    /// Calls [`Source::due`] at `at` or a little later.
+    pub(super) fn wake_at(&self, at: Instant, source: Weak<dyn Source>) {
+        let mut alarms = lock(&self.alarms);
+        let first = alarms.peek().is_none_or(|Reverse(alarm)| at < alarm.at);
+        alarms.push(Reverse(Alarm { at, source }));
+        drop(alarms);
+        if first {
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn run(&self) {
+        let mut events = Vec::with_capacity(256);
+        loop {
+            let next = lock(&self.alarms).peek().map(|Reverse(alarm)| alarm.at);
+            let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+            events.clear();
+            let buffer = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(target: "nccl", %error, "the control thread cannot wait");
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+            for event in &events {
+                let token = event.data.u64();
+                if token == BELL {
+                    let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+                    continue;
+                }
+                let source = lock(&self.sources).by_token.get(&token).cloned();
+                if let Some(source) = source {
+                    let flags = event.flags;
+                    protect(|| source.ready(flags));
+                }
+            }
+            let now = Instant::now();
+            loop {
+                let mut alarms = lock(&self.alarms);
+                if alarms.peek().is_none_or(|Reverse(alarm)| alarm.at > now) {
+                    break;
+                }
+                let source = alarms
+                    .pop()
+                    .and_then(|Reverse(alarm)| alarm.source.upgrade());
+                drop(alarms);
+                if let Some(source) = source {
+                    protect(|| source.due(now));
+                }
+            }
+        }
+    }
+}
+
+/// A defect in one world does not end the connections of the others.
+fn protect(call: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
+        tracing::error!(target: "nccl", "the control thread survived a panic");
+    }
+}
+
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Waits until the descriptor is ready for `flags` or the deadline; whether it is.
+pub(super) fn poll(
+    fd: impl AsFd,
+    flags: rustix::event::PollFlags,
+    deadline: Instant,
+) -> io::Result<bool> {
+    let fd = fd.as_fd();
+    loop {
+        let left = timespec(deadline.saturating_duration_since(Instant::now()));
+        match rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

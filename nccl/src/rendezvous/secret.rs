@@ -1,0 +1,99 @@
+//! What the processes of a job know and nobody else.
+
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// The secret of a job. Prints as nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Secret(Vec<u8>);
+
+impl Secret {
+    pub(super) fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// From `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names.
+    pub(super) fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        match (get("NCCL_RUN_SECRET"), get("NCCL_RUN_SECRET_FILE")) {
+            (Some(_), Some(path)) => Err(Error::rendezvous(format!(
+                "both NCCL_RUN_SECRET and NCCL_RUN_SECRET_FILE={path:?} are set: leave one"
+            ))),
+            (Some(secret), None) if secret.is_empty() => Err(Error::rendezvous(
+                "NCCL_RUN_SECRET is set and empty: leave it out, or give the job's secret",
+            )),
+            (Some(secret), None) => Ok(Some(Self::new(secret))),
+            (None, Some(path)) => Self::from_file(Path::new(&path)).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn from_file(path: &Path) -> Result<Self> {
+        let failed = |error| {
+            Error::io(format!(
+                "reading the job's secret (NCCL_RUN_SECRET_FILE={})",
+                path.display()
+            ))(error)
+        };
+        let mode = std::fs::metadata(path)
+            .map_err(failed)?
+            .permissions()
+            .mode();
+        if mode & 0o077 != 0 {
+            return Err(Error::rendezvous(format!(
+                "the job's secret in {} can be read by others (mode {:o}): chmod 600 it",
+                path.display(),
+                mode & 0o777
+            )));
+        }
+        let bytes = std::fs::read(path).map_err(failed)?;
+        let secret = bytes.trim_ascii();
+        if secret.is_empty() {
+            return Err(Error::rendezvous(format!(
+                "the job's secret in {} is empty",
+                path.display()
+            )));
+        }
+        Ok(Self::new(secret))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_comes_from_a_variable_or_a_private_file() {
+        let path = std::env::temp_dir().join(format!("nccl-secret-{}", std::process::id()));
+        std::fs::write(&path, "hush\n").unwrap();
+        let read = || {
+            Secret::from_variables(|name| {
+                (name == "NCCL_RUN_SECRET_FILE").then(|| path.display().to_string())
+            })
+        };
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        let error = read().unwrap_err().to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(read().unwrap(), Some(Secret::new("hush")));
+        std::fs::remove_file(&path).unwrap();
+        assert!(read().is_err());
+
+        let both = Secret::from_variables(|_| Some(String::from("x")));
+        assert!(both.unwrap_err().to_string().contains("leave one"));
+        assert_eq!(Secret::from_variables(|_| None).unwrap(), None);
+        assert_eq!(format!("{:?}", Secret::new("hush")), "Secret(…)");
+    }
+}

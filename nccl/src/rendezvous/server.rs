@@ -1,0 +1,504 @@
+//! The coordinator's door: lets ranks in, turns others away, and carries frames between the ranks and
+//! the [`Hub`].
+//!
+//! Somebody who has not proved who it is (a guest) has [`PATIENCE`] to do so, a greeting's worth of
+//! memory, and a place among a bounded number of guests: when there are too many, the oldest goes, and
+//! a rank comes again. What a guest sends is never shown to a rank but as a remark.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::connection::{Connection, Received};
+use super::frame::{Decoder, Frame, GREETING, LARGEST_FRAME};
+use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Side, is_proved, nonce, prove};
+use super::hub::{Hub, Outlet, cut};
+use super::message::{Departure, Request};
+use super::place::{self, Address, Listener};
+use super::reactor::{EventFlags, Reactor, Source};
+use super::secret::Secret;
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+
+/// How long a guest may take to prove who it is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long no connection is accepted when the system has no room for one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What all ranks of one launch have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) name: String,
+    pub(super) epoch: u64,
+    pub(super) secret: Option<Secret>,
+}
+
+/// Rank 0's side. Dropped, it lets what is answerable be answered, within bounds, and closes.
+pub(super) struct Server {
+    door: Arc<Door>,
+}
+
+struct Door {
+    this: Weak<Self>,
+    hub: Arc<Hub>,
+    job: Job,
+    /// Gone as soon as the server is, though the reactor may still have a hand on the door.
+    listener: Mutex<Option<Listener>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    token: Option<u64>,
+    next: u64,
+    /// Everybody who is connected, in the order in which they came.
+    peers: BTreeMap<u64, Arc<Peer>>,
+    guests: BTreeMap<u64, Arc<Peer>>,
+    scheduled: Option<Instant>,
+    paused: bool,
+    turned_away: usize,
+    closed: bool,
+}
+
+/// Somebody who is connected.
+struct Peer {
+    door: Weak<Door>,
+    number: u64,
+    /// Where it is, for sentences.
+    from: String,
+    connection: Arc<Connection>,
+    /// Only the reactor's thread takes it.
+    talk: Mutex<Talk>,
+}
+
+struct Talk {
+    decoder: Decoder,
+    stage: Stage,
+}
+
+enum Stage {
+    Hello,
+    Proof {
+        hello: Hello,
+        nonce: [u8; NONCE],
+    },
+    Member {
+        rank: usize,
+    },
+    /// It was told why it may not come in, and may still read it.
+    Dismissed,
+}
+
+impl Server {
+    pub(super) fn start(address: &Address, hub: Arc<Hub>, job: Job) -> Result<Self> {
+        let listener = place::listen(address)?;
+        let failed = |error| Error::io(format!("listening at {address}"))(error);
+        let reactor = Reactor::get().map_err(failed)?;
+        let door = Arc::new_cyclic(|this| Door {
+            this: Weak::clone(this),
+            hub,
+            job,
+            listener: Mutex::default(),
+            state: Mutex::default(),
+        });
+        let source = Arc::clone(&door) as Arc<dyn Source>;
+        let token = reactor.add(&listener, EventFlags::IN, source);
+        lock(&door.state).token = Some(token.map_err(failed)?);
+        // Whoever came already still waits: readiness is not told only once.
+        *lock(&door.listener) = Some(listener);
+        Ok(Self { door })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.door.is_busy() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.door.close();
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    /// Whether somebody waits for an answer, or has not taken one.
+    fn is_busy(&self) -> bool {
+        let state = lock(&self.state);
+        self.hub.is_waited_for()
+            || state
+                .peers
+                .values()
+                .any(|peer| peer.connection.has_backlog())
+    }
+
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        let peers = std::mem::take(&mut state.peers);
+        state.guests.clear();
+        let token = state.token.take();
+        drop(state);
+        let listener = lock(&self.listener).take();
+        if let (Some(listener), Some(token), Ok(reactor)) = (&listener, token, Reactor::get()) {
+            reactor.remove(listener, token);
+        }
+        drop(listener);
+        for peer in peers.into_values() {
+            peer.connection.shut();
+            peer.connection.forget();
+        }
+    }
+
+    /// Guests at once: all ranks may come together, and strangers with them.
+    fn most_guests(&self) -> usize {
+        2 * self.hub.size() + 64
+    }
+
+    fn accept(&self) {
+        let listener = lock(&self.listener);
+        let Some(listener) = &*listener else { return };
+        // Not for ever: others wait for the reactor, too.
+        for _ in 0..64 {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(listener, flags) {
+                Ok(socket) => self.welcome_guest(socket),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => return self.pause(listener, error),
+            }
+        }
+    }
+
+    /// No descriptors or memory: looks again later, instead of all the time.
+    fn pause(&self, listener: &Listener, error: Errno) {
+        let mut state = lock(&self.state);
+        let Some(token) = state.token else { return };
+        if let Ok(reactor) = Reactor::get() {
+            let error = io::Error::from(error);
+            tracing::warn!(target: "nccl", %error, "the rendezvous cannot accept a connection");
+            state.paused = true;
+            reactor.modify(listener, token, EventFlags::empty());
+            let this = Weak::clone(&self.this) as Weak<dyn Source>;
+            reactor.wake_at(Instant::now() + PAUSE, this);
+        }
+    }
+
+    fn welcome_guest(&self, socket: std::os::fd::OwnedFd) {
+        let from = place::describe_peer(&socket);
+        let stranger = place::admit(&socket).err();
+        let connection = Arc::new(Connection::new(socket));
+        let mut state = lock(&self.state);
+        if state.closed {
+            return;
+        }
+        let number = state.next;
+        state.next += 1;
+        let peer = Arc::new(Peer {
+            door: Weak::clone(&self.this),
+            number,
+            from,
+            connection,
+            talk: Mutex::new(Talk {
+                decoder: Decoder::new(GREETING),
+                stage: Stage::Hello,
+            }),
+        });
+        if let Some(stranger) = stranger {
+            drop(state);
+            return peer.turn_away(self, &mut lock(&peer.talk), &stranger);
+        }
+        state.guests.insert(number, Arc::clone(&peer));
+        state.peers.insert(number, Arc::clone(&peer));
+        let too_many = state.guests.len() > self.most_guests();
+        let oldest = too_many.then(|| state.guests.pop_first()).flatten();
+        drop(state);
+        if let Some((_, oldest)) = oldest {
+            oldest.close(self, Some("there were too many who had not greeted"));
+        }
+        let Ok(reactor) = Reactor::get() else { return };
+        let events = EventFlags::IN | EventFlags::RDHUP;
+        let source = Arc::clone(&peer) as Arc<dyn Source>;
+        match reactor.add(peer.connection.fd(), events, source) {
+            Ok(token) => {
+                peer.connection.set_token(token);
+                let peer = Arc::downgrade(&peer) as Weak<dyn Source>;
+                reactor.wake_at(Instant::now() + PATIENCE, peer);
+            }
+            Err(error) => peer.close(self, Some(&error.to_string())),
+        }
+    }
+
+    /// One line for each of the first, then fewer: a stranger cannot fill a disk.
+    fn note(&self, from: &str, why: &str) {
+        let count = {
+            let mut state = lock(&self.state);
+            state.turned_away += 1;
+            state.turned_away
+        };
+        if count <= 16 || count.is_power_of_two() {
+            tracing::warn!(target: "nccl", from, why, count, "the rendezvous turned somebody away");
+        }
+        let mut text = format!("{from} was turned away: {why}");
+        cut(&mut text, 300);
+        self.hub.remark(text);
+    }
+
+    /// Wakes up when the hub needs it.
+    fn schedule(&self) {
+        let Some(at) = self.hub.next_deadline() else {
+            return;
+        };
+        let mut state = lock(&self.state);
+        if state.scheduled.is_some_and(|scheduled| scheduled <= at) {
+            return;
+        }
+        if let Ok(reactor) = Reactor::get() {
+            state.scheduled = Some(at);
+            reactor.wake_at(at, Weak::clone(&self.this) as Weak<dyn Source>);
+        }
+    }
+
+    /// Whether the one who said hello may be the rank that it says.
+    fn check(&self, hello: &Hello) -> Result<(), String> {
+        let Hello {
+            job,
+            epoch,
+            world_size,
+            rank,
+            ..
+        } = hello;
+        if *job != self.job.name {
+            return Err(format!(
+                "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
+                 two jobs were given one address",
+                self.job.name
+            ));
+        }
+        if *epoch != self.job.epoch {
+            return Err(format!(
+                "it is of epoch {epoch} of the job, and rank 0 of epoch {}: a process of another \
+                 attempt is left over",
+                self.job.epoch
+            ));
+        }
+        let size = self.hub.size();
+        if *world_size != size {
+            return Err(format!(
+                "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
+            ));
+        }
+        if *rank == 0 || *rank >= size {
+            return Err(format!("there is no rank {rank} to join"));
+        }
+        Ok(())
+    }
+}
+
+impl Source for Door {
+    fn ready(self: Arc<Self>, _: EventFlags) {
+        self.accept();
+    }
+
+    fn due(self: Arc<Self>, now: Instant) {
+        {
+            let listener = lock(&self.listener);
+            let mut state = lock(&self.state);
+            if state.scheduled.is_some_and(|scheduled| scheduled <= now) {
+                state.scheduled = None;
+            }
+            if let (true, Some(listener), Some(token), Ok(reactor)) =
+                (state.paused, &*listener, state.token, Reactor::get())
+            {
+                state.paused = false;
+                reactor.modify(listener, token, EventFlags::IN);
+            }
+        }
+        self.hub.tick(now);
+        self.schedule();
+    }
+}
+
+impl Source for Peer {
+    fn ready(self: Arc<Self>, events: EventFlags) {
+        let Some(door) = self.door.upgrade() else {
+            return;
+        };
+        let talk = &mut *lock(&self.talk);
+        if events.contains(EventFlags::OUT) {
+            self.connection.flush_quietly();
+        }
+        let received = self.connection.receive(&mut talk.decoder);
+        let mut broken = None;
+        loop {
+            match talk.decoder.next() {
+                Ok(Some(frame)) => {
+                    if let Err(why) = self.take(&door, talk, frame) {
+                        broken = Some(why);
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(why) => {
+                    broken = Some(format!("it sent {}", why.0));
+                    break;
+                }
+            }
+        }
+        match (broken, received) {
+            (Some(why), _) => self.turn_away(&door, talk, &why),
+            (None, Ok(Received::Some)) => {}
+            (None, Ok(Received::End)) => {
+                let why = "its connection closed without goodbye: it died";
+                self.lost(&door, talk, why);
+            }
+            (None, Err(error)) => {
+                let why = format!("its connection broke without goodbye: {error}");
+                self.lost(&door, talk, &why);
+            }
+        }
+        door.hub.flush();
+        door.schedule();
+    }
+
+    fn due(self: Arc<Self>, _: Instant) {
+        let Some(door) = self.door.upgrade() else {
+            return;
+        };
+        let talk = &mut *lock(&self.talk);
+        match talk.stage {
+            Stage::Member { .. } => {}
+            Stage::Dismissed => self.close(&door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                let limit = PATIENCE.as_secs();
+                self.close(
+                    &door,
+                    Some(&format!("it did not say who it is within {limit} s")),
+                );
+            }
+        }
+    }
+}
+
+impl Peer {
+    fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), String> {
+        if let Stage::Member { rank } = talk.stage {
+            let request = Request::decode(&frame).map_err(|broken| broken.0.to_owned())?;
+            let leaves = matches!(request, Request::Goodbye | Request::Fail { .. });
+            door.hub.handle(rank, frame.id, request);
+            if leaves {
+                talk.stage = Stage::Dismissed;
+            }
+            return Ok(());
+        }
+        if matches!(talk.stage, Stage::Dismissed) {
+            return Ok(());
+        }
+        let greeting = match Greeting::decode(&frame) {
+            Ok(greeting) => greeting,
+            Err(OTHER_VERSION) => return Err(OTHER_VERSION.0.to_owned()),
+            Err(broken) => return Err(format!("it sent {}", broken.0)),
+        };
+        match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
+            (Stage::Hello, Greeting::Hello(hello)) => {
+                let secret = door.job.secret.as_ref();
+                let nonce = nonce().map_err(|error| format!("no random numbers: {error}"))?;
+                let proof = prove(secret, Side::Coordinator, &hello, &nonce);
+                let challenge = Greeting::Challenge {
+                    nonce,
+                    has_secret: secret.is_some(),
+                    proof,
+                };
+                self.connection.enqueue(challenge.encode());
+                self.connection.flush_quietly();
+                talk.stage = Stage::Proof { hello, nonce };
+                Ok(())
+            }
+            (Stage::Proof { hello, nonce }, Greeting::Proof(proof)) => {
+                let secret = door.job.secret.as_ref();
+                let claim = format!("{}, which says it is rank {}", hello.who(), hello.rank);
+                if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
+                    return Err(match (hello.has_secret, secret.is_some()) {
+                        (false, true) => format!("{claim}, has no secret, and this job has one"),
+                        (true, false) => format!("{claim}, has a secret, and rank 0 has none"),
+                        _ => format!("{claim}, has another secret than this job"),
+                    });
+                }
+                door.check(&hello)?;
+                let rank = hello.rank;
+                let outlet = Outlet::Remote(Arc::clone(&self.connection));
+                door.hub
+                    .attach(rank, outlet, hello.who(), Some(Greeting::Welcome.encode()))?;
+                talk.stage = Stage::Member { rank };
+                talk.decoder.set_limit(LARGEST_FRAME);
+                lock(&door.state).guests.remove(&self.number);
+                Ok(())
+            }
+            (_, Greeting::Refused(why)) => Err(format!("it hung up: {why}")),
+            _ => Err(String::from("it greeted out of turn")),
+        }
+    }
+
+    /// Says why, and hears no more.
+    fn turn_away(&self, door: &Door, talk: &mut Talk, why: &str) {
+        match talk.stage {
+            Stage::Member { rank } => {
+                let departure = Departure::Lost(format!("it sent a broken request: {why}"));
+                door.hub.leave(rank, departure);
+                self.close(door, None);
+            }
+            Stage::Dismissed => self.close(door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                door.note(&self.from, why);
+                self.connection
+                    .enqueue(Greeting::Refused(why.to_owned()).encode());
+                self.connection.flush_quietly();
+                talk.stage = Stage::Dismissed;
+            }
+        }
+    }
+
+    fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
+        match talk.stage {
+            Stage::Member { rank } => {
+                door.hub.leave(rank, Departure::Lost(why.to_owned()));
+                self.close(door, None);
+            }
+            Stage::Dismissed => self.close(door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                self.close(door, Some("it hung up before it had said who it is"));
+            }
+        }
+    }
+
+    fn close(&self, door: &Door, why: Option<&str>) {
+        if let Some(why) = why {
+            door.note(&self.from, why);
+        }
+        self.connection.forget();
+        self.connection.shut();
+        let mut state = lock(&door.state);
+        state.guests.remove(&self.number);
+        let gone = state.peers.remove(&self.number);
+        drop(state);
+        drop(gone);
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,164 @@
+//! Ranks that meet at real sockets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::client;
+use super::mailbox::Mailbox;
+use super::message::{Request, Round};
+use super::{Rendezvous, World};
+use crate::error::ErrorKind;
+
+fn rendezvous(name: &str, rank: usize, size: usize) -> Rendezvous {
+    let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
+    Rendezvous::unix(path, rank, size)
+        .unwrap()
+        .timeout(Duration::from_secs(20))
+}
+
+#[test]
+fn ranks_meet_at_a_socket_and_talk() {
+    std::thread::scope(|scope| {
+        for rank in [2, 0, 1] {
+            scope.spawn(move || {
+                let world = World::join(rendezvous("meet", rank, 3)).unwrap();
+                for turn in 0..5u8 {
+                    let parts = world.all_gather("x", &[rank as u8, turn]).unwrap();
+                    assert_eq!(parts, [[0, turn], [1, turn], [2, turn]]);
+                }
+                world.barrier("end").unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_at_once() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(World::join(rendezvous("leave", 1, 2)).unwrap()));
+        let world = World::join(rendezvous("leave", 0, 2)).unwrap();
+        let error = world.barrier("never").unwrap_err().to_string();
+        assert!(
+            error.contains("rank 1") && error.contains("left the world"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Rendezvous { address, job, .. } = rendezvous("died", 1, 2);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mailbox = Arc::new(Mailbox::default());
+            let connection = client::join(&address, &job, 1, 2, deadline, mailbox).unwrap();
+            let request = Request::Collect {
+                round: Round {
+                    topic: String::from("join"),
+                    number: 0,
+                    members: None,
+                },
+                patience: Duration::from_secs(20),
+                part: Vec::new(),
+            };
+            connection.enqueue(request.encode(0));
+            connection.drain(deadline).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            connection.shut();
+        });
+        let world = World::join(rendezvous("died", 0, 2)).unwrap();
+        let error = world.barrier("never").unwrap_err().to_string();
+        assert!(
+            error.contains("rank 1") && error.contains("it died"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on() {
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let world = World::join(rendezvous("large", rank, 3)).unwrap();
+                let error = world.all_gather("x", &vec![0; 22 << 20]).unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+                assert!(error.to_string().contains("64 MiB"), "{error}");
+                world.all_gather("x", &vec![0; 21 << 20]).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_limit() {
+    let zero = std::thread::spawn(|| World::join(rendezvous("turn", 0, 2)).unwrap());
+    let one = World::join(rendezvous("turn", 1, 2)).unwrap();
+    let zero = zero.join().unwrap();
+    let soon = Instant::now() + Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| one.collect("first", &[], soon, || false));
+        let begun = Instant::now();
+        let limit = begun + Duration::from_millis(50);
+        let error = one.collect("second", &[], limit, || false).unwrap_err();
+        assert!(error.to_string().contains("rank 0"), "{error}");
+        let error = one.collect("third", &[], soon, || true).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(!first.is_finished());
+        zero.collect("first", &[], soon, || false).unwrap();
+        first.join().unwrap().unwrap();
+        // Who comes later hears how it ended.
+        let error = zero.collect("second", &[], soon, || false).unwrap_err();
+        assert!(
+            error.to_string().contains("rank 0 of 2 did not come"),
+            "{error}"
+        );
+        let error = zero.collect("third", &[], soon, || false).unwrap_err();
+        assert!(error.to_string().contains("gave up"), "{error}");
+    });
+}
+
+#[test]
+fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| {
+            World::join(rendezvous("claim", 0, 3).timeout(Duration::from_secs(2))).map(drop)
+        });
+        let first = scope.spawn(|| {
+            World::join(rendezvous("claim", 1, 3).timeout(Duration::from_secs(2))).map(drop)
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let other = World::join(rendezvous("claim", 1, 3))
+            .unwrap_err()
+            .to_string();
+        assert!(other.contains("joined already"), "{other}");
+        let other = World::join(rendezvous("claim", 1, 4))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            other.contains("expects 4") && other.contains("expects 3"),
+            "{other}"
+        );
+        // Both learn who never came.
+        for rank in [zero, first] {
+            let error = rank.join().unwrap().unwrap_err().to_string();
+            assert!(error.contains("rank 2 of 3"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_second_rank_0_is_told_who_holds_the_address() {
+    let first = World::join(rendezvous("held", 0, 1)).unwrap();
+    let error = World::join(rendezvous("held", 0, 1))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains(&format!("pid {}", std::process::id())),
+        "{error}"
+    );
+    drop(first);
+    World::join(rendezvous("held", 0, 1)).unwrap();
+}
