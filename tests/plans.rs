@@ -544,3 +544,50 @@ fn plans_buffers_streams_and_communicators_may_go_in_any_order() {
         Ok(())
     });
 }
+
+/// Nobody can wait for the replay or abort it any more: the communicator ends as a dropped one does.
+#[test]
+fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
+    if !support::needs_emulator("faults on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let context = support::device(&world)?;
+        let stream = context.new_stream()?;
+        let limit = Duration::from_millis(300);
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .finalize_timeout(limit)
+            .build()?;
+        let before = context.mem_get_info()?.0;
+        let registered = comm.register(comm.buffer::<f32>(1 << 20)?)?;
+        let mut plan = comm.capture(registered, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+        })?;
+        let beside = comm.register(comm.buffer::<u8>(64)?)?;
+        world.barrier("captured")?;
+        if world.rank() == 0 {
+            let aborts = faults::at_call("ncclCommAbort")
+                .rank(0)
+                .delay(Duration::ZERO);
+            drop(plan.launch()?);
+            let begun = Instant::now();
+            drop((beside, comm, plan));
+            assert!(begun.elapsed() < limit, "a drop waited");
+            while context.mem_get_info()?.0 < before {
+                assert!(
+                    begun.elapsed() < Duration::from_secs(20),
+                    "nothing was freed"
+                );
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(begun.elapsed() >= limit, "{:?}", begun.elapsed());
+            assert_eq!(aborts.hits(), 1);
+            stream.synchronize()?;
+        }
+        world.barrier("over")?;
+        nothing_was_caught();
+        Ok(())
+    });
+}

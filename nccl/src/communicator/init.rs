@@ -1,6 +1,7 @@
 //! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
 
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -132,6 +133,7 @@ impl Prepared {
             abort_signal: self.abort_signal,
             marks: Mutex::new(Vec::new()),
             plans: Plans::default(),
+            kept: AtomicUsize::new(0),
             handle: Mutex::new(self.handle),
             pins: Some(Pins {
                 stream: self.pins_stream,

@@ -12,6 +12,7 @@
 //! - `frame`: the buffers of one operation while it is issued;
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
+//! - `kept`: what dropped plans and registrations still need of it;
 //! - `replay`: the launch of a captured plan;
 //! - `lifecycle`: finalize, abort and drop.
 
@@ -21,6 +22,7 @@ mod handle;
 mod init;
 mod init_all;
 mod issue;
+mod kept;
 mod lifecycle;
 mod order;
 mod raw;
@@ -31,6 +33,7 @@ mod together;
 mod warm_up;
 
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +43,7 @@ pub use builder::CommunicatorBuilder;
 pub(crate) use frame::Frame;
 pub(crate) use handle::{Backoff, state};
 pub(crate) use issue::Calls;
+pub(crate) use kept::Kept;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
 pub(crate) use state::State;
@@ -132,6 +136,8 @@ pub(crate) struct Inner {
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
+    /// How many have it without being able to use it.
+    kept: AtomicUsize,
     /// What pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }

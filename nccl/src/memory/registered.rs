@@ -12,7 +12,7 @@ use nccl_sys as sys;
 
 use super::OwnedBuffer;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, sealed_buffer};
-use crate::communicator::{Backoff, Communicator, State, admit_buffer, lock};
+use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::reaper::{self, Behind, Remains, Turn};
@@ -46,7 +46,8 @@ use crate::time::deadline_after;
 pub struct Registered<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
-    comm: ManuallyDrop<Communicator>,
+    /// Nothing can be issued through this, so it does not count among those who have it.
+    comm: ManuallyDrop<Kept>,
     /// Recorded when this is dropped; made before, so that it cannot fail then.
     last: ManuallyDrop<CudaEvent>,
 }
@@ -120,7 +121,7 @@ impl Communicator {
         Ok(Registered {
             buffer: ManuallyDrop::new(buffer),
             handle: Registration(NonNull::new(handle)),
-            comm: ManuallyDrop::new(self.clone()),
+            comm: ManuallyDrop::new(Kept::new(self.clone())),
             last: ManuallyDrop::new(last),
         })
     }
@@ -255,7 +256,7 @@ impl<B: OwnedBuffer> Registered<B> {
 struct Remnant<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
-    comm: Communicator,
+    comm: Kept,
     behind: Behind,
 }
 
@@ -304,7 +305,10 @@ impl<B: OwnedBuffer> Remnant<B> {
 impl<B: OwnedBuffer> Remains for Remnant<B> {
     fn poll(&mut self) -> Turn {
         match self.look() {
-            Look::Busy => Turn::Wait,
+            Look::Busy => {
+                self.comm.watch();
+                Turn::Wait
+            }
             Look::Deregistered => Turn::Over,
             Look::Refused(_) => Turn::Never,
         }

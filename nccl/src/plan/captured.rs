@@ -10,7 +10,9 @@ use cudarc::driver::CudaEvent;
 
 use super::graph::Slot;
 use super::record::Capture;
-use crate::communicator::{Backoff, Communicator, Frame, NotLaunched, State, admit_buffer, lock};
+use crate::communicator::{
+    Backoff, Communicator, Frame, Kept, NotLaunched, State, admit_buffer, lock,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
@@ -59,7 +61,7 @@ pub struct CapturedPlan<B: PlanBuffers> {
     /// Joins the streams of the buffers with that of the launch.
     join: ManuallyDrop<CudaEvent>,
     /// Bounds the replays that are on their way.
-    pace: Pace,
+    pace: ManuallyDrop<Pace>,
 }
 
 /// CUDA lets a launch wait, without a limit, while too many are on their way. So a plan looks at an
@@ -153,14 +155,14 @@ impl Communicator {
                 comm: ManuallyDrop::new(self.clone()),
                 operations: groups.iter().map(|group| group.recorded.len()).sum(),
                 join: ManuallyDrop::new(join),
-                pace: Pace { launches: 0, marks },
+                pace: ManuallyDrop::new(Pace { launches: 0, marks }),
             }),
             Err(error) => {
                 let stream = self.inner.own_stream();
                 let attempt = Remnant {
                     buffers,
                     slot: None,
-                    comm: self.clone(),
+                    comm: Kept::new(self.clone()),
                     behind: Behind::new(Arc::clone(stream), join),
                 };
                 reaper::take(Box::new(attempt), reaper::LIMIT);
@@ -291,7 +293,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         // SAFETY: likewise; these are dropped here.
         unsafe {
             ManuallyDrop::drop(&mut plan.join);
-            std::ptr::drop_in_place(&raw mut plan.pace);
+            ManuallyDrop::drop(&mut plan.pace);
         }
         // SAFETY: likewise.
         let slot = unsafe { std::ptr::read(&raw const plan.slot) };
@@ -350,7 +352,7 @@ impl Pace {
 struct Remnant<B: PlanBuffers> {
     buffers: ManuallyDrop<B>,
     slot: Option<Arc<Slot>>,
-    comm: Communicator,
+    comm: Kept,
     behind: Behind,
 }
 
@@ -362,7 +364,10 @@ impl<B: PlanBuffers> Remains for Remnant<B> {
             // It may put work on its stream until it is over.
             State::Aborting => Turn::Wait,
             _ if self.behind.is_over() => Turn::Over,
-            _ => Turn::Wait,
+            _ => {
+                self.comm.watch();
+                Turn::Wait
+            }
         }
     }
 
@@ -401,8 +406,9 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
         if reaper::is_closed() {
             return;
         }
-        // SAFETY: each is taken once, here.
+        // SAFETY: each is taken or dropped once, here.
         let (buffers, comm, join) = unsafe {
+            ManuallyDrop::drop(&mut self.pace);
             (
                 ManuallyDrop::take(&mut self.buffers),
                 ManuallyDrop::take(&mut self.comm),
@@ -413,7 +419,7 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
             buffers: ManuallyDrop::new(buffers),
             slot: Some(Arc::clone(&self.slot)),
             behind: Behind::new(Arc::clone(&comm.stream), join),
-            comm,
+            comm: Kept::new(comm),
         };
         reaper::take(Box::new(remnant), reaper::LIMIT);
     }

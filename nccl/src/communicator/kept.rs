@@ -1,0 +1,58 @@
+//! A communicator of things that cannot use it.
+//!
+//! A registration, and what is left of a dropped plan, keep their communicator until the work that uses
+//! their memory is over, but nobody can issue anything through them, nor wait or abort. When nobody else has the communicator any more, that is a dropped communicator: work that does not come
+//! to its end within the finalize limit is ended by an abort, as a finalize would be.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::Communicator;
+use crate::reaper;
+
+/// See the module.
+pub(crate) struct Kept {
+    comm: Communicator,
+    /// Since when nobody else has it.
+    alone_since: Option<Instant>,
+}
+
+impl Kept {
+    pub(crate) fn new(comm: Communicator) -> Self {
+        comm.inner.kept.fetch_add(1, Ordering::AcqRel);
+        Self {
+            comm,
+            alone_since: None,
+        }
+    }
+
+    /// To be called while something is waited for.
+    pub(crate) fn watch(&mut self) {
+        let inner = &self.comm.inner;
+        // Only who has it can give it to others.
+        if Arc::strong_count(inner) > inner.kept.load(Ordering::Acquire) {
+            self.alone_since = None;
+            return;
+        }
+        let since = *self.alone_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > inner.timeouts.finalize || reaper::is_in_a_hurry() {
+            inner.abort_in_background("it was dropped, and its last operations did not end");
+        }
+    }
+}
+
+impl Deref for Kept {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        &self.comm
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.comm.inner.kept.fetch_sub(1, Ordering::AcqRel);
+    }
+}
