@@ -193,6 +193,12 @@ impl Workload {
         Ok(())
     }
 
+    /// The communicator, for what is not measured here.
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
     /// The same by the bare function.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 
+use nccl::ReduceOp;
 use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
 use nccl_tools::queueing::{self, Ending};
 
@@ -122,4 +123,28 @@ fn all_to_all_allocates_nothing() {
 #[test]
 fn all_reduce_allocates_nothing() {
     steady(|workload| workload.safe_all_reduce().unwrap());
+}
+
+/// The graph is empty, because the library below only queues: what is counted is this crate's part, and
+/// what the emulator needs to launch nothing.
+#[test]
+fn launches_of_a_plan_allocate_nothing() {
+    nccl_emulator::install().unwrap();
+    for tracking in [Tracking::Off, Tracking::On] {
+        let workload = Workload::new(Ending::InProgress, tracking).unwrap();
+        let comm = workload.communicator();
+        let elsewhere = comm.stream().context().new_stream().unwrap();
+        let buffers = (
+            comm.stream().alloc_zeros::<f32>(8).unwrap(),
+            vec![elsewhere.alloc_zeros::<f32>(8).unwrap()],
+        );
+        let mut plan = comm
+            .capture(buffers, |capture, (x, mut y)| {
+                capture.group(|group| group.all_reduce(&x, &mut y[0], ReduceOp::Sum))
+            })
+            .unwrap();
+        let mut thousand = || (0..1000).for_each(|_| drop(plan.launch().unwrap()));
+        thousand();
+        assert_none(&format!("tracking {tracking:?}"), thousand);
+    }
 }
