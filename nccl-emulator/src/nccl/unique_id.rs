@@ -6,6 +6,7 @@
 //! that cannot reach it says so at once.
 
 use std::fs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
@@ -74,30 +75,63 @@ fn here() -> &'static str {
     })
 }
 
-/// `NCCL_COMM_ID`, if it is set, after a look at its form.
+/// `NCCL_COMM_ID`, if it is set and leads to an address.
 pub(crate) fn fixed() -> Result<Option<UniqueId>> {
     let Some(text) = environment::text("NCCL_COMM_ID") else {
         return Ok(None);
     };
-    let well_formed = text.rsplit_once(':').is_some_and(|(host, port)| {
-        let host = host
-            .strip_prefix('[')
-            .map_or(host, |v6| v6.strip_suffix(']').unwrap_or_default());
-        !host.is_empty() && port.parse::<u16>().is_ok()
-    });
-    if !well_formed {
+    let Some(address) = address_of(&text) else {
         warn!(
             "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
         );
         return Err(INVALID_ARGUMENT);
-    }
+    };
+    let address = address.to_string();
     // SAFETY: always succeeds.
     let user = unsafe { libc::geteuid() };
-    let name = format!("{PREFIX}{}/{user}/{:016x}", here(), hash(text.as_bytes()));
+    let name = format!(
+        "{PREFIX}{}/{user}/{:016x}",
+        here(),
+        hash(address.as_bytes())
+    );
     Ok(Some(UniqueId {
         magic: FIXED_MAGIC,
         name,
     }))
+}
+
+/// The address that a text of the form HOST:PORT or [IPv6]:PORT stands for. Of a list the first; without a
+/// port it is -1, and of one that is too large the low half: NCCL reads it so.
+fn address_of(text: &str) -> Option<SocketAddr> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            (host, leading_number(rest.strip_prefix(':').unwrap_or(rest)))
+        }
+        None => match text.split(',').next()?.split_once(':') {
+            None => (text.split(',').next()?, -1),
+            Some((host, "")) => (host, -1),
+            Some((host, port)) => (host, leading_number(port)),
+        },
+    };
+    if host.is_empty() {
+        return None;
+    }
+    (host, port as u16).to_socket_addrs().ok()?.next()
+}
+
+/// `atoi`.
+fn leading_number(text: &str) -> i64 {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
+    let number = digits[..end].parse().unwrap_or(0);
+    if digits.len() < text.len() {
+        -number
+    } else {
+        number
+    }
 }
 
 impl UniqueId {
@@ -193,6 +227,29 @@ mod tests {
         let id = UniqueId::new();
         assert_eq!(UniqueId::from_c(&id.to_c()), Ok(id.clone()));
         assert_ne!(id, UniqueId::new());
+    }
+
+    #[test]
+    fn an_address_is_read_as_nccl_reads_it() {
+        // What NVIDIA's library put into its unique ids.
+        for (text, address) in [
+            ("127.0.0.1:23456", "127.0.0.1:23456"),
+            ("127.0.0.1", "127.0.0.1:65535"),
+            ("127.0.0.1:", "127.0.0.1:65535"),
+            ("127.0.0.1:-1", "127.0.0.1:65535"),
+            ("127.0.0.1:1:2", "127.0.0.1:1"),
+            ("127.0.0.1:x", "127.0.0.1:0"),
+            ("127.0.0.1:99999", "127.0.0.1:34463"),
+            ("127.0.0.1:80,10.0.0.1:3", "127.0.0.1:80"),
+            ("[::1]:5", "[::1]:5"),
+            ("[::1]", "[::1]:0"),
+        ] {
+            let found = address_of(text).map(|address| address.to_string());
+            assert_eq!(found.as_deref(), Some(address), "{text}");
+        }
+        for text in ["", ":80", "[::1", "[]:5"] {
+            assert_eq!(address_of(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -8,17 +8,23 @@ use nccl_sys::{ncclParamHandle_t, ncclResult_t};
 use super::{call, guarded, not_null};
 use crate::nccl::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::{Level, enabled, print, subsystem, warn};
-use crate::nccl::environment;
+use crate::nccl::{environment, version};
 
 const KEYS: [&CStr; 7] = [
     c"NCCL_DEBUG",
     c"NCCL_DEBUG_FILE",
-    c"NCCL_DEBUG_LEVELS",
     c"NCCL_DEBUG_SUBSYS",
     c"NCCL_DEBUG_TIMESTAMP_FORMAT",
     c"NCCL_DEBUG_TIMESTAMP_LEVELS",
     c"NCCL_SET_THREAD_NAME",
+    // Last, because older releases do not have it.
+    c"NCCL_DEBUG_LEVELS",
 ];
+
+/// How many of them the release has.
+fn count() -> usize {
+    KEYS.len() - usize::from(!version::is_at_least(2, 32, 0))
+}
 
 /// The keys as C reads them: the table's address is given away, and nobody writes to it.
 struct Table([*const c_char; KEYS.len()]);
@@ -48,7 +54,8 @@ unsafe fn find(key: *const c_char) -> Result<usize> {
     // SAFETY: not null, so a C string by the caller's promise.
     let key = unsafe { CStr::from_ptr(key) };
     // Without a word, as NCCL.
-    KEYS.iter()
+    KEYS[..count()]
+        .iter()
         .position(|known| *known == key)
         .ok_or(INVALID_ARGUMENT)
 }
@@ -189,7 +196,7 @@ pub(super) unsafe extern "C" fn ncclParamGetAllParameterKeys(
         // SAFETY: not null, and by the function's contract the caller's to write to.
         unsafe {
             table.write(TABLE.0.as_ptr().cast_mut());
-            tableLen.write(KEYS.len() as c_int);
+            tableLen.write(count() as c_int);
         }
         Ok(())
     })
@@ -198,7 +205,7 @@ pub(super) unsafe extern "C" fn ncclParamGetAllParameterKeys(
 pub(super) unsafe extern "C" fn ncclParamDumpAll() {
     guarded("ncclParamDumpAll", || {
         if enabled(Level::Info, subsystem::ALL) {
-            for (at, key) in KEYS.iter().enumerate() {
+            for (at, key) in KEYS[..count()].iter().enumerate() {
                 print(
                     Level::Info,
                     None,
