@@ -3,11 +3,13 @@
 //!
 //! ```text
 //! conformance list
-//! conformance run [--arrangement threads|processes] [--library-only] [--name NAME] --out FACTS.json
+//! conformance run [--arrangement threads|processes] [--library-only] [--name NAME]
+//!                 [--like FACTS.json] --out FACTS.json
 //! conformance compare NCCL.json EMULATOR.json
 //! ```
 //!
-//! `NCCL_EMULATOR=1` is the emulator, `NCCL_EMULATOR=0` the library that `NCCL_LIBRARY` names.
+//! `NCCL_EMULATOR=1` is the emulator, `NCCL_EMULATOR=0` the library that `NCCL_LIBRARY` names. With
+//! `--like` the emulator is the release whose facts those are.
 
 use std::process::ExitCode;
 
@@ -57,7 +59,15 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         [command, ..] if command == "run" => {
             let out = value(arguments, "--out")
                 .ok_or_else(|| Failure::usage("run needs --out FACTS.json"))?;
+            let release =
+                match value(arguments, "--like") {
+                    None => None,
+                    Some(path) => Some(runner::release(&read(path)?).ok_or_else(|| {
+                        Failure::usage(format!("{path} does not tell the release"))
+                    })?),
+                };
             let (facts, unfinished) = runner::all(Selection {
+                release,
                 way,
                 library_only: arguments
                     .iter()

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::intended::{INTENDED, Intended, Verdict};
+use super::runner;
 
 /// One observation of one program, on both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub fn rows(library: &Value, emulator: &Value) -> Vec<Row> {
 
 fn with(library: &Value, emulator: &Value, intended: &'static [Intended]) -> Vec<Row> {
     let mut rows = Vec::new();
+    let release = runner::release(library);
     let programs = library["programs"].as_object().into_iter().flatten();
     for (program, ours) in programs {
         let theirs = &emulator["programs"][program];
@@ -44,9 +46,9 @@ fn with(library: &Value, emulator: &Value, intended: &'static [Intended]) -> Vec
         let mut row = |fact: &str, library: &Value, emulator: &Value| {
             let text = |value: &Value| value.as_str().unwrap_or(NOTHING).to_owned();
             let (library, emulator) = (text(library), text(emulator));
-            let meant = intended
-                .iter()
-                .find(|meant| meant.program == program && meant.covers(fact));
+            let meant = intended.iter().find(|meant| {
+                meant.program == program && meant.holds(release) && meant.covers(fact)
+            });
             let (verdict, reason) = match meant {
                 _ if library == emulator => (Some(Verdict::Equal), ""),
                 Some(meant) => (Some(meant.verdict), meant.reason),
@@ -151,6 +153,7 @@ mod tests {
     const MEANT: &[Intended] = &[Intended {
         program: "small-send",
         fact: "rank 0: ends",
+        until: None,
         verdict: Verdict::Stricter,
         reason: "there is no buffer in between",
     }];

@@ -1,5 +1,7 @@
 //! The differences between NCCL and the emulator that are meant, each with its reason.
 
+use nccl_sys::Version;
+
 /// What a row comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -36,6 +38,8 @@ pub struct Intended {
     pub program: &'static str,
     /// What is observed, or how its name begins if it ends in `*`; a rank in front may be left out.
     pub fact: &'static str,
+    /// The last release of which it holds; `None`: of all.
+    pub until: Option<Version>,
     /// What it comes to.
     pub verdict: Verdict,
     /// Why.
@@ -43,6 +47,13 @@ pub struct Intended {
 }
 
 impl Intended {
+    /// Whether this holds of that release. Of a release that is not known only what holds of all does.
+    #[must_use]
+    pub fn holds(&self, release: Option<Version>) -> bool {
+        self.until
+            .is_none_or(|until| release.is_some_and(|release| release <= until))
+    }
+
     /// Whether this is about that fact.
     #[must_use]
     pub fn covers(&self, fact: &str) -> bool {
@@ -68,30 +79,99 @@ const fn meant(
     Intended {
         program,
         fact,
+        until: None,
         verdict,
         reason,
     }
 }
 
+/// A difference to that release and older ones.
+const fn until(release: (u32, u32, u32), meant: Intended) -> Intended {
+    let (major, minor, patch) = release;
+    Intended {
+        until: Some(Version::new(major, minor, patch)),
+        ..meant
+    }
+}
+
+const LOCAL: &str = "an id holds the place of a local socket, not an internet address";
+
+const RANDOM: &str =
+    "releases that old put a random number into these ids, too: ranks that make them never meet";
+
+const DEVICE: &str =
+    "releases that old ask for the device before they look at the communicator, and here is one";
+
 /// All of them. An entry that no longer covers a difference may go.
 pub const INTENDED: &[Intended] = &[
+    meant("unique-id", "address family", Verdict::OnPurpose, LOCAL),
+    meant("unique-id", "rest is zero", Verdict::OnPurpose, LOCAL),
     meant(
-        "unique-id",
-        "*",
+        "unique-id-loopback",
+        "address family",
         Verdict::OnPurpose,
-        "an id holds the place of a local socket, not an internet address",
+        LOCAL,
     ),
     meant(
         "unique-id-loopback",
-        "*",
+        "rest is zero",
         Verdict::OnPurpose,
-        "an id holds the place of a local socket, not an internet address",
+        LOCAL,
     ),
     meant(
         "unique-id-no-interface",
         "*",
         Verdict::Kinder,
         "ranks of one host need no network interface, and none is looked for",
+    ),
+    until(
+        (2, 18, 3),
+        meant(
+            "unique-id-after-a-refusal",
+            "*",
+            Verdict::Kinder,
+            "after a refused unique id, releases that old never return from asking for another",
+        ),
+    ),
+    until(
+        (2, 18, 3),
+        meant("comm-id", "ids are the same", Verdict::Kinder, RANDOM),
+    ),
+    until(
+        (2, 18, 3),
+        meant(
+            "comm-id-of-ipv6",
+            "ids are the same",
+            Verdict::Kinder,
+            RANDOM,
+        ),
+    ),
+    until(
+        (2, 18, 3),
+        meant(
+            "corrupt-communicator",
+            "*",
+            Verdict::Kinder,
+            "releases that old do not know a communicator from other memory, and crash",
+        ),
+    ),
+    until(
+        (2, 27, 7),
+        meant(
+            "group-poison",
+            "window without a communicator",
+            Verdict::OnPurpose,
+            DEVICE,
+        ),
+    ),
+    until(
+        (2, 27, 7),
+        meant(
+            "null-communicator",
+            "ncclCommWindow*",
+            Verdict::OnPurpose,
+            DEVICE,
+        ),
     ),
     meant(
         "small-send",
@@ -127,6 +207,14 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn what_held_until_a_release_holds_of_no_newer_and_of_no_unknown_one() {
+        let old = until((2, 27, 7), meant("p", "ends", Verdict::Kinder, "r"));
+        assert!(old.holds(Some(Version::new(2, 18, 3))) && old.holds(old.until));
+        assert!(!old.holds(Some(Version::new(2, 28, 3))) && !old.holds(None));
+        assert!(meant("p", "ends", Verdict::Kinder, "r").holds(None));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use nccl_sys::Version;
 use serde_json::{Value, json};
 
 use super::{FACT, Facts, Needs, PROGRAMS, Program};
@@ -12,8 +13,11 @@ use crate::failure::{Exit, Failure};
 use crate::raw::{self, Way};
 use crate::spawn::{Job, Outcome, Output};
 
-/// How long a program may take.
+/// How long a program with ranks may take.
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// How long one may take that only asks the library.
+const LIBRARY_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What is run, and on what.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,8 @@ pub struct Selection<'a> {
     pub library_only: bool,
     /// Only the program of this name.
     pub name: Option<&'a str>,
+    /// The release that the emulator is to be; otherwise what the environment says.
+    pub release: Option<Version>,
 }
 
 /// All programs.
@@ -70,7 +76,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
         {
             continue;
         }
-        let (outcome, facts) = run(program, selection.way)?;
+        let (outcome, facts) = run(program, selection.way, selection.release)?;
         println!("{:<28} {outcome}, {} facts", program.name, facts.len());
         unfinished += usize::from(outcome != "ended");
         found.insert(
@@ -94,19 +100,26 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
 }
 
 /// How one program ended, and what it observed until then.
-fn run(program: &Program, way: Way) -> Result<(String, BTreeMap<String, String>), Failure> {
+fn run(
+    program: &Program,
+    way: Way,
+    release: Option<Version>,
+) -> Result<(String, BTreeMap<String, String>), Failure> {
     let failed = |error: std::io::Error| Failure::new(Exit::Failed, error.to_string());
     let this = std::env::current_exe().map_err(failed)?;
-    // A little longer than the program gives its ranks.
-    let job = Job::new(1)
-        .output(Output::Collect)
-        .deadline(DEADLINE + Duration::from_secs(10));
+    let deadline = match program.needs {
+        Needs::Library(_) => LIBRARY_DEADLINE,
+        // A little longer than the program gives its ranks.
+        Needs::Ranks(..) => DEADLINE + Duration::from_secs(10),
+    };
+    let job = Job::new(1).output(Output::Collect).deadline(deadline);
     let ended = job
         .run(|_| {
             let mut command = Command::new(&this);
             command
                 .args(["one", program.name, "--arrangement", &way.to_string()])
-                .envs(program.environment.iter().copied());
+                .envs(program.environment.iter().copied())
+                .envs(release.map(|release| ("NCCL_EMULATOR_VERSION", release.to_string())));
             command
         })
         .map_err(failed)?;
@@ -139,6 +152,13 @@ fn run(program: &Program, way: Way) -> Result<(String, BTreeMap<String, String>)
         }
     };
     Ok((outcome, facts))
+}
+
+/// The release whose facts these are, if the program was among them that asks for it.
+#[must_use]
+pub fn release(facts: &Value) -> Option<Version> {
+    let code = facts["programs"]["version"]["facts"]["version"].as_str()?;
+    Version::from_code(code.parse().ok()?)
 }
 
 /// Writes facts to a file.

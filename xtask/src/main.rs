@@ -82,8 +82,8 @@ const CHORES: &[Chore] = &[
     },
     Chore {
         name: "conformance",
-        arguments: "[--library PATH]",
-        purpose: "compare the emulator with that NCCL, where NCCL answers without a GPU",
+        arguments: "[--all|--oldest-and-newest|--release X.Y.Z|--library PATH]",
+        purpose: "compare the emulator with real libraries, as far as those answer without a GPU",
         run: conformance::run,
     },
     Chore {

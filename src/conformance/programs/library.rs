@@ -54,25 +54,6 @@ pub(super) const PROGRAMS: &[Program] = &[
         "ncclGroupSimulateEnd where there is nothing to simulate",
         simulate_end,
     ),
-    program("unique-id", "ncclGetUniqueId", unique_id),
-    program(
-        "unique-id-loopback",
-        "ncclGetUniqueId with an interface that is there",
-        unique_id,
-    )
-    .with(&[("NCCL_SOCKET_IFNAME", "lo")]),
-    program(
-        "unique-id-comm-id",
-        "ncclGetUniqueId with a malformed NCCL_COMM_ID",
-        unique_id,
-    )
-    .with(&[("NCCL_COMM_ID", "nonsense")]),
-    program(
-        "unique-id-no-interface",
-        "ncclGetUniqueId with an interface that is not there",
-        unique_id,
-    )
-    .with(&[("NCCL_SOCKET_IFNAME", "nosuchinterface")]),
     program(
         "null-communicator",
         "every function that takes a communicator, without one",
@@ -251,23 +232,6 @@ fn simulate_end(facts: &Facts) -> Result {
     Ok(())
 }
 
-fn unique_id(facts: &Facts) -> Result {
-    let mut ids = [ncclUniqueId::default(); 2];
-    for (index, id) in ids.iter_mut().enumerate() {
-        facts.code(format!("id {index}"), nccl_call!(ncclGetUniqueId(id)));
-    }
-    facts.add("ids differ", ids[0].internal != ids[1].internal);
-    // A socket address: its family, and what is behind it.
-    let [low, high] = [ids[0].internal[8], ids[0].internal[9]].map(|byte| byte as u8);
-    facts.add("address family", u16::from_le_bytes([low, high]));
-    facts.add(
-        "rest is zero",
-        ids[0].internal[48..].iter().all(|&byte| byte == 0),
-    );
-    facts.code("null", nccl_call!(ncclGetUniqueId(null_mut())));
-    Ok(())
-}
-
 fn null_communicator(facts: &Facts) -> Result {
     let comm = null_mut();
     let (kind, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
@@ -405,7 +369,7 @@ fn null_communicator(facts: &Facts) -> Result {
 
 fn corrupt_communicator(facts: &Facts) -> Result {
     // Larger than any release's communicator, and nothing in it.
-    let mut bytes = vec![0u64; 1 << 16];
+    let mut bytes = vec![0u64; 1 << 20];
     let comm: ncclComm_t = bytes.as_mut_ptr().cast();
     let mut count: c_int = 0;
     facts.code("ncclAllReduce", all_reduce(comm));

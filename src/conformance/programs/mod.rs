@@ -2,7 +2,9 @@
 
 mod alone;
 mod failures;
+mod identity;
 mod library;
+mod loading;
 mod pairs;
 
 use super::Program;
@@ -10,6 +12,8 @@ use super::Program;
 /// All programs.
 pub const PROGRAMS: &[&[Program]] = &[
     library::PROGRAMS,
+    identity::PROGRAMS,
+    loading::PROGRAMS,
     alone::PROGRAMS,
     pairs::PROGRAMS,
     failures::PROGRAMS,
