@@ -6,7 +6,7 @@
 //! $ LD_PRELOAD=$PWD/target/release/libnccl_emulator_preload.so python3 program.py
 //! ```
 //!
-//! It has no function to call: [`INSTALL`] runs when the dynamic linker has loaded it, before the
+//! It has no function to call: an entry of `.init_array` runs when the dynamic linker has loaded it, before the
 //! program starts. It cannot export `nccl…` and `cu…` itself: one file has one name, and two copies of it
 //! under two names would be two emulators.
 
