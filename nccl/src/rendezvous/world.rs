@@ -14,6 +14,8 @@ use super::mailbox::{Mailbox, Waited};
 use super::message::{Answer, Departure, Incomplete, Missing, Request, Round};
 use super::server::{PATIENCE, Server};
 use crate::communicator::{CommunicatorBuilder, lock};
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 use crate::time::deadline_after;
 
