@@ -186,14 +186,17 @@ fn a_process_whose_peer_is_gone_exits_soon() {
     ended_well(&ended, begun, 0);
 }
 
-/// The other rank never launches: the replay, and what is behind it, waits until the end.
+/// The other rank never launches: the replay, and what is behind it, waits until the exit aborts.
 #[test]
 fn a_process_with_work_that_never_ends_exits_soon() {
     if !support::needs_emulator("work that runs late on purpose") {
         return;
     }
     let begun = Instant::now();
-    let ended = Ranks::new(2).outcome(|world| -> Result<()> {
+    let ranks = Ranks::new(2)
+        .variable("NCCL_DEBUG", "INFO")
+        .variable("NCCL_DEBUG_SUBSYS", "ALL");
+    let ended = ranks.outcome(|world| -> Result<()> {
         let mut all = All::new(&world, "unanswered")?;
         all.request.wait()?;
         world.barrier("over")?;
@@ -208,4 +211,9 @@ fn a_process_with_work_that_never_ends_exits_soon() {
         Ok(())
     });
     ended_well(&ended, begun, 0);
+    let mut said = ended.ranks[0].stdout.iter().chain(&ended.ranks[0].stderr);
+    assert!(
+        said.any(|line| line.contains("Abort COMPLETE")),
+        "{ended:#?}"
+    );
 }
