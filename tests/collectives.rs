@@ -184,6 +184,39 @@ fn a_world_of_one_rank_needs_no_library() {
         })?
         .wait()?;
         assert_eq!(stream.clone_dtoh(&y)?, [1, 2, 3]);
+        // Several at once, of several lengths, and of two such worlds in one group.
+        let part = comm
+            .split("part", Some(3), 0)?
+            .ok_or("a colour was given")?;
+        part.warm_up(std::time::Duration::from_secs(20))?;
+        let mut parts = stream.alloc_zeros::<u8>(6)?;
+        let (mut long, mut short) = parts.split_at_mut(4);
+        let ends = nccl::group(|group| {
+            let group_of_part = group.on(&part)?;
+            group_of_part.isend(x.slice(1..), 0)?;
+            group_of_part.irecv(&mut short, 0)?;
+            let group = group.on(&comm)?;
+            group.isend(&x, 0)?;
+            group.isend(x.slice(..1), 0)?;
+            group.irecv(long.slice_mut(..3), 0)
+        });
+        assert!(matches!(
+            ends.unwrap_err().kind(),
+            ErrorKind::UnpairedOwnMessages { .. }
+        ));
+        let (mut first, mut second) = long.split_at_mut(3);
+        nccl::group(|group| {
+            let group_of_part = group.on(&part)?;
+            group_of_part.isend(x.slice(1..), 0)?;
+            group_of_part.irecv(&mut short, 0)?;
+            let group = group.on(&comm)?;
+            group.isend(&x, 0)?;
+            group.isend(x.slice(..1), 0)?;
+            group.irecv(&mut first, 0)?;
+            group.irecv(&mut second, 0)
+        })?
+        .wait()?;
+        assert_eq!(stream.clone_dtoh(&parts)?, [1, 2, 3, 1, 2, 3]);
         let error = comm.pre_mul_sum(2.0f32).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Unsupported { .. }),
@@ -225,6 +258,67 @@ fn collectives_and_messages_of_one_group_are_issued_together() {
     });
 }
 
+/// NCCL pairs messages to oneself in their order and copies as much as was sent, so that a longer one
+/// would be written past the end of a shorter buffer.
+#[test]
+fn a_collective_made_of_messages_must_not_come_between_a_message_to_oneself_and_its_counterpart() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world)?;
+        let me = comm.rank();
+        let x = stream.clone_htod(&[7u8; 64])?;
+        let mut y = stream.alloc_zeros::<u8>(64)?;
+        let all = stream.alloc_zeros::<u8>(1024)?;
+        let mut exchanged = stream.alloc_zeros::<u8>(1024)?;
+        let refused = |error: nccl::Error| {
+            assert!(
+                matches!(error.kind(), ErrorKind::UnpairedOwnMessages { .. }),
+                "{error}"
+            );
+        };
+        refused(
+            comm.group(|group| {
+                group.isend(&x, me)?;
+                group.all_to_all(&all, &mut exchanged)?;
+                group.irecv(&mut y, me)
+            })
+            .unwrap_err(),
+        );
+        refused(
+            comm.group(|group| {
+                group.irecv(&mut y, me)?;
+                group.all_to_all_v(&all, &[512; 2], &mut exchanged, &[512; 2])?;
+                group.isend(&x, me)
+            })
+            .unwrap_err(),
+        );
+        let gathered = comm.group(|group| {
+            group.isend(&x, me)?;
+            group.gather(all.slice(..512), (me == 0).then_some(&mut exchanged), 0)?;
+            group.irecv(&mut y, me)
+        });
+        if me == 0 {
+            refused(gathered.unwrap_err());
+        } else {
+            // Rank 1 gives rank 0 its block once rank 0 gathers.
+            gathered?;
+            assert_eq!(stream.clone_dtoh(&y)?, [7; 64]);
+        }
+        if me == 0 {
+            comm.gather(all.slice(..512), Some(&mut exchanged), 0)?;
+        }
+        // In order it is fine.
+        comm.group(|group| {
+            group.isend(&x, me)?;
+            group.irecv(&mut y, me)?;
+            group.all_to_all(&all, &mut exchanged)
+        })?
+        .wait()?;
+        assert_eq!(stream.clone_dtoh(&y)?, [7; 64]);
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
 #[test]
 fn scaled_values_are_summed_each_with_the_factor_of_its_rank() {
     ranks_as_threads(3, |world| -> Outcome {
@@ -244,6 +338,15 @@ fn scaled_values_are_summed_each_with_the_factor_of_its_rank() {
         let error = comm.all_reduce_in_place(&mut wrong, &factor).unwrap_err();
         assert!(error.to_string().contains("f64"), "{error}");
         drop(factor);
+
+        // A group keeps its operator until it is issued.
+        let mut z = stream.clone_htod(&[1.0f32, 10.0])?;
+        comm.group(|group| {
+            let twice = comm.pre_mul_sum(2.0f32)?;
+            group.all_reduce_in_place(&mut z, &twice)
+        })?
+        .wait()?;
+        assert_eq!(stream.clone_dtoh(&z)?, [6.0, 60.0]);
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         other.finalize()?;
         comm.finalize()?;

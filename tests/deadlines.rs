@@ -137,6 +137,29 @@ fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
 }
 
 #[test]
+fn a_request_for_nothing_is_done_at_once_behind_an_operation_that_waits() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        connect(&comm, &stream)?;
+        if world.rank() == 0 {
+            let waiting = unmatched(&comm, &stream)?;
+            let mut empty = stream.alloc_zeros::<f32>(0)?;
+            assert!(comm.group(|_| Ok(()))?.is_complete()?);
+            assert!(
+                comm.all_reduce_in_place(&mut empty, ReduceOp::Sum)?
+                    .is_complete()?
+            );
+            let nothing = nccl::group(|group| group.on(&comm).map(drop))?;
+            assert!(nothing.is_complete()?);
+            assert!(!waiting.is_complete()?);
+        }
+        world.barrier("end")?;
+        comm.abort("rank 1 never sends")?;
+        Ok(())
+    });
+}
+
+#[test]
 fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let limit = Duration::from_millis(300);

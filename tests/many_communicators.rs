@@ -2,10 +2,12 @@
 
 mod support;
 
-use std::time::Duration;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaContext;
-use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use nccl::{AllToAllAlgorithm, Communicator, ErrorKind, ReduceOp, World};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -215,6 +217,91 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
         }
         world.barrier("end")?;
         comm.abort("rank 0 did")?;
+        Ok(())
+    });
+}
+
+/// The peer comes late to the messages, and never to the collective.
+#[test]
+fn a_warm_up_ends_at_one_limit_for_all_of_it() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let limit = Duration::from_secs(1);
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("late").stream(&stream).build()?;
+        world.barrier("made")?;
+        if comm.rank() == 0 {
+            let begun = Instant::now();
+            let error = comm.warm_up(limit).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!(begun.elapsed() < limit * 3 / 2, "{:?}", begun.elapsed());
+        } else {
+            std::thread::sleep(limit * 6 / 10);
+            let x = stream.alloc_zeros::<u8>(2)?;
+            let mut y = stream.alloc_zeros::<u8>(2)?;
+            comm.all_to_all_with(&x, &mut y, AllToAllAlgorithm::Grouped)?
+                .wait()?;
+        }
+        world.barrier("end")?;
+        comm.abort("rank 0 did")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_panic_in_the_settings_of_one_rank_ends_the_others() {
+    if !support::needs_devices(2) {
+        return;
+    }
+    Ranks::new(2).threads(|world| -> Outcome {
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        let streams = [
+            CudaContext::new(0)?.new_stream()?,
+            CudaContext::new(1)?.new_stream()?,
+        ];
+        let first = AtomicBool::new(true);
+        let begun = Instant::now();
+        let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            Communicator::init_all_with("both", &streams, |builder| {
+                assert!(!first.swap(false, Ordering::Relaxed), "the settings");
+                builder.init_timeout(Duration::from_secs(25))
+            })
+        }));
+        assert!(made.is_err());
+        assert!(begun.elapsed() < Duration::from_secs(15));
+        Ok(())
+    });
+}
+
+/// Groups are plain values: swapped, each is still issued on its own communicator.
+#[test]
+fn groups_that_trade_places_stay_with_their_communicators() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let all = world.communicator("all").stream(&stream).build()?;
+        let alone = World::single()
+            .communicator("alone")
+            .stream(&stream)
+            .build()?;
+        let x = stream.clone_htod(&[world.rank() as u8 + 1; 64])?;
+        let mut gathered = stream.alloc_zeros::<u8>(128)?;
+        let mut copied = stream.alloc_zeros::<u8>(64)?;
+        all.group(|outer| {
+            outer.all_gather(&x, &mut gathered)?;
+            alone
+                .group(|inner| {
+                    inner.all_gather(&x, &mut copied)?;
+                    std::mem::swap(outer, inner);
+                    Ok(())
+                })?
+                .wait()
+        })?
+        .wait()?;
+        assert_eq!(stream.clone_dtoh(&copied)?, [world.rank() as u8 + 1; 64]);
+        let expected = [[1u8; 64], [2; 64]].concat();
+        assert_eq!(stream.clone_dtoh(&gathered)?, expected);
+        all.finalize()?;
         Ok(())
     });
 }

@@ -252,6 +252,50 @@ fn a_buffer_of_somebody_else_is_refused() {
 }
 
 #[test]
+fn a_plan_keeps_its_operators_until_it_is_captured() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let y = comm.stream().clone_htod(&[1.0f32, 10.0])?;
+        let mut plan = comm.capture(y, |capture, y| {
+            capture.group(|group| {
+                let twice = comm.pre_mul_sum(2.0f32)?;
+                group.all_reduce_in_place(y, &twice)
+            })
+        })?;
+        plan.launch()?.wait()?;
+        assert_eq!(comm.stream().clone_dtoh(&plan.views())?, [4.0, 40.0]);
+        Ok(())
+    });
+}
+
+/// What one of them was checked for, the other was not.
+#[test]
+fn a_group_of_a_plan_cannot_trade_places_with_one_that_is_issued_at_once() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let y = comm.stream().clone_htod(&[1.0f32, 10.0])?;
+        let mut borrowed = comm.stream().clone_htod(&[3.0f32, 5.0])?;
+        let plan = comm.capture(y, |capture, mut y| {
+            capture.group(|of_plan| {
+                of_plan.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                let inner = comm.group(|group| {
+                    group.all_reduce_in_place(&mut borrowed, ReduceOp::Sum)?;
+                    std::mem::swap(of_plan, group);
+                    Ok(())
+                });
+                assert!(inner.unwrap_err().to_string().contains("swapped"));
+                Ok(())
+            })
+        });
+        let error = plan.unwrap_err();
+        assert!(error.to_string().contains("swapped"), "{error}");
+        assert_eq!(comm.stream().clone_dtoh(&borrowed)?, [3.0, 5.0]);
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
 fn what_the_closure_returns_comes_out_and_nothing_is_captured() {
     ranks_as_threads(1, |world| -> Outcome {
         let (_context, comm) = start(&world)?;

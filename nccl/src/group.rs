@@ -19,7 +19,9 @@ use crate::request::Request;
 
 /// Operations that are recorded to be issued together; see [`Communicator::group`].
 ///
-/// Besides messages it takes every collective of [`Communicator`], under the same name.
+/// Besides messages it takes every collective of [`Communicator`], under the same name. All-to-all,
+/// gather and scatter are messages inside NCCL, and have their place in the order of those: two ranks
+/// have to record them in the same order as the messages between them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,9 +81,8 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = self.frame.read(buffer)?;
-        self.note_own(peer);
         let message = Recorded::message(Function::Send, address, count, data_type, peer);
-        self.frame.recorded.push(message);
+        self.frame.push(message, self.rank);
         Ok(())
     }
 
@@ -110,9 +111,8 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = self.frame.write(buffer)?;
-        self.note_own(peer);
         let message = Recorded::message(Function::Recv, address, count, data_type, peer);
-        self.frame.recorded.push(message);
+        self.frame.push(message, self.rank);
         Ok(())
     }
 
@@ -137,17 +137,20 @@ impl<'a> Group<'a> {
     }
 
     /// What was recorded, if it can be issued.
-    pub(crate) fn finish(self) -> Result<Frame<'a>> {
+    ///
+    /// # Errors
+    /// Two groups, one recorded inside the closure of the other, can be swapped. Each keeps its own
+    /// communicator, but only one that was begun for a plan was checked to use nothing that the plan does
+    /// not own, and only one that was not is ordered with its buffers: `owned` says which it is to be.
+    pub(crate) fn finish(self, owned: Option<&[Range<u64>]>) -> Result<Frame<'a>> {
+        if !self.frame.is_for(owned) {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "group",
+                reason: String::from("it was swapped with one of a captured plan"),
+            }));
+        }
         self.check_own_messages()?;
         Ok(self.frame)
-    }
-
-    /// Before the message is recorded.
-    #[inline]
-    fn note_own(&mut self, peer: i32) {
-        if peer as usize == self.rank {
-            self.frame.own.push(self.frame.recorded.len());
-        }
     }
 
     /// Records a collective.
@@ -182,21 +185,23 @@ impl<'a> Group<'a> {
     }
 
     /// A message to oneself without its counterpart makes NCCL fail at the end of the group, which
-    /// costs the communicator.
+    /// costs the communicator. One with a counterpart of another size NCCL copies, as long as it was
+    /// sent: past the end of the buffer that is too short.
     fn check_own_messages(&self) -> Result<()> {
         if self.frame.own.is_empty() {
             return Ok(());
         }
         let messages = self.frame.own.iter().map(|&at| &self.frame.recorded[at]);
-        let own = |function| {
+        // A collective that NCCL makes of messages has one of each.
+        let all_but = |function| {
             let of_side = messages
                 .clone()
-                .filter(move |message| message.function == function);
+                .filter(move |message| message.function != function);
             of_side.map(|message| {
                 message.count * message.data_type.size_in_bytes().unwrap_or_default()
             })
         };
-        if own(Function::Send).eq(own(Function::Recv)) {
+        if all_but(Function::Recv).eq(all_but(Function::Send)) {
             Ok(())
         } else {
             Err(Error::new(ErrorKind::UnpairedOwnMessages {
@@ -236,9 +241,13 @@ impl Communicator {
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
         let mut group = Group::new(self).map_err(|error| self.in_group(error))?;
-        let recorded = record(&mut group).and_then(|()| group.finish());
-        let frame = recorded.map_err(|error| self.in_group(error))?;
-        self.issue(frame, OperationKind::Group, Shape::default())
+        let recorded = record(&mut group);
+        // Not always `self`: two groups, one inside the other, can be swapped.
+        let comm = group.comm;
+        let frame = recorded
+            .and_then(|()| group.finish(None))
+            .map_err(|error| comm.in_group(error))?;
+        comm.issue(frame, OperationKind::Group, Shape::default())
     }
 
     #[cold]

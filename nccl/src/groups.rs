@@ -56,7 +56,7 @@ pub fn group<'a>(record: impl FnOnce(&mut Groups<'a>) -> Result<()>) -> Result<R
         .into_iter()
         .map(|group| {
             let comm = group.comm;
-            let frame = group.finish().map_err(|error| in_group(comm, error))?;
+            let frame = group.finish(None).map_err(|error| in_group(comm, error))?;
             Ok((comm, frame))
         })
         .collect::<Result<Vec<_>>>()?;

@@ -83,6 +83,18 @@ impl Recorded {
         }
     }
 
+    /// Whether NCCL makes a message of rank `own` to itself for it.
+    #[inline]
+    pub(crate) fn has_message_to(&self, own: usize) -> bool {
+        match self.function {
+            Function::Send | Function::Recv | Function::Gather | Function::Scatter => {
+                self.rank as usize == own
+            }
+            Function::AllToAll => true,
+            _ => false,
+        }
+    }
+
     /// Makes the C call.
     #[inline]
     fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {

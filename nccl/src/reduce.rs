@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use nccl_sys as sys;
 
@@ -73,34 +74,38 @@ impl fmt::Display for ReduceOp {
 pub trait Reduction: sealed::Sealed {}
 
 mod sealed {
-    use super::{Communicator, DataType, Result, sys};
+    use super::{Communicator, DataType, Resolved, Result};
 
     pub trait Sealed {
         /// The operator, if it fits.
-        fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<sys::ncclRedOp_t>;
+        fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved>;
     }
 }
 
 impl Reduction for ReduceOp {}
 impl sealed::Sealed for ReduceOp {
     #[inline]
-    fn resolve(&self, _: &Communicator, _: DataType) -> Result<sys::ncclRedOp_t> {
-        Ok(self.raw())
+    fn resolve(&self, _: &Communicator, _: DataType) -> Result<Resolved> {
+        Ok((self.raw(), None))
     }
 }
+
+/// What NCCL is given, and what has to live until then.
+pub(crate) type Resolved = (sys::ncclRedOp_t, Option<Arc<Operator>>);
 
 pub(crate) fn resolve(
     op: &impl Reduction,
     comm: &Communicator,
     data_type: DataType,
-) -> Result<sys::ncclRedOp_t> {
+) -> Result<Resolved> {
     sealed::Sealed::resolve(op, comm, data_type)
 }
 
 /// The sum of the values, each multiplied on its rank with that rank's factor before.
 ///
-/// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. Dropping it
-/// destroys the operator; operations that use it and were issued before go on.
+/// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. It keeps that
+/// communicator: one that is only dropped ends after its operators. Dropping the operator destroys it
+/// once the groups and plans that were recorded with it are issued; what was issued goes on.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -116,9 +121,14 @@ pub(crate) fn resolve(
 /// # }
 /// ```
 pub struct PreMulSum<T: NcclType> {
+    operator: Arc<Operator>,
+    element: PhantomData<fn() -> T>,
+}
+
+/// An operator that was made for a communicator; destroyed with the last that needs it.
+pub struct Operator {
     op: sys::ncclRedOp_t,
     comm: Communicator,
-    element: PhantomData<fn() -> T>,
 }
 
 impl Communicator {
@@ -128,7 +138,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,
-    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied.
+    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied,
+    /// [`ErrorKind::Unsupported`] in a world of one rank without NCCL.
     ///
     /// Wraps `ncclRedOpCreatePreMulSum`.
     ///
@@ -164,8 +175,10 @@ impl Communicator {
         ffi::check(library, "ncclRedOpCreatePreMulSum", code)?;
         drop(handle);
         Ok(PreMulSum {
-            op,
-            comm: self.clone(),
+            operator: Arc::new(Operator {
+                op,
+                comm: self.clone(),
+            }),
             element: PhantomData,
         })
     }
@@ -173,13 +186,14 @@ impl Communicator {
 
 impl<T: NcclType> Reduction for &PreMulSum<T> {}
 impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
-    fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<sys::ncclRedOp_t> {
+    fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved> {
+        let made_for = &self.operator.comm;
         let wrong = |made_for: String, used_for: String| {
             Err(Error::new(ErrorKind::WrongReduction { made_for, used_for }))
         };
-        if !std::sync::Arc::ptr_eq(&self.comm.inner, &comm.inner) {
+        if !Arc::ptr_eq(&made_for.inner, &comm.inner) {
             let name = |comm: &Communicator| format!("communicator {:?}", comm.name());
-            return wrong(name(&self.comm), format!("another one, {:?}", comm.name()));
+            return wrong(name(made_for), format!("another one, {:?}", comm.name()));
         }
         if data_type != T::DATA_TYPE {
             return wrong(
@@ -187,11 +201,11 @@ impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
                 data_type.to_string(),
             );
         }
-        Ok(self.op)
+        Ok((self.operator.op, Some(Arc::clone(&self.operator))))
     }
 }
 
-impl<T: NcclType> Drop for PreMulSum<T> {
+impl Drop for Operator {
     fn drop(&mut self) {
         let handle = lock(&self.comm.inner.handle);
         // Otherwise it went with the communicator.
@@ -210,7 +224,7 @@ impl<T: NcclType> Drop for PreMulSum<T> {
 impl<T: NcclType> fmt::Debug for PreMulSum<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreMulSum")
-            .field("communicator", &self.comm.name())
+            .field("communicator", &self.operator.comm.name())
             .field("data_type", &T::DATA_TYPE)
             .finish()
     }

@@ -145,7 +145,7 @@ fn record<'a>(
             if count > 0 {
                 // Fits: the number of ranks was checked when the communicator was made.
                 let message = Recorded::message(function, address, count, data_type, peer as i32);
-                frame.recorded.push(message);
+                frame.push(message, own);
             }
             address += (count * size) as u64;
         }

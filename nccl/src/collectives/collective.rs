@@ -9,14 +9,14 @@ use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
-use crate::reduce::{self, Reduction};
+use crate::reduce::{self, Reduction, Resolved};
 use crate::request::Request;
 
 /// A collective that was asked for: its row of the table, and its buffers.
 pub(crate) struct Collective<'a> {
     rule: Rule,
     root: Option<usize>,
-    op: sys::ncclRedOp_t,
+    op: Resolved,
     buffers: Buffers<'a>,
     made_of_messages: bool,
 }
@@ -47,7 +47,7 @@ impl<'a> Collective<'a> {
         Self {
             rule,
             root: None,
-            op: sys::ncclRedOp_t::ncclSum,
+            op: (sys::ncclRedOp_t::ncclSum, None),
             buffers,
             made_of_messages: false,
         }
@@ -107,14 +107,16 @@ impl<'a> Collective<'a> {
 
     /// Checks everything that can be checked, and records the operation. Nothing is recorded for no
     /// elements.
-    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<()> {
+    pub(crate) fn record(mut self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<()> {
         let root = self.rule.root(self.place(comm))?;
-        let (function, op) = (self.rule.function, self.op);
+        let function = self.rule.function;
+        let (op, operator) = (self.op.0, self.op.1.take());
         let made_of_messages = self.made_of_messages || !comm.library().has_function(function);
         let taken = self.take(comm, frame)?;
         if taken.count == 0 {
             return Ok(());
         }
+        frame.operators.extend(operator);
         let whole = Recorded {
             function,
             send: taken.send,
@@ -127,7 +129,7 @@ impl<'a> Collective<'a> {
         if made_of_messages {
             messages(&whole, comm, frame)
         } else {
-            frame.recorded.push(whole);
+            frame.push(whole, comm.rank());
             Ok(())
         }
     }
@@ -187,7 +189,7 @@ fn messages(whole: &Recorded, comm: &Communicator, frame: &mut Frame<'_>) -> Res
     let block = |start: u64, rank: i32| start + rank as u64 * size;
     let mut push = |function, address, peer| {
         let message = Recorded::message(function, address, count, data_type, peer);
-        frame.recorded.push(message);
+        frame.push(message, comm.rank());
     };
     match whole.function {
         Function::AllToAll => {

@@ -20,6 +20,7 @@ use super::order;
 use crate::buffer::{Erased, ErasedMut};
 use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::Recorded;
+use crate::reduce::Operator;
 
 /// See the module.
 pub(crate) struct Frame<'a> {
@@ -29,10 +30,12 @@ pub(crate) struct Frame<'a> {
     guards: Vec<SyncOnDrop<'a>>,
     /// The operations, in the order in which they are issued.
     pub(crate) recorded: Vec<Recorded>,
-    /// Which of them are messages to oneself.
+    /// Which of them are, or have among them, messages to oneself.
     pub(crate) own: Vec<usize>,
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
+    /// What the operations reduce with, kept until they are issued.
+    pub(crate) operators: Vec<Arc<Operator>>,
     /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
@@ -90,7 +93,17 @@ impl<'a> Frame<'a> {
             recorded: scratch.recorded,
             own: scratch.own,
             grouped: false,
+            operators: Vec::new(),
             owned,
+        }
+    }
+
+    /// Whether this is for a plan that owns `owned`, or for none.
+    pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
+        match (self.owned, owned) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            (None, None) => true,
+            _ => false,
         }
     }
 
@@ -116,6 +129,15 @@ impl<'a> Frame<'a> {
         let (address, guard) = buffer.lease(self.on);
         self.keep(guard);
         Ok(address)
+    }
+
+    /// Records an operation of rank `own`.
+    #[inline]
+    pub(crate) fn push(&mut self, operation: Recorded, own: usize) {
+        if operation.has_message_to(own) {
+            self.own.push(self.recorded.len());
+        }
+        self.recorded.push(operation);
     }
 
     #[inline]

@@ -76,6 +76,7 @@ impl Communicator {
                 .map(|(rank, stream)| {
                     let (set, failed) = (&set, &failed);
                     scope.spawn(move || {
+                        let _guard = AbortOnPanic(failed);
                         let builder = Self::builder(name, id, rank, streams.len())
                             .stream(stream)
                             .abort_signal(failed);
@@ -111,6 +112,17 @@ impl Communicator {
                 }
                 Err(error)
             }
+        }
+    }
+}
+
+/// Tells the other ranks to give up when this one panics, as the user's settings may.
+struct AbortOnPanic<'a>(&'a AbortSignal);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort();
         }
     }
 }

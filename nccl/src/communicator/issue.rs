@@ -64,8 +64,14 @@ impl Communicator {
         let inner = &self.inner;
         match inner.issue_locked(&frame, started, self.limit) {
             Ok(sequence) => {
+                let request = Request::new(self, kind, shape, sequence, started);
+                let nothing = frame.recorded.is_empty();
                 drop(frame);
-                Ok(Request::new(self, kind, shape, sequence, started))
+                Ok(if nothing {
+                    request.of_nothing()
+                } else {
+                    request
+                })
             }
             Err((refused, sequence)) => {
                 let error = match refused {

@@ -36,8 +36,14 @@ pub(crate) fn issue_together(all: Vec<Recorded<'_>>) -> Result<Vec<Request>> {
             .into_iter()
             .zip(sequences)
             .map(|((comm, frame), sequence)| {
+                let request = Request::new(comm, KIND, Shape::default(), sequence, started);
+                let nothing = frame.recorded.is_empty();
                 drop(frame);
-                Request::new(comm, KIND, Shape::default(), sequence, started)
+                if nothing {
+                    request.of_nothing()
+                } else {
+                    request
+                }
             })
             .collect()),
         Err(refused) => {

@@ -1,6 +1,6 @@
 //! The first contact of all pairs of ranks, at a time of one's own choosing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::all_to_all::Algorithm;
@@ -29,6 +29,8 @@ impl Communicator {
     /// # }
     /// ```
     pub fn warm_up(&self, limit: Duration) -> Result<()> {
+        let started = Instant::now();
+        let left = || limit.saturating_sub(started.elapsed());
         // A stream of its own, so that work on the user's is neither waited for nor timed.
         let stream = self
             .inner
@@ -45,6 +47,8 @@ impl Communicator {
         let mut y = zeros(comm.world_size())?;
         // Messages connect all pairs; the collectives have connections of their own.
         comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
-        comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()
+        let comm = comm.within(left());
+        let done = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
+        done.limited_to(left()).wait()
     }
 }

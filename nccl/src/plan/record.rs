@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::group::Group;
 use crate::recorded::Recorded;
+use crate::reduce::Operator;
 
 /// Where the operations of a plan are recorded; see [`Communicator::capture`].
 ///
@@ -36,6 +38,8 @@ pub struct Capture<'p> {
 pub(crate) struct Captured {
     pub(super) recorded: Vec<Recorded>,
     pub(super) grouped: bool,
+    /// What the operations reduce with, kept until they are issued.
+    _operators: Vec<Arc<Operator>>,
 }
 
 impl<'p> Capture<'p> {
@@ -71,11 +75,12 @@ impl<'p> Capture<'p> {
     {
         let mut group = Group::of_plan(self.comm, self.owned);
         record(&mut group)?;
-        let mut frame = group.finish()?;
+        let mut frame = group.finish(Some(self.owned))?;
         if !frame.recorded.is_empty() {
             self.groups.push(Captured {
                 recorded: std::mem::take(&mut frame.recorded),
                 grouped: frame.grouped,
+                _operators: std::mem::take(&mut frame.operators),
             });
         }
         Ok(())

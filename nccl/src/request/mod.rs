@@ -85,6 +85,18 @@ impl Request {
         }
     }
 
+    /// The same with another limit.
+    pub(crate) fn limited_to(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// A request for nothing, which is done whatever else is on the stream.
+    pub(crate) fn of_nothing(self) -> Self {
+        self.complete.store(true, Ordering::Relaxed);
+        self
+    }
+
     /// The number of the operation on its communicator, from 1.
     ///
     /// ```
