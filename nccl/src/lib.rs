@@ -32,7 +32,9 @@
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
 //! # Memory
-//! Safe code cannot free, read or overwrite memory that an operation still uses. Allocate what you
+//! Safe code cannot free memory that an operation still uses, and cannot read or overwrite it on the
+//! buffer's own stream or through this crate. On other streams cudarc's events see to that, and they know
+//! the last reader only: see the page on streams and memory. Allocate what you
 //! communicate on the communicator's stream: the order of that stream then does all the work, at no
 //! cost. A buffer of another stream works as well; the two streams are then joined by events, which
 //! stalls the other stream until the operation is done.
