@@ -48,6 +48,17 @@ pub(super) fn join(
     Ok(connection)
 }
 
+/// Why one try did not end well.
+enum Refusal {
+    /// The job's own rank 0 says so.
+    Final(String),
+    /// Whoever answers is not the job's rank 0; where there are several ports, it may be at another.
+    Elsewhere(String),
+}
+
+/// How long one of several ports may take to prove that it is the right one.
+const TRY: Duration = Duration::from_secs(2);
+
 /// Tries until somebody answers as the job's rank 0, or says why this rank may not come in.
 fn meet(
     address: &Address,
@@ -57,20 +68,33 @@ fn meet(
     deadline: Instant,
 ) -> Result<(Arc<Connection>, Decoder)> {
     let mut pause = Duration::from_millis(2);
-    loop {
-        let error = match place::dial(address, deadline) {
+    let several = matches!(address, Address::Tcp(place) if place.is_range());
+    let mut refused = None;
+    for turn in 0.. {
+        let error = match place::dial(address, turn, deadline) {
             Ok(socket) => {
                 let connection = Arc::new(Connection::new(socket));
                 let mut decoder = Decoder::new(GREETING);
-                match greet(&connection, &mut decoder, job, rank, size, deadline) {
+                let patience = match several {
+                    true => deadline.min(Instant::now() + TRY),
+                    false => deadline,
+                };
+                match greet(&connection, &mut decoder, job, rank, size, patience) {
                     Ok(None) => {
                         decoder.set_limit(LARGEST_FRAME);
                         return Ok((connection, decoder));
                     }
-                    Ok(Some(refusal)) => {
+                    Ok(Some(Refusal::Elsewhere(why))) if several => {
+                        refused = Some(why.clone());
+                        io::Error::other(why)
+                    }
+                    Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
                         return Err(Error::rendezvous(format!(
-                            "rank {rank} could not join at {address}: {refusal}"
+                            "rank {rank} could not join at {address}: {why}"
                         )));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                        io::Error::other("somebody takes the connection and says nothing")
                     }
                     Err(error) => error,
                 }
@@ -83,14 +107,17 @@ fn meet(
             Err(error) => error,
         };
         if Instant::now() >= deadline {
+            let refused =
+                refused.map_or_else(String::new, |why| format!("; somebody else did: {why}"));
             return Err(Error::rendezvous(format!(
-                "rank 0 does not answer at {address} ({error}): has it been started?"
+                "rank 0 does not answer at {address} ({error}): has it been started?{refused}"
             )));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(Duration::from_millis(50));
     }
+    unreachable!("the loop ends at the deadline")
 }
 
 /// `Ok(Some)` is a refusal, which another try would not change.
@@ -101,7 +128,7 @@ fn greet(
     rank: usize,
     size: usize,
     deadline: Instant,
-) -> io::Result<Option<String>> {
+) -> io::Result<Option<Refusal>> {
     let secret = job.secret.as_ref();
     let hello = Hello {
         nonce: nonce()?,
@@ -126,10 +153,14 @@ fn greet(
             has_secret,
             proof,
         }) => (nonce, has_secret, proof),
-        Ok(Greeting::Refused(why)) => return Ok(Some(format!("rank 0 turned it away: {why}"))),
-        Ok(_) => return Ok(Some(String::from("who answers is no rank 0"))),
+        Ok(Greeting::Refused { why, .. }) => {
+            let why = format!("who answers turned it away: {why}");
+            return Ok(Some(Refusal::Elsewhere(why)));
+        }
+        Ok(_) => return Ok(Some(no_rank_0())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            return Ok(Some(format!("who answers is no rank 0: it sent {error}")));
+            let why = format!("who answers is no rank 0: it sent {error}");
+            return Ok(Some(Refusal::Elsewhere(why)));
         }
         Err(error) => return Err(error),
     };
@@ -139,20 +170,34 @@ fn greet(
             (false, true) => "this rank has no secret, and who answers has one",
             _ => "who answers has another secret than this rank",
         };
-        connection.enqueue(Greeting::Refused(why.to_owned()).encode());
+        let refusal = Greeting::Refused {
+            why: why.to_owned(),
+            elsewhere: true,
+        };
+        connection.enqueue(refusal.encode());
         let _ = connection.drain(deadline);
-        return Ok(Some(format!(
+        return Ok(Some(Refusal::Elsewhere(format!(
             "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
-        )));
+        ))));
     }
     let own = prove(secret, Side::Rank, &hello, &nonce);
     connection.enqueue(Greeting::Proof(own).encode());
     connection.drain(deadline)?;
     match hear()? {
         Greeting::Welcome => Ok(None),
-        Greeting::Refused(why) => Ok(Some(format!("rank 0 turned it away: {why}"))),
-        _ => Ok(Some(String::from("who answers is no rank 0"))),
+        Greeting::Refused { why, elsewhere } => {
+            let why = format!("rank 0 turned it away: {why}");
+            Ok(Some(match elsewhere {
+                true => Refusal::Elsewhere(why),
+                false => Refusal::Final(why),
+            }))
+        }
+        _ => Ok(Some(no_rank_0())),
     }
+}
+
+fn no_rank_0() -> Refusal {
+    Refusal::Elsewhere(String::from("who answers is no rank 0"))
 }
 
 impl Reader {

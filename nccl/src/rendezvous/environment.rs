@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::interface::Interface;
 use super::place::Address;
 use super::secret::Secret;
 use super::server::Job;
+use super::tcp;
 use crate::error::{Error, Result, ranks};
 
 /// Who this process is among the ranks, and where they meet.
@@ -25,6 +27,8 @@ pub struct Rendezvous {
     pub(super) address: Address,
     pub(super) timeout: Duration,
     pub(super) job: Job,
+    /// The local rank is the place among the ranks of the host, which nobody has told.
+    pub(super) counts_local: bool,
 }
 
 /// A launcher's variables: rank, number of ranks, rank on this host, number of ranks on this host.
@@ -100,12 +104,80 @@ impl Rendezvous {
         Self::new(rank, world_size, rank, Address::Path(path.into()))
     }
 
+    /// Ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs and listens:
+    /// at that one address, never at all of the host's.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn tcp(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> Result<Self> {
+        let place = tcp::Place::new(host, (port, port));
+        let mut rendezvous = Self::new(rank, world_size, rank, Address::Tcp(place))?;
+        rendezvous.counts_local = true;
+        Ok(rendezvous)
+    }
+
+    /// Over TCP: rank 0 takes the first free port from its own to `last`, and the others look at all.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.up_to_port(29_415);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn up_to_port(mut self, last: u16) -> Self {
+        if let Address::Tcp(place) = &mut self.address {
+            place.ports.1 = last.max(place.ports.0);
+        }
+        self
+    }
+
+    /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
+    /// others take it from there. Port 0 is any that is free.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn publish(mut self, path: impl Into<PathBuf>) -> Self {
+        if let Address::Tcp(place) = &mut self.address {
+            place.publish = Some(path.into());
+        }
+        self
+    }
+
+    /// Over TCP: where rank 0 listens: an interface (`eth0`), the beginning of its name (`eth`), a subnet
+    /// (`10.0.0.0/8`), an address, or `*` for all. The address of `host`, unless set.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when it is none of these.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.interface("eth0")?;
+    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.interface("10.0.0.0/40").is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn interface(mut self, interface: &str) -> Result<Self> {
+        let interface = Interface::parse(interface)?;
+        if let Address::Tcp(place) = &mut self.address {
+            place.interface = Some(interface);
+        }
+        Ok(self)
+    }
+
     /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
     /// MPICH and Intel MPI, or `srun`.
     ///
     /// Processes that a program starts by itself may set the variables of `nccl-run`:
     /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
-    /// `NCCL_RUN_RENDEZVOUS=unix:PATH`.
+    /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
+    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface) and `NCCL_RUN_PUBLISH` as
+    /// [`publish`](Self::publish). A torchrun job on several hosts that sets none of this meets at
+    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing,
@@ -212,6 +284,7 @@ impl Rendezvous {
                 epoch: 0,
                 secret: None,
             },
+            counts_local: false,
         })
     }
 
@@ -235,26 +308,38 @@ impl Rendezvous {
             Some(_) => number(launcher, launcher.local_rank, &get)?,
             None => rank,
         };
-        if let Some(text) = get(launcher.local_size) {
-            let here = local_size(launcher, &text)?;
-            if here != world_size {
-                return Err(Error::rendezvous(format!(
-                    "{} started {world_size} ranks, {here} of them on this host ({}={text}): ranks on \
-                     several hosts are not supported yet",
-                    launcher.name, launcher.local_size
-                )));
+        let several_hosts = match get(launcher.local_size) {
+            Some(text) => {
+                let here = local_size(launcher, &text)?;
+                (here != world_size).then(|| {
+                    format!(
+                        "{} started {world_size} ranks, {here} of them on this host ({}={text}): ranks \
+                         on several hosts",
+                        launcher.name, launcher.local_size
+                    )
+                })
             }
-        }
+            None => None,
+        };
         let address = match get("NCCL_RUN_RENDEZVOUS") {
-            Some(text) => parse_address(&text)?,
+            Some(text) => parse_address(&text, &get)?,
             None if launcher.name == "nccl-run" => {
                 return Err(Error::rendezvous(format!(
-                    "{} is set, but not NCCL_RUN_RENDEZVOUS=unix:PATH, where the ranks meet",
+                    "{} is set, but not NCCL_RUN_RENDEZVOUS=unix:PATH or tcp:HOST:PORT, where the ranks \
+                     meet",
                     launcher.rank
                 )));
             }
-            None => Address::Abstract(meeting_place(launcher, &get)),
+            None => match &several_hosts {
+                None => Address::Abstract(meeting_place(launcher, &get)),
+                Some(several) => Address::Tcp(master(launcher, several, &get)?),
+            },
         };
+        if let (Some(several), false) = (several_hosts, matches!(address, Address::Tcp(_))) {
+            return Err(Error::rendezvous(format!(
+                "{several} cannot meet at {address}: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT"
+            )));
+        }
         let mut rendezvous = Self::new(rank, world_size, local_rank, address).map_err(|_| {
             Error::rendezvous(format!(
                 "{}={rank} contradicts {}={world_size}: {}",
@@ -325,14 +410,47 @@ fn local_size(launcher: &Launcher, text: &str) -> Result<usize> {
     })
 }
 
-fn parse_address(text: &str) -> Result<Address> {
+fn parse_address(text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
+    if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
+        return settled(place, get).map(Address::Tcp);
+    }
     match text.strip_prefix("unix:") {
         Some(name) if name.starts_with('@') && name.len() > 1 => {
             Ok(Address::Abstract(name[1..].to_owned()))
         }
         Some(path) if !path.is_empty() => Ok(Address::Path(PathBuf::from(path))),
         _ => Err(Error::rendezvous(format!(
-            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: write unix:PATH or unix:@NAME"
+            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: write unix:PATH, unix:@NAME, \
+             tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT"
+        ))),
+    }
+}
+
+/// With what the variables say about interface and publishing.
+fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place> {
+    if let Some(text) = get("NCCL_RUN_INTERFACE") {
+        place.interface = Some(Interface::parse(&text)?);
+    }
+    place.publish = get("NCCL_RUN_PUBLISH").map(PathBuf::from);
+    Ok(place)
+}
+
+/// Where torchrun's own ranks meet, some ports further: that one is in use by torchrun.
+fn master(
+    launcher: &Launcher,
+    several: &str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<tcp::Place> {
+    let port = get("MASTER_PORT").and_then(|port| port.trim().parse::<u16>().ok());
+    match (get("MASTER_ADDR"), port) {
+        (Some(host), Some(port))
+            if port > 0 && port < u16::MAX - 16 && launcher.name == "torchrun" =>
+        {
+            settled(tcp::Place::new(host, (port + 1, port + 16)), get)
+        }
+        _ => Err(Error::rendezvous(format!(
+            "{several} need an address to meet at: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT, with the host \
+             of rank 0"
         ))),
     }
 }
@@ -465,12 +583,51 @@ mod tests {
                 ],
                 &["tcp:1", "unix:PATH"],
             ),
+            (
+                &[
+                    ("NCCL_RUN_RANK", "0"),
+                    ("NCCL_RUN_WORLD_SIZE", "2"),
+                    ("NCCL_RUN_LOCAL_WORLD_SIZE", "1"),
+                    ("NCCL_RUN_RENDEZVOUS", "unix:/tmp/x"),
+                ],
+                &["several hosts", "unix:/tmp/x", "tcp:HOST:PORT"],
+            ),
         ] {
             let error = read(variables).unwrap_err().to_string();
             for word in words {
                 assert!(error.contains(word), "{word:?} in {error:?}");
             }
         }
+    }
+
+    #[test]
+    fn ranks_on_several_hosts_meet_over_tcp() {
+        for (text, shown) in [
+            ("tcp:10.0.0.5:29400", "tcp:10.0.0.5:29400"),
+            ("tcp:node-a:29400-29415", "tcp:node-a:29400-29415"),
+            ("tcp:[fd00::1]:29400", "tcp:[fd00::1]:29400"),
+        ] {
+            let variables = [
+                ("NCCL_RUN_RANK", "1"),
+                ("NCCL_RUN_WORLD_SIZE", "4"),
+                ("NCCL_RUN_LOCAL_WORLD_SIZE", "2"),
+                ("NCCL_RUN_RENDEZVOUS", text),
+                ("NCCL_RUN_INTERFACE", "eth0"),
+            ];
+            let address = read(&variables).unwrap().address.to_string();
+            assert_eq!(address, format!("{shown} on interface eth0"));
+        }
+        let variables = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "node-a"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RESTART_COUNT", "3"),
+        ];
+        let rendezvous = read(&variables).unwrap();
+        assert_eq!(rendezvous.address.to_string(), "tcp:node-a:29501-29516");
+        assert_eq!(rendezvous.job.epoch, 3);
     }
 
     #[test]

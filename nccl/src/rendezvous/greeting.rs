@@ -58,7 +58,11 @@ pub(super) enum Greeting {
     },
     Proof(Proof),
     Welcome,
-    Refused(String),
+    Refused {
+        why: String,
+        /// Another try, at another port, may end better.
+        elsewhere: bool,
+    },
 }
 
 /// Bytes that nobody can guess.
@@ -108,7 +112,8 @@ impl Greeting {
                 kind::PROOF
             }
             Self::Welcome => kind::WELCOME,
-            Self::Refused(why) => {
+            Self::Refused { why, elsewhere } => {
+                put_number(&mut to, (*elsewhere).into());
                 put_bytes(&mut to, why.as_bytes());
                 kind::REFUSED
             }
@@ -144,7 +149,10 @@ impl Greeting {
             },
             kind::PROOF => Self::Proof(fields.array()?),
             kind::WELCOME => Self::Welcome,
-            kind::REFUSED => Self::Refused(fields.text()?),
+            kind::REFUSED => Self::Refused {
+                elsewhere: fields.number()? != 0,
+                why: fields.text()?,
+            },
             _ => return Err(Broken("something else than a greeting")),
         };
         fields.end()?;

@@ -44,7 +44,7 @@ pub(super) struct Hub {
 
 struct State {
     members: Vec<Member>,
-    rounds: HashMap<(String, u64), Open>,
+    rounds: HashMap<Round, Open>,
     keys: HashMap<String, Arc<[u8]>>,
     /// Bytes of all keys and values.
     kept: usize,
@@ -327,26 +327,29 @@ impl State {
         part: Vec<u8>,
         size: usize,
     ) {
-        let Round {
-            topic,
-            number,
-            members,
-        } = round;
-        let fits = |members: &[usize]| members.iter().all(|&member| member < size);
-        if members.as_deref().is_some_and(|members| !fits(members)) {
+        let mut ranks = round.members.iter().flat_map(|members| members.iter());
+        if ranks.any(|&member| member >= size) {
             return self.refuse(rank, id, Incomplete::OtherMembers);
         }
-        let key = (topic, number);
-        if !self.rounds.contains_key(&key)
-            && (self.rounds.len() >= MOST_OPEN || key.0.len() > LONGEST_NAME)
-        {
-            let bytes = key.0.len();
-            return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+        if !self.rounds.contains_key(&round) {
+            if self.rounds.len() >= MOST_OPEN || round.topic.len() > LONGEST_NAME {
+                let bytes = round.topic.len();
+                return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+            }
+            // Groups of one name may be open at once, as long as they have no rank in common.
+            let disputed = round.members.is_some()
+                && self.rounds.iter().any(|(other, open)| {
+                    (&other.topic, other.number) == (&round.topic, round.number)
+                        && open.place_of(rank).is_some()
+                });
+            if disputed {
+                return self.refuse(rank, id, Incomplete::OtherMembers);
+            }
         }
-        let open = self.rounds.entry(key.clone()).or_insert_with(|| {
-            let count = members.as_ref().map_or(size, |members| members.len());
+        let open = self.rounds.entry(round.clone()).or_insert_with(|| {
+            let count = round.members.as_ref().map_or(size, |members| members.len());
             Open {
-                members: members.clone(),
+                members: round.members.clone(),
                 begun: Instant::now(),
                 deadline,
                 parts: vec![None; count],
@@ -356,8 +359,7 @@ impl State {
                 verdict: None,
             }
         });
-        let place = open.place_of(rank).filter(|_| open.members == members);
-        let Some(place) = place else {
+        let Some(place) = open.place_of(rank) else {
             return self.refuse(rank, id, Incomplete::OtherMembers);
         };
         if open.came[place] {
@@ -385,12 +387,12 @@ impl State {
             }
         }
         self.due(deadline);
-        self.settle(&key);
+        self.settle(&round);
     }
 
     /// Tells a round's verdict to those who wait for it, and forgets the round when nobody else can
     /// come.
-    fn settle(&mut self, key: &(String, u64)) {
+    fn settle(&mut self, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
         };
@@ -407,7 +409,7 @@ impl State {
     }
 
     /// Ends a round before all are there.
-    fn end(&mut self, key: &(String, u64), why: Incomplete) {
+    fn end(&mut self, key: &Round, why: Incomplete) {
         if let Some(open) = self.rounds.get_mut(key) {
             open.verdict
                 .get_or_insert_with(|| Answer::Incomplete(Arc::new(why)));
@@ -524,7 +526,7 @@ impl State {
             .min();
     }
 
-    fn late(&self, key: &(String, u64), now: Instant) -> Incomplete {
+    fn late(&self, key: &Round, now: Instant) -> Incomplete {
         let Some(open) = self.rounds.get(key) else {
             return Incomplete::Interrupted;
         };

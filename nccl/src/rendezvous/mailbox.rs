@@ -38,6 +38,8 @@ struct State {
     /// Notices that came before the first handler.
     kept: Vec<Notice>,
     departed: HashMap<usize, Departure>,
+    /// Who died or failed before everybody else.
+    first_failed: Option<usize>,
     /// Why nothing comes any more.
     closed: Option<String>,
 }
@@ -104,6 +106,9 @@ impl Mailbox {
                     return;
                 }
                 state.departed.insert(rank, departure.clone());
+                if departure != Departure::Left {
+                    state.first_failed.get_or_insert(rank);
+                }
                 Notice::Gone { rank, departure }
             }
         };
@@ -113,6 +118,13 @@ impl Mailbox {
     /// How a rank left, if it did.
     pub(super) fn departure(&self, rank: usize) -> Option<Departure> {
         lock(&self.state).departed.get(&rank).cloned()
+    }
+
+    /// Who died or failed first, if anybody did.
+    pub(super) fn first_failed(&self) -> Option<(usize, Departure)> {
+        let state = lock(&self.state);
+        let rank = state.first_failed?;
+        Some((rank, state.departed.get(&rank)?.clone()))
     }
 
     /// Nothing comes any more: everybody who waits learns why.

@@ -2,7 +2,7 @@
 //! beside NCCL.
 //!
 //! - `environment`: what a launcher says about this process;
-//! - `place`: listening, and getting there;
+//! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
 //! - `server`, `client`: the coordinator's side and a rank's;
@@ -17,13 +17,16 @@ mod exchange;
 mod explain;
 mod frame;
 mod greeting;
+mod holder;
 mod hub;
+mod interface;
 mod mailbox;
 mod message;
 mod place;
 mod reactor;
 mod secret;
 mod server;
+mod tcp;
 mod world;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Where ranks meet: listening there, and getting there.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::tcp;
 use crate::error::{Error, Result};
 
 /// Where rank 0 listens.
@@ -18,6 +19,7 @@ pub(super) enum Address {
     Path(PathBuf),
     /// A name in the abstract namespace, which vanishes with its last user.
     Abstract(String),
+    Tcp(tcp::Place),
 }
 
 impl std::fmt::Display for Address {
@@ -25,6 +27,7 @@ impl std::fmt::Display for Address {
         match self {
             Self::Path(path) => write!(f, "unix:{}", path.display()),
             Self::Abstract(name) => write!(f, "unix:@{name}"),
+            Self::Tcp(place) => place.fmt(f),
         }
     }
 }
@@ -34,6 +37,8 @@ impl std::fmt::Display for Address {
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: Option<PathBuf>,
+    /// Where it really is.
+    pub(super) at: String,
 }
 
 impl Drop for Listener {
@@ -48,11 +53,20 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     match address {
         Address::Path(path) => SocketAddr::from_pathname(path),
         Address::Abstract(name) => SocketAddr::from_abstract_name(name.as_bytes()),
+        Address::Tcp(_) => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 
 /// Listens, and removes a socket that nobody listens at any more.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
+    if let Address::Tcp(place) = address {
+        let (socket, at) = tcp::listen(place)?;
+        return Ok(Listener {
+            socket,
+            path: place.publish.clone(),
+            at: format!("tcp:{at}"),
+        });
+    }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
     let listener = match UnixListener::bind_addr(&target) {
@@ -84,11 +98,12 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     listener.set_nonblocking(true).map_err(failed)?;
     let path = match address {
         Address::Path(path) => Some(path.clone()),
-        Address::Abstract(_) => None,
+        Address::Abstract(_) | Address::Tcp(_) => None,
     };
     Ok(Listener {
         socket: listener.into(),
         path,
+        at: address.to_string(),
     })
 }
 
@@ -96,13 +111,13 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
-/// One try to get there.
-pub(super) fn dial(address: &Address, deadline: Instant) -> io::Result<OwnedFd> {
-    let _ = deadline;
+/// One try to get there; `turn` counts them.
+pub(super) fn dial(address: &Address, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let target = match address {
         Address::Path(path) => SocketAddrUnix::new(path),
         Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+        Address::Tcp(place) => return tcp::dial(place, turn, deadline),
     }?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &target)?;
@@ -113,11 +128,22 @@ pub(super) fn dial(address: &Address, deadline: Instant) -> io::Result<OwnedFd> 
 
 /// Whether somebody who has connected may be listened to at all.
 pub(super) fn admit(stream: impl AsFd) -> Result<(), String> {
+    let stream = stream.as_fd();
+    if tcp_peer(stream).is_some() {
+        return tcp::prepare(stream).map_err(|error| error.to_string());
+    }
     same_user(stream)
+}
+
+fn tcp_peer(stream: BorrowedFd<'_>) -> Option<std::net::SocketAddr> {
+    rustix::net::getpeername(stream).ok()??.try_into().ok()
 }
 
 /// Where somebody is, for sentences.
 pub(super) fn describe_peer(stream: impl AsFd) -> String {
+    if let Some(peer) = tcp_peer(stream.as_fd()) {
+        return peer.to_string();
+    }
     match peer(stream) {
         Some((pid, _)) => format!("process {pid}"),
         None => String::from("somebody"),

@@ -32,6 +32,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long no connection is accepted when the system has no room for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
+const OTHER_JOB: &str = "it belongs to job";
+
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
@@ -99,6 +101,14 @@ enum Stage {
 impl Server {
     pub(super) fn start(address: &Address, hub: Arc<Hub>, job: Job) -> Result<Self> {
         let listener = place::listen(address)?;
+        tracing::info!(target: "nccl", at = listener.at, "rank 0 listens");
+        if let (Address::Tcp(_), None) = (address, &job.secret) {
+            tracing::warn!(
+                target: "nccl",
+                at = listener.at,
+                "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
+            );
+        }
         let failed = |error| Error::io(format!("listening at {address}"))(error);
         let reactor = Reactor::get().map_err(failed)?;
         let door = Arc::new_cyclic(|this| Door {
@@ -282,7 +292,7 @@ impl Door {
         } = hello;
         if *job != self.job.name {
             return Err(format!(
-                "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
+                "{OTHER_JOB} {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
                  two jobs were given one address",
                 self.job.name
             ));
@@ -446,7 +456,7 @@ impl Peer {
                 lock(&door.state).guests.remove(&self.number);
                 Ok(())
             }
-            (_, Greeting::Refused(why)) => Err(format!("it hung up: {why}")),
+            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}")),
             _ => Err(String::from("it greeted out of turn")),
         }
     }
@@ -462,8 +472,11 @@ impl Peer {
             Stage::Dismissed => self.close(door, None),
             Stage::Hello | Stage::Proof { .. } => {
                 door.note(&self.from, why);
-                self.connection
-                    .enqueue(Greeting::Refused(why.to_owned()).encode());
+                let refusal = Greeting::Refused {
+                    why: why.to_owned(),
+                    elsewhere: why.starts_with(OTHER_JOB),
+                };
+                self.connection.enqueue(refusal.encode());
                 self.connection.flush_quietly();
                 talk.stage = Stage::Dismissed;
             }

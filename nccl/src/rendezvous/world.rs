@@ -93,6 +93,7 @@ impl World {
             address,
             timeout,
             job,
+            counts_local,
         } = rendezvous;
         let deadline = deadline_after(timeout);
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
@@ -114,6 +115,11 @@ impl World {
         };
         let mut world = Self::new(rank, world_size, local_rank, timeout, link, mailbox);
         world.introduce(deadline)?;
+        if counts_local {
+            let host = &world.members[rank].host;
+            let before = world.members[..rank].iter();
+            world.local_rank = before.filter(|member| member.host == *host).count();
+        }
         tracing::info!(target: "nccl", %address, "all ranks have met");
         Ok(world)
     }
@@ -296,7 +302,11 @@ impl World {
     ) -> Result<Vec<Vec<u8>>> {
         let number = {
             let mut rounds = lock(&self.rounds);
-            let next = rounds.entry(topic.to_owned()).or_insert(0);
+            let key = match members {
+                None => topic.to_owned(),
+                Some(members) => format!("{topic} of {members:?}"),
+            };
+            let next = rounds.entry(key).or_insert(0);
             *next += 1;
             *next - 1
         };
@@ -355,9 +365,15 @@ impl World {
                     let departure = self.mailbox.departure(0);
                     let departure = departure.unwrap_or(Departure::Lost(why));
                     let who = self.describe(0);
-                    return Err(Error::rendezvous(format!(
-                        "{who} is gone, and {topic:?} with it: {departure}"
-                    )));
+                    let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
+                    // It may have left because of somebody else.
+                    if let Some((rank, first)) = self.mailbox.first_failed()
+                        && rank != 0
+                    {
+                        let first = format!("; before that, {}: {first}", self.describe(rank));
+                        text.push_str(&first);
+                    }
+                    return Err(Error::rendezvous(text));
                 }
                 Waited::Interrupted => {
                     return give_up(&Incomplete::Interrupted, "its abort signal was given");

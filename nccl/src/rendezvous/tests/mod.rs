@@ -1,5 +1,8 @@
 //! Ranks that meet at real sockets.
 
+mod strangers;
+mod tcp;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

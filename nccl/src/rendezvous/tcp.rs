@@ -1,0 +1,301 @@
+//! Meeting over TCP: at one address, never at all of them unless asked.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use super::holder::holders;
+use super::interface::{self, Interface, Own};
+use super::reactor::poll;
+use crate::error::{Error, Result};
+
+/// Where rank 0 listens, and how the others find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) host: String,
+    /// The first and the last port to try; 0 for any, which has to be published.
+    pub(super) ports: (u16, u16),
+    pub(super) interface: Option<Interface>,
+    /// A file into which rank 0 writes its address, and from which the others read it.
+    pub(super) publish: Option<PathBuf>,
+}
+
+/// How long one try to connect may take: an answer comes in milliseconds, or not at all.
+const TRY: Duration = Duration::from_secs(1);
+
+/// How many ports a message says something about.
+const TOLD: usize = 8;
+
+impl Place {
+    pub(super) fn new(host: impl Into<String>, ports: (u16, u16)) -> Self {
+        Self {
+            host: host.into(),
+            ports,
+            interface: None,
+            publish: None,
+        }
+    }
+
+    /// `HOST:PORT`, `HOST:FIRST-LAST` or `[IPV6]:PORT`.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (host, ports) = match text.strip_prefix('[') {
+            Some(rest) => rest.split_once("]:")?,
+            None => text.rsplit_once(':')?,
+        };
+        let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+        let ports: (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+        let ambiguous = !text.starts_with('[') && host.contains(':');
+        if host.is_empty() || ambiguous || ports.0 > ports.1 || (ports.0 == 0 && ports.1 != 0) {
+            return None;
+        }
+        Some(Self::new(host, ports))
+    }
+
+    /// Whether strangers may listen at some of the ports.
+    pub(super) fn is_range(&self) -> bool {
+        self.ports.0 != self.ports.1
+    }
+
+    fn ports(&self) -> impl Iterator<Item = u16> {
+        self.ports.0..=self.ports.1
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "tcp:[{}]:{}", self.host, self.ports.0)?;
+        } else {
+            write!(f, "tcp:{}:{}", self.host, self.ports.0)?;
+        }
+        if self.is_range() {
+            write!(f, "-{}", self.ports.1)?;
+        }
+        if let Some(interface) = &self.interface {
+            write!(f, " on interface {interface}")?;
+        }
+        match &self.publish {
+            Some(path) => write!(f, " (published in {})", path.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Listens at the first port that can be had, which is never given back before the end.
+pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
+    let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
+    let (at, name) = own_address(place, &own)?;
+    if place.ports.0 == 0 && place.publish.is_none() {
+        return Err(Error::rendezvous(format!(
+            "{place} has no port: the others would not find it; give one, or a file to publish it in"
+        )));
+    }
+    let mut told = Vec::new();
+    let mut tried = 0;
+    for port in place.ports() {
+        let wanted = with_port(at, port);
+        tried += 1;
+        match bind(wanted) {
+            Ok(socket) => {
+                let found = local_address(&socket).map_err(Error::io("asking for a port"))?;
+                if let Some(path) = &place.publish {
+                    publish(path, found)?;
+                }
+                return Ok((socket, found));
+            }
+            Err(Errno::ADDRINUSE) => {
+                if told.len() < TOLD {
+                    let holders: Vec<_> = holders(wanted).iter().map(ToString::to_string).collect();
+                    let who = if holders.is_empty() {
+                        String::from(
+                            "nobody can be seen; perhaps it was let go just now, or belongs to another \
+                             user",
+                        )
+                    } else {
+                        holders.join("; ")
+                    };
+                    told.push(format!("port {port} on {name} ({}): {who}", at.ip()));
+                }
+            }
+            Err(error) => {
+                let error = io::Error::from(error);
+                return Err(Error::io(format!("listening at {wanted} on {name}"))(error));
+            }
+        }
+    }
+    let more = match tried - told.len() {
+        0 => String::new(),
+        more => format!("; and {more} more ports are taken"),
+    };
+    Err(Error::rendezvous(format!(
+        "rank 0 cannot listen at {place}: {}{more}",
+        told.join("; ")
+    )))
+}
+
+/// The one address at which to listen, with its interface.
+fn own_address(place: &Place, own: &[Own]) -> Result<(SocketAddr, String)> {
+    if let Some(interface) = &place.interface {
+        if *interface == Interface::Any {
+            let v6 = place.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6());
+            let all: IpAddr = if v6 {
+                [0u16; 8].into()
+            } else {
+                [0u8; 4].into()
+            };
+            return Ok((SocketAddr::new(all, 0), String::from("all interfaces")));
+        }
+        let chosen = interface.choose(own)?;
+        return Ok((scoped(chosen), chosen.name.clone()));
+    }
+    let resolved = resolve(&place.host, 0)?;
+    for address in &resolved {
+        if address.ip().is_unspecified() {
+            return Err(Error::rendezvous(format!(
+                "{place} names no address that others could reach: name one of {}, or choose an \
+                 interface, or * for all of them",
+                interface::list(own)
+            )));
+        }
+        if let Some(own) = own.iter().find(|own| own.address == address.ip()) {
+            return Ok((scoped(own), own.name.clone()));
+        }
+        // All of 127.0.0.0/8 is this host.
+        if address.ip().is_loopback() {
+            return Ok((*address, String::from("lo")));
+        }
+    }
+    let resolved: Vec<_> = resolved.iter().map(|at| at.ip().to_string()).collect();
+    Err(Error::rendezvous(format!(
+        "rank 0 is to listen at {place}, and {} is not an address of this host, which has {}: start \
+         rank 0 there, or name this host",
+        resolved.join(", "),
+        interface::list(own)
+    )))
+}
+
+fn scoped(own: &Own) -> SocketAddr {
+    match own.address {
+        IpAddr::V4(_) => SocketAddr::new(own.address, 0),
+        IpAddr::V6(address) => SocketAddrV6::new(address, 0, 0, own.scope).into(),
+    }
+}
+
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs();
+    let found = found.map_err(Error::io(format!("looking up the host {host:?}")))?;
+    Ok(found.collect())
+}
+
+fn new_socket(to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if to.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
+}
+
+fn bind(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = new_socket(at)?;
+    // What is left of ended connections is in nobody's way; a listener still is.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if at.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
+    }
+    rustix::net::bind(&socket, &at)?;
+    rustix::net::listen(&socket, 4096)?;
+    Ok(socket)
+}
+
+fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
+    let address = rustix::net::getsockname(socket)?;
+    SocketAddr::try_from(address).map_err(io::Error::from)
+}
+
+/// Whole or not at all, so that nobody reads half an address.
+fn publish(path: &Path, at: SocketAddr) -> Result<()> {
+    let failed = |error| Error::io(format!("publishing the address in {}", path.display()))(error);
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}", std::process::id()));
+    std::fs::write(&part, format!("{at}\n")).map_err(failed)?;
+    std::fs::rename(&part, path).map_err(failed)
+}
+
+/// One try; `turn` says which of several ports.
+pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
+    let targets = match &place.publish {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                let text = format!("{}: {error}", path.display());
+                io::Error::new(error.kind(), text)
+            })?;
+            let broken = || io::Error::other(format!("{} holds no address", path.display()));
+            vec![text.trim().parse().map_err(|_| broken())?]
+        }
+        None => {
+            let count = usize::from(place.ports.1 - place.ports.0) + 1;
+            let port = place.ports.0 + (turn % count) as u16;
+            (&place.host[..], port).to_socket_addrs()?.collect()
+        }
+    };
+    let mut last = io::Error::other(format!("{:?} has no address", place.host));
+    for target in targets {
+        match connect(target, deadline.min(Instant::now() + TRY)) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = io::Error::new(error.kind(), format!("{target}: {error}")),
+        }
+    }
+    Err(last)
+}
+
+fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
+    let socket = new_socket(to)?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            if !poll(&socket, PollFlags::OUT, deadline)? {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "no answer at all; a firewall may drop it, or the host is down",
+                ));
+            }
+            if let Err(error) = sockopt::socket_error(&socket)? {
+                return Err(error.into());
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // A port from which this very connection was opened answers itself.
+    if local_address(&socket)? == to {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    prepare(&socket)?;
+    Ok(socket)
+}
+
+/// Small frames go at once, and the kernel tells of a host that is gone, without a word from its
+/// processes.
+pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(socket, 2)?;
+    sockopt::set_tcp_user_timeout(socket, 3000)?;
+    Ok(())
+}
