@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaContext;
-use nccl::{AllToAllAlgorithm, Communicator, ErrorKind, ReduceOp, World};
+use nccl::{AllToAllAlgorithm, Communicator, ErrorKind, ReduceOp, UniqueId, World};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -198,6 +198,22 @@ fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
             assert!(text.contains("rank 1"), "{text}");
         }
         comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_builder_of_a_split_cannot_be_built_by_its_settings() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("whole").stream(&stream).build()?;
+        let id = UniqueId::new(comm.library())?;
+        let part = comm.split_with("part", Some(0), 0, |builder| {
+            let error = builder.build().unwrap_err();
+            assert!(error.to_string().contains("split"), "{error}");
+            Communicator::builder("part", id, 0, 1).stream(&stream)
+        })?;
+        assert!(part.is_some());
         Ok(())
     });
 }

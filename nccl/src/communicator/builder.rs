@@ -310,7 +310,12 @@ impl<'a> CommunicatorBuilder<'a> {
                 let prepared = self.prepare(self.rank == 0);
                 agree(world, self.name, prepared, deadline, &self.abort_signal)?
             }
-            Origin::Split => unreachable!("a split prepares and joins by itself"),
+            Origin::Split => {
+                return Err(Error::new(ErrorKind::InvalidConfig {
+                    field: "build",
+                    reason: String::from("the builder of a split is built by the split"),
+                }));
+            }
         };
         let inner = prepared.join(&id, deadline)?;
         tracing::info!(
