@@ -1,5 +1,6 @@
 //! Ranks that meet at real sockets.
 
+mod codec;
 mod strangers;
 mod tcp;
 

@@ -1,0 +1,316 @@
+//! Everything that is parsed, fed with what is right, what is nearly right, and what is not.
+//!
+//! `corpus/` holds one file for each message, as it goes over the wire. After a change of the protocol
+//! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl corpus` writes them anew.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
+use crate::rendezvous::greeting::{Greeting, Hello, NONCE};
+use crate::rendezvous::message::{Answer, Departure, Incoming, Incomplete, Missing, Push};
+use crate::rendezvous::{holder, interface, tcp};
+
+fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for frame in frames {
+        bytes.extend_from_slice(&frame.head);
+        bytes.extend_from_slice(&frame.payload);
+    }
+    bytes
+}
+
+fn answer(answer: &Answer) -> Outgoing {
+    let (kind, payload) = answer.encode();
+    Outgoing::new(kind, 7, payload)
+}
+
+/// One of each message.
+fn examples() -> Vec<(&'static str, Outgoing)> {
+    let text = String::from;
+    let hello = Hello {
+        nonce: [1; NONCE],
+        has_secret: true,
+        job: text("job"),
+        epoch: 3,
+        world_size: 4,
+        rank: 2,
+        host: text("node-a"),
+        pid: 77,
+    };
+    let challenge = Greeting::Challenge {
+        nonce: [2; NONCE],
+        has_secret: true,
+        proof: [3; 32],
+    };
+    let refused = Greeting::Refused {
+        why: text("no"),
+        elsewhere: true,
+    };
+    let collect = |members: Option<Arc<[usize]>>| Request::Collect {
+        round: Round {
+            topic: text("barrier/x"),
+            number: 1,
+            members,
+        },
+        patience: Duration::from_secs(60),
+        part: b"part".to_vec(),
+    };
+    let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
+    vec![
+        ("hello", Greeting::Hello(hello).encode()),
+        ("challenge", challenge.encode()),
+        ("proof", Greeting::Proof([4; 32]).encode()),
+        ("welcome", Greeting::Welcome.encode()),
+        ("refused", refused.encode()),
+        ("collect", collect(None).encode(1)),
+        ("collect-some", collect(Some([2, 0].into())).encode(2)),
+        ("cancel", Request::Cancel { reason: text("x") }.encode(1)),
+        (
+            "set",
+            Request::Set {
+                key: text("k"),
+                value: b"v".to_vec(),
+            }
+            .encode(3),
+        ),
+        (
+            "get",
+            Request::Get {
+                key: text("k"),
+                patience: Duration::from_millis(5),
+            }
+            .encode(4),
+        ),
+        ("phase", Request::Phase { name: text("p") }.encode(5)),
+        (
+            "announce",
+            Request::Announce {
+                topic: text("t"),
+                bytes: b"b".to_vec(),
+            }
+            .encode(6),
+        ),
+        (
+            "fail",
+            Request::Fail {
+                chain: text("a: b"),
+            }
+            .encode(0),
+        ),
+        ("goodbye", Request::Goodbye.encode(0)),
+        (
+            "parts",
+            answer(&Answer::Parts(Arc::new(vec![b"a".to_vec(), Vec::new()]))),
+        ),
+        ("done", answer(&Answer::Done)),
+        ("value", answer(&Answer::Value(b"v"[..].into()))),
+        (
+            "timed-out",
+            incomplete(Incomplete::TimedOut {
+                missing: vec![
+                    Missing {
+                        rank: 1,
+                        phase: None,
+                    },
+                    Missing {
+                        rank: 2,
+                        phase: Some((text("load"), Duration::from_secs(3))),
+                    },
+                ],
+                waited: Duration::from_secs(9),
+                remarks: vec![text("somebody")],
+            }),
+        ),
+        (
+            "gone",
+            incomplete(Incomplete::Gone {
+                rank: 1,
+                departure: Departure::Lost(text("it died")),
+            }),
+        ),
+        ("twice", incomplete(Incomplete::Twice)),
+        ("too-large", incomplete(Incomplete::TooLarge { bytes: 9 })),
+        (
+            "given-up",
+            incomplete(Incomplete::GivenUp {
+                rank: 1,
+                reason: text("x"),
+            }),
+        ),
+        ("other-members", incomplete(Incomplete::OtherMembers)),
+        (
+            "no-key",
+            incomplete(Incomplete::NoKey {
+                waited: Duration::from_secs(1),
+            }),
+        ),
+        ("interrupted", incomplete(Incomplete::Interrupted)),
+        (
+            "notice",
+            Push::Notice {
+                from: 1,
+                topic: text("t"),
+                bytes: b"b"[..].into(),
+            }
+            .encode(),
+        ),
+        (
+            "push-failed",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::Failed(text("a: b")),
+            }
+            .encode(),
+        ),
+        (
+            "push-left",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::Left,
+            }
+            .encode(),
+        ),
+    ]
+}
+
+fn corpus() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/rendezvous/tests/corpus")
+}
+
+/// Everything that could be done with bytes from a socket; what is understood is written and read back.
+fn feed(bytes: &[u8], limit: usize) -> usize {
+    let mut decoder = Decoder::new(limit);
+    let mut understood = 0;
+    // In two pieces, as they may come.
+    let (one, two) = bytes.split_at(bytes.len() / 2);
+    for piece in [one, two] {
+        decoder.push(piece);
+        while let Ok(Some(frame)) = decoder.next() {
+            assert!(frame.payload.len() <= limit);
+            understood += usize::from(again(&frame));
+        }
+    }
+    understood
+}
+
+fn again(frame: &Frame) -> bool {
+    let copy = |out: Outgoing| Frame {
+        kind: out.head[4],
+        id: frame.id,
+        payload: out.payload.to_vec(),
+    };
+    if let Ok(greeting) = Greeting::decode(frame) {
+        assert_eq!(Greeting::decode(&copy(greeting.encode())), Ok(greeting));
+        return true;
+    }
+    if let Ok(request) = Request::decode(frame) {
+        let back = Request::decode(&copy(request.encode(frame.id)));
+        assert_eq!(back, Ok(request));
+        return true;
+    }
+    let same = Frame {
+        kind: frame.kind,
+        id: frame.id,
+        payload: frame.payload.clone(),
+    };
+    match Incoming::decode(same) {
+        Ok(Incoming::Answer(id, answer)) => {
+            let (kind, payload) = answer.encode();
+            let back = Incoming::decode(copy(Outgoing::new(kind, id, payload)));
+            assert_eq!(back, Ok(Incoming::Answer(id, answer)));
+            true
+        }
+        Ok(Incoming::Push(push)) => {
+            let back = Incoming::decode(copy(push.encode()));
+            assert_eq!(back, Ok(Incoming::Push(push)));
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+#[test]
+fn the_corpus_holds_each_message_as_it_goes_over_the_wire() {
+    let update = std::env::var_os("NCCL_UPDATE_CORPUS").is_some();
+    for (name, frame) in examples() {
+        let path = corpus().join(name);
+        let bytes = bytes_of(&[frame]);
+        if update {
+            std::fs::create_dir_all(corpus()).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(
+            kept, bytes,
+            "{name}: the protocol has changed, and needs another version"
+        );
+        assert_eq!(feed(&bytes, GREETING), 1, "{name} is understood");
+    }
+}
+
+#[test]
+fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
+    let seeds: Vec<Vec<u8>> = std::fs::read_dir(corpus())
+        .unwrap()
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+        .collect();
+    assert!(seeds.len() >= examples().len());
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut understood = 0;
+    for _ in 0..60_000 {
+        let mut bytes = random.choice(&seeds).unwrap().clone();
+        for _ in 0..random.usize(0..4) {
+            let at = random.usize(..bytes.len());
+            match random.u8(..6) {
+                0 => bytes[at] ^= 1 << random.u8(..8),
+                1 => bytes[at] = *random.choice(&[0, 1, 0x7f, 0x80, 0xff][..]).unwrap(),
+                2 => bytes.truncate(at.max(1)),
+                3 => bytes.insert(at, random.u8(..)),
+                4 => {
+                    let other = random.choice(&seeds).unwrap();
+                    bytes.extend_from_slice(other);
+                }
+                // The kind of one message with the payload of another.
+                _ => bytes[4.min(at)] = random.u8(0..52),
+            }
+        }
+        let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();
+        understood += feed(&bytes, limit);
+        let text = String::from_utf8_lossy(&bytes);
+        let _ = tcp::Place::parse(&text);
+        let _ = interface::Interface::parse(&text);
+        let _ = holder::parse(&text);
+    }
+    // Otherwise the mutations were too wild to get anywhere.
+    assert!(understood > 10_000, "{understood}");
+}
+
+#[test]
+fn texts_that_people_write_make_no_parser_panic() {
+    let seeds = [
+        "10.0.0.5:29400",
+        "[fd00::1]:1-2",
+        "node:0",
+        "10.0.0.0/8",
+        "   0: 0100007F:C350 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1",
+    ];
+    let mut random = fastrand::Rng::with_seed(6);
+    for _ in 0..60_000 {
+        let mut text: Vec<char> = random.choice(&seeds).unwrap().chars().collect();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..text.len());
+            let letters: Vec<char> = ":[]-/0Fxä €\u{0}".chars().collect();
+            match random.bool() {
+                true => text[at] = *random.choice(&letters).unwrap(),
+                false => text.insert(at, *random.choice(&letters).unwrap()),
+            }
+        }
+        let text: String = text.into_iter().collect();
+        if let Some(place) = tcp::Place::parse(&text) {
+            assert!(place.ports.0 <= place.ports.1, "{text}");
+        }
+        let _ = interface::Interface::parse(&text);
+        let _ = holder::parse(&text);
+    }
+}

@@ -1,0 +1,244 @@
+//! Ranks that meet across hosts: each host is a network namespace.
+//!
+//! Needs root; without, the tests say that they were skipped.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nccl::{Rendezvous, World};
+
+/// Not a test of its own: what the ranks of the others run.
+#[test]
+fn a_rank() {
+    let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {
+        return;
+    };
+    let limit = Duration::from_millis(std::env::var("NCCL_TEST_LIMIT").unwrap().parse().unwrap());
+    let rendezvous = Rendezvous::from_env().unwrap().timeout(limit);
+    let run = || -> nccl::Result<()> {
+        let world = World::join(rendezvous)?;
+        println!("met as local rank {}", world.local_rank());
+        let own = [world.rank() as u8];
+        let parts = world.all_gather("ranks", &own)?;
+        assert_eq!(parts.len(), world.size());
+        match &script[..] {
+            "meet" => world.barrier("end"),
+            "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
+            "stand still" => {
+                std::thread::sleep(Duration::from_secs(20));
+                Ok(())
+            }
+            other => panic!("{other}"),
+        }
+    };
+    match run() {
+        Ok(()) => println!("result: fine"),
+        Err(error) => println!("result: {error}"),
+    }
+}
+
+/// Two namespaces, joined by a cable whose ends have different names, each with an interface that looks
+/// like docker's and leads nowhere.
+struct Hosts {
+    names: [String; 2],
+}
+
+const ENDS: [&str; 2] = ["eth7", "ens3"];
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip")
+        .args(arguments.split_whitespace())
+        .output()
+        .expect("ip of iproute2");
+    assert!(
+        output.status.success(),
+        "ip {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+impl Hosts {
+    /// `None`, aloud, where this process may not make them.
+    fn new(addresses: [&[&str]; 2]) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = |end| format!("nccl-{}-{number}{end}", std::process::id());
+        let hosts = Self {
+            names: [name("a"), name("b")],
+        };
+        let [a, b] = &hosts.names;
+        let made = Command::new("ip").args(["netns", "add", a]).output();
+        if !made.is_ok_and(|made| made.status.success()) {
+            eprintln!("SKIPPED: network namespaces need root and ip of iproute2");
+            return None;
+        }
+        ip(&format!("netns add {b}"));
+        ip(&format!(
+            "link add {} netns {a} type veth peer name {} netns {b}",
+            ENDS[0], ENDS[1]
+        ));
+        for (host, end, addresses) in [(a, ENDS[0], addresses[0]), (b, ENDS[1], addresses[1])] {
+            ip(&format!("-n {host} link set lo up"));
+            ip(&format!("-n {host} link add docker0 type bridge"));
+            ip(&format!("-n {host} addr add 172.17.0.1/16 dev docker0"));
+            ip(&format!("-n {host} link set {end} up"));
+            for address in addresses {
+                let nodad = if address.contains(':') { "nodad" } else { "" };
+                ip(&format!("-n {host} addr add {address} dev {end} {nodad}"));
+            }
+        }
+        Some(hosts)
+    }
+
+    /// A rank on host `host`.
+    fn start(
+        &self,
+        host: usize,
+        rank: usize,
+        size: usize,
+        script: &str,
+        more: &[(&str, &str)],
+    ) -> Child {
+        Command::new("timeout")
+            .args(["-s", "KILL", "40", "ip", "netns", "exec"])
+            .arg(&self.names[host])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+            .env("NCCL_TEST_SCRIPT", script)
+            .env("NCCL_TEST_LIMIT", "15000")
+            .env("NCCL_RUN_RANK", rank.to_string())
+            .env("NCCL_RUN_WORLD_SIZE", size.to_string())
+            .env("NCCL_RUN_SECRET", "hush")
+            .envs(more.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a rank")
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+fn result(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let at = text.find("result: ");
+    let at = at.unwrap_or_else(|| {
+        panic!(
+            "no result in {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    });
+    let rest = &text[at + 8..];
+    rest.lines().next().unwrap_or(rest).to_owned()
+}
+
+fn results(ranks: Vec<Child>) -> Vec<String> {
+    ranks
+        .into_iter()
+        .map(|rank| result(&rank.wait_with_output().expect("its output")))
+        .collect()
+}
+
+#[test]
+fn hosts_with_other_interface_names_meet_at_the_subnet_that_they_share() {
+    let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    let more = [
+        ("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400-29403"),
+        ("NCCL_RUN_INTERFACE", "10.77.0.0/16"),
+    ];
+    let ranks = (0..4).map(|rank| hosts.start(rank % 2, rank, 4, "meet", &more));
+    assert_eq!(results(ranks.collect()), ["fine"; 4]);
+}
+
+#[test]
+fn hosts_without_any_ipv4_meet() {
+    let Some(hosts) = Hosts::new([&["fd77::1/64"], &["fd77::2/64"]]) else {
+        return;
+    };
+    let more = [("NCCL_RUN_RENDEZVOUS", "tcp:[fd77::1]:29400")];
+    let ranks = (0..2).map(|rank| hosts.start(rank, rank, 2, "meet", &more));
+    assert_eq!(results(ranks.collect()), ["fine"; 2]);
+}
+
+#[test]
+fn what_keeps_hosts_apart_is_said_with_the_interfaces_there_are() {
+    let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.78.0.2/24"]]) else {
+        return;
+    };
+    let limit = ("NCCL_TEST_LIMIT", "1500");
+
+    // No way to that subnet.
+    let more = [("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400"), limit];
+    let ranks = (0..2).map(|rank| hosts.start(rank, rank, 2, "meet", &more));
+    let said = results(ranks.collect());
+    assert!(said[0].contains("rank 1 of 2 did not come"), "{said:?}");
+    assert!(
+        said[1].contains("unreachable") && said[1].contains("10.77.0.1:29400"),
+        "{said:?}"
+    );
+
+    // Rank 0 was started on the other host.
+    let said = results(vec![hosts.start(1, 0, 2, "meet", &more)]).remove(0);
+    for word in ["10.77.0.1", "not an address of this host", "ens3 10.78.0.2"] {
+        assert!(said.contains(word), "{word:?} in {said:?}");
+    }
+
+    // The interface that was asked for is down.
+    ip(&format!("-n {} link set {} down", hosts.names[0], ENDS[0]));
+    let more = [more[0], ("NCCL_RUN_INTERFACE", "eth7"), limit];
+    let said = results(vec![hosts.start(0, 0, 2, "meet", &more)]).remove(0);
+    for word in ["eth7 (10.77.0.1)", "is down", "ip link set eth7 up"] {
+        assert!(said.contains(word), "{word:?} in {said:?}");
+    }
+}
+
+#[test]
+fn a_host_that_is_cut_off_is_named_within_seconds() {
+    let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    let more = [("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400")];
+    let scripts = ["wait for all", "wait for all", "stand still"];
+    let mut ranks: Vec<_> = scripts
+        .iter()
+        .enumerate()
+        .map(|(rank, script)| hosts.start(rank / 2, rank, 3, script, &more))
+        .collect();
+    // All have met; a moment later, all wait.
+    let mut out = BufReader::new(ranks[2].stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("met as") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "rank 2 ended");
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    ip(&format!("-n {} link set {} down", hosts.names[1], ENDS[1]));
+    let cut = Instant::now();
+    let mut far = ranks.pop().unwrap();
+    let said = results(ranks);
+    assert!(
+        cut.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        cut.elapsed()
+    );
+    for said in said {
+        assert!(
+            said.contains("rank 2") && said.contains("connection broke"),
+            "{said}"
+        );
+    }
+    // Which passes it on.
+    let pid = rustix::process::Pid::from_child(&far);
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    let _ = far.wait();
+}
