@@ -365,6 +365,7 @@ macro_rules! shared_methods {
 shared_methods!(Erased, Read, CudaView, slice);
 shared_methods!(ErasedMut, Write, CudaViewMut, slice_mut);
 
+#[inline]
 fn erase_view<T: NcclType>(view: CudaView<'_, T>) -> Erased<'_> {
     let len = view.len();
     // SAFETY: the bytes of any `NcclType` are valid `u8`s.
@@ -380,6 +381,7 @@ fn erase_view<T: NcclType>(view: CudaView<'_, T>) -> Erased<'_> {
     }
 }
 
+#[inline]
 fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a> {
     let len = view.len();
     // SAFETY: the bytes of any `NcclType` are valid `u8`s, and any bytes are valid values of it.
@@ -401,6 +403,7 @@ fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a
 impl sealed_buffer::Sealed for Erased<'_> {}
 impl<'a> SendBuffer<'a> for Erased<'a> {
     type Element = AtRunTime;
+    #[inline]
     fn erase(self) -> Erased<'a> {
         self
     }
@@ -409,6 +412,7 @@ impl<'a> SendBuffer<'a> for Erased<'a> {
 impl sealed_buffer::Sealed for ErasedMut<'_> {}
 impl<'a> RecvBuffer<'a> for ErasedMut<'a> {
     type Element = AtRunTime;
+    #[inline]
     fn erase_mut(self) -> ErasedMut<'a> {
         self
     }
@@ -417,6 +421,7 @@ impl<'a> RecvBuffer<'a> for ErasedMut<'a> {
 impl<T: NcclType> sealed_buffer::Sealed for &CudaSlice<T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaSlice<T> {
     type Element = T;
+    #[inline]
     fn erase(self) -> Erased<'a> {
         erase_view(self.as_view())
     }
@@ -425,6 +430,7 @@ impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaSlice<T> {
 impl<T: NcclType> sealed_buffer::Sealed for CudaView<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for CudaView<'a, T> {
     type Element = T;
+    #[inline]
     fn erase(self) -> Erased<'a> {
         erase_view(self)
     }
@@ -433,6 +439,7 @@ impl<'a, T: NcclType> SendBuffer<'a> for CudaView<'a, T> {
 impl<T: NcclType> sealed_buffer::Sealed for &CudaView<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &CudaView<'a, T> {
     type Element = T;
+    #[inline]
     fn erase(self) -> Erased<'a> {
         erase_view(self.slice(..))
     }
@@ -441,6 +448,7 @@ impl<'a, T: NcclType> SendBuffer<'a> for &CudaView<'a, T> {
 impl<T: NcclType> sealed_buffer::Sealed for &mut CudaSlice<T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaSlice<T> {
     type Element = T;
+    #[inline]
     fn erase_mut(self) -> ErasedMut<'a> {
         erase_view_mut(self.as_view_mut())
     }
@@ -449,6 +457,7 @@ impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaSlice<T> {
 impl<T: NcclType> sealed_buffer::Sealed for CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
     type Element = T;
+    #[inline]
     fn erase_mut(self) -> ErasedMut<'a> {
         erase_view_mut(self)
     }
@@ -457,6 +466,7 @@ impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
 impl<T: NcclType> sealed_buffer::Sealed for &CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaViewMut<'_, T> {
     type Element = T;
+    #[inline]
     fn erase(self) -> Erased<'a> {
         erase_view(self.as_view())
     }
@@ -465,6 +475,7 @@ impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaViewMut<'_, T> {
 impl<T: NcclType> sealed_buffer::Sealed for &mut CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaViewMut<'_, T> {
     type Element = T;
+    #[inline]
     fn erase_mut(self) -> ErasedMut<'a> {
         erase_view_mut(self.slice_mut(..))
     }

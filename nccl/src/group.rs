@@ -74,6 +74,7 @@ impl<'a> Group<'a> {
     /// # Ok(())
     /// # }
     /// ```
+    #[inline]
     pub fn isend(&mut self, buffer: impl SendBuffer<'a>, peer: usize) -> Result<()> {
         let buffer = buffer.erase();
         let (count, data_type) = (buffer.len(), buffer.data_type());
@@ -82,7 +83,7 @@ impl<'a> Group<'a> {
         };
         let address = self.frame.read(buffer)?;
         let message = Recorded::message(Function::Send, address, count, data_type, peer);
-        self.frame.push(message, self.rank);
+        self.frame.push_message(message, peer as usize == self.rank);
         Ok(())
     }
 
@@ -104,6 +105,7 @@ impl<'a> Group<'a> {
     /// # Ok(())
     /// # }
     /// ```
+    #[inline]
     pub fn irecv(&mut self, buffer: impl RecvBuffer<'a>, peer: usize) -> Result<()> {
         let buffer = buffer.erase_mut();
         let (count, data_type) = (buffer.len(), buffer.data_type());
@@ -112,7 +114,7 @@ impl<'a> Group<'a> {
         };
         let address = self.frame.write(buffer)?;
         let message = Recorded::message(Function::Recv, address, count, data_type, peer);
-        self.frame.push(message, self.rank);
+        self.frame.push_message(message, peer as usize == self.rank);
         Ok(())
     }
 

@@ -163,8 +163,43 @@ pub(crate) fn call(
 
 /// Makes the calls for `recorded`, inside of a group.
 pub(crate) fn call_each(recorded: &[Recorded], calls: &Calls<'_>) -> Result<(), NcclFailure> {
+    let api = calls.library.api();
+    // Looked up once: a group may hold hundreds of messages.
+    let (Some(send), Some(recv)) = (api.ncclSend, api.ncclRecv) else {
+        return Err(ffi::missing(calls.library, "ncclSend"));
+    };
+    let (comm, stream) = (calls.comm, calls.stream);
     for one in recorded {
-        one.call(calls)?;
+        let (count, data_type, peer) = (one.count, one.data_type.raw(), one.rank);
+        let code = match one.function {
+            // SAFETY: as in `Recorded::call`.
+            Function::Send => unsafe {
+                send(
+                    one.send as *const c_void,
+                    count,
+                    data_type,
+                    peer,
+                    comm,
+                    stream,
+                )
+            },
+            // SAFETY: as in `Recorded::call`.
+            Function::Recv => unsafe {
+                recv(
+                    one.recv as *mut c_void,
+                    count,
+                    data_type,
+                    peer,
+                    comm,
+                    stream,
+                )
+            },
+            _ => {
+                one.call(calls)?;
+                continue;
+            }
+        };
+        ffi::check(calls.library, one.function.name(), code)?;
     }
     Ok(())
 }

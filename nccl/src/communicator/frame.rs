@@ -131,6 +131,15 @@ impl<'a> Frame<'a> {
         Ok(address)
     }
 
+    /// Records a message.
+    #[inline]
+    pub(crate) fn push_message(&mut self, message: Recorded, to_oneself: bool) {
+        if to_oneself {
+            self.own.push(self.recorded.len());
+        }
+        self.recorded.push(message);
+    }
+
     /// Records an operation of rank `own`.
     #[inline]
     pub(crate) fn push(&mut self, operation: Recorded, own: usize) {
