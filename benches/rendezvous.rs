@@ -66,7 +66,7 @@ fn meet(
 ) -> (Duration, Duration) {
     let start = Barrier::new(ranks + 1);
     let rendezvous = &rendezvous;
-    let times = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
                 let start = &start;
@@ -95,8 +95,7 @@ fn meet(
         let joined = ends.iter().map(|end| end.0).max().expect("a rank");
         let agreed = ends.iter().map(|end| end.1).max().expect("a rank");
         (joined - begun, agreed - joined.min(agreed))
-    });
-    times
+    })
 }
 
 /// Two descriptors per rank, for both ends of its connection.

@@ -371,8 +371,8 @@ fn agree(
     const FAILED: u8 = 1;
     let message = match &prepared {
         Ok((_, id)) => {
-            let id = id.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
-            [&[READY], id].concat()
+            let id = id.as_ref().map(|id| world.seal(name, id));
+            [&[READY], &id.unwrap_or_default()[..]].concat()
         }
         Err(error) => [&[FAILED], error.kind().to_string().as_bytes()].concat(),
     };
@@ -394,12 +394,5 @@ fn agree(
         .first()
         .and_then(|answer| answer.get(1..))
         .unwrap_or_default();
-    let id = <[u8; UniqueId::LEN]>::try_from(id).map_err(|_| {
-        Error::rendezvous(format!(
-            "rank 0 sent {} bytes for the token of communicator {name:?}, expected {}",
-            id.len(),
-            UniqueId::LEN
-        ))
-    })?;
-    Ok((UniqueId::from_bytes(id), prepared))
+    Ok((world.unseal(name, id)?, prepared))
 }

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Received};
+use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Greeting, Hello, Side, is_proved, nonce, prove};
 use super::mailbox::Mailbox;
-use super::message::Incoming;
+use super::message::{Incoming, Request};
 use super::place::{self, Address};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::server::Job;
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::time::deadline_after;
 
 /// Reads what the coordinator sends, on the reactor's thread.
 struct Reader {
@@ -46,6 +48,26 @@ pub(super) fn join(
     connection.set_token(token.map_err(failed)?);
     connection.flush_quietly();
     Ok(connection)
+}
+
+/// Joins only to say that it fails.
+pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
+    let Rendezvous {
+        rank,
+        world_size,
+        address,
+        timeout,
+        job,
+        ..
+    } = rendezvous;
+    let deadline = deadline_after(timeout);
+    let (connection, _) = meet(&address, &job, rank, world_size, deadline)?;
+    connection.enqueue(Request::Fail { chain }.encode(0));
+    connection
+        .drain(deadline)
+        .map_err(Error::io(format!("telling rank 0 at {address}")))?;
+    connection.shut();
+    Ok(())
 }
 
 /// Why one try did not end well.

@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::client;
+use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::hub::cut;
 use super::mailbox::Notice;
@@ -230,6 +232,36 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
         next = source.source();
     }
     text
+}
+
+impl Rendezvous {
+    /// Tells the ranks that wait in [`World::join`] that this one will not come, and why: the chain of
+    /// the error.
+    ///
+    /// Waits for rank 0 no longer than the rendezvous' limit. Rank 0 itself has nobody to tell before it
+    /// has joined: the others find nobody.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or this is rank 0.
+    ///
+    /// ```no_run
+    /// # fn weights() -> std::io::Result<()> { Ok(()) }
+    /// let rendezvous = nccl::Rendezvous::from_env()?;
+    /// if let Err(error) = weights() {
+    ///     rendezvous.fail(&error)?;
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
+        if self.rank() == 0 {
+            return Err(Error::rendezvous(
+                "rank 0 has nobody to tell before it has joined",
+            ));
+        }
+        let mut chain = chain(error);
+        cut(&mut chain, LONGEST_CHAIN);
+        client::fail(self, chain)
+    }
 }
 
 /// Some ranks of a [`World`], from [`World::subgroup`].

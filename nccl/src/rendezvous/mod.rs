@@ -8,10 +8,12 @@
 //! - `server`, `client`: the coordinator's side and a rank's;
 //! - `hub`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
+//! - `envelope`: how NCCL's token travels;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod client;
 mod connection;
+mod envelope;
 mod environment;
 mod exchange;
 mod explain;

@@ -107,6 +107,31 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     })
 }
 
+/// Where a rank other than 0 listens, which is connected to rank 0 at `address`.
+pub(super) fn listen_beside(
+    address: &Address,
+    rank: usize,
+    connection: BorrowedFd<'_>,
+) -> Result<Listener> {
+    match address {
+        Address::Path(path) => {
+            let mut path = path.as_os_str().to_owned();
+            path.push(format!(".{rank}"));
+            listen(&Address::Path(path.into()))
+        }
+        Address::Abstract(name) => listen(&Address::Abstract(format!("{name}.{rank}"))),
+        Address::Tcp(_) => {
+            let listening = tcp::listen_beside(connection);
+            let (socket, at) = listening.map_err(Error::io("listening on the way to rank 0"))?;
+            Ok(Listener {
+                socket,
+                path: None,
+                at: format!("tcp:{at}"),
+            })
+        }
+    }
+}
+
 fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }

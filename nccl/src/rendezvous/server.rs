@@ -49,6 +49,9 @@ pub(super) struct Server {
 
 struct Door {
     this: Weak<Self>,
+    /// Whose door it is.
+    rank: usize,
+    at: String,
     hub: Arc<Hub>,
     job: Job,
     /// Gone as soon as the server is, though the reactor may still have a hand on the door.
@@ -99,6 +102,7 @@ enum Stage {
 }
 
 impl Server {
+    /// Rank 0's, which coordinates.
     pub(super) fn start(address: &Address, hub: Arc<Hub>, job: Job) -> Result<Self> {
         let listener = place::listen(address)?;
         tracing::info!(target: "nccl", at = listener.at, "rank 0 listens");
@@ -109,10 +113,27 @@ impl Server {
                 "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
             );
         }
-        let failed = |error| Error::io(format!("listening at {address}"))(error);
+        Self::open(listener, 0, hub, job)
+    }
+
+    /// Another rank's: those who can prove that they belong to the job learn who coordinates.
+    pub(super) fn beside(listener: Listener, rank: usize, job: Job) -> Result<Self> {
+        Self::open(listener, rank, Arc::new(Hub::new(0)), job)
+    }
+
+    /// Where it listens.
+    pub(super) fn at(&self) -> &str {
+        &self.door.at
+    }
+
+    fn open(listener: Listener, rank: usize, hub: Arc<Hub>, job: Job) -> Result<Self> {
+        let at = listener.at.clone();
+        let failed = |error| Error::io(format!("listening at {at}"))(error);
         let reactor = Reactor::get().map_err(failed)?;
         let door = Arc::new_cyclic(|this| Door {
             this: Weak::clone(this),
+            rank,
+            at: at.clone(),
             hub,
             job,
             listener: Mutex::default(),
@@ -302,6 +323,12 @@ impl Door {
                 "it is of epoch {epoch} of the job, and rank 0 of epoch {}: a process of another \
                  attempt is left over",
                 self.job.epoch
+            ));
+        }
+        if self.rank != 0 {
+            return Err(format!(
+                "this is rank {}, and rank 0 coordinates the job",
+                self.rank
             ));
         }
         let size = self.hub.size();

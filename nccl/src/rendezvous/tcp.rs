@@ -140,6 +140,15 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
     )))
 }
 
+/// Listens at any port of the address that `connection` has on this side: the one on the way to rank 0.
+pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, SocketAddr)> {
+    let at = rustix::net::getsockname(connection)?;
+    let at = SocketAddr::try_from(at).map_err(io::Error::from)?;
+    let socket = bind(with_port(at, 0))?;
+    let at = local_address(&socket)?;
+    Ok((socket, at))
+}
+
 /// The one address at which to listen, with its interface.
 fn own_address(place: &Place, own: &[Own]) -> Result<(SocketAddr, String)> {
     if let Some(interface) = &place.interface {

@@ -12,6 +12,7 @@ use super::frame::{Fields, LARGEST, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
 use super::mailbox::{Mailbox, Waited};
 use super::message::{Answer, Departure, Incomplete, Missing, Request, Round};
+use super::place;
 use super::server::{PATIENCE, Server};
 use crate::communicator::{CommunicatorBuilder, lock};
 #[cfg(doc)]
@@ -47,6 +48,8 @@ pub struct World {
     rounds: Mutex<HashMap<String, u64>>,
     /// Whether its communicators are NCCL's.
     needs_nccl: bool,
+    /// The job's name and epoch.
+    job: (String, u64),
     /// What the others are told when this value goes.
     farewell: Departure,
 }
@@ -56,7 +59,11 @@ enum Link {
         hub: Arc<Hub>,
         _server: Option<Server>,
     },
-    Elsewhere(Arc<Connection>),
+    Elsewhere {
+        connection: Arc<Connection>,
+        /// This rank's own door, which stays open for the life of the world.
+        _server: Server,
+    },
 }
 
 /// How long a goodbye may take to be written.
@@ -67,6 +74,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 struct Member {
     host: String,
     pid: u32,
+    /// Where it listens, unless it is a thread of this process.
+    at: Option<String>,
 }
 
 impl World {
@@ -99,22 +108,31 @@ impl World {
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
         let _entered = span.enter();
         let mailbox = Arc::new(Mailbox::default());
+        let identity = (job.name.clone(), job.epoch);
+        let at: String;
         let link = if rank == 0 {
             let hub = Arc::new(Hub::new(world_size));
             attach(&hub, rank, &mailbox);
             let server = Server::start(&address, Arc::clone(&hub), job)?;
+            at = server.at().to_owned();
             Link::Here {
                 hub,
                 _server: Some(server),
             }
         } else {
             let mailbox = Arc::clone(&mailbox);
-            Link::Elsewhere(client::join(
-                &address, &job, rank, world_size, deadline, mailbox,
-            )?)
+            let connection = client::join(&address, &job, rank, world_size, deadline, mailbox)?;
+            let listener = place::listen_beside(&address, rank, connection.fd())?;
+            let server = Server::beside(listener, rank, job)?;
+            at = server.at().to_owned();
+            Link::Elsewhere {
+                connection,
+                _server: server,
+            }
         };
         let mut world = Self::new(rank, world_size, local_rank, timeout, link, mailbox);
-        world.introduce(deadline)?;
+        world.job = identity;
+        world.introduce(&at, deadline)?;
         if counts_local {
             let host = &world.members[rank].host;
             let before = world.members[..rank].iter();
@@ -185,6 +203,7 @@ impl World {
         let own = Member {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
+            at: None,
         };
         let members = vec![own; size];
         Self {
@@ -197,6 +216,7 @@ impl World {
             members,
             rounds: Mutex::default(),
             needs_nccl: true,
+            job: (String::new(), 0),
             farewell: Departure::Left,
         }
     }
@@ -215,14 +235,16 @@ impl World {
     }
 
     /// Everybody tells everybody host and process.
-    fn introduce(&mut self, deadline: Instant) -> Result<()> {
+    fn introduce(&mut self, at: &str, deadline: Instant) -> Result<()> {
         let mut own = Vec::new();
         put_number(&mut own, u64::from(std::process::id()));
         put_bytes(&mut own, crate::host::name().as_bytes());
+        put_bytes(&mut own, at.as_bytes());
         let parts = self.collect("join", &own, deadline, || false)?;
         for (member, part) in self.members.iter_mut().zip(&parts) {
             let mut fields = Fields(part);
-            if let (Ok(pid), Ok(host)) = (fields.number(), fields.bytes()) {
+            if let (Ok(pid), Ok(host), Ok(at)) = (fields.number(), fields.bytes(), fields.text()) {
+                member.at = Some(at);
                 member.pid = u32::try_from(pid).unwrap_or_default();
                 member.host = String::from_utf8_lossy(host).into_owned();
             }
@@ -384,9 +406,11 @@ impl World {
                         hub.tick(Instant::now());
                         patience = Instant::now() + Duration::from_millis(1);
                     }
-                    Link::Elsewhere(_) if patience == deadline => patience = deadline + PATIENCE,
+                    Link::Elsewhere { .. } if patience == deadline => {
+                        patience = deadline + PATIENCE
+                    }
                     // This is for the case that rank 0 stands still.
-                    Link::Elsewhere(_) => {
+                    Link::Elsewhere { .. } => {
                         let silent = Incomplete::TimedOut {
                             missing: vec![Missing {
                                 rank: 0,
@@ -409,11 +433,21 @@ impl World {
                 hub.handle(self.rank, id, request);
                 hub.flush();
             }
-            Link::Elsewhere(connection) => {
+            Link::Elsewhere { connection, .. } => {
                 connection.enqueue(request.encode(id));
                 connection.flush_quietly();
             }
         }
+    }
+
+    pub(super) fn job(&self) -> (&str, u64) {
+        (&self.job.0, self.job.1)
+    }
+
+    /// Where a rank listens; `None` for one that is a thread of this process.
+    #[allow(dead_code, reason = "what takes over from rank 0 needs it")]
+    pub(crate) fn address_of(&self, rank: usize) -> Option<&str> {
+        self.members.get(rank)?.at.as_deref()
     }
 
     /// What the others are told when this value goes.
@@ -424,7 +458,7 @@ impl World {
     /// A rank with its host and process.
     pub(crate) fn describe(&self, rank: usize) -> String {
         match self.members.get(rank) {
-            Some(Member { host, pid }) => format!("rank {rank} ({host}, pid {pid})"),
+            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
             None => format!("rank {rank}"),
         }
     }
@@ -445,7 +479,7 @@ impl Drop for World {
         }
         match &self.link {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),
-            Link::Elsewhere(connection) => {
+            Link::Elsewhere { connection, .. } => {
                 let last = match farewell {
                     Departure::Failed(chain) => Request::Fail { chain },
                     _ => Request::Goodbye,

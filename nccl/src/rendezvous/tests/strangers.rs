@@ -309,3 +309,46 @@ fn groups_and_keys_work_beside_each_other() {
         }
     });
 }
+
+#[test]
+fn a_rank_that_fails_before_it_joins_is_named_on_all_ranks_within_a_second() {
+    std::thread::scope(|scope| {
+        for rank in [0, 1, 3] {
+            scope.spawn(move || {
+                let error = World::join(rendezvous("early", rank, 4)).unwrap_err();
+                let error = error.to_string();
+                assert!(error.contains("rank 2"), "{error}");
+                assert!(error.contains("it failed: no GPU here"), "{error}");
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        let error = std::io::Error::other("no GPU here");
+        rendezvous("early", 2, 4).fail(&error).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(1));
+    });
+}
+
+#[test]
+fn every_rank_listens_and_says_that_it_does_not_coordinate() {
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let meet = rendezvous("doors", rank, 3);
+                let world = World::join(meet.clone()).unwrap();
+                let next = (rank + 1) % 3;
+                let at = world.address_of(next).unwrap().to_owned();
+                if next != 0 {
+                    let path = at.strip_prefix("unix:").unwrap();
+                    let mut other = meet;
+                    other.address = Address::Path(path.into());
+                    other.rank = 1;
+                    let error = World::join(other).unwrap_err().to_string();
+                    let words = format!("this is rank {next}, and rank 0 coordinates");
+                    assert!(error.contains(&words), "{error}");
+                }
+                world.barrier("end").unwrap();
+            });
+        }
+    });
+}
