@@ -17,6 +17,12 @@ fn a_rank() {
     };
     let limit = Duration::from_millis(std::env::var("NCCL_TEST_LIMIT").unwrap().parse().unwrap());
     let rendezvous = Rendezvous::from_env().unwrap().timeout(limit);
+    if let Ok(files) = std::env::var("NCCL_TEST_FILES") {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let current = Some(files.parse().unwrap());
+        let limit = rustix::process::Rlimit { current, ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    }
     let run = || -> nccl::Result<()> {
         let world = World::join(rendezvous)?;
         println!("met as local rank {}", world.local_rank());
@@ -24,7 +30,12 @@ fn a_rank() {
         let parts = world.all_gather("ranks", &own)?;
         assert_eq!(parts.len(), world.size());
         match &script[..] {
-            "meet" => world.barrier("end"),
+            "meet" | "meet cheaply" => world.barrier("end"),
+            "die" => {
+                let own = rustix::process::getpid();
+                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+                Ok(())
+            }
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {
                 std::thread::sleep(Duration::from_secs(20));
@@ -34,6 +45,10 @@ fn a_rank() {
         }
     };
     match run() {
+        Ok(()) if script == "meet cheaply" => {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+            println!("result: {}", time.tv_sec * 1000 + time.tv_nsec / 1_000_000);
+        }
         Ok(()) => println!("result: fine"),
         Err(error) => println!("result: {error}"),
     }
@@ -101,22 +116,28 @@ impl Hosts {
         script: &str,
         more: &[(&str, &str)],
     ) -> Child {
-        Command::new("timeout")
-            .args(["-s", "KILL", "40", "ip", "netns", "exec"])
-            .arg(&self.names[host])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-            .env("NCCL_TEST_SCRIPT", script)
-            .env("NCCL_TEST_LIMIT", "15000")
-            .env("NCCL_RUN_RANK", rank.to_string())
-            .env("NCCL_RUN_WORLD_SIZE", size.to_string())
-            .env("NCCL_RUN_SECRET", "hush")
-            .envs(more.iter().copied())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("a rank")
+        let inside = ["ip", "netns", "exec", &self.names[host]];
+        start(&inside, rank, size, script, more)
     }
+}
+
+/// A rank that a command of `before` runs.
+fn start(before: &[&str], rank: usize, size: usize, script: &str, more: &[(&str, &str)]) -> Child {
+    Command::new("timeout")
+        .args(["-s", "KILL", "40"])
+        .args(before)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+        .env("NCCL_TEST_SCRIPT", script)
+        .env("NCCL_TEST_LIMIT", "15000")
+        .env("NCCL_RUN_RANK", rank.to_string())
+        .env("NCCL_RUN_WORLD_SIZE", size.to_string())
+        .env("NCCL_RUN_SECRET", "hush")
+        .envs(more.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a rank")
 }
 
 impl Drop for Hosts {
@@ -241,4 +262,55 @@ fn a_host_that_is_cut_off_is_named_within_seconds() {
     let pid = rustix::process::Pid::from_child(&far);
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     let _ = far.wait();
+}
+
+#[test]
+fn a_killed_rank_is_named_on_every_other_rank() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("unix:{}/meet", directory.path().display());
+    let more = [("NCCL_RUN_RENDEZVOUS", &place[..])];
+    let begun = Instant::now();
+    let mut ranks: Vec<_> = (0..4)
+        .map(|rank| {
+            let script = if rank == 2 { "die" } else { "wait for all" };
+            start(&[], rank, 4, script, &more)
+        })
+        .collect();
+    let mut dead = ranks.remove(2);
+    for said in results(ranks) {
+        assert!(
+            said.contains("rank 2 (") && said.contains("it died"),
+            "{said}"
+        );
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    let _ = dead.wait();
+}
+
+#[test]
+fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("meet");
+    let place = format!("unix:{}", path.display());
+    let more = [
+        ("NCCL_RUN_RENDEZVOUS", &place[..]),
+        ("NCCL_TEST_FILES", "20"),
+    ];
+    let zero = start(&[], 0, 2, "meet cheaply", &more);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "rank 0 listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // More than it has descriptors for; the rest waits in the kernel.
+    let silent: Vec<_> = (0..40)
+        .map(|_| std::os::unix::net::UnixStream::connect(&path).unwrap())
+        .collect();
+    std::thread::sleep(Duration::from_secs(2));
+    drop(silent);
+    let one = start(&[], 1, 2, "meet", &more[..1]);
+    let said = results(vec![zero, one]);
+    let cpu: u64 = said[0].parse().unwrap_or_else(|_| panic!("{said:?}"));
+    assert!(cpu < 700, "rank 0 used {cpu} ms of two seconds");
+    assert_eq!(said[1], "fine");
 }
