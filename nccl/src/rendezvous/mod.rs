@@ -1,7 +1,7 @@
 //! How ranks find each other: who they are, where they meet, and what they tell each other before and
 //! beside NCCL.
 //!
-//! - `environment`: what a launcher says about this process;
+//! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
@@ -22,6 +22,7 @@ mod greeting;
 mod holder;
 mod hub;
 mod interface;
+mod launcher;
 mod mailbox;
 mod message;
 mod place;

@@ -118,6 +118,58 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
     });
 }
 
+/// Rank 0 does not rely on the others to look at its proof.
+#[test]
+fn nobody_comes_in_by_ignoring_the_proofs() {
+    use crate::rendezvous::connection::Connection;
+    use crate::rendezvous::frame::{Decoder, GREETING};
+    use crate::rendezvous::greeting::{Greeting, Hello, NONCE};
+
+    let meet = |rank| {
+        rendezvous("proofs", rank, 2)
+            .secret("s")
+            .timeout(Duration::from_millis(1500))
+    };
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| World::join(meet(0)).map(drop));
+        let stream = connect(&meet(1));
+        stream.set_nonblocking(true).unwrap();
+        let connection = Connection::new(stream.into());
+        let mut decoder = Decoder::new(GREETING);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let hello = Hello {
+            nonce: [0; NONCE],
+            has_secret: true,
+            job: String::new(),
+            epoch: 0,
+            world_size: 2,
+            rank: 1,
+            host: String::from("h"),
+            pid: 1,
+        };
+        connection.enqueue(Greeting::Hello(hello).encode());
+        connection.drain(deadline).unwrap();
+        let challenge = connection.expect(&mut decoder, deadline).unwrap();
+        let challenge = Greeting::decode(&challenge).unwrap();
+        let Greeting::Challenge { proof, .. } = challenge else {
+            panic!("{challenge:?}")
+        };
+        // Its own proof, sent back, is no proof of ours.
+        connection.enqueue(Greeting::Proof(proof).encode());
+        connection.drain(deadline).unwrap();
+        let answer = connection.expect(&mut decoder, deadline).unwrap();
+        match Greeting::decode(&answer).unwrap() {
+            Greeting::Refused { why, .. } => assert!(why.contains("another secret"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        let error = zero.join().unwrap().unwrap_err().to_string();
+        assert!(
+            error.contains("h, pid 1") && error.contains("another secret"),
+            "{error}"
+        );
+    });
+}
+
 #[test]
 fn a_member_that_sends_nonsense_is_gone_for_the_others() {
     std::thread::scope(|scope| {
