@@ -6,7 +6,7 @@
 //! - `frame`, `greeting`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
 //! - `server`, `client`: the coordinator's side and a rank's;
-//! - `hub`: what the coordinator knows;
+//! - `hub`, `state`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
 //! - `envelope`: how NCCL's token travels;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
@@ -29,6 +29,7 @@ mod place;
 mod reactor;
 mod secret;
 mod server;
+mod state;
 mod tcp;
 mod world;
 

@@ -1,0 +1,348 @@
+//! What the coordinator knows, and what follows from one request: the part of the [`Hub`](super::hub)
+//! that is under its lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::frame::LARGEST;
+use super::hub::{LONGEST_NAME, Outlet};
+use super::message::{Answer, Departure, Incomplete, Missing, Parts, Push, Round};
+
+/// The most open rounds and waiting gets; a program that has more has lost count of its topics.
+const MOST_OPEN: usize = 1 << 16;
+
+pub(super) struct State {
+    pub(super) members: Vec<Member>,
+    pub(super) rounds: HashMap<Round, Open>,
+    pub(super) keys: HashMap<String, Arc<[u8]>>,
+    /// Bytes of all keys and values.
+    pub(super) kept: usize,
+    pub(super) gets: Vec<Get>,
+    pub(super) remarks: VecDeque<String>,
+    pub(super) remarked: usize,
+    /// No deadline is earlier than this.
+    pub(super) earliest: Option<Instant>,
+    /// Who was sent something since the last flush.
+    pub(super) dirty: Vec<Outlet>,
+}
+
+#[derive(Default)]
+pub(super) struct Member {
+    pub(super) outlet: Option<Outlet>,
+    pub(super) who: String,
+    pub(super) phase: Option<(String, Instant)>,
+    pub(super) departure: Option<Departure>,
+}
+
+pub(super) struct Open {
+    pub(super) members: Option<Arc<[usize]>>,
+    pub(super) begun: Instant,
+    /// When the first of those who wait runs out of patience.
+    pub(super) deadline: Instant,
+    pub(super) parts: Vec<Option<Vec<u8>>>,
+    pub(super) bytes: usize,
+    /// Who has come, by place.
+    pub(super) came: Vec<bool>,
+    pub(super) waiting: Vec<(usize, u64)>,
+    pub(super) verdict: Option<Answer>,
+}
+
+pub(super) struct Get {
+    pub(super) key: String,
+    pub(super) rank: usize,
+    pub(super) id: u64,
+    pub(super) begun: Instant,
+    pub(super) deadline: Instant,
+}
+
+impl Open {
+    fn rank_at(&self, place: usize) -> usize {
+        self.members
+            .as_ref()
+            .map_or(place, |members| members[place])
+    }
+
+    fn place_of(&self, rank: usize) -> Option<usize> {
+        match &self.members {
+            None => (rank < self.came.len()).then_some(rank),
+            Some(members) => members.iter().position(|&member| member == rank),
+        }
+    }
+
+    fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.came.len())
+            .filter(|&place| !self.came[place])
+            .map(|place| self.rank_at(place))
+    }
+}
+
+impl State {
+    fn answer_all(&mut self, to: &[(usize, u64)], answer: &Answer) {
+        let mut encoded = None;
+        for &(rank, id) in to {
+            if let Some(outlet) = &self.members[rank].outlet {
+                outlet.answer(id, answer, &mut encoded);
+                self.dirty.push(outlet.clone());
+            }
+        }
+    }
+
+    fn refuse(&mut self, rank: usize, id: u64, why: Incomplete) {
+        self.answer_all(&[(rank, id)], &Answer::Incomplete(Arc::new(why)));
+    }
+
+    pub(super) fn push(&mut self, push: &Push) {
+        let mut encoded = None;
+        for member in &self.members {
+            if let Some(outlet) = &member.outlet {
+                outlet.push(push, &mut encoded);
+                self.dirty.push(outlet.clone());
+            }
+        }
+    }
+
+    fn due(&mut self, deadline: Instant) {
+        self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
+    }
+
+    pub(super) fn collect(
+        &mut self,
+        rank: usize,
+        id: u64,
+        round: Round,
+        deadline: Instant,
+        part: Vec<u8>,
+        size: usize,
+    ) {
+        let mut ranks = round.members.iter().flat_map(|members| members.iter());
+        if ranks.any(|&member| member >= size) {
+            return self.refuse(rank, id, Incomplete::OtherMembers);
+        }
+        if !self.rounds.contains_key(&round) {
+            if self.rounds.len() >= MOST_OPEN || round.topic.len() > LONGEST_NAME {
+                let bytes = round.topic.len();
+                return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+            }
+            // Groups of one name may be open at once, as long as they have no rank in common.
+            let disputed = round.members.is_some()
+                && self.rounds.iter().any(|(other, open)| {
+                    (&other.topic, other.number) == (&round.topic, round.number)
+                        && open.place_of(rank).is_some()
+                });
+            if disputed {
+                return self.refuse(rank, id, Incomplete::OtherMembers);
+            }
+        }
+        let open = self.rounds.entry(round.clone()).or_insert_with(|| {
+            let count = round.members.as_ref().map_or(size, |members| members.len());
+            Open {
+                members: round.members.clone(),
+                begun: Instant::now(),
+                deadline,
+                parts: vec![None; count],
+                bytes: 0,
+                came: vec![false; count],
+                waiting: Vec::new(),
+                verdict: None,
+            }
+        });
+        let Some(place) = open.place_of(rank) else {
+            return self.refuse(rank, id, Incomplete::OtherMembers);
+        };
+        if open.came[place] {
+            return self.refuse(rank, id, Incomplete::Twice);
+        }
+        open.came[place] = true;
+        open.waiting.push((rank, id));
+        open.deadline = open.deadline.min(deadline);
+        let deadline = open.deadline;
+        if open.verdict.is_none() {
+            open.bytes += part.len();
+            open.parts[place] = Some(part);
+            if open.bytes > LARGEST {
+                let bytes = open.bytes;
+                open.verdict = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
+            } else if open.came.iter().all(|&came| came) {
+                let parts = open.parts.iter_mut().filter_map(Option::take).collect();
+                open.verdict = Some(Answer::Parts(Parts::new(parts)));
+            } else {
+                let gone = open.absent().find_map(|rank| {
+                    let departure = self.members[rank].departure.clone()?;
+                    Some(Incomplete::Gone { rank, departure })
+                });
+                open.verdict = gone.map(|gone| Answer::Incomplete(Arc::new(gone)));
+            }
+        }
+        self.due(deadline);
+        self.settle(&round);
+    }
+
+    /// Tells a round's verdict to those who wait for it, and forgets the round when nobody else can
+    /// come.
+    fn settle(&mut self, key: &Round) {
+        let Some(open) = self.rounds.get_mut(key) else {
+            return;
+        };
+        let Some(verdict) = open.verdict.clone() else {
+            return;
+        };
+        open.parts.clear();
+        let waiting = std::mem::take(&mut open.waiting);
+        let members = &self.members;
+        if open.absent().all(|rank| members[rank].departure.is_some()) {
+            self.rounds.remove(key);
+        }
+        self.answer_all(&waiting, &verdict);
+    }
+
+    /// Ends a round before all are there.
+    fn end(&mut self, key: &Round, why: Incomplete) {
+        if let Some(open) = self.rounds.get_mut(key) {
+            open.verdict
+                .get_or_insert_with(|| Answer::Incomplete(Arc::new(why)));
+            self.settle(key);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, rank: usize, id: u64, reason: String) {
+        self.gets.retain(|get| (get.rank, get.id) != (rank, id));
+        let key = self
+            .rounds
+            .iter()
+            .find_map(|(key, open)| open.waiting.contains(&(rank, id)).then(|| key.clone()));
+        if let Some(key) = key {
+            self.end(&key, Incomplete::GivenUp { rank, reason });
+        }
+    }
+
+    pub(super) fn set(&mut self, rank: usize, id: u64, key: String, value: Arc<[u8]>) {
+        let before = self.keys.get(&key).map_or(0, |old| old.len() + key.len());
+        let kept = self.kept - before + value.len() + key.len();
+        if kept > LARGEST || key.len() > LONGEST_NAME {
+            return self.refuse(rank, id, Incomplete::TooLarge { bytes: kept });
+        }
+        self.kept = kept;
+        self.keys.insert(key.clone(), Arc::clone(&value));
+        self.answer_all(&[(rank, id)], &Answer::Done);
+        let waiting: Vec<_> = self
+            .gets
+            .extract_if(.., |get| get.key == key)
+            .map(|get| (get.rank, get.id))
+            .collect();
+        self.answer_all(&waiting, &Answer::Value(value));
+    }
+
+    pub(super) fn get(&mut self, get: Get) {
+        if let Some(value) = self.keys.get(&get.key) {
+            let value = Answer::Value(Arc::clone(value));
+            return self.answer_all(&[(get.rank, get.id)], &value);
+        }
+        if self.gets.len() >= MOST_OPEN {
+            let bytes = get.key.len();
+            return self.refuse(get.rank, get.id, Incomplete::TooLarge { bytes });
+        }
+        self.due(get.deadline);
+        self.gets.push(get);
+    }
+
+    pub(super) fn leave(&mut self, rank: usize, departure: Departure) {
+        let member = &mut self.members[rank];
+        if member.departure.is_some() {
+            return;
+        }
+        member.departure = Some(departure.clone());
+        // Where it waited, nobody reads an answer; its own process may still hold the connection.
+        member.outlet = None;
+        self.gets.retain(|get| get.rank != rank);
+        let keys: Vec<_> = self
+            .rounds
+            .iter_mut()
+            .filter_map(|(key, open)| {
+                open.waiting.retain(|&(waiting, _)| waiting != rank);
+                open.place_of(rank).map(|_| key.clone())
+            })
+            .collect();
+        for key in keys {
+            let came = self
+                .rounds
+                .get(&key)
+                .is_none_or(|open| open.place_of(rank).is_none_or(|place| open.came[place]));
+            if came {
+                self.settle(&key);
+            } else {
+                let departure = departure.clone();
+                self.end(&key, Incomplete::Gone { rank, departure });
+            }
+        }
+        // Whoever died or failed may be the one that would have set the key.
+        if departure != Departure::Left {
+            let waiting: Vec<_> = self.gets.drain(..).map(|get| (get.rank, get.id)).collect();
+            let departure = departure.clone();
+            let why = Answer::Incomplete(Arc::new(Incomplete::Gone { rank, departure }));
+            self.answer_all(&waiting, &why);
+        }
+        self.push(&Push::Gone { rank, departure });
+    }
+
+    pub(super) fn tick(&mut self, now: Instant) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        let late: Vec<_> = self
+            .rounds
+            .iter()
+            .filter(|(_, open)| open.verdict.is_none() && open.deadline <= now)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in late {
+            let why = self.late(&key, now);
+            self.end(&key, why);
+        }
+        let gets: Vec<_> = self
+            .gets
+            .extract_if(.., |get| get.deadline <= now)
+            .collect();
+        for get in gets {
+            let waited = now.saturating_duration_since(get.begun);
+            self.refuse(get.rank, get.id, Incomplete::NoKey { waited });
+        }
+        let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
+        self.earliest = rounds
+            .map(|open| open.deadline)
+            .chain(self.gets.iter().map(|get| get.deadline))
+            .min();
+    }
+
+    fn late(&self, key: &Round, now: Instant) -> Incomplete {
+        let Some(open) = self.rounds.get(key) else {
+            return Incomplete::Interrupted;
+        };
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let missing = open.absent().map(|rank| {
+            let phase = self.members[rank].phase.as_ref();
+            Missing {
+                rank,
+                phase: phase.map(|(name, at)| (name.clone(), since(*at))),
+            }
+        });
+        let missing: Vec<_> = missing.collect();
+        // Who was turned away matters where somebody never came.
+        let mut remarks = Vec::new();
+        if missing.iter().any(|missing| missing.phase.is_none()) {
+            remarks.extend(self.remarks.iter().cloned());
+            if self.remarked > self.remarks.len() {
+                let more = self.remarked - self.remarks.len();
+                remarks.push(format!("and {more} more before these"));
+            }
+        }
+        Incomplete::TimedOut {
+            missing,
+            waited: open
+                .deadline
+                .saturating_duration_since(open.begun)
+                .max(Duration::ZERO),
+            remarks,
+        }
+    }
+}
