@@ -40,6 +40,7 @@ table! {
     nccl::Request: Send Sync Unpin;
     nccl::Requests: Send Sync Unpin;
     nccl::StreamRefusal: Send Sync Copy Unpin;
+    nccl::Subgroup<'static>: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;
     nccl::Version: Send Sync Copy Unpin;
     nccl::World: Send Sync Unpin;

@@ -265,6 +265,12 @@ impl Rendezvous {
 }
 
 /// Some ranks of a [`World`], from [`World::subgroup`].
+///
+/// ```
+/// fn ready(pair: &nccl::Subgroup<'_>) -> nccl::Result<()> {
+///     pair.barrier("ready")
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Subgroup<'w> {
     world: &'w World,

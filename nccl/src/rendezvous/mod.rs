@@ -5,7 +5,7 @@
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
-//! - `server`, `client`: the coordinator's side and a rank's;
+//! - `server`, `peer`, `client`: the coordinator's side and a rank's;
 //! - `hub`, `state`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
 //! - `envelope`: how NCCL's token travels;
@@ -25,6 +25,7 @@ mod interface;
 mod launcher;
 mod mailbox;
 mod message;
+mod peer;
 mod place;
 mod reactor;
 mod secret;

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::connection::{Connection, Received};
-use super::frame::{Decoder, Frame, GREETING, LARGEST_FRAME};
-use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Side, is_proved, nonce, prove};
-use super::hub::{Hub, Outlet, cut};
-use super::message::{Departure, Request};
+use super::connection::Connection;
+use super::frame::{Decoder, GREETING};
+use super::greeting::Hello;
+use super::hub::{Hub, cut};
+use super::peer::{Peer, Stage, Talk};
 use super::place::{self, Address, Listener};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::secret::Secret;
@@ -32,7 +32,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long no connection is accepted when the system has no room for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-const OTHER_JOB: &str = "it belongs to job";
+pub(super) const OTHER_JOB: &str = "it belongs to job";
 
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,58 +47,29 @@ pub(super) struct Server {
     door: Arc<Door>,
 }
 
-struct Door {
+pub(super) struct Door {
     this: Weak<Self>,
     /// Whose door it is.
     rank: usize,
     at: String,
-    hub: Arc<Hub>,
-    job: Job,
+    pub(super) hub: Arc<Hub>,
+    pub(super) job: Job,
     /// Gone as soon as the server is, though the reactor may still have a hand on the door.
     listener: Mutex<Option<Listener>>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     token: Option<u64>,
     next: u64,
     /// Everybody who is connected, in the order in which they came.
-    peers: BTreeMap<u64, Arc<Peer>>,
-    guests: BTreeMap<u64, Arc<Peer>>,
+    pub(super) peers: BTreeMap<u64, Arc<Peer>>,
+    pub(super) guests: BTreeMap<u64, Arc<Peer>>,
     scheduled: Option<Instant>,
     paused: bool,
     turned_away: usize,
     closed: bool,
-}
-
-/// Somebody who is connected.
-struct Peer {
-    door: Weak<Door>,
-    number: u64,
-    /// Where it is, for sentences.
-    from: String,
-    connection: Arc<Connection>,
-    /// Only the reactor's thread takes it.
-    talk: Mutex<Talk>,
-}
-
-struct Talk {
-    decoder: Decoder,
-    stage: Stage,
-}
-
-enum Stage {
-    Hello,
-    Proof {
-        hello: Hello,
-        nonce: [u8; NONCE],
-    },
-    Member {
-        rank: usize,
-    },
-    /// It was told why it may not come in, and may still read it.
-    Dismissed,
 }
 
 impl Server {
@@ -273,7 +244,7 @@ impl Door {
     }
 
     /// One line for each of the first, then fewer: a stranger cannot fill a disk.
-    fn note(&self, from: &str, why: &str) {
+    pub(super) fn note(&self, from: &str, why: &str) {
         let count = {
             let mut state = lock(&self.state);
             state.turned_away += 1;
@@ -288,7 +259,7 @@ impl Door {
     }
 
     /// Wakes up when the hub needs it.
-    fn schedule(&self) {
+    pub(super) fn schedule(&self) {
         let Some(at) = self.hub.next_deadline() else {
             return;
         };
@@ -303,7 +274,7 @@ impl Door {
     }
 
     /// Whether the one who said hello may be the rank that it says.
-    fn check(&self, hello: &Hello) -> Result<(), String> {
+    pub(super) fn check(&self, hello: &Hello) -> Result<(), String> {
         let Hello {
             job,
             epoch,
@@ -365,175 +336,6 @@ impl Source for Door {
         }
         self.hub.tick(now);
         self.schedule();
-    }
-}
-
-impl Source for Peer {
-    fn ready(self: Arc<Self>, events: EventFlags) {
-        let Some(door) = self.door.upgrade() else {
-            return;
-        };
-        let talk = &mut *lock(&self.talk);
-        if events.contains(EventFlags::OUT) {
-            self.connection.flush_quietly();
-        }
-        let received = self.connection.receive(&mut talk.decoder);
-        let mut broken = None;
-        loop {
-            match talk.decoder.next() {
-                Ok(Some(frame)) => {
-                    if let Err(why) = self.take(&door, talk, frame) {
-                        broken = Some(why);
-                        break;
-                    }
-                }
-                Ok(None) => break,
-                Err(why) => {
-                    broken = Some(format!("it sent {}", why.0));
-                    break;
-                }
-            }
-        }
-        match (broken, received) {
-            (Some(why), _) => self.turn_away(&door, talk, &why),
-            (None, Ok(Received::Some)) => {}
-            (None, Ok(Received::End)) => {
-                let why = "its connection closed without goodbye: it died";
-                self.lost(&door, talk, why);
-            }
-            (None, Err(error)) => {
-                let why = format!("its connection broke without goodbye: {error}");
-                self.lost(&door, talk, &why);
-            }
-        }
-        door.hub.flush();
-        door.schedule();
-    }
-
-    fn due(self: Arc<Self>, _: Instant) {
-        let Some(door) = self.door.upgrade() else {
-            return;
-        };
-        let talk = &mut *lock(&self.talk);
-        match talk.stage {
-            Stage::Member { .. } => {}
-            Stage::Dismissed => self.close(&door, None),
-            Stage::Hello | Stage::Proof { .. } => {
-                let limit = PATIENCE.as_secs();
-                self.close(
-                    &door,
-                    Some(&format!("it did not say who it is within {limit} s")),
-                );
-            }
-        }
-    }
-}
-
-impl Peer {
-    fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), String> {
-        if let Stage::Member { rank } = talk.stage {
-            let request = Request::decode(&frame).map_err(|broken| broken.0.to_owned())?;
-            let leaves = matches!(request, Request::Goodbye | Request::Fail { .. });
-            door.hub.handle(rank, frame.id, request);
-            if leaves {
-                talk.stage = Stage::Dismissed;
-            }
-            return Ok(());
-        }
-        if matches!(talk.stage, Stage::Dismissed) {
-            return Ok(());
-        }
-        let greeting = match Greeting::decode(&frame) {
-            Ok(greeting) => greeting,
-            Err(OTHER_VERSION) => return Err(OTHER_VERSION.0.to_owned()),
-            Err(broken) => return Err(format!("it sent {}", broken.0)),
-        };
-        match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
-            (Stage::Hello, Greeting::Hello(hello)) => {
-                let secret = door.job.secret.as_ref();
-                let nonce = nonce().map_err(|error| format!("no random numbers: {error}"))?;
-                let proof = prove(secret, Side::Coordinator, &hello, &nonce);
-                let challenge = Greeting::Challenge {
-                    nonce,
-                    has_secret: secret.is_some(),
-                    proof,
-                };
-                self.connection.enqueue(challenge.encode());
-                self.connection.flush_quietly();
-                talk.stage = Stage::Proof { hello, nonce };
-                Ok(())
-            }
-            (Stage::Proof { hello, nonce }, Greeting::Proof(proof)) => {
-                let secret = door.job.secret.as_ref();
-                let claim = format!("{}, which says it is rank {}", hello.who(), hello.rank);
-                if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
-                    return Err(match (hello.has_secret, secret.is_some()) {
-                        (false, true) => format!("{claim}, has no secret, and this job has one"),
-                        (true, false) => format!("{claim}, has a secret, and rank 0 has none"),
-                        _ => format!("{claim}, has another secret than this job"),
-                    });
-                }
-                door.check(&hello)?;
-                let rank = hello.rank;
-                let outlet = Outlet::Remote(Arc::clone(&self.connection));
-                door.hub
-                    .attach(rank, outlet, hello.who(), Some(Greeting::Welcome.encode()))?;
-                talk.stage = Stage::Member { rank };
-                talk.decoder.set_limit(LARGEST_FRAME);
-                lock(&door.state).guests.remove(&self.number);
-                Ok(())
-            }
-            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}")),
-            _ => Err(String::from("it greeted out of turn")),
-        }
-    }
-
-    /// Says why, and hears no more.
-    fn turn_away(&self, door: &Door, talk: &mut Talk, why: &str) {
-        match talk.stage {
-            Stage::Member { rank } => {
-                let departure = Departure::Lost(format!("it sent a broken request: {why}"));
-                door.hub.leave(rank, departure);
-                self.close(door, None);
-            }
-            Stage::Dismissed => self.close(door, None),
-            Stage::Hello | Stage::Proof { .. } => {
-                door.note(&self.from, why);
-                let refusal = Greeting::Refused {
-                    why: why.to_owned(),
-                    elsewhere: why.starts_with(OTHER_JOB),
-                };
-                self.connection.enqueue(refusal.encode());
-                self.connection.flush_quietly();
-                talk.stage = Stage::Dismissed;
-            }
-        }
-    }
-
-    fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
-        match talk.stage {
-            Stage::Member { rank } => {
-                door.hub.leave(rank, Departure::Lost(why.to_owned()));
-                self.close(door, None);
-            }
-            Stage::Dismissed => self.close(door, None),
-            Stage::Hello | Stage::Proof { .. } => {
-                self.close(door, Some("it hung up before it had said who it is"));
-            }
-        }
-    }
-
-    fn close(&self, door: &Door, why: Option<&str>) {
-        if let Some(why) = why {
-            door.note(&self.from, why);
-        }
-        self.connection.forget();
-        self.connection.shut();
-        let mut state = lock(&door.state);
-        state.guests.remove(&self.number);
-        let gone = state.peers.remove(&self.number);
-        drop(state);
-        drop(gone);
     }
 }
 

@@ -1,0 +1,212 @@
+//! Somebody at the coordinator's [`Door`](super::server): a guest until it has proved who it is, and then a
+//! rank.
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use super::connection::{Connection, Received};
+use super::frame::{Decoder, Frame, LARGEST_FRAME};
+use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Side, is_proved, nonce, prove};
+use super::hub::Outlet;
+use super::message::{Departure, Request};
+use super::reactor::{EventFlags, Source};
+use super::server::{Door, OTHER_JOB, PATIENCE};
+use crate::communicator::lock;
+
+/// Somebody who is connected.
+pub(super) struct Peer {
+    pub(super) door: Weak<Door>,
+    pub(super) number: u64,
+    /// Where it is, for sentences.
+    pub(super) from: String,
+    pub(super) connection: Arc<Connection>,
+    /// Only the reactor's thread takes it.
+    pub(super) talk: Mutex<Talk>,
+}
+
+pub(super) struct Talk {
+    pub(super) decoder: Decoder,
+    pub(super) stage: Stage,
+}
+
+pub(super) enum Stage {
+    Hello,
+    Proof {
+        hello: Hello,
+        nonce: [u8; NONCE],
+    },
+    Member {
+        rank: usize,
+    },
+    /// It was told why it may not come in, and may still read it.
+    Dismissed,
+}
+
+impl Source for Peer {
+    fn ready(self: Arc<Self>, events: EventFlags) {
+        let Some(door) = self.door.upgrade() else {
+            return;
+        };
+        let talk = &mut *lock(&self.talk);
+        if events.contains(EventFlags::OUT) {
+            self.connection.flush_quietly();
+        }
+        let received = self.connection.receive(&mut talk.decoder);
+        let mut broken = None;
+        loop {
+            match talk.decoder.next() {
+                Ok(Some(frame)) => {
+                    if let Err(why) = self.take(&door, talk, frame) {
+                        broken = Some(why);
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(why) => {
+                    broken = Some(format!("it sent {}", why.0));
+                    break;
+                }
+            }
+        }
+        match (broken, received) {
+            (Some(why), _) => self.turn_away(&door, talk, &why),
+            (None, Ok(Received::Some)) => {}
+            (None, Ok(Received::End)) => {
+                let why = "its connection closed without goodbye: it died";
+                self.lost(&door, talk, why);
+            }
+            (None, Err(error)) => {
+                let why = format!("its connection broke without goodbye: {error}");
+                self.lost(&door, talk, &why);
+            }
+        }
+        door.hub.flush();
+        door.schedule();
+    }
+
+    fn due(self: Arc<Self>, _: Instant) {
+        let Some(door) = self.door.upgrade() else {
+            return;
+        };
+        let talk = &mut *lock(&self.talk);
+        match talk.stage {
+            Stage::Member { .. } => {}
+            Stage::Dismissed => self.close(&door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                let limit = PATIENCE.as_secs();
+                self.close(
+                    &door,
+                    Some(&format!("it did not say who it is within {limit} s")),
+                );
+            }
+        }
+    }
+}
+
+impl Peer {
+    fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), String> {
+        if let Stage::Member { rank } = talk.stage {
+            let request = Request::decode(&frame).map_err(|broken| broken.0.to_owned())?;
+            let leaves = matches!(request, Request::Goodbye | Request::Fail { .. });
+            door.hub.handle(rank, frame.id, request);
+            if leaves {
+                talk.stage = Stage::Dismissed;
+            }
+            return Ok(());
+        }
+        if matches!(talk.stage, Stage::Dismissed) {
+            return Ok(());
+        }
+        let greeting = match Greeting::decode(&frame) {
+            Ok(greeting) => greeting,
+            Err(OTHER_VERSION) => return Err(OTHER_VERSION.0.to_owned()),
+            Err(broken) => return Err(format!("it sent {}", broken.0)),
+        };
+        match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
+            (Stage::Hello, Greeting::Hello(hello)) => {
+                let secret = door.job.secret.as_ref();
+                let nonce = nonce().map_err(|error| format!("no random numbers: {error}"))?;
+                let proof = prove(secret, Side::Coordinator, &hello, &nonce);
+                let challenge = Greeting::Challenge {
+                    nonce,
+                    has_secret: secret.is_some(),
+                    proof,
+                };
+                self.connection.enqueue(challenge.encode());
+                self.connection.flush_quietly();
+                talk.stage = Stage::Proof { hello, nonce };
+                Ok(())
+            }
+            (Stage::Proof { hello, nonce }, Greeting::Proof(proof)) => {
+                let secret = door.job.secret.as_ref();
+                let claim = format!("{}, which says it is rank {}", hello.who(), hello.rank);
+                if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
+                    return Err(match (hello.has_secret, secret.is_some()) {
+                        (false, true) => format!("{claim}, has no secret, and this job has one"),
+                        (true, false) => format!("{claim}, has a secret, and rank 0 has none"),
+                        _ => format!("{claim}, has another secret than this job"),
+                    });
+                }
+                door.check(&hello)?;
+                let rank = hello.rank;
+                let outlet = Outlet::Remote(Arc::clone(&self.connection));
+                door.hub
+                    .attach(rank, outlet, hello.who(), Some(Greeting::Welcome.encode()))?;
+                talk.stage = Stage::Member { rank };
+                talk.decoder.set_limit(LARGEST_FRAME);
+                lock(&door.state).guests.remove(&self.number);
+                Ok(())
+            }
+            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}")),
+            _ => Err(String::from("it greeted out of turn")),
+        }
+    }
+
+    /// Says why, and hears no more.
+    pub(super) fn turn_away(&self, door: &Door, talk: &mut Talk, why: &str) {
+        match talk.stage {
+            Stage::Member { rank } => {
+                let departure = Departure::Lost(format!("it sent a broken request: {why}"));
+                door.hub.leave(rank, departure);
+                self.close(door, None);
+            }
+            Stage::Dismissed => self.close(door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                door.note(&self.from, why);
+                let refusal = Greeting::Refused {
+                    why: why.to_owned(),
+                    elsewhere: why.starts_with(OTHER_JOB),
+                };
+                self.connection.enqueue(refusal.encode());
+                self.connection.flush_quietly();
+                talk.stage = Stage::Dismissed;
+            }
+        }
+    }
+
+    fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
+        match talk.stage {
+            Stage::Member { rank } => {
+                door.hub.leave(rank, Departure::Lost(why.to_owned()));
+                self.close(door, None);
+            }
+            Stage::Dismissed => self.close(door, None),
+            Stage::Hello | Stage::Proof { .. } => {
+                self.close(door, Some("it hung up before it had said who it is"));
+            }
+        }
+    }
+
+    pub(super) fn close(&self, door: &Door, why: Option<&str>) {
+        if let Some(why) = why {
+            door.note(&self.from, why);
+        }
+        self.connection.forget();
+        self.connection.shut();
+        let mut state = lock(&door.state);
+        state.guests.remove(&self.number);
+        let gone = state.peers.remove(&self.number);
+        drop(state);
+        drop(gone);
+    }
+}
