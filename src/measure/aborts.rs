@@ -170,7 +170,7 @@ fn spin(
 /// # Errors
 /// NCCL's and CUDA's.
 pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
-    let times = if setting.short { 3 } else { 200 };
+    let times = if setting.short { 3 } else { 1000 };
     let mut aborted = 0;
     let begun = Instant::now();
     for turn in 0..times {

@@ -81,6 +81,12 @@ pub fn needs_devices(devices: usize) -> bool {
     found >= devices
 }
 
+/// Whether ranks can be processes here; otherwise says that they cannot.
+#[must_use]
+pub fn needs_processes(ranks: usize) -> bool {
+    possible(ranks, "processes")
+}
+
 /// Whether ranks can be arranged like this here; otherwise says that they cannot.
 fn possible(ranks: usize, arrangement: &str) -> bool {
     let most = std::env::var(MOST_RANKS)
