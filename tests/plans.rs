@@ -595,6 +595,10 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
     if !support::needs_emulator("faults on purpose") {
         return;
     }
+    // It looks at the free memory of its device.
+    if !support::needs_devices(2) {
+        return;
+    }
     ranks_as_threads(2, |world| -> Outcome {
         let context = support::device(&world)?;
         let stream = context.new_stream()?;
