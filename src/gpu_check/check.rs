@@ -35,16 +35,21 @@ const SHARING: [(&str, &str); 3] = [
 ];
 
 /// Variables that would make the check measure something else than it says.
-const UNWANTED: [&str; 9] = [
+const UNWANTED: [&str; 14] = [
+    "NCCL_COMM_BLOCKING",
+    "NCCL_COMM_ID",
     "NCCL_EMULATOR",
     "NCCL_EMULATOR_DEVICES",
     "NCCL_EMULATOR_FAULTS",
+    "NCCL_EMULATOR_MEMORY",
     "NCCL_EMULATOR_STRICT",
+    "NCCL_EMULATOR_VERSION",
     "NCCL_RUN_RANK",
     "RANK",
     "WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
+    "SLURM_PROCID",
 ];
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -38,6 +38,7 @@ const NEWEST_GLIBC: (u32, u32) = (2, 36);
 /// Test binaries that stay here, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("compile_fail", "it runs the compiler"),
+    ("gpu_check", "it tests the check itself"),
     ("support_itself", "it tests the helpers of the other tests"),
     ("all_to_all_perf", "it runs on the emulator wherever it is"),
 ];
