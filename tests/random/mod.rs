@@ -7,6 +7,7 @@
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
+mod several;
 mod values;
 
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     AllReduce(Reduction),
+    /// With an operator that is made for it.
+    ScaledSum,
     Reduce(Reduction),
     ReduceScatter(Reduction),
     Broadcast,
@@ -32,6 +35,10 @@ enum Kind {
     Scatter,
     /// A message to a random other rank, and from whoever sends one here.
     Messages,
+    /// Operations of two communicators in one group.
+    Together,
+    /// A captured plan, launched once or several times.
+    Replayed,
 }
 
 /// One operation, as all ranks see it.
@@ -58,6 +65,13 @@ struct Place {
     wait: bool,
 }
 
+/// Where a step's operations run and its data lies, and whether it waits.
+struct Streams<'a> {
+    operation: &'a Arc<CudaStream>,
+    memory: &'a Arc<CudaStream>,
+    wait: bool,
+}
+
 /// Makes the same steps from the same seed.
 struct Program {
     shared: fastrand::Rng,
@@ -72,6 +86,7 @@ impl Program {
         let reduction = *shared.choice(&Reduction::ALL).expect("there are some");
         let kinds = [
             Kind::AllReduce(reduction),
+            Kind::ScaledSum,
             Kind::Reduce(reduction),
             Kind::ReduceScatter(reduction),
             Kind::Broadcast,
@@ -81,6 +96,8 @@ impl Program {
             Kind::Gather,
             Kind::Scatter,
             Kind::Messages,
+            Kind::Together,
+            Kind::Replayed,
         ];
         let kind = *shared.choice(&kinds).expect("there are some");
         let mut targets: Vec<usize> = (0..ranks).collect();
@@ -88,13 +105,21 @@ impl Program {
         let counts = (0..ranks)
             .map(|_| (0..ranks).map(|_| count(shared) % 1000).collect())
             .collect();
+        let mut data_type = *shared.choice(DataType::ALL).expect("there are some");
+        if ranks == 1
+            && matches!(kind, Kind::ScaledSum)
+            && [DataType::FLOAT8_E4M3, DataType::FLOAT8_E5M2].contains(&data_type)
+        {
+            // NCCL has no kernel that scales them on one rank.
+            data_type = DataType::FLOAT32;
+        }
         self.number += 1;
         Step {
             number: self.number,
             kind,
             in_place: shared.bool()
                 && !matches!(kind, Kind::AllToAll | Kind::AllToAllV | Kind::Messages),
-            data_type: *shared.choice(DataType::ALL).expect("there are some"),
+            data_type,
             count: count(shared),
             root: shared.usize(..ranks),
             targets,
@@ -121,6 +146,17 @@ struct Pending {
     expected: Vec<u8>,
 }
 
+impl Pending {
+    fn whole(step: &Step, buffer: CudaSlice<u8>, expected: Vec<u8>) -> Self {
+        Self {
+            step: step.clone(),
+            buffer,
+            at: 0,
+            expected,
+        }
+    }
+}
+
 /// Runs `steps` steps of the program of `seed` on this rank of `comm`.
 ///
 /// # Errors
@@ -141,6 +177,8 @@ pub fn run(comm: &Communicator, seed: u64, steps: usize) -> Outcome {
     let mut own =
         fastrand::Rng::with_seed(seed ^ (comm.rank() as u64 + 1).wrapping_mul(0x9E37_79B9));
     let mut results = Vec::new();
+    let backwards = -(comm.rank() as i64);
+    let twin = comm.split("twin", Some(0), backwards)?.ok_or("no twin")?;
     for _ in 0..steps {
         let step = program.next();
         let place = Place {
@@ -153,8 +191,17 @@ pub fn run(comm: &Communicator, seed: u64, steps: usize) -> Outcome {
             "seed {seed}, step {step:?}, rank {}, {place:?}",
             comm.rank()
         );
-        let result = perform(comm, &step, place, &streams)
-            .map_err(|error| format!("{described}: {error}"))?;
+        let chosen = Streams {
+            operation: &streams[place.operation],
+            memory: &streams[place.memory],
+            wait: place.wait,
+        };
+        let result = match step.kind {
+            Kind::Together => several::together(comm, &twin, &step, &chosen),
+            Kind::Replayed => several::replayed(comm, &step, &chosen),
+            _ => perform(comm, &step, place.offset, &chosen),
+        };
+        let result = result.map_err(|error| format!("{described}: {error}"))?;
         results.extend(result);
         if results.len() >= 8 {
             compare(&mut results, seed, comm.rank())?;
@@ -173,16 +220,16 @@ struct Data {
 fn perform(
     comm: &Communicator,
     step: &Step,
-    place: Place,
-    streams: &[Arc<CudaStream>],
-) -> Outcome<Option<Pending>> {
+    offset: usize,
+    streams: &Streams<'_>,
+) -> Outcome<Vec<Pending>> {
     let size = step
         .data_type
         .size_in_bytes()
         .ok_or("a type without a size")?;
-    let at = place.offset * size;
-    let memory = &streams[place.memory];
-    let comm = &comm.on(&streams[place.operation]);
+    let at = offset * size;
+    let memory = streams.memory;
+    let comm = &comm.on(streams.operation);
     let Data { send, recv } = data(comm, step);
     let upload = |bytes: &[u8]| {
         // One element more than needed, so that an offset never is the end.
@@ -210,6 +257,9 @@ fn perform(
         (Kind::AllReduce(op), true) => comm.all_reduce_in_place(y_view.ok_or(missing)?, op.op()),
         (Kind::AllReduce(op), false) => {
             comm.all_reduce(x_view.ok_or(missing)?, y_view.ok_or(missing)?, op.op())
+        }
+        (Kind::ScaledSum, _) => {
+            several::scaled_sum(comm, step.data_type, x_view, y_view.ok_or(missing)?)
         }
         (Kind::Reduce(op), true) => comm.reduce_in_place(y_view.ok_or(missing)?, op.op(), root),
         (Kind::Reduce(op), false) => comm.reduce(x_view.ok_or(missing)?, y_view, op.op(), root),
@@ -249,18 +299,20 @@ fn perform(
                 _ => Ok(()),
             }
         }),
+        (Kind::Together | Kind::Replayed, _) => return Err("it is made of several".into()),
     }?;
     // Dropped although the operation may run much later.
     drop(x);
-    if place.wait {
+    if streams.wait {
         done.wait()?;
     }
-    Ok(y.zip(recv).map(|(buffer, (_, expected))| Pending {
+    let result = y.zip(recv).map(|(buffer, (_, expected))| Pending {
         step: step.clone(),
         buffer,
         at,
         expected,
-    }))
+    });
+    Ok(result.into_iter().collect())
 }
 
 /// What this rank gives to and expects of a step.
@@ -277,6 +329,16 @@ fn data(comm: &Communicator, step: &Step) -> Data {
     let summands =
         |rank| -> Vec<u8> { (0..ranks).flat_map(|block| summand(rank, block)).collect() };
     let total = |op: Reduction, block| op.of(step.number, ranks, block, n, step.data_type);
+    let scaled = |block| {
+        Reduction::Sum.scaled(
+            step.number,
+            ranks,
+            block,
+            n,
+            several::FACTOR,
+            step.data_type,
+        )
+    };
     let zeros = |count: usize| vec![0xA5; count * size];
     let gathered = || -> Vec<u8> { (0..ranks).flat_map(|from| block_of(from, 0)).collect() };
     // A buffer of blocks in which only this rank's holds something.
@@ -288,6 +350,8 @@ fn data(comm: &Communicator, step: &Step) -> Data {
     let (send, recv) = match (step.kind, step.in_place) {
         (Kind::AllReduce(op), true) => (None, Some((summand(rank, 0), total(op, 0)))),
         (Kind::AllReduce(op), false) => (Some(summand(rank, 0)), Some((zeros(n), total(op, 0)))),
+        (Kind::ScaledSum, true) => (None, Some((summand(rank, 0), scaled(0)))),
+        (Kind::ScaledSum, false) => (Some(summand(rank, 0)), Some((zeros(n), scaled(0)))),
         (Kind::Reduce(op), true) => {
             let before = summand(rank, 0);
             let after = if is_root {
@@ -349,6 +413,7 @@ fn data(comm: &Communicator, step: &Step) -> Data {
             let expected = source.map(|from| block_of(from, 0)).unwrap_or_default();
             (Some(block_of(rank, 0)), Some((zeros(n), expected)))
         }
+        (Kind::Together | Kind::Replayed, _) => (None, None),
     };
     Data { send, recv }
 }

@@ -24,8 +24,21 @@ impl Reduction {
         count: usize,
         data_type: DataType,
     ) -> Vec<u8> {
+        self.scaled(step, ranks, block, count, 1, data_type)
+    }
+
+    /// The same of values that were multiplied with `factor` before.
+    pub fn scaled(
+        self,
+        step: u64,
+        ranks: usize,
+        block: usize,
+        count: usize,
+        factor: u32,
+        data_type: DataType,
+    ) -> Vec<u8> {
         let reduce = |index| {
-            let values = (0..ranks).map(|rank| number(step, rank, block, index));
+            let values = (0..ranks).map(|rank| factor * number(step, rank, block, index));
             match self {
                 Self::Sum => values.sum(),
                 Self::Prod => values.product(),
