@@ -371,7 +371,7 @@ fn agree(
     const FAILED: u8 = 1;
     let message = match &prepared {
         Ok((_, id)) => {
-            let id = id.as_ref().map(|id| world.seal(name, id));
+            let id = id.as_ref().map(|id| world.line.seal(name, id));
             [&[READY], &id.unwrap_or_default()[..]].concat()
         }
         Err(error) => [&[FAILED], error.kind().to_string().as_bytes()].concat(),
@@ -394,5 +394,5 @@ fn agree(
         .first()
         .and_then(|answer| answer.get(1..))
         .unwrap_or_default();
-    Ok((world.unseal(name, id)?, prepared))
+    Ok((world.line.unseal(name, id)?, prepared))
 }

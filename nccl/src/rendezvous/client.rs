@@ -17,6 +17,9 @@ use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::time::deadline_after;
 
+/// What is said of a rank whose connection ends before it says that it leaves.
+pub(super) const LOST: &str = "its connection closed without goodbye: it died";
+
 /// Reads what the coordinator sends, on the reactor's thread.
 struct Reader {
     connection: Arc<Connection>,
@@ -252,11 +255,12 @@ impl Source for Reader {
         match received {
             Ok(Received::Some) if understood => return,
             Ok(Received::Some) => {}
-            Ok(Received::End) => self.mailbox.close("its connection closed"),
+            Ok(Received::End) => self.mailbox.close(LOST),
             Err(error) => self
                 .mailbox
-                .close(&format!("its connection broke: {error}")),
+                .close(&format!("its connection broke without goodbye: {error}")),
         }
+        self.mailbox.run_handlers();
         self.connection.forget();
         self.connection.shut();
     }

@@ -4,7 +4,7 @@
 //! The envelope says which job, epoch and communicator it is for, and ends with a checksum.
 
 use super::frame::{Broken, Fields, put_bytes, put_number};
-use super::world::World;
+use super::line::Line;
 use crate::error::{Error, Result};
 use crate::unique_id::UniqueId;
 
@@ -50,16 +50,16 @@ fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, Str
     }
 }
 
-impl World {
+impl Line {
     /// The token for communicator `name`, to send to the other ranks.
     pub(crate) fn seal(&self, name: &str, id: &UniqueId) -> Vec<u8> {
-        let (job, epoch) = self.job();
+        let (job, epoch) = (&self.job.0, self.job.1);
         seal(job, epoch, name, id)
     }
 
     /// The token that was sealed for communicator `name` of this job and epoch.
     pub(crate) fn unseal(&self, name: &str, bytes: &[u8]) -> Result<UniqueId> {
-        let (job, epoch) = self.job();
+        let (job, epoch) = (&self.job.0, self.job.1);
         open(job, epoch, name, bytes).map_err(|why| {
             Error::rendezvous(format!(
                 "the token of communicator {name:?} from {} cannot be used: {why}",

@@ -8,7 +8,6 @@ use super::client;
 use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::hub::cut;
-use super::mailbox::Notice;
 use super::message::{Answer, Departure, Incomplete, Request};
 use super::world::World;
 #[cfg(doc)]
@@ -189,21 +188,6 @@ impl World {
             name: name.to_owned(),
             ranks: ranks.into(),
         })
-    }
-
-    /// Tells all ranks, this one included.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
-    pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
-        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
-        self.send(u64::MAX, Request::Announce { topic, bytes });
-    }
-
-    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
-    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
-    /// not wait.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
-    pub(crate) fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
-        self.mailbox.on_notice(Box::new(handler));
     }
 }
 

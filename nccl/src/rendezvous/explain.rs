@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::frame::LARGEST;
+use super::line::Line;
 use super::message::{Incomplete, Missing};
-use super::world::World;
 use crate::error::{Error, ErrorKind};
 
-impl World {
+impl Line {
     /// The error of a rank whose request about `topic` did not end well.
     pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
         match incomplete {
@@ -22,7 +22,7 @@ impl World {
             )),
             Incomplete::Twice => Error::rendezvous(format!(
                 "rank {} came to {topic:?} twice: two processes or threads use one rank",
-                self.rank()
+                self.rank
             )),
             Incomplete::TooLarge { bytes } => {
                 let limit = LARGEST >> 20;
@@ -42,7 +42,7 @@ impl World {
             Incomplete::OtherMembers => Error::rendezvous(format!(
                 "rank {} came to {topic:?} with other ranks than somebody else: all have to name the \
                  same, in the same order",
-                self.rank()
+                self.rank
             )),
             Incomplete::NoKey { waited } => Error::rendezvous(format!(
                 "nobody set {topic:?} within {:.1} s",
@@ -68,7 +68,7 @@ impl World {
         };
         let mut text = format!(
             "{who} of {} did not come to {topic:?} within {:.1} s",
-            self.size(),
+            self.size,
             waited.as_secs_f64()
         );
         let never: Vec<_> = missing

@@ -152,14 +152,18 @@ impl Hub {
                 topic,
                 bytes: bytes.into(),
             }),
-            Request::Fail { chain } => state.leave(rank, Departure::Failed(chain)),
-            Request::Goodbye => state.leave(rank, Departure::Left),
+            Request::Fail { chain } => state.leave(rank, Departure::Failed(chain), false),
+            Request::Stay { chain } => {
+                let departure = chain.map_or(Departure::Left, Departure::Failed);
+                state.leave(rank, departure, true);
+            }
+            Request::Goodbye => state.leave(rank, Departure::Left, false),
         }
     }
 
     /// A rank takes part in nothing any more; the first reason stays.
     pub(super) fn leave(&self, rank: usize, departure: Departure) {
-        lock(&self.state).leave(rank, departure);
+        lock(&self.state).leave(rank, departure, false);
         self.flush();
     }
 

@@ -127,13 +127,20 @@ impl Mailbox {
         Some((rank, state.departed.get(&rank)?.clone()))
     }
 
-    /// Nothing comes any more: everybody who waits learns why.
+    /// Nothing comes any more: everybody who waits learns why. Unless rank 0 has said that it leaves, that
+    /// is how its death shows.
     pub(super) fn close(&self, why: &str) {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
             return;
         }
         state.closed = Some(why.to_owned());
+        if !state.departed.contains_key(&0) {
+            let departure = Departure::Lost(why.to_owned());
+            state.departed.insert(0, departure.clone());
+            state.first_failed.get_or_insert(0);
+            state.inbox.push_back(Notice::Gone { rank: 0, departure });
+        }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         for slot in waiting.into_values() {

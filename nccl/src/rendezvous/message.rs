@@ -33,6 +33,17 @@ pub(super) struct Round {
     pub(super) members: Option<Arc<[usize]>>,
 }
 
+/// How the topics begin of rounds in which ranks tell that they are done with something. Such a round
+/// ends well without those that are gone: a process that ended is done with everything.
+pub(super) const ENDS: &str = "end/";
+
+impl Round {
+    /// Whether it does without ranks that are gone.
+    pub(super) fn is_of_ends(&self) -> bool {
+        self.topic.starts_with(ENDS)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// A part of a round; answered when all ranks have given theirs.
@@ -66,6 +77,11 @@ pub(super) enum Request {
     /// This rank ends with an error.
     Fail {
         chain: String,
+    },
+    /// This rank comes to no round any more, but to those of ends: its world is gone, and it still has
+    /// communicators. With the chain of an error, it fails.
+    Stay {
+        chain: Option<String>,
     },
     Goodbye,
 }
@@ -163,6 +179,7 @@ mod kind {
     pub(super) const ANNOUNCE: u8 = 21;
     pub(super) const FAIL: u8 = 22;
     pub(super) const GOODBYE: u8 = 23;
+    pub(super) const STAY: u8 = 24;
     pub(super) const PARTS: u8 = 32;
     pub(super) const DONE: u8 = 33;
     pub(super) const VALUE: u8 = 34;
@@ -220,6 +237,11 @@ impl Request {
                 put_bytes(&mut to, chain.as_bytes());
                 kind::FAIL
             }
+            Self::Stay { chain } => {
+                put_index(&mut to, chain.is_some().into());
+                put_bytes(&mut to, chain.as_deref().unwrap_or_default().as_bytes());
+                kind::STAY
+            }
             Self::Goodbye => kind::GOODBYE,
         };
         Outgoing::new(kind, id, to.into())
@@ -270,6 +292,12 @@ impl Request {
             kind::FAIL => Self::Fail {
                 chain: fields.text()?,
             },
+            kind::STAY => {
+                let failed = fields.number()? != 0;
+                let chain = fields.text()?;
+                let chain = failed.then_some(chain);
+                Self::Stay { chain }
+            }
             kind::GOODBYE => Self::Goodbye,
             _ => return Err(Broken("a request of an unknown kind")),
         };

@@ -9,6 +9,7 @@
 //! - `hub`, `state`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
 //! - `envelope`: how NCCL's token travels;
+//! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod client;
@@ -23,6 +24,7 @@ mod holder;
 mod hub;
 mod interface;
 mod launcher;
+mod line;
 mod mailbox;
 mod message;
 mod peer;

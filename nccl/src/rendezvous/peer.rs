@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
+use super::client::LOST;
 use super::connection::{Connection, Received};
 use super::frame::{Decoder, Frame, LARGEST_FRAME};
 use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Side, is_proved, nonce, prove};
@@ -72,8 +73,7 @@ impl Source for Peer {
             (Some(why), _) => self.turn_away(&door, talk, &why),
             (None, Ok(Received::Some)) => {}
             (None, Ok(Received::End)) => {
-                let why = "its connection closed without goodbye: it died";
-                self.lost(&door, talk, why);
+                self.lost(&door, talk, LOST);
             }
             (None, Err(error)) => {
                 let why = format!("its connection broke without goodbye: {error}");

@@ -97,6 +97,12 @@ impl Server {
         &self.door.at
     }
 
+    /// As if this process died.
+    #[cfg(test)]
+    pub(super) fn cut_for_a_test(&self) {
+        self.door.close();
+    }
+
     fn open(listener: Listener, rank: usize, hub: Arc<Hub>, job: Job) -> Result<Self> {
         let at = listener.at.clone();
         let failed = |error| Error::io(format!("listening at {at}"))(error);

@@ -32,7 +32,15 @@ pub(super) struct Member {
     pub(super) outlet: Option<Outlet>,
     pub(super) who: String,
     pub(super) phase: Option<(String, Instant)>,
+    /// Why it comes to no round any more. With an outlet it still comes to those of ends.
     pub(super) departure: Option<Departure>,
+}
+
+impl Member {
+    /// Nothing can come from it any more.
+    fn is_closed(&self) -> bool {
+        self.departure.is_some() && self.outlet.is_none()
+    }
 }
 
 pub(super) struct Open {
@@ -74,6 +82,17 @@ impl Open {
         (0..self.came.len())
             .filter(|&place| !self.came[place])
             .map(|place| self.rank_at(place))
+    }
+
+    /// For a round of ends: a rank from which nothing can come any more gave an empty part.
+    fn end_without_the_closed(&mut self, members: &[Member]) {
+        if self.absent().all(|rank| members[rank].is_closed()) {
+            let parts = self
+                .parts
+                .iter_mut()
+                .map(|part| part.take().unwrap_or_default());
+            self.verdict = Some(Answer::Parts(Parts::new(parts.collect())));
+        }
     }
 }
 
@@ -166,6 +185,8 @@ impl State {
             } else if open.came.iter().all(|&came| came) {
                 let parts = open.parts.iter_mut().filter_map(Option::take).collect();
                 open.verdict = Some(Answer::Parts(Parts::new(parts)));
+            } else if round.is_of_ends() {
+                open.end_without_the_closed(&self.members);
             } else {
                 let gone = open.absent().find_map(|rank| {
                     let departure = self.members[rank].departure.clone()?;
@@ -190,7 +211,11 @@ impl State {
         open.parts.clear();
         let waiting = std::mem::take(&mut open.waiting);
         let members = &self.members;
-        if open.absent().all(|rank| members[rank].departure.is_some()) {
+        let stays_away = |rank: usize| match key.is_of_ends() {
+            true => members[rank].is_closed(),
+            false => members[rank].departure.is_some(),
+        };
+        if open.absent().all(stays_away) {
             self.rounds.remove(key);
         }
         self.answer_all(&waiting, &verdict);
@@ -246,24 +271,45 @@ impl State {
         self.gets.push(get);
     }
 
-    pub(super) fn leave(&mut self, rank: usize, departure: Departure) {
+    /// A rank that `stays` comes to no round any more, but to those of ends, and leaves a second time
+    /// when it is through with them.
+    pub(super) fn leave(&mut self, rank: usize, departure: Departure, stays: bool) {
         let member = &mut self.members[rank];
-        if member.departure.is_some() {
+        if member.is_closed() || (stays && member.departure.is_some()) {
             return;
         }
-        member.departure = Some(departure.clone());
-        // Where it waited, nobody reads an answer; its own process may still hold the connection.
-        member.outlet = None;
+        if !stays {
+            // Where it waited, nobody reads an answer; its own process may still hold the connection.
+            member.outlet = None;
+        }
+        // One that failed has said so. One that left without a word is heard of when it is gone.
+        let told = matches!(member.departure, Some(Departure::Failed(_)));
+        let tell = !told && !(stays && departure == Departure::Left);
+        if !told {
+            member.departure = Some(departure.clone());
+        }
         self.gets.retain(|get| get.rank != rank);
         let keys: Vec<_> = self
             .rounds
             .iter_mut()
             .filter_map(|(key, open)| {
+                if stays && key.is_of_ends() {
+                    return None;
+                }
                 open.waiting.retain(|&(waiting, _)| waiting != rank);
                 open.place_of(rank).map(|_| key.clone())
             })
             .collect();
         for key in keys {
+            if key.is_of_ends() {
+                if let Some(open) = self.rounds.get_mut(&key)
+                    && open.verdict.is_none()
+                {
+                    open.end_without_the_closed(&self.members);
+                }
+                self.settle(&key);
+                continue;
+            }
             let came = self
                 .rounds
                 .get(&key)
@@ -282,7 +328,9 @@ impl State {
             let why = Answer::Incomplete(Arc::new(Incomplete::Gone { rank, departure }));
             self.answer_all(&waiting, &why);
         }
-        self.push(&Push::Gone { rank, departure });
+        if tell {
+            self.push(&Push::Gone { rank, departure });
+        }
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
@@ -319,7 +367,8 @@ impl State {
             return Incomplete::Interrupted;
         };
         let since = |at: Instant| now.saturating_duration_since(at);
-        let missing = open.absent().map(|rank| {
+        let waited_for = |rank: &usize| !(key.is_of_ends() && self.members[*rank].is_closed());
+        let missing = open.absent().filter(waited_for).map(|rank| {
             let phase = self.members[rank].phase.as_ref();
             Missing {
                 rank,

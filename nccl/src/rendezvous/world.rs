@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::client;
-use super::connection::Connection;
 use super::environment::Rendezvous;
 use super::frame::{Fields, LARGEST, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
-use super::mailbox::{Mailbox, Waited};
-use super::message::{Answer, Departure, Incomplete, Missing, Request, Round};
+use super::line::{Line, Link, Member};
+use super::mailbox::Mailbox;
+use super::message::{Answer, Departure, Incomplete, Request, Round};
 use super::place;
-use super::server::{PATIENCE, Server};
+use super::server::Server;
 use crate::communicator::{CommunicatorBuilder, lock};
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -37,45 +37,16 @@ use crate::time::deadline_after;
 /// });
 /// ```
 pub struct World {
-    rank: usize,
-    size: usize,
     local_rank: usize,
     timeout: Duration,
-    link: Link,
-    pub(super) mailbox: Arc<Mailbox>,
-    members: Vec<Member>,
+    /// Its communicators keep it as well.
+    pub(crate) line: Arc<Line>,
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     rounds: Mutex<HashMap<String, u64>>,
     /// Whether its communicators are NCCL's.
     needs_nccl: bool,
-    /// The job's name and epoch.
-    job: (String, u64),
     /// What the others are told when this value goes.
     farewell: Departure,
-}
-
-enum Link {
-    Here {
-        hub: Arc<Hub>,
-        _server: Option<Server>,
-    },
-    Elsewhere {
-        connection: Arc<Connection>,
-        /// This rank's own door, which stays open for the life of the world.
-        _server: Server,
-    },
-}
-
-/// How long a goodbye may take to be written.
-const FAREWELL: Duration = Duration::from_secs(1);
-
-/// What is known of a rank.
-#[derive(Clone, Debug)]
-struct Member {
-    host: String,
-    pid: u32,
-    /// Where it listens, unless it is a thread of this process.
-    at: Option<String>,
 }
 
 impl World {
@@ -130,14 +101,15 @@ impl World {
                 _server: server,
             }
         };
-        let mut world = Self::new(rank, world_size, local_rank, timeout, link, mailbox);
-        world.job = identity;
-        world.introduce(&at, deadline)?;
+        let line = Line::open(rank, world_size, identity, link, mailbox);
+        let mut world = Self::new(line, local_rank, timeout);
+        let members = world.introduce(&at, deadline)?;
         if counts_local {
-            let host = &world.members[rank].host;
-            let before = world.members[..rank].iter();
+            let host = &members[rank].host;
+            let before = members[..rank].iter();
             world.local_rank = before.filter(|member| member.host == *host).count();
         }
+        world.line.meet(members);
         tracing::info!(target: "nccl", %address, "all ranks have met");
         Ok(world)
     }
@@ -185,38 +157,22 @@ impl World {
             hub: Arc::clone(hub),
             _server: None,
         };
-        Self::new(rank, hub.size(), local_rank, timeout, link, mailbox)
+        let line = Line::open(rank, hub.size(), (String::new(), 0), link, mailbox);
+        line.meet(vec![Member::here(); hub.size()]);
+        Self::new(line, local_rank, timeout)
     }
 
     pub(crate) fn needs_nccl(&self) -> bool {
         self.needs_nccl
     }
 
-    fn new(
-        rank: usize,
-        size: usize,
-        local_rank: usize,
-        timeout: Duration,
-        link: Link,
-        mailbox: Arc<Mailbox>,
-    ) -> Self {
-        let own = Member {
-            host: crate::host::name().to_string(),
-            pid: std::process::id(),
-            at: None,
-        };
-        let members = vec![own; size];
+    fn new(line: Arc<Line>, local_rank: usize, timeout: Duration) -> Self {
         Self {
-            rank,
-            size,
             local_rank,
             timeout,
-            link,
-            mailbox,
-            members,
+            line,
             rounds: Mutex::default(),
             needs_nccl: true,
-            job: (String::new(), 0),
             farewell: Departure::Left,
         }
     }
@@ -235,13 +191,14 @@ impl World {
     }
 
     /// Everybody tells everybody host and process.
-    fn introduce(&mut self, at: &str, deadline: Instant) -> Result<()> {
+    fn introduce(&self, at: &str, deadline: Instant) -> Result<Vec<Member>> {
         let mut own = Vec::new();
         put_number(&mut own, u64::from(std::process::id()));
         put_bytes(&mut own, crate::host::name().as_bytes());
         put_bytes(&mut own, at.as_bytes());
         let parts = self.collect("join", &own, deadline, || false)?;
-        for (member, part) in self.members.iter_mut().zip(&parts) {
+        let mut members = vec![Member::here(); self.size()];
+        for (member, part) in members.iter_mut().zip(&parts) {
             let mut fields = Fields(part);
             if let (Ok(pid), Ok(host), Ok(at)) = (fields.number(), fields.bytes(), fields.text()) {
                 member.at = Some(at);
@@ -249,7 +206,7 @@ impl World {
                 member.host = String::from_utf8_lossy(host).into_owned();
             }
         }
-        Ok(())
+        Ok(members)
     }
 
     /// This rank.
@@ -259,7 +216,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.rank
+        self.line.rank
     }
 
     /// The number of ranks.
@@ -269,7 +226,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn size(&self) -> usize {
-        self.size
+        self.line.size
     }
 
     /// This rank's number among the ranks of its host: the device that it usually takes.
@@ -353,7 +310,7 @@ impl World {
         }
     }
 
-    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    /// As [`Line::ask`].
     pub(super) fn ask(
         &self,
         topic: &str,
@@ -362,92 +319,24 @@ impl World {
         interrupted: Option<&dyn Fn() -> bool>,
         refused: Option<Incomplete>,
     ) -> Result<Answer> {
-        let started = Instant::now();
-        let ticket = self.mailbox.ticket();
-        self.send(
-            ticket.id,
-            request(deadline.saturating_duration_since(started)),
-        );
-        let give_up = |incomplete: &Incomplete, reason: &str| {
-            let reason = reason.to_owned();
-            self.send(ticket.id, Request::Cancel { reason });
-            Err(self.explain(topic, incomplete))
-        };
-        if let Some(incomplete) = refused {
-            return give_up(&incomplete, "its part is too large");
-        }
-        let mut patience = deadline;
-        loop {
-            match ticket.wait(patience, interrupted) {
-                Waited::Answer(Answer::Incomplete(incomplete)) => {
-                    return Err(self.explain(topic, &incomplete));
-                }
-                Waited::Answer(answer) => return Ok(answer),
-                Waited::Closed(why) => {
-                    let departure = self.mailbox.departure(0);
-                    let departure = departure.unwrap_or(Departure::Lost(why));
-                    let who = self.describe(0);
-                    let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
-                    // It may have left because of somebody else.
-                    if let Some((rank, first)) = self.mailbox.first_failed()
-                        && rank != 0
-                    {
-                        let first = format!("; before that, {}: {first}", self.describe(rank));
-                        text.push_str(&first);
-                    }
-                    return Err(Error::rendezvous(text));
-                }
-                Waited::Interrupted => {
-                    return give_up(&Incomplete::Interrupted, "its abort signal was given");
-                }
-                // The hub keeps the deadline, so that all hear the same.
-                Waited::Late => match &self.link {
-                    Link::Here { hub, .. } => {
-                        hub.tick(Instant::now());
-                        patience = Instant::now() + Duration::from_millis(1);
-                    }
-                    Link::Elsewhere { .. } if patience == deadline => {
-                        patience = deadline + PATIENCE
-                    }
-                    // This is for the case that rank 0 stands still.
-                    Link::Elsewhere { .. } => {
-                        let silent = Incomplete::TimedOut {
-                            missing: vec![Missing {
-                                rank: 0,
-                                phase: Some((String::from("no answer"), started.elapsed())),
-                            }],
-                            waited: started.elapsed(),
-                            remarks: Vec::new(),
-                        };
-                        return give_up(&silent, "it got no answer");
-                    }
-                },
-            }
-        }
+        self.line
+            .ask(topic, request, deadline, interrupted, refused)
     }
 
-    /// Sends a request whose answer, if any, comes under `id`.
+    /// As [`Line::send`].
     pub(super) fn send(&self, id: u64, request: Request) {
-        match &self.link {
-            Link::Here { hub, .. } => {
-                hub.handle(self.rank, id, request);
-                hub.flush();
-            }
-            Link::Elsewhere { connection, .. } => {
-                connection.enqueue(request.encode(id));
-                connection.flush_quietly();
-            }
-        }
+        self.line.send(id, request);
     }
 
-    pub(super) fn job(&self) -> (&str, u64) {
-        (&self.job.0, self.job.1)
+    /// The error of a request about `topic` that did not end well.
+    pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
+        self.line.explain(topic, incomplete)
     }
 
     /// Where a rank listens; `None` for one that is a thread of this process.
     #[allow(dead_code, reason = "what takes over from rank 0 needs it")]
     pub(crate) fn address_of(&self, rank: usize) -> Option<&str> {
-        self.members.get(rank)?.at.as_deref()
+        self.line.address_of(rank)
     }
 
     /// What the others are told when this value goes.
@@ -457,10 +346,7 @@ impl World {
 
     /// A rank with its host and process.
     pub(crate) fn describe(&self, rank: usize) -> String {
-        match self.members.get(rank) {
-            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
-            None => format!("rank {rank}"),
-        }
+        self.line.describe(rank)
     }
 }
 
@@ -471,34 +357,23 @@ fn attach(hub: &Hub, rank: usize, mailbox: &Arc<Mailbox>) {
 }
 
 impl Drop for World {
-    /// Says goodbye: a rank that ends is not a rank that died. One that panics says that.
+    /// Says goodbye: a rank that ends is not a rank that died. One that panics says that. A rank whose
+    /// communicators live on takes part in no exchange any more, and stays connected for their sake.
     fn drop(&mut self) {
         let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
         if farewell == Departure::Left && std::thread::panicking() {
             farewell = Departure::Failed(String::from("its thread panicked"));
         }
-        match &self.link {
-            Link::Here { hub, .. } => hub.leave(self.rank, farewell),
-            Link::Elsewhere { connection, .. } => {
-                let last = match farewell {
-                    Departure::Failed(chain) => Request::Fail { chain },
-                    _ => Request::Goodbye,
-                };
-                connection.enqueue(last.encode(0));
-                // A rank 0 that is gone misses nothing.
-                let _ = connection.drain(Instant::now() + FAREWELL);
-                connection.forget();
-                connection.shut();
-            }
-        }
+        let alone = Arc::strong_count(&self.line) == 1;
+        self.line.world_ends(farewell, alone);
     }
 }
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("World")
-            .field("rank", &self.rank)
-            .field("size", &self.size)
+            .field("rank", &self.rank())
+            .field("size", &self.size())
             .field("local_rank", &self.local_rank)
             .finish_non_exhaustive()
     }

@@ -99,6 +99,14 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(0),
         ),
         ("goodbye", Request::Goodbye.encode(0)),
+        ("stay", Request::Stay { chain: None }.encode(0)),
+        (
+            "stay-failed",
+            Request::Stay {
+                chain: Some(text("a: b")),
+            }
+            .encode(0),
+        ),
         (
             "parts",
             answer(&Answer::Parts(Arc::new(vec![b"a".to_vec(), Vec::new()]))),

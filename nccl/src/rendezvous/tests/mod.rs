@@ -1,6 +1,7 @@
 //! Ranks that meet at real sockets.
 
 mod codec;
+mod ends;
 mod strangers;
 mod tcp;
 

@@ -297,10 +297,12 @@ fn notices_reach_all_ranks_in_one_order_without_being_asked_for() {
             let sender = sender.clone();
             scope.spawn(move || {
                 let world = World::join(rendezvous("notice", rank, 3)).unwrap();
-                world.on_notice(move |notice| drop(sender.send((rank, notice.clone()))));
+                world
+                    .line
+                    .on_notice(move |notice| drop(sender.send((rank, notice.clone()))));
                 world.barrier("all listen").unwrap();
                 for n in 0..50u8 {
-                    world.announce("x", &[rank as u8, n]);
+                    world.line.announce("x", &[rank as u8, n]);
                 }
                 world.barrier("all said").unwrap();
                 // A barrier's answer comes behind the notices that were sent before it.

@@ -1,0 +1,339 @@
+//! A rank's line to the others: what its world and its communicators share.
+//!
+//! A program may drop its [`World`](super::World) and go on with its communicators, and these still have
+//! to hear of a rank that died. So the connection is theirs together: it stays open until the last of
+//! them is gone, and only then says goodbye. Of a world that is gone while communicators live, the
+//! others learn at once that this rank comes to no exchange any more ([`Request::Stay`]); should its
+//! process die after that, they hear of it like of any other death.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::hub::Hub;
+use super::mailbox::{Mailbox, Notice, Waited};
+use super::message::{Answer, Departure, ENDS, Incomplete, Missing, Request, Round};
+use super::server::{PATIENCE, Server};
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+use crate::time::{deadline_after, later};
+
+pub(crate) struct Line {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    link: Link,
+    pub(super) mailbox: Arc<Mailbox>,
+    /// Known when all have met.
+    members: OnceLock<Vec<Member>>,
+    /// The job's name and epoch.
+    pub(super) job: (String, u64),
+    /// What the others are told when this value goes.
+    farewell: Mutex<Departure>,
+}
+
+pub(super) enum Link {
+    Here {
+        hub: Arc<Hub>,
+        _server: Option<Server>,
+    },
+    Elsewhere {
+        connection: Arc<Connection>,
+        /// This rank's own door, which stays open as long as the line.
+        _server: Server,
+    },
+}
+
+/// What [`Line::end`] came to.
+#[allow(dead_code, reason = "what watches over the ranks is built on it")]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The parts of all members; that of one that is gone is empty.
+    All(Vec<Vec<u8>>),
+    /// Who has not said that it is done.
+    Missing(Vec<usize>),
+    /// There is no connection to the others any more.
+    Unheard,
+}
+
+/// How long a goodbye may take to be written.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What is known of a rank.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) host: String,
+    pub(super) pid: u32,
+    /// Where it listens, unless it is a thread of this process.
+    pub(super) at: Option<String>,
+}
+
+impl Member {
+    /// A thread of this process.
+    pub(super) fn here() -> Self {
+        Self {
+            host: crate::host::name().to_string(),
+            pid: std::process::id(),
+            at: None,
+        }
+    }
+}
+
+impl Line {
+    pub(super) fn open(
+        rank: usize,
+        size: usize,
+        job: (String, u64),
+        link: Link,
+        mailbox: Arc<Mailbox>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            rank,
+            size,
+            link,
+            mailbox,
+            members: OnceLock::new(),
+            job,
+            farewell: Mutex::new(Departure::Left),
+        })
+    }
+
+    /// All have said who they are.
+    pub(super) fn meet(&self, members: Vec<Member>) {
+        let _ = self.members.set(members);
+    }
+
+    /// A rank with its host and process.
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        match self.members.get().and_then(|members| members.get(rank)) {
+            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// As if this process died.
+    #[cfg(test)]
+    pub(super) fn cut_for_a_test(&self) {
+        match &self.link {
+            Link::Here {
+                _server: Some(server),
+                ..
+            } => server.cut_for_a_test(),
+            Link::Here { .. } => {}
+            Link::Elsewhere { connection, .. } => connection.shut(),
+        }
+    }
+
+    /// Where a rank listens; `None` for one that is a thread of this process.
+    pub(super) fn address_of(&self, rank: usize) -> Option<&str> {
+        self.members.get()?.get(rank)?.at.as_deref()
+    }
+
+    /// The world is gone; `alone` if nothing else has the line.
+    pub(super) fn world_ends(&self, farewell: Departure, alone: bool) {
+        if alone {
+            *lock(&self.farewell) = farewell;
+            return;
+        }
+        let chain = match farewell {
+            Departure::Failed(chain) => Some(chain),
+            Departure::Left | Departure::Lost(_) => None,
+        };
+        self.send(u64::MAX, Request::Stay { chain });
+    }
+
+    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    pub(super) fn ask(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+        refused: Option<Incomplete>,
+    ) -> Result<Answer> {
+        let started = Instant::now();
+        let ticket = self.mailbox.ticket();
+        self.send(
+            ticket.id,
+            request(deadline.saturating_duration_since(started)),
+        );
+        let give_up = |incomplete: &Incomplete, reason: &str| {
+            let reason = reason.to_owned();
+            self.send(ticket.id, Request::Cancel { reason });
+            Err(self.explain(topic, incomplete))
+        };
+        if let Some(incomplete) = refused {
+            return give_up(&incomplete, "its part is too large");
+        }
+        let mut patience = deadline;
+        loop {
+            match ticket.wait(patience, interrupted) {
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return Err(self.explain(topic, &incomplete));
+                }
+                Waited::Answer(answer) => return Ok(answer),
+                Waited::Closed(why) => {
+                    let departure = self.mailbox.departure(0);
+                    let departure = departure.unwrap_or(Departure::Lost(why));
+                    let who = self.describe(0);
+                    let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
+                    // It may have left because of somebody else.
+                    if let Some((rank, first)) = self.mailbox.first_failed()
+                        && rank != 0
+                    {
+                        let first = format!("; before that, {}: {first}", self.describe(rank));
+                        text.push_str(&first);
+                    }
+                    return Err(Error::rendezvous(text));
+                }
+                Waited::Interrupted => {
+                    return give_up(&Incomplete::Interrupted, "its abort signal was given");
+                }
+                // The hub keeps the deadline, so that all hear the same.
+                Waited::Late => match &self.link {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        patience = Instant::now() + Duration::from_millis(1);
+                    }
+                    Link::Elsewhere { .. } if patience == deadline => {
+                        patience = deadline + PATIENCE
+                    }
+                    // This is for the case that rank 0 stands still.
+                    Link::Elsewhere { .. } => {
+                        let silent = Incomplete::TimedOut {
+                            missing: vec![Missing {
+                                rank: 0,
+                                phase: Some((String::from("no answer"), started.elapsed())),
+                            }],
+                            waited: started.elapsed(),
+                            remarks: Vec::new(),
+                        };
+                        return give_up(&silent, "it got no answer");
+                    }
+                },
+            }
+        }
+    }
+
+    /// Tells all ranks, this one included.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
+        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
+        self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
+    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
+    /// not wait.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
+        self.mailbox.on_notice(Box::new(handler));
+    }
+
+    /// Tells `members` that this rank is done with `name`, and waits until all of them are that are
+    /// still there: at most for `patience` after the first of them came here.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn end(
+        &self,
+        name: &str,
+        members: &Arc<[usize]>,
+        part: &[u8],
+        patience: Duration,
+    ) -> Ended {
+        let ticket = self.mailbox.ticket();
+        self.send(ticket.id, Self::end_request(name, members, part, patience));
+        let mut deadline = deadline_after(patience);
+        // Rank 0 keeps the time; if it stands still, it is the one that is missing.
+        let last = later(deadline, Duration::from_secs(1));
+        loop {
+            match ticket.wait(deadline, None) {
+                Waited::Answer(Answer::Parts(parts)) => {
+                    return Ended::All(Arc::unwrap_or_clone(parts));
+                }
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return match &*incomplete {
+                        Incomplete::TimedOut { missing, .. } => {
+                            Ended::Missing(missing.iter().map(|missing| missing.rank).collect())
+                        }
+                        _ => Ended::Unheard,
+                    };
+                }
+                Waited::Answer(_) | Waited::Closed(_) | Waited::Interrupted => {
+                    return Ended::Unheard;
+                }
+                Waited::Late => match &self.link {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        deadline = Instant::now() + Duration::from_millis(1);
+                    }
+                    Link::Elsewhere { .. } if deadline < last => deadline = last,
+                    Link::Elsewhere { .. } => return Ended::Missing(vec![0]),
+                },
+            }
+        }
+    }
+
+    /// As [`end`](Self::end), without waiting for the others.
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    pub(crate) fn end_alone(&self, name: &str, members: &Arc<[usize]>, patience: Duration) {
+        self.send(u64::MAX, Self::end_request(name, members, &[], patience));
+    }
+
+    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    fn end_request(name: &str, members: &Arc<[usize]>, part: &[u8], patience: Duration) -> Request {
+        let round = Round {
+            topic: format!("{ENDS}{name}"),
+            number: 0,
+            members: Some(Arc::clone(members)),
+        };
+        let part = part.to_vec();
+        Request::Collect {
+            round,
+            patience,
+            part,
+        }
+    }
+
+    /// Sends a request whose answer, if any, comes under `id`.
+    pub(super) fn send(&self, id: u64, request: Request) {
+        match &self.link {
+            Link::Here { hub, .. } => {
+                hub.handle(self.rank, id, request);
+                hub.flush();
+            }
+            Link::Elsewhere { connection, .. } => {
+                connection.enqueue(request.encode(id));
+                connection.flush_quietly();
+            }
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let farewell = std::mem::replace(&mut *lock(&self.farewell), Departure::Left);
+        match &self.link {
+            Link::Here { hub, .. } => hub.leave(self.rank, farewell),
+            Link::Elsewhere { connection, .. } => {
+                let last = match farewell {
+                    Departure::Failed(chain) => Request::Fail { chain },
+                    _ => Request::Goodbye,
+                };
+                connection.enqueue(last.encode(0));
+                // A rank 0 that is gone misses nothing.
+                let _ = connection.drain(Instant::now() + FAREWELL);
+                connection.forget();
+                connection.shut();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

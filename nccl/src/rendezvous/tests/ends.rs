@@ -1,0 +1,143 @@
+//! Ranks whose world is gone before their communicators are, and rounds that do without the dead.
+
+use std::sync::Mutex;
+
+use super::super::line::Ended;
+use super::super::mailbox::Notice;
+use super::super::message::Departure;
+use super::*;
+use crate::communicator::lock;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two ranks at a socket.
+fn two(name: &'static str) -> (World, World) {
+    let zero = std::thread::spawn(move || World::join(rendezvous(name, 0, 2)).unwrap());
+    let one = World::join(rendezvous(name, 1, 2)).unwrap();
+    (zero.join().unwrap(), one)
+}
+
+/// What a rank hears of others that go.
+fn departures(world: &World) -> Arc<Mutex<Vec<(usize, Departure)>>> {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&heard);
+    world.line.on_notice(move |notice| {
+        if let Notice::Gone { rank, departure } = notice {
+            lock(&record).push((*rank, departure.clone()));
+        }
+    });
+    heard
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communicator() {
+    for rank in [0, 1] {
+        let (zero, one) = two(["stay-0", "stay-1"][rank]);
+        let (stays, other) = if rank == 0 { (zero, one) } else { (one, zero) };
+        let heard = departures(&other);
+        let line = Arc::clone(&stays.line);
+        drop(stays);
+        let error = other.barrier("never").unwrap_err().to_string();
+        assert!(error.contains("left the world"), "{error}");
+        assert_eq!(*lock(&heard), []);
+        // It is still there for what ends.
+        std::thread::scope(|scope| {
+            let members: Arc<[usize]> = [0, 1].into();
+            scope.spawn({
+                let members = Arc::clone(&members);
+                move || {
+                    assert_eq!(
+                        line.end("x", &members, b"a", PATIENCE),
+                        all([b"a", b"b"], rank)
+                    )
+                }
+            });
+            assert_eq!(
+                other.line.end("x", &members, b"b", PATIENCE),
+                all([b"a", b"b"], rank)
+            );
+        });
+        eventually("the goodbye", || *lock(&heard) == [(rank, Departure::Left)]);
+    }
+}
+
+fn all(parts: [&[u8; 1]; 2], first: usize) -> Ended {
+    let mut parts: Vec<_> = parts.iter().map(|part| part.to_vec()).collect();
+    if first == 1 {
+        parts.reverse();
+    }
+    Ended::All(parts)
+}
+
+#[test]
+fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
+    for rank in [0, 1] {
+        let (zero, one) = two(["dies-0", "dies-1"][rank]);
+        let (stays, other) = if rank == 0 { (zero, one) } else { (one, zero) };
+        let heard = departures(&other);
+        let line = Arc::clone(&stays.line);
+        drop(stays);
+        line.cut_for_a_test();
+        eventually(
+            "the death",
+            || matches!(&lock(&heard)[..], [(dead, Departure::Lost(how))] if *dead == rank && how.contains("died")),
+        );
+        std::mem::forget(line);
+    }
+}
+
+#[test]
+fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
+    let (zero, one) = two("fails");
+    let heard = departures(&zero);
+    let line = Arc::clone(&one.line);
+    one.fail(&std::io::Error::other("out of paper"));
+    let failed = (1, Departure::Failed(String::from("out of paper")));
+    eventually("the failure", || *lock(&heard) == [failed.clone()]);
+    let members: Arc<[usize]> = [0, 1].into();
+    let soon = Duration::from_millis(50);
+    let missing = zero.line.end("x", &members, b"", soon);
+    assert_eq!(
+        missing,
+        Ended::Missing(vec![1]),
+        "it still has communicators"
+    );
+    drop(line);
+    let begun = Instant::now();
+    assert_eq!(
+        zero.line.end("y", &members, b"b", PATIENCE),
+        Ended::All(vec![b"b".to_vec(), Vec::new()])
+    );
+    assert!(begun.elapsed() < PATIENCE / 2);
+    assert_eq!(*lock(&heard), [failed]);
+}
+
+#[test]
+fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
+    let worlds = World::threads(3);
+    let members: Arc<[usize]> = [0, 1, 2].into();
+    std::thread::scope(|scope| {
+        let mut worlds = worlds.into_iter();
+        let [zero, one, two] = [(); 3].map(|()| worlds.next().unwrap());
+        for world in [zero, one] {
+            let members = &members;
+            scope.spawn(move || {
+                let part = [world.rank() as u8];
+                let ended = world.line.end("x", members, &part, PATIENCE);
+                assert_eq!(ended, Ended::All(vec![vec![0], vec![1], Vec::new()]));
+            });
+        }
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(two);
+        });
+    });
+}
