@@ -1,6 +1,7 @@
 //! What has come for one rank: answers to requests that threads wait for, and notices.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -135,9 +136,9 @@ impl Mailbox {
             return;
         }
         state.closed = Some(why.to_owned());
-        if !state.departed.contains_key(&0) {
+        if let Entry::Vacant(departed) = state.departed.entry(0) {
             let departure = Departure::Lost(why.to_owned());
-            state.departed.insert(0, departure.clone());
+            departed.insert(departure.clone());
             state.first_failed.get_or_insert(0);
             state.inbox.push_back(Notice::Gone { rank: 0, departure });
         }

@@ -284,7 +284,8 @@ impl State {
         }
         // One that failed has said so. One that left without a word is heard of when it is gone.
         let told = matches!(member.departure, Some(Departure::Failed(_)));
-        let tell = !told && !(stays && departure == Departure::Left);
+        let silent = stays && departure == Departure::Left;
+        let tell = !told && !silent;
         if !told {
             member.departure = Some(departure.clone());
         }
