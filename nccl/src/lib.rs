@@ -87,6 +87,7 @@ mod local;
 mod memory;
 mod operation;
 mod plan;
+pub mod preflight;
 mod reaper;
 mod recorded;
 mod reduce;

@@ -11,7 +11,7 @@ use crate::unique_id::UniqueId;
 const MAGIC: [u8; 8] = *b"ncclid.1";
 
 /// FNV-1a: finds damage, and is no protection against a forger.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

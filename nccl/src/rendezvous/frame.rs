@@ -21,7 +21,7 @@ pub(super) const HEADER: usize = 13;
 
 /// What cannot be a frame or a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(crate) struct Broken(pub(crate) &'static str);
 
 /// One frame as it came.
 #[derive(Debug, PartialEq, Eq)]
@@ -119,10 +119,10 @@ impl Decoder {
 }
 
 /// Reads numbers and byte strings from a payload.
-pub(super) struct Fields<'f>(pub(super) &'f [u8]);
+pub(crate) struct Fields<'f>(pub(crate) &'f [u8]);
 
 impl<'f> Fields<'f> {
-    pub(super) fn number(&mut self) -> Result<u64, Broken> {
+    pub(crate) fn number(&mut self) -> Result<u64, Broken> {
         let (bytes, rest) = self
             .0
             .split_first_chunk::<8>()
@@ -131,12 +131,12 @@ impl<'f> Fields<'f> {
         Ok(u64::from_le_bytes(*bytes))
     }
 
-    pub(super) fn index(&mut self) -> Result<usize, Broken> {
+    pub(crate) fn index(&mut self) -> Result<usize, Broken> {
         usize::try_from(self.number()?).map_err(|_| Broken("a number that is too large"))
     }
 
     /// A number of things of at least `size` bytes each, which cannot be more than there are bytes.
-    pub(super) fn count(&mut self, size: usize) -> Result<usize, Broken> {
+    pub(crate) fn count(&mut self, size: usize) -> Result<usize, Broken> {
         let count = self.index()?;
         if count > self.0.len() / size.max(1) {
             return Err(Broken("more things than there are bytes"));
@@ -144,7 +144,7 @@ impl<'f> Fields<'f> {
         Ok(count)
     }
 
-    pub(super) fn bytes(&mut self) -> Result<&'f [u8], Broken> {
+    pub(crate) fn bytes(&mut self) -> Result<&'f [u8], Broken> {
         let length = self.index()?;
         let (bytes, rest) = self
             .0
@@ -154,7 +154,7 @@ impl<'f> Fields<'f> {
         Ok(bytes)
     }
 
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
         let (bytes, rest) = self
             .0
             .split_first_chunk::<N>()
@@ -163,14 +163,14 @@ impl<'f> Fields<'f> {
         Ok(*bytes)
     }
 
-    pub(super) fn text(&mut self) -> Result<String, Broken> {
+    pub(crate) fn text(&mut self) -> Result<String, Broken> {
         let bytes = self.bytes()?;
         str::from_utf8(bytes)
             .map(String::from)
             .map_err(|_| Broken("a text that is not UTF-8"))
     }
 
-    pub(super) fn end(&self) -> Result<(), Broken> {
+    pub(crate) fn end(&self) -> Result<(), Broken> {
         if self.0.is_empty() {
             Ok(())
         } else {
@@ -179,15 +179,15 @@ impl<'f> Fields<'f> {
     }
 }
 
-pub(super) fn put_number(to: &mut Vec<u8>, number: u64) {
+pub(crate) fn put_number(to: &mut Vec<u8>, number: u64) {
     to.extend_from_slice(&number.to_le_bytes());
 }
 
-pub(super) fn put_index(to: &mut Vec<u8>, number: usize) {
+pub(crate) fn put_index(to: &mut Vec<u8>, number: usize) {
     put_number(to, number as u64);
 }
 
-pub(super) fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     put_index(to, bytes.len());
     to.extend_from_slice(bytes);
 }

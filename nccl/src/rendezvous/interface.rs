@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// What a person names: an interface, the beginning of its name, a subnet, an address, or all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Interface {
+pub(crate) enum Interface {
     Any,
     Address(IpAddr),
     Subnet(IpAddr, u8),
@@ -18,17 +18,19 @@ pub(super) enum Interface {
 
 /// One address of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Own {
-    pub(super) name: String,
-    pub(super) address: IpAddr,
+pub(crate) struct Own {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+    /// How many bits of it are those of its subnet.
+    pub(crate) prefix: u8,
     /// The number of the interface, which a link-local address of IPv6 needs.
-    pub(super) scope: u32,
-    pub(super) up: bool,
+    pub(crate) scope: u32,
+    pub(crate) up: bool,
 }
 
 impl Interface {
     /// `*`, `10.0.0.5`, `10.0.0.0/8`, `fd00::/8`, `eth0` or `eth`.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let wrong = |why: &str| {
             Error::rendezvous(format!(
                 "interface {text:?} is not understood ({why}): write a name (eth0), the beginning of \
@@ -57,7 +59,7 @@ impl Interface {
     /// The address to listen at, among `own`. A whole name counts before the beginning of one, an
     /// interface that is up before one that is not, IPv4 before IPv6, and anything before a link-local
     /// address.
-    pub(super) fn choose<'o>(&self, own: &'o [Own]) -> Result<&'o Own> {
+    pub(crate) fn choose<'o>(&self, own: &'o [Own]) -> Result<&'o Own> {
         let rank = |own: &&Own| {
             let exact = matches!(self, Self::Name(name) if *name == own.name);
             (
@@ -109,7 +111,7 @@ impl fmt::Display for Interface {
 }
 
 /// The addresses of this host, for sentences.
-pub(super) fn list(own: &[Own]) -> String {
+pub(crate) fn list(own: &[Own]) -> String {
     let texts: Vec<_> = own
         .iter()
         .map(|own| {
@@ -123,14 +125,14 @@ pub(super) fn list(own: &[Own]) -> String {
     texts.join(", ")
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.segments()[0] & 0xffc0 == 0xfe80,
     }
 }
 
-fn is_within(address: IpAddr, subnet: IpAddr, length: u8) -> bool {
+pub(crate) fn is_within(address: IpAddr, subnet: IpAddr, length: u8) -> bool {
     let (a, b, width) = match (address, subnet) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits()), u128::from(b.to_bits()), 32),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
@@ -141,7 +143,7 @@ fn is_within(address: IpAddr, subnet: IpAddr, length: u8) -> bool {
 }
 
 /// Every address of this host's interfaces, as this process's network namespace has them.
-pub(super) fn own() -> io::Result<Vec<Own>> {
+pub(crate) fn own() -> io::Result<Vec<Own>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: `first` is a valid out-pointer.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
@@ -154,29 +156,17 @@ pub(super) fn own() -> io::Result<Vec<Own>> {
         next = entry.ifa_next;
         // SAFETY: the system gives every entry a name.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        // SAFETY: null or a valid address, which begins with its family.
-        let Some(address) = (unsafe { entry.ifa_addr.as_ref() }) else {
+        // SAFETY: null or a valid address of the entry.
+        let Some((address, scope)) = (unsafe { read(entry.ifa_addr) }) else {
             continue;
         };
-        let (address, scope) = match i32::from(address.sa_family) {
-            libc::AF_INET => {
-                // SAFETY: an address of this family has this layout.
-                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
-                let address = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
-                (IpAddr::V4(address), 0)
-            }
-            libc::AF_INET6 => {
-                // SAFETY: as above.
-                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in6>() };
-                let scope = address.sin6_scope_id;
-                (Ipv6Addr::from(address.sin6_addr.s6_addr).into(), scope)
-            }
-            _ => continue,
-        };
+        // SAFETY: likewise.
+        let mask = unsafe { read(entry.ifa_netmask) };
         let running = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
         found.push(Own {
             name: name.to_string_lossy().into_owned(),
             address,
+            prefix: mask.map_or(0, |(mask, _)| ones(mask)),
             scope,
             up: entry.ifa_flags & running == running,
         });
@@ -184,6 +174,38 @@ pub(super) fn own() -> io::Result<Vec<Own>> {
     // SAFETY: the list from above, and nothing refers to it any more.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
+}
+
+/// An address of one of the internet's families, with its scope.
+///
+/// # Safety
+/// `address` is null or points to an address of the family that it begins with.
+unsafe fn read(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
+    // SAFETY: the caller's promise.
+    match i32::from(unsafe { address.as_ref() }?.sa_family) {
+        libc::AF_INET => {
+            // SAFETY: an address of this family has this layout.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
+            let address = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
+            Some((IpAddr::V4(address), 0))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+            let scope = address.sin6_scope_id;
+            Some((Ipv6Addr::from(address.sin6_addr.s6_addr).into(), scope))
+        }
+        _ => None,
+    }
+}
+
+/// The length of the prefix that a mask leaves.
+fn ones(mask: IpAddr) -> u8 {
+    let bits = match mask {
+        IpAddr::V4(mask) => mask.to_bits().leading_ones(),
+        IpAddr::V6(mask) => mask.to_bits().leading_ones(),
+    };
+    bits as u8
 }
 
 #[cfg(test)]
@@ -203,6 +225,7 @@ mod tests {
         .map(|(name, address, up)| Own {
             name: name.to_owned(),
             address: address.parse().unwrap(),
+            prefix: 24,
             scope: 0,
             up,
         })
@@ -248,6 +271,8 @@ mod tests {
 
     #[test]
     fn this_host_has_a_loopback() {
-        assert!(own().unwrap().iter().any(|own| own.address.is_loopback()));
+        let own = own().unwrap();
+        let loopback = own.iter().find(|own| own.address.is_loopback()).unwrap();
+        assert!([8, 128].contains(&loopback.prefix), "{loopback:?}");
     }
 }

@@ -39,6 +39,11 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+// What the checks before a start share with it.
+pub(crate) use envelope::checksum;
+pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
+pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
+
 pub use environment::Rendezvous;
 pub use exchange::Subgroup;
 pub use world::World;

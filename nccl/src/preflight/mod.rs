@@ -1,0 +1,41 @@
+//! What must agree or be reachable before NCCL is started.
+//!
+//! NCCL compares its own release and little else: a variable that differs, an address that cannot be
+//! reached or a limit that is too low shows as a hang, or as a message on another rank. Here every rank
+//! gathers facts, rank 0 compares them, and all ranks get the same [`Report`].
+//!
+//! - `system`: where facts come from, which a test can make up;
+//! - `facts`: what a rank tells; `variables`, `interfaces`, `rdma`, `device`, `limits`: parts of it;
+//! - `known`: NCCL's variables, and which of them the ranks have to agree on;
+//! - `wire`: how facts and reports travel;
+//! - `rules`: what follows from the facts of all ranks;
+//! - `together`: one interface for NCCL and for this crate's own connections;
+//! - `report`: what was found, and how it reads; `run`: the checks at work.
+
+#![allow(
+    dead_code,
+    reason = "the rules for networks and devices are still to come"
+)]
+
+mod device;
+mod facts;
+mod interfaces;
+mod known;
+mod limits;
+mod rdma;
+mod report;
+mod rules;
+mod run;
+mod settings;
+mod system;
+mod together;
+mod variables;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use report::{Finding, Report, Severity};
+pub use run::host;
+pub use settings::Settings;
+pub use together::nccl_variables_for;

@@ -1,0 +1,240 @@
+//! What was found, and how it reads.
+
+use std::fmt;
+
+use super::wire::{Broken, Fields, MOST_FINDINGS, Wire};
+
+/// How bad something is.
+///
+/// ```
+/// use nccl::preflight::Severity;
+/// assert!(Severity::Error > Severity::Warning && Severity::Warning > Severity::Ok);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Severity {
+    /// It was checked, and nothing is wrong.
+    Ok,
+    /// It may work, or works less well than it could.
+    Warning,
+    /// NCCL would hang, fail, or compute something else.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// One thing that was checked.
+///
+/// Printed, it is one line: the sentence, and what to do.
+///
+/// ```
+/// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+/// for finding in report.findings() {
+///     println!("{:>7} {:<20} {}", finding.severity, finding.check, finding.what);
+///     if let Some(fix) = &finding.fix {
+///         println!("{:>28} {fix}", "fix:");
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The check's name, which stays the same from release to release: `nccl-version`, `reachable`, …
+    pub check: String,
+    /// The ranks it is about: the odd ones, or all where none is odd. Empty for a host without a world.
+    pub ranks: Vec<usize>,
+    /// The hosts of these ranks.
+    pub hosts: Vec<String>,
+    /// What was found, as a sentence.
+    pub what: String,
+    /// What to do about it, as a sentence.
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn new(severity: Severity, check: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            severity,
+            check: check.to_owned(),
+            ranks: Vec::new(),
+            hosts: Vec::new(),
+            what: what.into(),
+            fix: None,
+        }
+    }
+
+    pub(super) fn error(check: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Error, check, what)
+    }
+
+    pub(super) fn warning(check: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, check, what)
+    }
+
+    pub(super) fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.severity, self.check, self.what)?;
+        match &self.fix {
+            Some(fix) => write!(f, "; {fix}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Everything that was checked, the worst first.
+///
+/// ```
+/// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+/// if !report.is_fine() {
+///     eprintln!("{report}");
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    /// The worst first; what is equally bad is in the order of the checks' names and ranks, so that the
+    /// report does not depend on who came first.
+    pub(super) fn new(mut findings: Vec<Finding>) -> Self {
+        findings.sort_by(|a, b| {
+            let key = |f: &Finding| (std::cmp::Reverse(f.severity), f.check.clone());
+            (key(a), &a.ranks, &a.what).cmp(&(key(b), &b.ranks, &b.what))
+        });
+        findings.dedup();
+        Self { findings }
+    }
+
+    /// What was found.
+    ///
+    /// ```
+    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+    /// assert!(!report.findings().is_empty());
+    /// ```
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// What is wrong enough to keep NCCL from being started.
+    ///
+    /// ```
+    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+    /// for error in report.errors() {
+    ///     eprintln!("{}: {}", error.hosts.join(", "), error.what);
+    /// }
+    /// ```
+    pub fn errors(&self) -> impl Iterator<Item = &Finding> {
+        self.of(Severity::Error)
+    }
+
+    /// What may be wrong.
+    ///
+    /// ```
+    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+    /// println!("{} warnings", report.warnings().count());
+    /// ```
+    pub fn warnings(&self) -> impl Iterator<Item = &Finding> {
+        self.of(Severity::Warning)
+    }
+
+    fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
+        self.findings
+            .iter()
+            .filter(move |finding| finding.severity == severity)
+    }
+
+    /// How bad the worst is.
+    ///
+    /// ```
+    /// use nccl::preflight::{Severity, Settings, host};
+    /// if host(&Settings::new()).worst() == Severity::Error {
+    ///     eprintln!("NCCL would not work here");
+    /// }
+    /// ```
+    #[must_use]
+    pub fn worst(&self) -> Severity {
+        let severities = self.findings.iter().map(|finding| finding.severity);
+        severities.max().unwrap_or(Severity::Ok)
+    }
+
+    /// Whether there is neither an error nor a warning.
+    ///
+    /// ```
+    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+    /// println!("{}", if report.is_fine() { "fine" } else { "see above" });
+    /// ```
+    #[must_use]
+    pub fn is_fine(&self) -> bool {
+        self.worst() == Severity::Ok
+    }
+}
+
+/// One line for each finding, the worst first.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, finding) in self.findings.iter().enumerate() {
+            if number > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{finding}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Wire for Severity {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push(match self {
+            Self::Ok => 0,
+            Self::Warning => 1,
+            Self::Error => 2,
+        });
+    }
+
+    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
+        match from.array::<1>()? {
+            [0] => Ok(Self::Ok),
+            [1] => Ok(Self::Warning),
+            [2] => Ok(Self::Error),
+            _ => Err(Broken("a severity that does not exist")),
+        }
+    }
+}
+
+super::wire::fields!(Finding {
+    severity,
+    check,
+    ranks,
+    hosts,
+    what,
+    fix
+});
+
+impl Wire for Report {
+    fn put(&self, to: &mut Vec<u8>) {
+        super::wire::put_list(&self.findings, MOST_FINDINGS, to);
+    }
+
+    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
+        let findings = super::wire::take_list(MOST_FINDINGS, from)?;
+        Ok(Self { findings })
+    }
+}

@@ -1,0 +1,86 @@
+//! What a check is about.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use crate::library::Library;
+
+/// What to check: everything, and a device or a library when they are named.
+///
+/// ```
+/// use nccl::preflight::{Settings, host};
+///
+/// // Eight ranks on this host, of 32 altogether.
+/// let report = host(&Settings::new().ranks(8, 32));
+/// println!("{report}");
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "settings check nothing by themselves"]
+pub struct Settings {
+    pub(super) stream: Option<Arc<CudaStream>>,
+    pub(super) library: Option<Library>,
+    pub(super) local_ranks: usize,
+    pub(super) world_size: usize,
+}
+
+impl Settings {
+    /// Everything that needs neither a device nor a library.
+    ///
+    /// ```
+    /// let settings = nccl::preflight::Settings::new();
+    /// ```
+    pub fn new() -> Self {
+        Self {
+            stream: None,
+            library: None,
+            local_ranks: 1,
+            world_size: 1,
+        }
+    }
+
+    /// The stream on which this rank's operations will be: its device is checked as well.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let settings = nccl::preflight::Settings::new().stream(&stream);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stream(mut self, stream: &Arc<CudaStream>) -> Self {
+        self.stream = Some(Arc::clone(stream));
+        self
+    }
+
+    /// The library that will be used: its release and file are checked as well.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let settings = nccl::preflight::Settings::new().library(&nccl::Library::load()?);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn library(mut self, library: &Library) -> Self {
+        self.library = Some(library.clone());
+        self
+    }
+
+    /// Without a world: how many ranks there will be on this host, and altogether; 1 unless set. What a
+    /// host has to have grows with both.
+    ///
+    /// ```
+    /// let settings = nccl::preflight::Settings::new().ranks(8, 1024);
+    /// ```
+    pub fn ranks(mut self, on_this_host: usize, altogether: usize) -> Self {
+        self.local_ranks = on_this_host.max(1);
+        self.world_size = altogether.max(self.local_ranks);
+        self
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self::new()
+    }
+}
