@@ -500,14 +500,56 @@ fn the_log_has_nccls_lines() {
                 "NCCL INFO Connected all rings, use ring PXN 0 GDR 0\n",
                 "NCCL INFO AllReduce: opCount 0 sendbuff 0x",
                 " - Destroy COMPLETE\n",
+                "NCCL INFO Init timings - ncclCommInitRank: rank ",
             ] {
                 assert!(log.contains(part), "no {part:?} in\n{log}");
             }
+            let place = |part| log.find(part).unwrap();
+            assert!(place("Using network") < place("- Init START"), "{log}");
             let warning = log.split("\n\n").nth(1).unwrap().lines().next().unwrap();
             assert!(warning.starts_with("[20"), "{warning}");
             let text = " NCCL WARN Send : invalid root 9 (root should be in the 0..2 range)";
             assert!(warning.ends_with(text), "{warning}");
         }
+    }
+    fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn an_older_release_says_it_in_its_own_words() {
+    let place = std::env::temp_dir().join(format!("nccl-emulator-old-{}", std::process::id()));
+    fs::create_dir_all(&place).unwrap();
+    let file = place.join("log.%p");
+    let environment = [
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_DEBUG_FILE", file.to_str().unwrap()),
+        ("NCCL_EMULATOR_VERSION", "2.18.3"),
+    ];
+    processes(
+        "an_older_release_says_it_in_its_own_words",
+        1,
+        &environment,
+        |process| {
+            process.join().destroy();
+        },
+    );
+    let logs: Vec<String> = fs::read_dir(&place)
+        .unwrap()
+        .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    for log in &logs {
+        for part in [
+            "NCCL INFO NCCL version 2.18.3+cuda",
+            "NCCL INFO Bootstrap : Using ",
+            "NCCL INFO comm 0x",
+            " - Init COMPLETE\n",
+        ] {
+            assert!(log.contains(part), "no {part:?} in\n{log}");
+        }
+        assert!(
+            !log.contains("[Rank 0]") && !log.contains("Init timings"),
+            "{log}"
+        );
     }
     fs::remove_dir_all(&place).unwrap();
 }

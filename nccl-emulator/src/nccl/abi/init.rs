@@ -34,9 +34,14 @@ fn check_faults() -> Result {
 fn announce_bootstrap() {
     static ONCE: AtomicBool = AtomicBool::new(false);
     if !ONCE.swap(true, Ordering::Relaxed) {
+        let blank = if version::is_at_least(2, 24, 0) {
+            ""
+        } else {
+            " "
+        };
         info!(
             subsystem::BOOTSTRAP,
-            "Bootstrap: Using unix:@nccl-emulator<0>"
+            "Bootstrap{blank}: Using unix:@nccl-emulator<0>"
         );
     }
 }

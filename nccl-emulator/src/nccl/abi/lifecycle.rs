@@ -75,11 +75,8 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
         }
         info!(
             subsystem::DESTROY,
-            "comm {comm:p} rank {} nRanks {} cudaDev {} busId {:x} - Abort START",
-            communicator.rank,
-            communicator.ranks,
-            communicator.device,
-            communicator::bus_id(communicator.device)
+            "{} - Abort START",
+            communicator::ending(&communicator, "nRanks")
         );
         group::start();
         communicator.raise_abort();
@@ -108,13 +105,7 @@ pub(super) unsafe extern "C" fn ncclCommRevoke(
         if communicator.is_destroyed() || communicator.is_finalized() || communicator.is_revoked() {
             return Err(INVALID_ARGUMENT);
         }
-        let line = format!(
-            "comm {comm:p} rank {} nRanks {} cudaDev {} busId {:x} - Revoke",
-            communicator.rank,
-            communicator.ranks,
-            communicator.device,
-            communicator::bus_id(communicator.device)
-        );
+        let line = format!("{} - Revoke", communicator::ending(&communicator, "nRanks"));
         info!(subsystem::DESTROY, "{line} START");
         group::start();
         communicator.raise_abort();

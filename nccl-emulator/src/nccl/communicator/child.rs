@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use nccl_sys::{NCCL_SPLIT_NOCOLOR, ncclComm_t};
 
+use super::announce::Birth;
 use super::init::establish;
-use super::{Communicator, Session, identity};
+use super::{Communicator, Session};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;
 use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM};
 use crate::nccl::config::Config;
-use crate::nccl::debug::{self, info, subsystem, warn};
+use crate::nccl::debug::{self, warn};
 use crate::nccl::timer;
 use crate::nccl::unique_id::{UniqueId, mix};
 
@@ -149,16 +150,12 @@ fn try_create(
     if !config.blocking {
         timer::watch(&child);
     }
-    let function = request.function;
-    let line = format!(
-        "comm {handle:p} rank {rank} nranks {ranks} cudaDev {device} nvmlDev {device} busId {:x} parent {:#x} \
-         childCount {} color {color} key {key}",
-        identity::bus_id(parent.device),
-        parent.handle(),
-        request.number,
-        device = parent.device
+    let birth = Birth::of_child(
+        &child,
+        request.function,
+        (parent, request.number, color, key),
     );
-    info!(subsystem::INIT, "{function} {line}- Init START");
+    birth.start();
     // The parent's token is known to its ranks alone. A shrink has no number: its ranks know that they
     // mean the same one by its list.
     let id = match &request.kind {
@@ -175,7 +172,7 @@ fn try_create(
     if !request.shares {
         abort.wakes(Arc::downgrade(session));
     }
-    establish(&child, |who| {
+    let bootstrap = establish(&child, |who| {
         if rank == 0 {
             start_root(&id, &aborted)?;
             session.segment.ring_others(session.rank);
@@ -183,7 +180,7 @@ fn try_create(
         let bell = Some(&session.own().bell);
         bootstrap::join_soon(&id, bell, ranks, rank, who, &aborted)
     })?;
-    info!(subsystem::INIT, "{function} {line} - Init COMPLETE");
+    birth.complete(bootstrap);
     Ok(())
 }
 

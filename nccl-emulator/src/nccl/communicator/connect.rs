@@ -35,16 +35,27 @@ fn bit(direction: Direction) -> u8 {
     }
 }
 
-/// How the data of a pair travels, as NCCL would call it.
-fn transport(session: &Session, a: usize, b: usize) -> &'static str {
+/// Says how the data of a pair travels, as NCCL calls it: inside a host the sender does, between hosts both.
+fn announce(session: &Session, source: usize, destination: usize, direction: Direction) {
     let nodes = nodes(session);
-    if nodes[a] != nodes[b] {
-        "[send] via NET/Emulator/0"
-    } else if session.infos()[a].process == session.infos()[b].process {
-        "via P2P/direct pointer"
-    } else {
-        "via P2P/CUMEM"
-    }
+    let infos = session.infos();
+    let via = match direction {
+        _ if nodes[source] != nodes[destination] => match direction {
+            Direction::Send => "[send] via NET/Emulator/0",
+            Direction::Receive => "[receive] via NET/Emulator/0",
+        },
+        Direction::Receive => return,
+        Direction::Send if infos[source].process == infos[destination].process => {
+            "via P2P/direct pointer"
+        }
+        Direction::Send => "via P2P/CUMEM",
+    };
+    info!(
+        subsystem::INIT | subsystem::P2P,
+        "Channel 00/1 : {source}[{}] -> {destination}[{}] {via}",
+        infos[source].device,
+        infos[destination].device
+    );
 }
 
 impl Connections {
@@ -66,15 +77,7 @@ impl Connections {
 pub(crate) fn start_peers(session: &Session, wanted: &[(usize, Direction)]) {
     for &(peer, direction) in wanted {
         let (source, destination) = ends(session.rank, peer, direction);
-        if direction == Direction::Send {
-            let via = transport(session, source, destination);
-            info!(
-                subsystem::INIT | subsystem::P2P,
-                "Channel 00/1 : {source}[{}] -> {destination}[{}] {via}",
-                session.info(source).device,
-                session.info(destination).device
-            );
-        }
+        announce(session, source, destination, direction);
         session
             .segment
             .exchange(source, destination)
@@ -114,15 +117,9 @@ pub(crate) fn finish_peers(
 /// Says to all ranks that this one is ready for an algorithm. To be followed by
 /// [`finish_algorithm`].
 pub(crate) fn start_algorithm(session: &Session, algorithm: u32) {
-    let next = (session.rank + 1) % session.ranks();
-    info!(
-        subsystem::INIT | subsystem::P2P,
-        "Channel 00/1 : {}[{}] -> {next}[{}] {}",
-        session.rank,
-        session.info(session.rank).device,
-        session.info(next).device,
-        transport(session, session.rank, next)
-    );
+    let (own, ranks) = (session.rank, session.ranks());
+    announce(session, own, (own + 1) % ranks, Direction::Send);
+    announce(session, (own + ranks - 1) % ranks, own, Direction::Receive);
     session
         .own()
         .algorithms

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::announce::Birth;
 use super::{Communicator, Session, clique, identity};
 use crate::memory;
 use crate::nccl::bootstrap;
@@ -32,14 +33,10 @@ pub(crate) struct InitRequest {
 pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> Result {
     let _device = debug::on_device(communicator.device);
     let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
-    let function = request.function;
-    let line = line(communicator);
-    info!(
-        subsystem::INIT,
-        "[Rank {rank}] {function} {line} - Init START"
-    );
+    let birth = Birth::new(communicator, request.function);
+    birth.start();
     let abort = &communicator.abort;
-    establish(communicator, |who| match &request.meeting {
+    let bootstrap = establish(communicator, |who| match &request.meeting {
         Meeting::At(ids) => bootstrap::join(ids, ranks, rank, who, &|| abort.is_raised()),
         Meeting::Grow(id, parent) => {
             let _inside = parent.enter();
@@ -49,28 +46,16 @@ pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> R
             })
         }
     })?;
-    info!(subsystem::INIT, "{function} {line} - Init COMPLETE");
+    birth.complete(bootstrap);
     Ok(())
 }
 
-/// What the log says of a communicator when it begins.
-fn line(communicator: &Communicator) -> String {
-    let device = communicator.device;
-    format!(
-        "comm {:#x} rank {} nranks {} cudaDev {device} nvmlDev {device} busId {:x} commId {:#x}",
-        communicator.handle(),
-        communicator.rank,
-        communicator.ranks,
-        identity::bus_id(device),
-        communicator.hash
-    )
-}
-
-/// Everything that makes a communicator of a handle: `join` meets the others.
+/// Everything that makes a communicator of a handle: `join` meets the others. Returns the seconds that this
+/// took.
 pub(super) fn establish(
     communicator: &Arc<Communicator>,
     join: impl FnOnce(crate::transport::RankInfo) -> Result<Session>,
-) -> Result {
+) -> Result<f64> {
     let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
     let device = communicator.device;
     let pool = memory::pool(device).map_err(|error| {
@@ -80,7 +65,9 @@ pub(super) fn establish(
         );
         UNHANDLED_CUDA
     })?;
+    let began = Instant::now();
     let session = join(identity::rank_info(device, pool))?;
+    let bootstrap = began.elapsed().as_secs_f64();
     check_ranks(&session)?;
     let session = Arc::new(session);
     communicator.abort.wakes(Arc::downgrade(&session));
@@ -96,7 +83,6 @@ pub(super) fn establish(
         local.len(),
         local.iter().position(|&other| other == rank).unwrap_or(0)
     );
-    info!(subsystem::INIT | subsystem::NET, "Using network Emulator");
     let clique = clique::of(&session);
     clique.join(communicator);
     communicator
@@ -109,7 +95,7 @@ pub(super) fn establish(
         .unwrap_or_else(|_| unreachable!("init runs once"));
     wait_for_all(&session, communicator)?;
     communicator.initialized.store(true, Ordering::Release);
-    Ok(())
+    Ok(bootstrap)
 }
 
 /// What every rank finds out by itself about all of them.

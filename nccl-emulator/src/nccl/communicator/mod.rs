@@ -12,6 +12,7 @@
 //! use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
 //! unmapped under them.
 
+mod announce;
 mod captured;
 mod child;
 mod clique;
@@ -30,13 +31,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub(crate) use announce::ending;
 pub(crate) use captured::Captured;
 pub(crate) use child::{ChildKind, ChildRequest, OutSlot, create_child};
 pub(crate) use connect::{
     Connections, algorithm, finish_algorithm, finish_peers, start_algorithm, start_peers,
 };
 pub(crate) use grow::{await_handle, handle_id, hash_of_grown, send_handle};
-pub(crate) use identity::bus_id;
 pub(crate) use init::{InitRequest, Meeting, init};
 pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::init::nodes;
-use super::{Communicator, Session, identity};
+use super::{Communicator, Session, announce::ending, identity};
 use crate::nccl::code::{REMOTE, Result};
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::transport::teardown::{GONE, LEAVING};
@@ -31,12 +31,8 @@ pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     }
     info!(
         subsystem::DESTROY,
-        "comm {:#x} rank {} nRanks {} cudaDev {} busId {:x} - Finalize COMPLETE",
-        communicator.handle(),
-        communicator.rank,
-        communicator.ranks,
-        communicator.device,
-        crate::nccl::communicator::bus_id(communicator.device)
+        "{} - Finalize COMPLETE",
+        ending(communicator, "nranks")
     );
     Ok(())
 }
@@ -93,12 +89,8 @@ fn complete(communicator: &Communicator) {
     communicator.forget_windows();
     info!(
         subsystem::DESTROY,
-        "comm {:#x} rank {} nranks {} cudaDev {} busId {:x} - {} COMPLETE",
-        communicator.handle(),
-        communicator.rank,
-        communicator.ranks,
-        communicator.device,
-        crate::nccl::communicator::bus_id(communicator.device),
+        "{} - {} COMPLETE",
+        ending(communicator, "nranks"),
         if communicator.abort.is_raised() {
             "Abort"
         } else {

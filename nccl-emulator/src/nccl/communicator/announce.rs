@@ -1,0 +1,138 @@
+//! The lines of the log that say which communicator this is, in the words of the release that the
+//! emulator is.
+
+use std::time::Instant;
+
+use super::Communicator;
+use super::identity;
+use crate::nccl::debug::{info, subsystem};
+use crate::nccl::version;
+
+/// What `Init START` and `Init COMPLETE` say of a communicator.
+pub(super) struct Birth<'c> {
+    communicator: &'c Communicator,
+    function: &'static str,
+    /// Of a split or a shrink: the parent, its number, color and key.
+    parent: Option<(&'c Communicator, u64, i32, i32)>,
+    began: Instant,
+}
+
+impl<'c> Birth<'c> {
+    /// Of a communicator that has no parent.
+    pub(super) fn new(communicator: &'c Communicator, function: &'static str) -> Self {
+        Self {
+            communicator,
+            function,
+            parent: None,
+            began: Instant::now(),
+        }
+    }
+
+    /// Of a child.
+    pub(super) fn of_child(
+        communicator: &'c Communicator,
+        function: &'static str,
+        parent: (&'c Communicator, u64, i32, i32),
+    ) -> Self {
+        let parent = Some(parent);
+        Self {
+            parent,
+            ..Self::new(communicator, function)
+        }
+    }
+
+    pub(super) fn start(&self) {
+        // NCCL chooses its network before.
+        info!(subsystem::INIT | subsystem::NET, "Using network Emulator");
+        let rank = match self.parent {
+            None if version::is_at_least(2, 29, 2) => format!("[Rank {}] ", self.communicator.rank),
+            _ => String::new(),
+        };
+        // The blank that is missing in front of it came with 2.32.
+        let blank = match self.parent {
+            Some(_) if version::is_at_least(2, 23, 0) && !version::is_at_least(2, 32, 0) => "",
+            _ => " ",
+        };
+        info!(
+            subsystem::INIT,
+            "{rank}{}{blank}- Init START",
+            self.description()
+        );
+    }
+
+    /// It came up; `bootstrap` is how long it took to meet the others, in seconds.
+    pub(super) fn complete(&self, bootstrap: f64) {
+        info!(subsystem::INIT, "{} - Init COMPLETE", self.description());
+        if !version::is_at_least(2, 22, 0) {
+            return;
+        }
+        let (function, alloc) = match version::is_at_least(2, 23, 0) {
+            true => (format!(" - {}", self.function), " alloc 0.00,"),
+            false => (String::new(), ""),
+        };
+        let total = self.began.elapsed().as_secs_f64();
+        // There are neither kernels nor a topology to find out about.
+        info!(
+            subsystem::INIT,
+            "Init timings{function}: rank {} nranks {} total {total:.2} (kernels 0.00,{alloc} bootstrap {bootstrap:.2}, \
+             allgathers 0.00, topo 0.00, graphs 0.00, connections 0.00, rest {:.2})",
+            self.communicator.rank,
+            self.communicator.ranks,
+            (total - bootstrap).max(0.0)
+        );
+    }
+
+    fn description(&self) -> String {
+        let communicator = self.communicator;
+        let device = communicator.device;
+        let function = match version::is_at_least(2, 21, 0) {
+            true => format!("{} ", self.function),
+            false => String::new(),
+        };
+        let id = format!(" commId {:#x}", communicator.hash);
+        let (before, parent, after) = match self.parent {
+            None => (id, String::new(), String::new()),
+            // Before 2.21 a child is like any other; until 2.22 its id comes last, and then not at all.
+            Some(_) if !version::is_at_least(2, 21, 0) => (id, String::new(), String::new()),
+            Some((parent, number, color, key)) => {
+                let number = match () {
+                    () if version::is_at_least(2, 29, 0) => format!(" childCount {number}"),
+                    () if version::is_at_least(2, 24, 0) => format!(" splitCount {number}"),
+                    () => String::new(),
+                };
+                let parent = format!(
+                    " parent {:#x}{number} color {color} key {key}",
+                    parent.handle()
+                );
+                match () {
+                    () if version::is_at_least(2, 32, 0) => (id, parent, String::new()),
+                    () if version::is_at_least(2, 23, 0) => (String::new(), parent, String::new()),
+                    () => (String::new(), parent, id),
+                }
+            }
+        };
+        format!(
+            "{function}comm {:#x} rank {} nranks {} cudaDev {device} nvmlDev {device} busId {:x}{before}{parent}{after}",
+            communicator.handle(),
+            communicator.rank,
+            communicator.ranks,
+            identity::bus_id(device)
+        )
+    }
+}
+
+/// What lines of the end say of a communicator. Some say `nranks`, some `nRanks`.
+pub(crate) fn ending(communicator: &Communicator, ranks: &str) -> String {
+    let id = match version::is_at_least(2, 32, 0) {
+        true => format!(" commId {:#x}", communicator.hash),
+        false => String::new(),
+    };
+    format!(
+        "comm {:#x} rank {} {ranks} {} cudaDev {} busId {:x}{id}",
+        communicator.handle(),
+        communicator.rank,
+        communicator.ranks,
+        communicator.device,
+        identity::bus_id(communicator.device)
+    )
+}
