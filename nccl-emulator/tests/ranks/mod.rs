@@ -9,6 +9,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod cases;
+pub(crate) mod children;
 
 use std::ffi::c_void;
 use std::fs;
