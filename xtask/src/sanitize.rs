@@ -50,6 +50,12 @@ const TESTS: &[&[&str]] = &[
         "deadlines",
         "--test",
         "operations",
+        "--test",
+        "awaiting",
+        "--test",
+        "buffers",
+        "--test",
+        "plans",
     ],
 ];
 
