@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceSlice, SyncOnDrop,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
 };
 
 use crate::dtype::{DataType, NcclType};
@@ -66,7 +66,7 @@ impl Element for AtRunTime {}
 /// assert_eq!(count(x), count(x.slice(..)));
 /// # }
 /// ```
-pub trait SendBuffer<'a>: sealed_buffer::Sealed {
+pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type, as far as it is known to the compiler.
     type Element: Element;
 
@@ -85,7 +85,7 @@ pub trait SendBuffer<'a>: sealed_buffer::Sealed {
 /// assert_eq!(erased.data_type(), DataType::FLOAT32);
 /// # }
 /// ```
-pub trait RecvBuffer<'a>: sealed_buffer::Sealed {
+pub trait RecvBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type, as far as it is known to the compiler.
     type Element: Element;
 
@@ -94,7 +94,28 @@ pub trait RecvBuffer<'a>: sealed_buffer::Sealed {
 }
 
 pub(crate) mod sealed_buffer {
-    pub trait Sealed {}
+    use std::sync::Arc;
+
+    use cudarc::driver::sys::CUdeviceptr;
+    use cudarc::driver::{CudaStream, SyncOnDrop};
+
+    use crate::dtype::DataType;
+
+    /// What an operation asks of a buffer. Each kind of buffer answers by itself instead of being
+    /// erased first, because a message has no more than a few nanoseconds for all of it.
+    pub trait Lend<'a>: Sized {
+        /// The number of elements.
+        fn count(&self) -> usize;
+
+        /// The type of the elements; a constant where the compiler knows it.
+        fn element(&self) -> DataType;
+
+        /// The stream on which the memory is freed.
+        fn home(&self) -> &Arc<CudaStream>;
+
+        /// The address, and cudarc's guard that has to be dropped once the operation is on `on`.
+        fn lease(self, on: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>);
+    }
 }
 
 /// Device memory to read, whose element type is known at run time.
@@ -152,7 +173,16 @@ enum Memory<'a> {
     },
 }
 
-impl Memory<'_> {
+impl<'a> Memory<'a> {
+    #[inline]
+    fn lease(self, on: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        match self {
+            Self::Read(view) => view.view_ptr(on),
+            Self::Write(view) => view.view_ptr_mut(on),
+            Self::Raw { ptr, .. } => (ptr, SyncOnDrop::Record(None)),
+        }
+    }
+
     fn address(&self) -> CUdeviceptr {
         match self {
             Self::Read(view) => address(view),
@@ -345,19 +375,6 @@ macro_rules! shared_methods {
                 let start = self.memory.address();
                 start..start + bytes as CUdeviceptr
             }
-
-            /// The address, and cudarc's guard that has to be dropped once the operation is on `on`.
-            #[inline]
-            pub(crate) fn lease<'s>(self, on: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>)
-            where
-                'a: 's,
-            {
-                match self.memory {
-                    Memory::Read(view) => view.view_ptr(on),
-                    Memory::Write(view) => view.view_ptr_mut(on),
-                    Memory::Raw { ptr, .. } => (ptr, SyncOnDrop::Record(None)),
-                }
-            }
         }
     };
 }
@@ -400,7 +417,50 @@ fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a
     }
 }
 
-impl sealed_buffer::Sealed for Erased<'_> {}
+/// How a kind of buffer is lent.
+macro_rules! lend {
+    (($($generic:tt)*) $buffer:ty, $element:expr, |$this:ident, $on:ident| $lease:expr) => {
+        impl<'a $($generic)*> $crate::buffer::sealed_buffer::Lend<'a> for $buffer {
+            #[inline]
+            fn count(&self) -> usize {
+                self.len()
+            }
+
+            #[inline]
+            fn element(&self) -> $crate::dtype::DataType {
+                let element: fn(&Self) -> $crate::dtype::DataType = $element;
+                element(self)
+            }
+
+            #[inline]
+            fn home(&self) -> &std::sync::Arc<cudarc::driver::CudaStream> {
+                self.stream()
+            }
+
+            #[inline]
+            fn lease(
+                self,
+                $on: &'a cudarc::driver::CudaStream,
+            ) -> (cudarc::driver::sys::CUdeviceptr, cudarc::driver::SyncOnDrop<'a>) {
+                let $this = self;
+                $lease
+            }
+        }
+    };
+}
+
+pub(crate) use lend;
+
+lend!(() Erased<'a>, |erased| erased.data_type, |erased, on| erased.memory.lease(on));
+lend!(() ErasedMut<'a>, |erased| erased.data_type, |erased, on| erased.memory.lease(on));
+lend!((, T: NcclType) &'a CudaSlice<T>, |_| T::DATA_TYPE, |slice, on| slice.device_ptr(on));
+lend!((, T: NcclType) CudaView<'a, T>, |_| T::DATA_TYPE, |view, on| view.view_ptr(on));
+lend!((, T: NcclType) &CudaView<'a, T>, |_| T::DATA_TYPE, |view, on| view.slice(..).view_ptr(on));
+lend!((, T: NcclType) &'a CudaViewMut<'_, T>, |_| T::DATA_TYPE, |view, on| view.device_ptr(on));
+lend!((, T: NcclType) &'a mut CudaSlice<T>, |_| T::DATA_TYPE, |slice, on| slice.device_ptr_mut(on));
+lend!((, T: NcclType) CudaViewMut<'a, T>, |_| T::DATA_TYPE, |view, on| view.view_ptr_mut(on));
+lend!((, T: NcclType) &'a mut CudaViewMut<'_, T>, |_| T::DATA_TYPE, |view, on| view.device_ptr_mut(on));
+
 impl<'a> SendBuffer<'a> for Erased<'a> {
     type Element = AtRunTime;
     #[inline]
@@ -409,7 +469,6 @@ impl<'a> SendBuffer<'a> for Erased<'a> {
     }
 }
 
-impl sealed_buffer::Sealed for ErasedMut<'_> {}
 impl<'a> RecvBuffer<'a> for ErasedMut<'a> {
     type Element = AtRunTime;
     #[inline]
@@ -418,7 +477,6 @@ impl<'a> RecvBuffer<'a> for ErasedMut<'a> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &CudaSlice<T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaSlice<T> {
     type Element = T;
     #[inline]
@@ -427,7 +485,6 @@ impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaSlice<T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for CudaView<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for CudaView<'a, T> {
     type Element = T;
     #[inline]
@@ -436,7 +493,6 @@ impl<'a, T: NcclType> SendBuffer<'a> for CudaView<'a, T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &CudaView<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &CudaView<'a, T> {
     type Element = T;
     #[inline]
@@ -445,7 +501,6 @@ impl<'a, T: NcclType> SendBuffer<'a> for &CudaView<'a, T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &mut CudaSlice<T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaSlice<T> {
     type Element = T;
     #[inline]
@@ -454,7 +509,6 @@ impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaSlice<T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
     type Element = T;
     #[inline]
@@ -463,7 +517,6 @@ impl<'a, T: NcclType> RecvBuffer<'a> for CudaViewMut<'a, T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaViewMut<'_, T> {
     type Element = T;
     #[inline]
@@ -472,7 +525,6 @@ impl<'a, T: NcclType> SendBuffer<'a> for &'a CudaViewMut<'_, T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &mut CudaViewMut<'_, T> {}
 impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut CudaViewMut<'_, T> {
     type Element = T;
     #[inline]

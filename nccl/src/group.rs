@@ -44,8 +44,6 @@ pub struct Group<'a> {
     rank: usize,
     world_size: usize,
     pub(crate) frame: Frame<'a>,
-    /// The type that was admitted last: mostly the next one as well.
-    admitted: Option<DataType>,
 }
 
 impl<'a> Group<'a> {
@@ -76,8 +74,7 @@ impl<'a> Group<'a> {
     /// ```
     #[inline]
     pub fn isend(&mut self, buffer: impl SendBuffer<'a>, peer: usize) -> Result<()> {
-        let buffer = buffer.erase();
-        let (count, data_type) = (buffer.len(), buffer.data_type());
+        let (count, data_type) = (buffer.count(), buffer.element());
         let Some(peer) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
@@ -107,8 +104,7 @@ impl<'a> Group<'a> {
     /// ```
     #[inline]
     pub fn irecv(&mut self, buffer: impl RecvBuffer<'a>, peer: usize) -> Result<()> {
-        let buffer = buffer.erase_mut();
-        let (count, data_type) = (buffer.len(), buffer.data_type());
+        let (count, data_type) = (buffer.count(), buffer.element());
         let Some(peer) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
@@ -118,41 +114,42 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    pub(crate) fn new(comm: &'a Communicator) -> Result<Self> {
-        Ok(Self::of(comm, Frame::new(comm.stream())?))
+    /// An empty group; `Frame::admit` has been asked for the communicator's stream.
+    #[inline]
+    pub(crate) fn of(comm: &'a Communicator) -> Self {
+        Self::with(comm, Frame::empty(comm.stream(), None))
     }
 
     /// A group of a plan that owns the memory in `owned`, and may use nothing else.
     pub(crate) fn of_plan(comm: &'a Communicator, owned: &'a [Range<u64>]) -> Self {
-        Self::of(comm, Frame::of_plan(comm.stream(), owned))
+        Self::with(comm, Frame::empty(comm.stream(), Some(owned)))
     }
 
-    fn of(comm: &'a Communicator, mut frame: Frame<'a>) -> Self {
+    #[inline]
+    fn with(comm: &'a Communicator, mut frame: Frame<'a>) -> Self {
         frame.grouped = true;
         Self {
             comm,
             rank: comm.rank(),
             world_size: comm.world_size(),
             frame,
-            admitted: None,
         }
     }
 
-    /// What was recorded, if it can be issued.
+    /// Whether what was recorded can be issued.
     ///
     /// # Errors
     /// Two groups, one recorded inside the closure of the other, can be swapped. Each keeps its own
     /// communicator, but only one that was begun for a plan was checked to use nothing that the plan does
     /// not own, and only one that was not is ordered with its buffers: `owned` says which it is to be.
-    pub(crate) fn finish(self, owned: Option<&[Range<u64>]>) -> Result<Frame<'a>> {
+    pub(crate) fn finish(&self, owned: Option<&[Range<u64>]>) -> Result<()> {
         if !self.frame.is_for(owned) {
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "group",
                 reason: String::from("it was swapped with one of a captured plan"),
             }));
         }
-        self.check_own_messages()?;
-        Ok(self.frame)
+        self.check_own_messages()
     }
 
     /// Records a collective.
@@ -162,11 +159,8 @@ impl<'a> Group<'a> {
 
     /// The peer as NCCL counts it; `None` for a message without elements.
     #[inline]
-    fn peer(&mut self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
-        if self.admitted != Some(data_type) {
-            self.comm.library().admit(data_type)?;
-            self.admitted = Some(data_type);
-        }
+    fn peer(&self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
+        self.comm.library().admit(data_type)?;
         if peer >= self.world_size {
             return Err(self.no_such_peer(peer));
         }
@@ -175,6 +169,16 @@ impl<'a> Group<'a> {
         }
         // Fits: the number of ranks was checked when the communicator was made.
         Ok(Some(peer as i32))
+    }
+
+    /// Issues it after its closure returned `recorded`.
+    fn issue(self, recorded: Result<()>) -> Result<Request> {
+        // Not always the communicator that was asked: two groups, one inside the other, can be swapped.
+        let comm = self.comm;
+        match recorded.and_then(|()| self.finish(None)) {
+            Ok(()) => comm.issue(&self.frame, OperationKind::Group, Shape::default()),
+            Err(error) => Err(comm.in_group(error)),
+        }
     }
 
     #[cold]
@@ -190,10 +194,7 @@ impl<'a> Group<'a> {
     /// costs the communicator. One with a counterpart of another size NCCL copies, as long as it was
     /// sent: past the end of the buffer that is too short.
     fn check_own_messages(&self) -> Result<()> {
-        if self.frame.own.is_empty() {
-            return Ok(());
-        }
-        let messages = self.frame.own.iter().map(|&at| &self.frame.recorded[at]);
+        let messages = self.frame.own();
         // A collective that NCCL makes of messages has one of each.
         let all_but = |function| {
             let of_side = messages
@@ -242,14 +243,12 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
-        let mut group = Group::new(self).map_err(|error| self.in_group(error))?;
+        if let Err(error) = Frame::admit(&self.stream) {
+            return Err(self.in_group(error));
+        }
+        let mut group = Group::of(self);
         let recorded = record(&mut group);
-        // Not always `self`: two groups, one inside the other, can be swapped.
-        let comm = group.comm;
-        let frame = recorded
-            .and_then(|()| group.finish(None))
-            .map_err(|error| comm.in_group(error))?;
-        comm.issue(frame, OperationKind::Group, Shape::default())
+        group.issue(recorded)
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Communicator, issue_together};
+use crate::communicator::{Communicator, Frame, issue_together};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::operation::{OperationKind, Shape};
@@ -51,17 +51,14 @@ use crate::request::Request;
 pub fn group<'a>(record: impl FnOnce(&mut Groups<'a>) -> Result<()>) -> Result<Requests> {
     let mut groups = Groups { groups: Vec::new() };
     record(&mut groups)?;
-    let frames = groups
-        .groups
-        .into_iter()
-        .map(|group| {
-            let comm = group.comm;
-            let frame = group.finish(None).map_err(|error| in_group(comm, error))?;
-            Ok((comm, frame))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    same_library(frames.iter().map(|(comm, _)| *comm))?;
-    issue_together(frames).map(Requests)
+    let groups = groups.groups;
+    for group in &groups {
+        group
+            .finish(None)
+            .map_err(|error| in_group(group.comm, error))?;
+    }
+    same_library(groups.iter().map(|group| group.comm))?;
+    issue_together(&groups).map(Requests)
 }
 
 /// NCCL's group belongs to one copy of it.
@@ -128,8 +125,8 @@ impl<'a> Groups<'a> {
         let index = match known {
             Some(index) => index,
             None => {
-                let group = Group::new(comm).map_err(|error| in_group(comm, error))?;
-                self.groups.push(group);
+                Frame::admit(comm.stream()).map_err(|error| in_group(comm, error))?;
+                self.groups.push(Group::of(comm));
                 self.groups.len() - 1
             }
         };

@@ -311,6 +311,7 @@ impl Library {
     }
 
     /// Refuses an element type that the library does not know.
+    #[inline]
     pub(crate) fn admit(&self, data_type: DataType) -> Result<()> {
         match data_type.since() {
             Some(needs) if self.0.version < needs => {

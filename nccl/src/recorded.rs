@@ -199,9 +199,21 @@ pub(crate) fn call_each(recorded: &[Recorded], calls: &Calls<'_>) -> Result<(), 
                 continue;
             }
         };
-        ffi::check(calls.library, one.function.name(), code)?;
+        if code != sys::ncclResult_t::ncclSuccess {
+            looked_up(calls, one, code)?;
+        }
     }
     Ok(())
+}
+
+/// What a code that is no success means.
+#[cold]
+fn looked_up(
+    calls: &Calls<'_>,
+    one: &Recorded,
+    code: sys::ncclResult_t,
+) -> Result<Progress, NcclFailure> {
+    ffi::check(calls.library, one.function.name(), code)
 }
 
 /// Makes `calls` between group start and group end. When one of them fails, the group is ended without

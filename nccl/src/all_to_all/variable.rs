@@ -58,7 +58,7 @@ impl Communicator {
             Ok(frame)
         });
         let frame = self.checked(KIND, shape, frame)?;
-        self.issue(frame, KIND, shape)
+        self.issue(&frame, KIND, shape)
     }
 }
 

@@ -116,7 +116,7 @@ impl<'a> Collective<'a> {
         if taken.count == 0 {
             return Ok(());
         }
-        frame.operators.extend(operator);
+        frame.reduce_with(operator);
         let whole = Recorded {
             function,
             send: taken.send,
@@ -260,7 +260,7 @@ impl Communicator {
             Err(error) => (Shape::default(), Err(error)),
         };
         let frame = self.checked(kind, shape, frame)?;
-        self.issue(frame, kind, shape)
+        self.issue(&frame, kind, shape)
     }
 
     /// Says in which operation a check failed.

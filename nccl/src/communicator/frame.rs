@@ -10,6 +10,7 @@
 //! never outlives its frame.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, SyncOnDrop};
 
 use super::order;
-use crate::buffer::{Erased, ErasedMut};
+use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::Recorded;
 use crate::reduce::Operator;
@@ -25,43 +26,45 @@ use crate::reduce::Operator;
 /// See the module.
 pub(crate) struct Frame<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
-    /// Streams that have to be ordered with the operation's.
-    pub(super) foreign: Vec<Arc<CudaStream>>,
-    guards: Vec<SyncOnDrop<'a>>,
+    /// The address of the operation's stream, whose buffers need no more than to be asked for theirs;
+    /// 0, which is none, for a plan.
+    home: usize,
     /// The operations, in the order in which they are issued.
     pub(crate) recorded: Vec<Recorded>,
-    /// Which of them are, or have among them, messages to oneself.
-    pub(crate) own: Vec<usize>,
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
-    /// What the operations reduce with, kept until they are issued.
-    pub(crate) operators: Vec<Arc<Operator>>,
+    rest: ManuallyDrop<Box<Rest<'a>>>,
     /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
+/// What only some frames need. Apart from the frame, which is small so that it can be moved.
+struct Rest<'a> {
+    /// Streams that have to be ordered with the operation's.
+    foreign: Vec<Arc<CudaStream>>,
+    guards: Vec<SyncOnDrop<'a>>,
+    /// Which operations are, or have among them, messages to oneself.
+    own: Vec<usize>,
+    /// What the operations reduce with, kept until they are issued.
+    operators: Vec<Arc<Operator>>,
+}
+
 /// The allocations of a past frame.
 struct Scratch {
-    foreign: Vec<Arc<CudaStream>>,
-    guards: Vec<SyncOnDrop<'static>>,
     recorded: Vec<Recorded>,
-    own: Vec<usize>,
+    rest: Option<Box<Rest<'static>>>,
 }
 
 thread_local! {
     /// A lock would cost as much as a message does. One is enough: frames are rarely nested.
-    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::NONE) };
 }
 
 impl Scratch {
-    const fn new() -> Self {
-        Self {
-            foreign: Vec::new(),
-            guards: Vec::new(),
-            recorded: Vec::new(),
-            own: Vec::new(),
-        }
-    }
+    const NONE: Self = Self {
+        recorded: Vec::new(),
+        rest: None,
+    };
 }
 
 impl<'a> Frame<'a> {
@@ -69,36 +72,43 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     /// When taking a buffer would put cudarc's waits into a graph.
+    #[inline]
     pub(crate) fn new(on: &'a Arc<CudaStream>) -> Result<Self> {
-        if on.context().is_managing_stream_synchronization() {
-            order::not_capturing(order::OPERATION, on)?;
-        }
+        Self::admit(on)?;
         Ok(Self::empty(on, None))
     }
 
-    /// An empty frame for operations of a plan that owns `owned`.
-    pub(crate) fn of_plan(on: &'a Arc<CudaStream>, owned: &'a [Range<CUdeviceptr>]) -> Self {
-        Self::empty(on, Some(owned))
+    /// The check of [`Frame::new`].
+    #[inline]
+    pub(crate) fn admit(on: &CudaStream) -> Result<()> {
+        if on.context().is_managing_stream_synchronization() {
+            order::not_capturing(order::OPERATION, on)?;
+        }
+        Ok(())
     }
 
-    fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
+    /// An empty frame for operations on a stream that was admitted, or of a plan that owns `owned`.
+    #[inline]
+    pub(crate) fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
         // Nothing is kept any more while the thread ends.
         let scratch = SCRATCH
-            .try_with(|scratch| scratch.replace(Scratch::new()))
-            .unwrap_or_else(|_| Scratch::new());
+            .try_with(|scratch| scratch.replace(Scratch::NONE))
+            .unwrap_or(Scratch::NONE);
         Self {
             on,
-            foreign: scratch.foreign,
-            guards: empty(scratch.guards),
+            home: match owned {
+                None => address(on),
+                Some(_) => 0,
+            },
             recorded: scratch.recorded,
-            own: scratch.own,
             grouped: false,
-            operators: Vec::new(),
+            rest: ManuallyDrop::new(scratch.rest.unwrap_or_else(Rest::new)),
             owned,
         }
     }
 
     /// Whether this is for a plan that owns `owned`, or for none.
+    #[inline]
     pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
         match (self.owned, owned) {
             (Some(a), Some(b)) => std::ptr::eq(a, b),
@@ -109,11 +119,13 @@ impl<'a> Frame<'a> {
 
     /// Takes a buffer that the operation reads.
     #[inline]
-    pub(crate) fn read(&mut self, buffer: Erased<'a>) -> Result<CUdeviceptr> {
-        if let Some(owned) = self.owned {
-            return within(owned, &buffer.range());
+    pub(crate) fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
+        if address(buffer.home()) != self.home {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase().range());
+            }
+            self.order(buffer.home())?;
         }
-        self.order(buffer.stream())?;
         let (address, guard) = buffer.lease(self.on);
         self.keep(guard);
         Ok(address)
@@ -121,11 +133,13 @@ impl<'a> Frame<'a> {
 
     /// Takes a buffer that the operation writes.
     #[inline]
-    pub(crate) fn write(&mut self, buffer: ErasedMut<'a>) -> Result<CUdeviceptr> {
-        if let Some(owned) = self.owned {
-            return within(owned, &buffer.range());
+    pub(crate) fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
+        if address(buffer.home()) != self.home {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase_mut().range());
+            }
+            self.order(buffer.home())?;
         }
-        self.order(buffer.stream())?;
         let (address, guard) = buffer.lease(self.on);
         self.keep(guard);
         Ok(address)
@@ -135,7 +149,7 @@ impl<'a> Frame<'a> {
     #[inline]
     pub(crate) fn push_message(&mut self, message: Recorded, to_oneself: bool) {
         if to_oneself {
-            self.own.push(self.recorded.len());
+            self.next_is_own();
         }
         self.recorded.push(message);
     }
@@ -144,17 +158,52 @@ impl<'a> Frame<'a> {
     #[inline]
     pub(crate) fn push(&mut self, operation: Recorded, own: usize) {
         if operation.has_message_to(own) {
-            self.own.push(self.recorded.len());
+            self.next_is_own();
         }
         self.recorded.push(operation);
     }
 
+    /// Keeps what the next operation reduces with, if that can be destroyed.
     #[inline]
-    fn order(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        if Arc::ptr_eq(stream, self.on) {
-            return Ok(());
+    pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
+        if operator.is_some() {
+            self.rest.operators.extend(operator);
         }
-        order::visit(stream, self.on, &mut self.foreign)
+    }
+
+    /// The operations that are, or have among them, messages to oneself.
+    pub(crate) fn own(&self) -> impl Iterator<Item = &Recorded> + Clone {
+        self.rest.own.iter().map(|&at| &self.recorded[at])
+    }
+
+    /// The operations and what they reduce with, for a plan.
+    pub(crate) fn take(&mut self) -> (Vec<Recorded>, Vec<Arc<Operator>>) {
+        self.rest.own.clear();
+        (
+            std::mem::take(&mut self.recorded),
+            std::mem::take(&mut self.rest.operators),
+        )
+    }
+
+    /// The streams that have to be ordered with the operation's.
+    #[inline]
+    pub(super) fn foreign(&self) -> &[Arc<CudaStream>] {
+        &self.rest.foreign
+    }
+
+    /// Whether cudarc was asked to order anything, of which it does not tell failures.
+    #[inline]
+    pub(super) fn is_tracked(&self) -> bool {
+        !self.rest.guards.is_empty()
+    }
+
+    #[cold]
+    fn next_is_own(&mut self) {
+        self.rest.own.push(self.recorded.len());
+    }
+
+    fn order(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        order::visit(stream, self.on, &mut self.rest.foreign)
     }
 
     #[inline]
@@ -162,8 +211,38 @@ impl<'a> Frame<'a> {
         match guard {
             // Does nothing when it is dropped.
             SyncOnDrop::Record(None) => std::mem::forget(guard),
-            guard => self.guards.push(guard),
+            guard => self.rest.guards.push(guard),
         }
+    }
+}
+
+/// Tells two streams apart, as `Arc::ptr_eq` does.
+#[inline]
+fn address(stream: &Arc<CudaStream>) -> usize {
+    Arc::as_ptr(stream).addr()
+}
+
+impl<'a> Rest<'a> {
+    #[cold]
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            foreign: Vec::new(),
+            guards: Vec::new(),
+            own: Vec::new(),
+            operators: Vec::new(),
+        })
+    }
+
+    /// Ends the guards, which record their events, and forgets what was kept.
+    #[inline]
+    fn emptied(mut self: Box<Self>) -> Box<Rest<'static>> {
+        self.foreign.clear();
+        self.own.clear();
+        self.guards.clear();
+        self.operators.clear();
+        // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
+        // with it, and there are none.
+        unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }
     }
 }
 
@@ -183,29 +262,15 @@ fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUd
 
 impl Drop for Frame<'_> {
     /// Ends the guards, which record their events, and keeps the allocations.
+    #[inline]
     fn drop(&mut self) {
-        self.foreign.clear();
         self.recorded.clear();
-        self.own.clear();
+        // SAFETY: taken once, here, and not used afterwards.
+        let rest = unsafe { ManuallyDrop::take(&mut self.rest) };
         let scratch = Scratch {
-            foreign: std::mem::take(&mut self.foreign),
-            guards: empty(std::mem::take(&mut self.guards)),
             recorded: std::mem::take(&mut self.recorded),
-            own: std::mem::take(&mut self.own),
+            rest: Some(rest.emptied()),
         };
         let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
     }
-}
-
-/// An empty vector with the allocation of `used`, for guards of another lifetime.
-#[inline]
-fn empty<'a, 'b>(mut used: Vec<SyncOnDrop<'a>>) -> Vec<SyncOnDrop<'b>> {
-    used.clear();
-    if used.capacity() == 0 {
-        return Vec::new();
-    }
-    // Collecting in place: the elements have one layout, so the allocation stays.
-    used.into_iter()
-        .map(|_| unreachable!("the vector is empty"))
-        .collect()
 }

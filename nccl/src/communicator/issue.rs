@@ -56,37 +56,35 @@ impl Communicator {
     /// Issues what is recorded in `frame`.
     pub(crate) fn issue(
         &self,
-        frame: Frame<'_>,
+        frame: &Frame<'_>,
         kind: OperationKind,
         shape: Shape,
     ) -> Result<Request> {
         let started = Instant::now();
         let inner = &self.inner;
-        match inner.issue_locked(&frame, started, self.limit) {
+        match inner.issue_locked(frame, started, self.limit) {
             Ok(sequence) => {
-                let request = Request::new(self, kind, shape, sequence, started);
                 let nothing = frame.recorded.is_empty();
-                drop(frame);
-                Ok(if nothing {
-                    request.of_nothing()
-                } else {
-                    request
-                })
+                Ok(Request::new(self, kind, shape, sequence, started, nothing))
             }
-            Err((refused, sequence)) => {
-                let error = match refused {
-                    Refused::Before(error) => error,
-                    Refused::Signalled(error) => {
-                        // Nothing is lent to NCCL by this operation: it may well be leaked.
-                        inner.abort("its abort signal was given");
-                        error
-                    }
-                    Refused::Underway(error) => {
-                        inner.abandon(&error, &frame);
-                        error
-                    }
-                };
-                Err(error.during(|| inner.operation(kind, shape, Some(sequence), started)))
+            Err((refused, sequence)) => Err(self
+                .not_issued(refused, frame)
+                .during(|| inner.operation(kind, shape, Some(sequence), started))),
+        }
+    }
+
+    #[cold]
+    fn not_issued(&self, refused: Refused, frame: &Frame<'_>) -> Error {
+        match refused {
+            Refused::Before(error) => error,
+            Refused::Signalled(error) => {
+                // Nothing is lent to NCCL by this operation: it may well be leaked.
+                self.inner.abort("its abort signal was given");
+                error
+            }
+            Refused::Underway(error) => {
+                self.inner.abandon(&error, frame);
+                error
             }
         }
     }
@@ -142,7 +140,7 @@ impl Inner {
         };
 
         // 4. On every path.
-        let ordered = order::leave(frame.on, &frame.foreign, &handle.join);
+        let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
         std::mem::forget(lent);
         launched.and(ordered).map_err(Refused::Underway)
     }
@@ -150,13 +148,15 @@ impl Inner {
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
     pub(super) fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
         order::admit(order::OPERATION, frame.on, &self.context)?;
+        // cudarc's guards swallow their errors; an operation that is not ordered must not be issued.
+        if frame.is_tracked() {
+            self.context
+                .check_err()
+                .map_err(Error::cuda("ordering the operation behind its buffers"))?;
+        }
         // Binds the context to this thread, which all that follows relies on.
         order::not_capturing(order::OPERATION, frame.on)?;
-        order::enter(frame.on, &frame.foreign, &handle.join)?;
-        // cudarc's guards swallow their errors; an operation that is not ordered must not be issued.
-        self.context
-            .check_err()
-            .map_err(Error::cuda("ordering the operation behind its buffers"))
+        order::enter(frame.on, frame.foreign(), &handle.join)
     }
 
     /// Polls until the work is on the stream.
@@ -185,7 +185,7 @@ impl Inner {
         if self.abort(&reason.kind().to_string()) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
         }
-        let ordered = order::leave(frame.on, &frame.foreign, &lock(&self.handle).join);
+        let ordered = order::leave(frame.on, frame.foreign(), &lock(&self.handle).join);
         if ordered.is_err() && !self.is_over(frame) {
             self.end_the_process("work of an aborted operation did not end");
         }

@@ -36,7 +36,7 @@ impl Inner {
         };
         self.ordered_behind_buffers(frame, join)?;
         let launched = launch(self);
-        let ordered = order::leave(frame.on, &frame.foreign, join);
+        let ordered = order::leave(frame.on, frame.foreign(), join);
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),
             (Err(NotLaunched::Refused(error)), _) => Err(error),
@@ -50,7 +50,7 @@ impl Inner {
     fn ordered_behind_buffers(&self, frame: &Frame<'_>, join: &CudaEvent) -> Result<()> {
         order::admit(order::OPERATION, frame.on, &self.context)?;
         order::not_capturing(order::OPERATION, frame.on)?;
-        order::enter(frame.on, &frame.foreign, join)?;
+        order::enter(frame.on, frame.foreign(), join)?;
         self.context
             .check_err()
             .map_err(Error::cuda("ordering a replay behind its buffers"))

@@ -7,17 +7,15 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-use super::frame::Frame;
 use super::handle::{Handle, RawComm};
 use super::issue::{Calls, Lent};
 use super::{Communicator, Inner, State, lock, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
+use crate::group::Group;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
-
-type Recorded<'a> = (&'a Communicator, Frame<'a>);
 
 /// Why nothing, or not everything, was issued.
 enum Refused {
@@ -28,55 +26,56 @@ enum Refused {
 }
 
 /// Issues what is recorded for each communicator. All of them live in the same library.
-pub(crate) fn issue_together(all: Vec<Recorded<'_>>) -> Result<Vec<Request>> {
+pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     let started = Instant::now();
     const KIND: OperationKind = OperationKind::Group;
-    match issue_locked(&all, started) {
+    match issue_locked(all, started) {
         Ok(sequences) => Ok(all
-            .into_iter()
+            .iter()
             .zip(sequences)
-            .map(|((comm, frame), sequence)| {
-                let request = Request::new(comm, KIND, Shape::default(), sequence, started);
-                let nothing = frame.recorded.is_empty();
-                drop(frame);
-                if nothing {
-                    request.of_nothing()
-                } else {
-                    request
-                }
+            .map(|(group, sequence)| {
+                let nothing = group.frame.recorded.is_empty();
+                Request::new(
+                    group.comm,
+                    KIND,
+                    Shape::default(),
+                    sequence,
+                    started,
+                    nothing,
+                )
             })
             .collect()),
         Err(refused) => {
             let (at, error) = match refused {
                 Refused::Before(at, error) => (at, error),
                 Refused::Underway(at, error) => {
-                    abandon_all(&all, &error);
+                    abandon_all(all, &error);
                     (at, error)
                 }
             };
-            let inner = &all[at].0.inner;
+            let inner = &all[at].comm.inner;
             Err(error.during(|| inner.operation(KIND, Shape::default(), None, started)))
         }
     }
 }
 
 /// All at once: an abort may wait until its neighbours in the group are aborted as well.
-fn abandon_all(all: &[Recorded<'_>], reason: &Error) {
+fn abandon_all(all: &[Group<'_>], reason: &Error) {
     let lent = Lent;
     let text = reason.kind().to_string();
     std::thread::scope(|scope| {
-        for (comm, _) in all {
-            scope.spawn(|| comm.inner.abort(&text));
+        for group in all {
+            scope.spawn(|| group.comm.inner.abort(&text));
         }
     });
-    for (comm, frame) in all {
-        comm.inner.abandon(reason, frame);
+    for group in all {
+        group.comm.inner.abandon(reason, &group.frame);
     }
     std::mem::forget(lent);
 }
 
-fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refused> {
-    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|(comm, _)| &comm.inner).collect();
+fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused> {
+    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &group.comm.inner).collect();
     inners.sort_by_key(|inner| Arc::as_ptr(inner));
     inners.dedup_by_key(|inner| Arc::as_ptr(inner));
     let mut handles: Vec<MutexGuard<'_, Handle>> =
@@ -89,10 +88,11 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
 
     // 1. Nothing of this reaches NCCL.
     let mut raws: Vec<RawComm> = Vec::with_capacity(all.len());
-    for (at, (comm, frame)) in all.iter().enumerate() {
+    for (at, group) in all.iter().enumerate() {
+        let comm = group.comm;
         let handle = &handles[handle_of(comm)];
         let ready = comm.inner.ready(handle).and_then(|raw| {
-            comm.inner.prepare(handle, frame)?;
+            comm.inner.prepare(handle, &group.frame)?;
             Ok(raw)
         });
         raws.push(ready.map_err(|error| {
@@ -102,27 +102,27 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
             Refused::Before(at, error)
         })?);
     }
-    let Some((first, _)) = all.first() else {
+    let Some(first) = all.first() else {
         return Ok(Vec::new());
     };
-    let library = first.library();
+    let library = first.comm.library();
 
     // 2. and 3.
     let lent = Lent;
     let mut sequences = Vec::with_capacity(all.len());
-    for (comm, _) in all {
-        let handle = &mut handles[handle_of(comm)];
+    for group in all {
+        let handle = &mut handles[handle_of(group.comm)];
         handle.sequence += 1;
         sequences.push(handle.sequence);
     }
     let made = recorded::group(library, || {
-        all.iter().zip(&raws).try_for_each(|((_, frame), raw)| {
+        all.iter().zip(&raws).try_for_each(|(group, raw)| {
             let calls = Calls {
                 library,
                 comm: raw.as_ptr(),
-                stream: frame.on.cu_stream().cast(),
+                stream: group.frame.on.cu_stream().cast(),
             };
-            recorded::call_each(&frame.recorded, &calls)
+            recorded::call_each(&group.frame.recorded, &calls)
         })
     });
     let launched = match made {
@@ -131,9 +131,10 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
             all.iter()
                 .zip(&raws)
                 .enumerate()
-                .try_for_each(|(at, ((comm, _), raw))| {
+                .try_for_each(|(at, (group, raw))| {
                     // An abort of one waits for all locks, so it ends the wait for each.
-                    let ended = || all.iter().any(|(comm, _)| comm.inner.interrupted());
+                    let ended = || all.iter().any(|group| group.comm.inner.interrupted());
+                    let comm = group.comm;
                     let settled = comm.inner.settled(*raw, started, comm.limit, ended);
                     settled.map_err(|error| (at, error))
                 })
@@ -143,8 +144,9 @@ fn issue_locked(all: &[Recorded<'_>], started: Instant) -> Result<Vec<u64>, Refu
 
     // 4. On every path, for every communicator.
     let mut ordered = Ok(());
-    for (at, (comm, frame)) in all.iter().enumerate() {
-        let left = order::leave(frame.on, &frame.foreign, &handles[handle_of(comm)].join);
+    for (at, group) in all.iter().enumerate() {
+        let (frame, join) = (&group.frame, &handles[handle_of(group.comm)].join);
+        let left = order::leave(frame.on, frame.foreign(), join);
         ordered = ordered.and(left.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);

@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, result};
 use nccl_sys as sys;
 
-use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, sealed_buffer};
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Communicator, admit_owner};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
@@ -257,7 +257,7 @@ impl<T: NcclType> Buffer<T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &Buffer<T> {}
+lend!((, T: NcclType) &'a Buffer<T>, |_| T::DATA_TYPE, |buffer, on| buffer.view().view_ptr(on));
 impl<'a, T: NcclType> SendBuffer<'a> for &'a Buffer<T> {
     type Element = T;
     fn erase(self) -> Erased<'a> {
@@ -265,7 +265,9 @@ impl<'a, T: NcclType> SendBuffer<'a> for &'a Buffer<T> {
     }
 }
 
-impl<T: NcclType> sealed_buffer::Sealed for &mut Buffer<T> {}
+lend!((, T: NcclType) &'a mut Buffer<T>, |_| T::DATA_TYPE, |buffer, on| {
+    buffer.view_mut().view_ptr_mut(on)
+});
 impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut Buffer<T> {
     type Element = T;
     fn erase_mut(self) -> ErasedMut<'a> {

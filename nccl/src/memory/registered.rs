@@ -11,8 +11,9 @@ use cudarc::driver::{CudaEvent, CudaStream, CudaView, CudaViewMut};
 use nccl_sys as sys;
 
 use super::OwnedBuffer;
-use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, sealed_buffer};
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer, lock};
+use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::reaper::{self, Behind, Remains, Turn};
@@ -165,6 +166,11 @@ impl<B: OwnedBuffer> Registered<B> {
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         self.buffer.stream()
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.view().len()
     }
 
     /// Whether NCCL made use of the registration: not with `NCCL_LOCAL_REGISTER=0`, for instance.
@@ -337,7 +343,9 @@ impl<B: OwnedBuffer> Drop for Registered<B> {
     }
 }
 
-impl<B: OwnedBuffer> sealed_buffer::Sealed for &Registered<B> {}
+lend!((, B: OwnedBuffer) &'a Registered<B>, |_| B::Element::DATA_TYPE, |registered, on| {
+    registered.view().view_ptr(on)
+});
 impl<'a, B: OwnedBuffer> SendBuffer<'a> for &'a Registered<B> {
     type Element = B::Element;
     fn erase(self) -> Erased<'a> {
@@ -345,7 +353,9 @@ impl<'a, B: OwnedBuffer> SendBuffer<'a> for &'a Registered<B> {
     }
 }
 
-impl<B: OwnedBuffer> sealed_buffer::Sealed for &mut Registered<B> {}
+lend!((, B: OwnedBuffer) &'a mut Registered<B>, |_| B::Element::DATA_TYPE, |registered, on| {
+    registered.view_mut().view_ptr_mut(on)
+});
 impl<'a, B: OwnedBuffer> RecvBuffer<'a> for &'a mut Registered<B> {
     type Element = B::Element;
     fn erase_mut(self) -> ErasedMut<'a> {
@@ -357,7 +367,7 @@ impl<B: OwnedBuffer> fmt::Debug for Registered<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registered")
             .field("communicator", &self.comm.name())
-            .field("len", &self.view().len())
+            .field("len", &self.len())
             .field("effective", &self.is_effective())
             .finish()
     }

@@ -218,6 +218,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                     Shape::default(),
                     sequence,
                     started,
+                    false,
                 ))
             }
             Err(error) => {

@@ -75,12 +75,13 @@ impl<'p> Capture<'p> {
     {
         let mut group = Group::of_plan(self.comm, self.owned);
         record(&mut group)?;
-        let mut frame = group.finish(Some(self.owned))?;
-        if !frame.recorded.is_empty() {
+        group.finish(Some(self.owned))?;
+        let (recorded, operators) = group.frame.take();
+        if !recorded.is_empty() {
             self.groups.push(Captured {
-                recorded: std::mem::take(&mut frame.recorded),
-                grouped: frame.grouped,
-                _operators: std::mem::take(&mut frame.operators),
+                recorded,
+                grouped: group.frame.grouped,
+                _operators: operators,
             });
         }
         Ok(())

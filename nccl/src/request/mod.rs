@@ -63,12 +63,15 @@ pub(crate) struct Mark {
 }
 
 impl Request {
+    /// A request for an operation; one for `nothing` is done whatever else is on the stream.
+    #[inline]
     pub(crate) fn new(
         comm: &Communicator,
         kind: OperationKind,
         shape: Shape,
         sequence: u64,
         issued: Instant,
+        nothing: bool,
     ) -> Self {
         let (inner, stream) = (&comm.inner, &comm.stream);
         Self {
@@ -80,7 +83,7 @@ impl Request {
             sequence,
             issued,
             mark: OnceCell::new(),
-            complete: AtomicBool::new(false),
+            complete: AtomicBool::new(nothing),
             ticket: None,
         }
     }
@@ -88,12 +91,6 @@ impl Request {
     /// The same with another limit.
     pub(crate) fn limited_to(mut self, limit: Duration) -> Self {
         self.limit = limit;
-        self
-    }
-
-    /// A request for nothing, which is done whatever else is on the stream.
-    pub(crate) fn of_nothing(self) -> Self {
-        self.complete.store(true, Ordering::Relaxed);
         self
     }
 
