@@ -23,6 +23,7 @@
 //! # Rooms
 //! - [`Library`]: which libnccl is loaded, what it can do.
 //! - [`World`], [`Rendezvous`]: how ranks find each other.
+//! - [`debug_log`]: what NCCL's own logs of several ranks say.
 //! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
 //!   [`Request`] to poll, wait for or `.await`.
 //! - [`Group`]: several operations issued together; [`group`]: those of several communicators.
@@ -76,6 +77,7 @@ mod buffer;
 mod collectives;
 mod communicator;
 mod config;
+pub mod debug_log;
 mod dtype;
 mod error;
 mod ffi;

@@ -5,7 +5,7 @@
 
 /// What happens when the ranks do not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Agreement {
+pub(crate) enum Agreement {
     /// Both ends of a connection, or all ranks, decide by their own value and never compare: NCCL hangs,
     /// fails, or computes something else.
     Must,
@@ -134,6 +134,11 @@ pub(super) fn find(name: &str) -> Option<Known> {
         let default = entry.parse().ok();
         Some(Known { agreement, default })
     })
+}
+
+/// Whether ranks have to agree on a variable; what NCCL does not know may differ.
+pub(crate) fn agreement(name: &str) -> Agreement {
+    find(name).map_or(Agreement::Free, |known| known.agreement)
 }
 
 /// Whether it did something once.

@@ -35,6 +35,9 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+// What NCCL's logs are judged by.
+pub(crate) use known::{Agreement, agreement};
+
 pub use report::{Finding, Report, Severity};
 pub use run::host;
 pub use settings::Settings;

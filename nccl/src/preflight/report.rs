@@ -62,7 +62,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(severity: Severity, check: &'static str, what: impl Into<String>) -> Self {
+    pub(crate) fn new(severity: Severity, check: &'static str, what: impl Into<String>) -> Self {
         Self {
             severity,
             check: check.to_owned(),
@@ -73,15 +73,19 @@ impl Finding {
         }
     }
 
-    pub(super) fn error(check: &'static str, what: impl Into<String>) -> Self {
+    pub(crate) fn ok(check: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Ok, check, what)
+    }
+
+    pub(crate) fn error(check: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, check, what)
     }
 
-    pub(super) fn warning(check: &'static str, what: impl Into<String>) -> Self {
+    pub(crate) fn warning(check: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Warning, check, what)
     }
 
-    pub(super) fn fix(mut self, fix: impl Into<String>) -> Self {
+    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }
@@ -113,12 +117,18 @@ pub struct Report {
 impl Report {
     /// The worst first; what is equally bad is in the order of the checks' names and ranks, so that the
     /// report does not depend on who came first.
-    pub(super) fn new(mut findings: Vec<Finding>) -> Self {
+    pub(crate) fn new(mut findings: Vec<Finding>) -> Self {
         findings.sort_by(|a, b| {
             let key = |f: &Finding| (std::cmp::Reverse(f.severity), f.check.clone());
             (key(a), &a.ranks, &a.what).cmp(&(key(b), &b.ranks, &b.what))
         });
         findings.dedup();
+        Self { findings }
+    }
+
+    /// The worst first; what is equally bad stays in this order, a cause before what follows from it.
+    pub(crate) fn in_order(mut findings: Vec<Finding>) -> Self {
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Self { findings }
     }
 

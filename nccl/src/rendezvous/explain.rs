@@ -101,7 +101,7 @@ impl Line {
 }
 
 /// `0-2,5` for 0, 1, 2 and 5.
-pub(super) fn ranges(ranks: &[usize]) -> String {
+pub(crate) fn ranges(ranks: &[usize]) -> String {
     let mut text = String::new();
     let mut rest = ranks;
     while let Some((&first, _)) = rest.split_first() {

@@ -1,0 +1,268 @@
+//! What the logs say of each process and its communicators.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use nccl_sys::Version;
+
+use super::warning::Class;
+
+/// What one process said of itself.
+///
+/// Everything in it comes from lines that carry its host and process number, so a fact that the log does
+/// not hold is missing, or empty.
+///
+/// ```
+/// use nccl::debug_log::DebugLog;
+///
+/// let mut log = DebugLog::new();
+/// log.read("rank0.log", &b"node-a:4021:4077 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.5<0>\n"[..])?;
+/// let process = &log.processes()[0];
+/// assert_eq!((&process.host[..], process.pid), ("node-a", 4021));
+/// assert_eq!(process.bootstrap.as_ref().unwrap().interface, "eth0");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Process {
+    /// Its host, up to the first dot; empty in a log whose prefixes were removed.
+    pub host: String,
+    /// Its process number on that host.
+    pub pid: u32,
+    /// The release of NCCL that it has loaded.
+    pub version: Option<Version>,
+    /// Where it met the other ranks.
+    pub bootstrap: Option<Endpoint>,
+    /// The interfaces that sockets use for data.
+    pub sockets: Vec<Endpoint>,
+    /// The InfiniBand and RoCE adapters that it uses, as NCCL writes them: `mlx5_0:1/IB`.
+    pub adapters: Vec<String>,
+    /// NCCL looked for such adapters and found none.
+    pub no_adapters: bool,
+    /// Which plugins are there, missing, or could not be used; by kind: `NET`, `TUNER`, …
+    pub plugins: Vec<PluginFact>,
+    /// Variables that NCCL took from the environment.
+    pub variables: BTreeMap<String, String>,
+    /// Settings of its communicators.
+    pub config: BTreeMap<String, String>,
+    /// How often each algorithm was chosen: `AllReduce RING SIMPLE`.
+    pub tuning: BTreeMap<String, u64>,
+    /// Whether each adapter can reach the device's memory by itself (GPU Direct RDMA).
+    pub direct_rdma: BTreeMap<String, bool>,
+    /// Why devices of the host do not reach each other.
+    pub no_peer_access: Vec<String>,
+    /// Its communicators, in the order in which they were begun.
+    pub communicators: Vec<Membership>,
+    /// Connections that did not come about at the first attempt.
+    pub retries: Vec<Retry>,
+    /// What it warned about; the same text once.
+    pub warnings: Vec<Warning>,
+    /// Warnings beyond the first ones, which are not kept.
+    pub more_warnings: u64,
+    /// The rank that a launcher wrote before its lines.
+    pub tag: Option<usize>,
+}
+
+/// An interface and its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Endpoint {
+    /// The interface's name.
+    pub interface: String,
+    /// The address, where it is one.
+    pub address: Option<IpAddr>,
+}
+
+/// What became of a plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PluginFact {
+    /// `NET`, `TUNER`, `PROFILER`, `ENV`, `GIN`, `RMA`.
+    pub kind: String,
+    /// Whether it was loaded.
+    pub state: PluginState,
+    /// Its name, the names that were tried, or the loader's error.
+    pub text: String,
+}
+
+/// Whether a plugin is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PluginState {
+    /// There is none: the usual case, and only a fault where one was asked for.
+    Missing,
+    /// It is used.
+    Loaded,
+    /// It is there, and cannot be used.
+    Failed,
+}
+
+/// One rank of a communicator, as its process describes it.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Membership {
+    /// The communicator's address in that process.
+    pub comm: String,
+    /// The rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// CUDA's number of the device.
+    pub device: Option<u32>,
+    /// The same on all ranks of a communicator; not written for a split by 2.23 to 2.31.
+    pub id: Option<String>,
+    /// The communicator that it was split from, shrunk or grown.
+    pub parent: Option<String>,
+    /// How far its start has come.
+    pub state: InitState,
+    /// How long the start took, in seconds, and its longest part.
+    pub init_seconds: Option<(f64, String, f64)>,
+    /// The network for what goes to other hosts.
+    pub network: Option<String>,
+    /// The number of hosts, and of ranks on its own.
+    pub layout: Option<(u32, u32)>,
+    /// Through what it reaches which rank.
+    pub links: BTreeMap<Link, u32>,
+    /// Whether NCCL says that rings use GPU Direct RDMA.
+    pub ring_gdr: Option<bool>,
+    /// The order of the ranks in the first ring.
+    pub ring: Option<String>,
+    /// How it ended, if it did.
+    pub ended: Option<Ended>,
+    pub(super) nvml_device: Option<u32>,
+}
+
+/// How far the start of a communicator has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InitState {
+    /// It has begun, and nothing says that it came to its end.
+    #[default]
+    Started,
+    /// All of its ranks are there.
+    Completed,
+}
+
+/// How a communicator ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ended {
+    /// All of its work is done; it is still there.
+    Finalized,
+    /// In order.
+    Destroyed,
+    /// In the middle of something, perhaps.
+    Aborted,
+    /// Its work was stopped; it can be shrunk or split.
+    Revoked,
+}
+
+/// A connection between two ranks; its value in [`Membership::links`] is the number of channels.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Link {
+    /// Where the data comes from.
+    pub from: usize,
+    /// Where it goes.
+    pub to: usize,
+    /// Through what.
+    pub via: Transport,
+}
+
+/// Through what data goes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Transport {
+    /// From device to device: `IPC`, `CUMEM`, `direct pointer`, `MNNVL`, `indirect`.
+    P2p(String),
+    /// Through memory of the host.
+    Shm,
+    /// Over a network, by the adapter of this number.
+    Net {
+        /// `IB`, `Socket`, or a plugin's name.
+        net: String,
+        /// The adapter's number.
+        adapter: String,
+        /// Whether it reaches the device's memory by itself.
+        gdr: bool,
+    },
+}
+
+/// Attempts to connect to one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retry {
+    /// The address; releases before 2.24 do not write it.
+    pub address: Option<IpAddr>,
+    /// Why it did not work, as the system says it.
+    pub reason: String,
+    /// How often NCCL said so.
+    pub times: u64,
+}
+
+/// A warning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Warning {
+    /// What it says about the cause.
+    pub class: Class,
+    /// NCCL's words.
+    pub text: String,
+    /// Where in NCCL's source it stands.
+    pub place: String,
+    /// When, as the log writes it: `2026-11-21 02:17:39`.
+    pub time: Option<String>,
+    /// The log, and its line.
+    pub at: (String, u64),
+    /// The rank, as far as the thread tells it.
+    pub rank: Option<usize>,
+    /// How often.
+    pub times: u64,
+}
+
+impl Process {
+    /// The rank in its largest communicator; where it has several there, the first. Without one, the rank that a
+    /// launcher wrote before its lines.
+    ///
+    /// ```
+    /// use nccl::debug_log::DebugLog;
+    ///
+    /// let line = b"a:1:1 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 3 nranks 8 cudaDev 0 nvmlDev 0 busId 10 commId 0x2 - Init START";
+    /// let mut log = DebugLog::new();
+    /// log.read("log", &line[..])?;
+    /// assert_eq!(log.processes()[0].rank(), Some(3));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        self.ranks().first().copied().or(self.tag)
+    }
+
+    /// Its ranks in its largest communicator: several when they are threads of it.
+    ///
+    /// ```
+    /// assert!(nccl::debug_log::DebugLog::new().processes().iter().all(|process| process.ranks().is_empty()));
+    /// ```
+    #[must_use]
+    pub fn ranks(&self) -> Vec<usize> {
+        let largest = self.communicators.iter().map(|one| one.ranks).max();
+        let of_largest = self
+            .communicators
+            .iter()
+            .filter(|one| Some(one.ranks) == largest);
+        let mut ranks: Vec<usize> = of_largest.map(|one| one.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// All addresses that are known to be this process's host's.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (&str, IpAddr)> {
+        let endpoints = self.bootstrap.iter().chain(&self.sockets);
+        endpoints.filter_map(|endpoint| Some((&endpoint.interface[..], endpoint.address?)))
+    }
+
+    pub(super) fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str)
+    }
+}

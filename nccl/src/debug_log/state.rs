@@ -1,0 +1,141 @@
+//! Which communicator a line is about, when the line does not name it.
+//!
+//! One init runs on one thread, so that what a thread says before `Init START` belongs to the communicator
+//! that it then names. What other threads say later is matched by rank and device.
+
+use std::collections::HashMap;
+
+use super::collect::cut;
+use super::facts::{InitState, Link, Membership, Process, Transport};
+use super::message::{Channel, Init, Stage, Via};
+
+const MOST_COMMUNICATORS: usize = 256;
+const MOST_LINKS: usize = 4096;
+const MOST_THREADS: usize = 1024;
+
+/// What is needed while reading.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    threads: HashMap<u32, Thread>,
+}
+
+/// What a thread is about.
+#[derive(Clone, Debug, Default)]
+struct Thread {
+    /// Its latest communicator.
+    membership: Option<usize>,
+    /// Said before the communicator was named.
+    network: Option<String>,
+}
+
+impl State {
+    fn thread(&mut self, tid: u32) -> &mut Thread {
+        // Threads come and go; the ones that are forgotten are found by rank.
+        if self.threads.len() == MOST_THREADS && !self.threads.contains_key(&tid) {
+            self.threads.clear();
+        }
+        self.threads.entry(tid).or_default()
+    }
+
+    /// The communicator that a thread is about.
+    pub(super) fn current<'p>(
+        &mut self,
+        process: &'p mut Process,
+        tid: u32,
+    ) -> Option<&'p mut Membership> {
+        let of_thread = self.threads.get(&tid).and_then(|thread| thread.membership);
+        let only = (process.communicators.len() == 1).then_some(0);
+        process.communicators.get_mut(of_thread.or(only)?)
+    }
+
+    /// The rank of a thread in its process's largest communicator.
+    pub(super) fn rank(&self, process: &Process, tid: u32) -> Option<usize> {
+        let ranks = process.ranks();
+        if let [rank] = ranks[..] {
+            return Some(rank);
+        }
+        let of_thread = self.threads.get(&tid).and_then(|thread| thread.membership);
+        let rank = of_thread.map(|index| process.communicators[index].rank);
+        rank.filter(|rank| ranks.contains(rank)).or(process.tag)
+    }
+
+    pub(super) fn init(&mut self, process: &mut Process, tid: u32, stage: Stage, init: &Init<'_>) {
+        let same = |one: &Membership| {
+            one.comm == init.comm && one.rank == init.rank && one.ranks == init.ranks
+        };
+        let known = process.communicators.iter().rposition(|one| {
+            same(one) && (stage == Stage::Completed || one.state == InitState::Started)
+        });
+        let index = match known {
+            Some(index) => index,
+            None if process.communicators.len() < MOST_COMMUNICATORS => {
+                process.communicators.push(Membership {
+                    comm: cut(init.comm),
+                    rank: init.rank,
+                    ranks: init.ranks,
+                    device: init.device,
+                    nvml_device: init.nvml_device.or(init.device),
+                    id: init.id.map(cut),
+                    parent: init.parent.map(cut),
+                    ..Membership::default()
+                });
+                process.communicators.len() - 1
+            }
+            None => return,
+        };
+        let membership = &mut process.communicators[index];
+        if stage == Stage::Completed {
+            membership.state = InitState::Completed;
+        }
+        let thread = self.thread(tid);
+        thread.membership = Some(index);
+        if let Some(network) = thread.network.take() {
+            membership.network.get_or_insert(network);
+        }
+    }
+
+    pub(super) fn network(&mut self, process: &mut Process, tid: u32, name: &str) {
+        // Before `Init START` up to today's releases; should one say it later, that is understood, too.
+        let running = self.thread(tid).membership.filter(|&index| {
+            let one = &process.communicators[index];
+            one.state == InitState::Started && one.network.is_none()
+        });
+        match running {
+            Some(index) => process.communicators[index].network = Some(cut(name)),
+            None => self.thread(tid).network = Some(cut(name)),
+        }
+    }
+
+    pub(super) fn channel(&mut self, process: &mut Process, tid: u32, channel: &Channel<'_>) {
+        let own = if channel.received {
+            channel.to
+        } else {
+            channel.from
+        };
+        let fits = |one: &Membership| {
+            one.rank == own
+                && one.ranks > channel.from.max(channel.to)
+                && (channel.device.is_none() || channel.device == one.nvml_device)
+        };
+        let of_thread = self.threads.get(&tid).and_then(|thread| thread.membership);
+        let of_thread = of_thread.filter(|&index| fits(&process.communicators[index]));
+        let Some(index) = of_thread.or_else(|| process.communicators.iter().rposition(fits)) else {
+            return;
+        };
+        let via = match channel.via {
+            Via::P2p(kind) => Transport::P2p(cut(kind)),
+            Via::Shm => Transport::Shm,
+            Via::Net { net, adapter, gdr } => Transport::Net {
+                net: cut(net),
+                adapter: cut(adapter),
+                gdr,
+            },
+        };
+        let links = &mut process.communicators[index].links;
+        let (from, to) = (channel.from, channel.to);
+        let link = Link { from, to, via };
+        if links.len() < MOST_LINKS || links.contains_key(&link) {
+            *links.entry(link).or_default() += 1;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Logs of several releases and several ranks, what is read of them, and what is found.
+
+mod facts;
+mod garbage;
+mod verdicts;
+
+use super::DebugLog;
+
+/// A log of `logs/`.
+fn text(name: &str) -> Vec<u8> {
+    let path = format!(
+        "{}/src/debug_log/tests/logs/{name}",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// These logs, read.
+fn read(names: &[&str]) -> DebugLog {
+    let mut log = DebugLog::new();
+    for name in names {
+        log.read(name, &text(name)[..]).unwrap();
+    }
+    log
+}
+
+/// This text, read.
+fn read_text(text: &str) -> DebugLog {
+    let mut log = DebugLog::new();
+    log.read("log", text.as_bytes()).unwrap();
+    log
+}

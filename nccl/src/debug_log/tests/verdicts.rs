@@ -1,0 +1,281 @@
+//! What is found in the logs of several ranks.
+
+use super::{read, read_text};
+use crate::debug_log::DebugLog;
+use crate::preflight::{Finding, Severity};
+
+/// The only finding of this name that is not fine.
+fn found(log: &DebugLog, check: &str) -> Finding {
+    let report = log.report();
+    let mut all = report
+        .findings()
+        .iter()
+        .filter(|f| f.check == check && f.severity > Severity::Ok);
+    let one = all
+        .next()
+        .unwrap_or_else(|| panic!("no {check} in\n{report}"))
+        .clone();
+    assert!(all.next().is_none(), "several {check} in\n{report}");
+    one
+}
+
+/// What is no trouble, and no finding but these is.
+fn only(log: &DebugLog, checks: &[&str]) {
+    let report = log.report();
+    let bad = report
+        .findings()
+        .iter()
+        .filter(|f| f.severity > Severity::Ok);
+    let names: Vec<_> = bad.map(|f| &f.check[..]).collect();
+    assert_eq!(names, checks, "{report}");
+}
+
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in {text:?}");
+    }
+}
+
+#[test]
+fn a_log_in_which_all_is_well_has_no_finding() {
+    let log = read(&["2.30-fine.log"]);
+    only(&log, &[]);
+    let report = log.report();
+    let fine: Vec<_> = report.findings().iter().map(|f| &f.check[..]).collect();
+    assert_eq!(
+        fine,
+        ["log-init", "log-version", "log-network", "log-peer-to-peer"]
+    );
+}
+
+#[test]
+fn a_host_that_fell_back_to_sockets_is_named_with_the_reason() {
+    let log = read(&["2.27-node-a-of-two.log", "2.27-node-b-of-two.log"]);
+    let network = found(&log, "log-network");
+    assert_eq!(
+        (network.severity, &network.ranks[..]),
+        (Severity::Error, &[2, 3][..])
+    );
+    assert_eq!(network.hosts, ["node-b"]);
+    says(
+        &network.what,
+        &["IB on ranks 0-1 (node-a)", "Socket on ranks 2-3 (node-b)"],
+    );
+    says(
+        &network.fix.unwrap(),
+        &["no InfiniBand", "NCCL_IB_HCA=mlx5 has to name one"],
+    );
+    // And they wait for each other for ever.
+    let init = found(&log, "log-init");
+    assert_eq!(init.ranks, [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_variable_that_forbids_the_adapters_is_the_reason() {
+    let mut log = read(&["2.27-node-a-of-two.log", "2.27-node-b-of-two.log"]);
+    log.read(
+        "more",
+        &b"node-b:5020:1 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"[..],
+    )
+    .unwrap();
+    let fix = found(&log, "log-network").fix.unwrap();
+    says(
+        &fix,
+        &["NCCL_IB_DISABLE=1 asks for that: unset it on ranks 2-3"],
+    );
+}
+
+#[test]
+fn connections_through_host_memory_are_named_with_the_variable_that_asks_for_them() {
+    let log = read(&["2.18-no-p2p.log"]);
+    only(&log, &["log-peer-to-peer"]);
+    let lost = found(&log, "log-peer-to-peer");
+    says(
+        &lost.what,
+        &["ranks 0-1 (pcie)", "2 of 2 connections", "0 to 1"],
+    );
+    says(&lost.fix.unwrap(), &["NCCL_P2P_DISABLE=1 asks for that"]);
+}
+
+#[test]
+fn the_full_shared_memory_is_the_cause_and_closed_connections_are_not() {
+    let log = read(&["2.26-shared-memory.log"]);
+    let cause = found(&log, "log-shared-memory");
+    assert_eq!(
+        (cause.severity, &cause.ranks[..]),
+        (Severity::Error, &[1][..])
+    );
+    says(
+        &cause.what,
+        &[
+            "rank 1 (trainer, pid 21) at 2026-04-22 21:34:20",
+            "the first by",
+            "/dev/shm/nccl-WU88OE",
+            "misc/shmutils.cc:88",
+            "3 warnings of ranks 0,2",
+            "consequences",
+        ],
+    );
+    says(&cause.fix.unwrap(), &["--shm-size"]);
+    let report = log.report();
+    assert_eq!(
+        report.findings()[0].check,
+        "log-shared-memory",
+        "the cause comes first\n{report}"
+    );
+    assert!(!report.to_string().contains("Accept failed"), "{report}");
+}
+
+#[test]
+fn an_address_that_nobody_reaches_is_told_with_its_owner() {
+    let log = read(&["2.21-other-network-h1.log", "2.21-other-network-h2.log"]);
+    let report = log.report();
+    let connect: Vec<_> = report
+        .findings()
+        .iter()
+        .filter(|f| f.check == "log-connect")
+        .collect();
+    assert_eq!(connect[0].severity, Severity::Error);
+    says(
+        &connect[0].what,
+        &[
+            "rank 1 (h1, pid 51)",
+            "10.37.12.78 is eno2 of h2 (ranks 2-3)",
+        ],
+    );
+    assert_eq!(connect[1].severity, Severity::Warning, "{report}");
+    says(&connect[1].what, &["Connection refused"]);
+    let interface = found(&log, "log-interface");
+    says(&interface.what, &["bond0 10.9.0.1", "eno2 10.37.12.78"]);
+    says(&interface.fix.unwrap(), &["NCCL_SOCKET_IFNAME"]);
+}
+
+#[test]
+fn a_rank_that_never_began_is_named() {
+    let log = read(&["2.32-missing-rank.log"]);
+    let init = found(&log, "log-init");
+    assert_eq!(init.severity, Severity::Error);
+    says(
+        &init.what,
+        &[
+            "communicator 0xabcdef of 3 ranks did not come up on ranks 0-1",
+            "rank 2 never began",
+        ],
+    );
+    says(&init.fix.unwrap(), &["look at rank 2"]);
+    let retries = found(&log, "log-connect");
+    says(
+        &retries.what,
+        &[
+            "rank 1 (n1, pid 70) tried 3 times",
+            "10.8.0.1 is ib0 of n0 (rank 0)",
+        ],
+    );
+}
+
+#[test]
+fn adapters_without_direct_access_to_the_device_are_named() {
+    let log = read(&["2.28-without-gdr.log"]);
+    only(&log, &["log-direct-rdma"]);
+    let gdr = found(&log, "log-direct-rdma");
+    says(&gdr.what, &["ranks 0-1 (g0, g1)", "4 of 8", "mlx5_4"]);
+    says(&gdr.fix.unwrap(), &["nvidia-peermem"]);
+}
+
+#[test]
+fn interfaces_that_lead_nowhere_are_errors_where_there_are_other_hosts() {
+    let docker = "h1:1:1 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n\
+                  h2:1:1 [0] NCCL INFO Bootstrap: Using docker0:172.17.0.1<0>\n";
+    let log = read_text(docker);
+    let interface = found(&log, "log-interface");
+    assert_eq!(
+        (interface.severity, &interface.hosts[..]),
+        (Severity::Error, &["h2".to_owned()][..])
+    );
+    // On one host, every interface will do.
+    only(
+        &read_text("h2:1:1 [0] NCCL INFO Bootstrap: Using docker0:172.17.0.1<0>\n"),
+        &[],
+    );
+}
+
+#[test]
+fn releases_and_variables_that_differ_are_found() {
+    let log = read_text(
+        "NCCL version 2.21.5+cuda12.4\na:1:1 [0] NCCL INFO NCCL version 2.27.7+cuda12.9\n\
+         a:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n\
+         b:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Tree\n\
+         a:1:1 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0\n\
+         b:1:1 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ens3\n",
+    );
+    only(&log, &["log-version", "log-variable"]);
+    says(
+        &found(&log, "log-version").what,
+        &["2.21.5 (in log)", "2.27.7 on a, pid 1"],
+    );
+    says(
+        &found(&log, "log-variable").what,
+        &["NCCL_ALGO differs: Ring on a, pid 1; Tree on b, pid 1"],
+    );
+}
+
+#[test]
+fn where_only_consequences_are_seen_the_silent_ranks_are_named() {
+    let mut text = String::new();
+    for rank in 0..3 {
+        text.push_str(&format!(
+            "a:{rank}:9 [{rank}] NCCL INFO comm 0x5 rank {rank} nranks 3 cudaDev {rank} nvmlDev {rank} busId 1 commId 0x7 - \
+             Init COMPLETE\n"
+        ));
+    }
+    text.push_str("a:0:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer a<57557>\n");
+    let log = read_text(&text);
+    let finding = found(&log, "log-consequence");
+    says(&finding.fix.unwrap(), &["ranks 1-2 warned about nothing"]);
+    says(
+        &finding.what,
+        &["rank 0 (a, pid 0)", "is not in these logs"],
+    );
+}
+
+#[test]
+fn a_network_plugin_that_was_asked_for_and_is_missing_is_an_error() {
+    let log = read_text(
+        "a:1:1 [0] NCCL INFO NCCL_NET_PLUGIN set by environment to ofi\n\
+         a:1:1 [0] NCCL INFO NET/Plugin: Could not find: ofi libnccl-net-ofi.so.\n",
+    );
+    says(&found(&log, "log-plugin").what, &["ofi was asked for"]);
+    let failed =
+        read_text("a:1:1 [0] NCCL INFO NET/Plugin: libnccl-net.so: undefined symbol: fi_getinfo\n");
+    assert_eq!(found(&failed, "log-plugin").severity, Severity::Warning);
+}
+
+#[test]
+fn what_is_not_known_is_told_and_not_judged() {
+    let log = read_text(
+        "a:1:1 [0] init.cc:1 NCCL WARN a new trouble 1\na:1:1 [0] init.cc:1 NCCL WARN a new trouble 2\n",
+    );
+    let unknown = found(&log, "log-warning");
+    assert_eq!((unknown.severity, unknown.fix), (Severity::Warning, None));
+    says(&unknown.what, &["a new trouble 1", "1 more times"]);
+    assert_eq!(found(&log, "log-level").severity, Severity::Warning);
+    let empty = read_text("nothing of interest\n");
+    says(
+        &found(&empty, "log-level").fix.unwrap(),
+        &["NCCL_DEBUG=INFO"],
+    );
+}
+
+#[test]
+fn ranks_whose_logs_are_elsewhere_are_told() {
+    let log = read(&["2.27-node-a-of-two.log"]);
+    says(&found(&log, "log-init").what, &["ranks 2-3 never began"]);
+    let half = read_text(
+        "a:1:1 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1 commId 0x7 - Init COMPLETE\n",
+    );
+    says(
+        &found(&half, "log-ranks").what,
+        &["of the 2 ranks", "1 are not in these logs"],
+    );
+}
