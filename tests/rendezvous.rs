@@ -2,170 +2,17 @@
 //!
 //! Needs root; without, the tests say that they were skipped.
 
+mod meeting;
+
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nccl::{Rendezvous, World};
+use meeting::{ENDS, Hosts, ip, results, start};
 
 /// Not a test of its own: what the ranks of the others run.
 #[test]
 fn a_rank() {
-    let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {
-        return;
-    };
-    let limit = Duration::from_millis(std::env::var("NCCL_TEST_LIMIT").unwrap().parse().unwrap());
-    let rendezvous = Rendezvous::from_env().unwrap().timeout(limit);
-    if let Ok(files) = std::env::var("NCCL_TEST_FILES") {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let current = Some(files.parse().unwrap());
-        let limit = rustix::process::Rlimit { current, ..limit };
-        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
-    }
-    let run = || -> nccl::Result<()> {
-        let world = World::join(rendezvous)?;
-        println!("met as local rank {}", world.local_rank());
-        let own = [world.rank() as u8];
-        let parts = world.all_gather("ranks", &own)?;
-        assert_eq!(parts.len(), world.size());
-        match &script[..] {
-            "meet" | "meet cheaply" => world.barrier("end"),
-            "die" => {
-                let own = rustix::process::getpid();
-                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-                Ok(())
-            }
-            "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
-            "stand still" => {
-                std::thread::sleep(Duration::from_secs(20));
-                Ok(())
-            }
-            other => panic!("{other}"),
-        }
-    };
-    match run() {
-        Ok(()) if script == "meet cheaply" => {
-            let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-            println!("result: {}", time.tv_sec * 1000 + time.tv_nsec / 1_000_000);
-        }
-        Ok(()) => println!("result: fine"),
-        Err(error) => println!("result: {error}"),
-    }
-}
-
-/// Two namespaces, joined by a cable whose ends have different names, each with an interface that looks
-/// like docker's and leads nowhere.
-struct Hosts {
-    names: [String; 2],
-}
-
-const ENDS: [&str; 2] = ["eth7", "ens3"];
-
-fn ip(arguments: &str) {
-    let output = Command::new("ip")
-        .args(arguments.split_whitespace())
-        .output()
-        .expect("ip of iproute2");
-    assert!(
-        output.status.success(),
-        "ip {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-impl Hosts {
-    /// `None`, aloud, where this process may not make them.
-    fn new(addresses: [&[&str]; 2]) -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = |end| format!("nccl-{}-{number}{end}", std::process::id());
-        let hosts = Self {
-            names: [name("a"), name("b")],
-        };
-        let [a, b] = &hosts.names;
-        let made = Command::new("ip").args(["netns", "add", a]).output();
-        if !made.is_ok_and(|made| made.status.success()) {
-            eprintln!("SKIPPED: network namespaces need root and ip of iproute2");
-            return None;
-        }
-        ip(&format!("netns add {b}"));
-        ip(&format!(
-            "link add {} netns {a} type veth peer name {} netns {b}",
-            ENDS[0], ENDS[1]
-        ));
-        for (host, end, addresses) in [(a, ENDS[0], addresses[0]), (b, ENDS[1], addresses[1])] {
-            ip(&format!("-n {host} link set lo up"));
-            ip(&format!("-n {host} link add docker0 type bridge"));
-            ip(&format!("-n {host} addr add 172.17.0.1/16 dev docker0"));
-            ip(&format!("-n {host} link set {end} up"));
-            for address in addresses {
-                let nodad = if address.contains(':') { "nodad" } else { "" };
-                ip(&format!("-n {host} addr add {address} dev {end} {nodad}"));
-            }
-        }
-        Some(hosts)
-    }
-
-    /// A rank on host `host`.
-    fn start(
-        &self,
-        host: usize,
-        rank: usize,
-        size: usize,
-        script: &str,
-        more: &[(&str, &str)],
-    ) -> Child {
-        let inside = ["ip", "netns", "exec", &self.names[host]];
-        start(&inside, rank, size, script, more)
-    }
-}
-
-/// A rank that a command of `before` runs.
-fn start(before: &[&str], rank: usize, size: usize, script: &str, more: &[(&str, &str)]) -> Child {
-    Command::new("timeout")
-        .args(["-s", "KILL", "40"])
-        .args(before)
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-        .env("NCCL_TEST_SCRIPT", script)
-        .env("NCCL_TEST_LIMIT", "15000")
-        .env("NCCL_RUN_RANK", rank.to_string())
-        .env("NCCL_RUN_WORLD_SIZE", size.to_string())
-        .env("NCCL_RUN_SECRET", "hush")
-        .envs(more.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("a rank")
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
-}
-
-fn result(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let at = text.find("result: ");
-    let at = at.unwrap_or_else(|| {
-        panic!(
-            "no result in {text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        )
-    });
-    let rest = &text[at + 8..];
-    rest.lines().next().unwrap_or(rest).to_owned()
-}
-
-fn results(ranks: Vec<Child>) -> Vec<String> {
-    ranks
-        .into_iter()
-        .map(|rank| result(&rank.wait_with_output().expect("its output")))
-        .collect()
+    meeting::run_a_rank();
 }
 
 #[test]

@@ -22,7 +22,7 @@
 //!
 //! # Rooms
 //! - [`Library`]: which libnccl is loaded, what it can do.
-//! - [`World`], [`Rendezvous`]: how ranks find each other.
+//! - [`World`], [`Rendezvous`]: how ranks find each other; [`Observer`]: watching them.
 //! - [`debug_log`]: what NCCL's own logs of several ranks say.
 //! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
 //!   [`Request`] to poll, wait for or `.await`.
@@ -67,7 +67,9 @@ pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
 pub use operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
-pub use rendezvous::{Rendezvous, Subgroup, World};
+pub use rendezvous::{
+    Events, Observer, RankEnd, RankState, Rendezvous, Subgroup, World, WorldEvent, WorldState,
+};
 pub use request::Request;
 pub use unique_id::UniqueId;
 

@@ -1,18 +1,20 @@
 //! A rank's way to its coordinator: finding it, making sure of it, and reading what it sends.
 
+use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Received};
 use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
-use super::greeting::{Greeting, Hello, Side, is_proved, nonce, prove};
-use super::mailbox::Mailbox;
-use super::message::{Incoming, Request};
+use super::greeting::{Greeting, Hello, Role, Side, is_proved, nonce, prove};
+use super::incoming::{Answer, Incoming, Push};
 use super::place::{self, Address};
 use super::reactor::{EventFlags, Reactor, Source};
+use super::request::Request;
 use super::server::Job;
+use super::watching::{WORD, word};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::time::deadline_after;
@@ -20,37 +22,109 @@ use crate::time::deadline_after;
 /// What is said of a rank whose connection ends before it says that it leaves.
 pub(super) const LOST: &str = "its connection closed without goodbye: it died";
 
-/// Reads what the coordinator sends, on the reactor's thread.
-struct Reader {
-    connection: Arc<Connection>,
-    mailbox: Arc<Mailbox>,
-    decoder: Mutex<Decoder>,
+/// What takes what a coordinator sends.
+pub(super) trait Sink: Send + Sync {
+    fn answer(&self, id: u64, answer: Answer);
+    fn push(&self, push: Push);
+    /// Some of this has come; nothing more for now.
+    fn settle(&self) {}
+    /// Whether the end of the connection should wait for the word of the one that started rank 0.
+    fn waits_for_word(&self) -> bool;
+    /// Nothing comes any more.
+    fn close(&self, why: &str);
 }
 
-/// Joins as `rank` of `size`; answers and notices come to `mailbox` from then on.
+/// Reads what the coordinator sends, on the reactor's thread.
+pub(super) struct Reader {
+    this: Weak<Self>,
+    pub(super) connection: Arc<Connection>,
+    sink: Arc<dyn Sink>,
+    reading: Mutex<Reading>,
+}
+
+struct Reading {
+    decoder: Decoder,
+    /// How the connection ended, how rank 0's process ended, and when one has to do without the other.
+    ended: Option<String>,
+    word: Option<String>,
+    until: Option<Instant>,
+    closed: bool,
+}
+
+/// Who comes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) role: Role,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+}
+
+impl Claim {
+    pub(super) fn rank(rank: usize, size: usize) -> Self {
+        Self {
+            role: Role::Rank,
+            rank,
+            size,
+        }
+    }
+
+    pub(super) fn observer(size: usize) -> Self {
+        Self {
+            role: Role::Observer,
+            rank: 0,
+            size,
+        }
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.role {
+            Role::Rank => write!(f, "rank {}", self.rank),
+            Role::Observer => f.write_str("an observer"),
+        }
+    }
+}
+
+/// Joins; answers and notices come to `sink` from then on.
 pub(super) fn join(
     address: &Address,
     job: &Job,
-    rank: usize,
-    size: usize,
+    claim: Claim,
     deadline: Instant,
-    mailbox: Arc<Mailbox>,
-) -> Result<Arc<Connection>> {
-    let (connection, decoder) = meet(address, job, rank, size, deadline)?;
-    let failed = |error| Error::io(format!("joining at {address}"))(error);
-    let reactor = Reactor::get().map_err(failed)?;
-    let reader = Arc::new(Reader {
-        connection: Arc::clone(&connection),
-        mailbox,
-        decoder: Mutex::new(decoder),
+    sink: Arc<dyn Sink>,
+) -> Result<Arc<Reader>> {
+    let (connection, decoder) = meet(address, job, claim, deadline)?;
+    read(connection, decoder, sink).map_err(Error::io(format!("joining at {address}")))
+}
+
+/// Has the reactor read what comes.
+pub(super) fn read(
+    connection: Arc<Connection>,
+    decoder: Decoder,
+    sink: Arc<dyn Sink>,
+) -> io::Result<Arc<Reader>> {
+    let reactor = Reactor::get()?;
+    let reader = Arc::new_cyclic(|this| Reader {
+        this: Weak::clone(this),
+        connection,
+        sink,
+        reading: Mutex::new(Reading {
+            decoder,
+            ended: None,
+            word: None,
+            until: None,
+            closed: false,
+        }),
     });
     // What came with the welcome waits in the decoder, and no event tells of it.
-    reader.parse(&mut lock(&reader.decoder));
+    reader.parse(&mut lock(&reader.reading));
     let events = EventFlags::IN | EventFlags::RDHUP;
-    let token = reactor.add(connection.fd(), events, reader);
-    connection.set_token(token.map_err(failed)?);
-    connection.flush_quietly();
-    Ok(connection)
+    let source = Arc::clone(&reader) as Arc<dyn Source>;
+    let token = reactor.add(reader.connection.fd(), events, source)?;
+    reader.connection.set_token(token);
+    reader.connection.flush_quietly();
+    Ok(reader)
 }
 
 /// Joins only to say that it fails.
@@ -64,7 +138,7 @@ pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
         ..
     } = rendezvous;
     let deadline = deadline_after(timeout);
-    let (connection, _) = meet(&address, &job, rank, world_size, deadline)?;
+    let (connection, _) = meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
     connection.enqueue(Request::Fail { chain }.encode(0));
     connection
         .drain(deadline)
@@ -81,55 +155,76 @@ enum Refusal {
     Elsewhere(String),
 }
 
+/// What one try came to.
+pub(super) enum Tried {
+    Met(Arc<Connection>, Decoder),
+    /// Another try would end alike.
+    Refused(String),
+    /// Nobody is there yet, or not the right one; in the latter case, who it is.
+    NotYet(io::Error, Option<String>),
+}
+
 /// How long one of several ports may take to prove that it is the right one.
 const TRY: Duration = Duration::from_secs(2);
 
-/// Tries until somebody answers as the job's rank 0, or says why this rank may not come in.
+/// One try to join; `turn` counts them.
+pub(super) fn attempt(
+    address: &Address,
+    job: &Job,
+    claim: Claim,
+    turn: usize,
+    deadline: Instant,
+) -> Tried {
+    let several = matches!(address, Address::Tcp(place) if place.is_range());
+    let socket = match place::dial(address, turn, deadline) {
+        Ok(socket) => socket,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Tried::Refused(format!("no rank 0 at {address}: {error}"));
+        }
+        Err(error) => return Tried::NotYet(error, None),
+    };
+    let connection = Arc::new(Connection::new(socket));
+    let mut decoder = Decoder::new(GREETING);
+    let patience = match several {
+        true => deadline.min(Instant::now() + TRY),
+        false => deadline,
+    };
+    match greet(&connection, &mut decoder, job, claim, patience) {
+        Ok(None) => {
+            decoder.set_limit(LARGEST_FRAME);
+            Tried::Met(connection, decoder)
+        }
+        Ok(Some(Refusal::Elsewhere(why))) if several => {
+            Tried::NotYet(io::Error::other(why.clone()), Some(why))
+        }
+        Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
+            Tried::Refused(format!("{claim} could not join at {address}: {why}"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Tried::NotYet(
+            io::Error::other("somebody takes the connection and says nothing"),
+            None,
+        ),
+        Err(error) => Tried::NotYet(error, None),
+    }
+}
+
+/// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
 fn meet(
     address: &Address,
     job: &Job,
-    rank: usize,
-    size: usize,
+    claim: Claim,
     deadline: Instant,
 ) -> Result<(Arc<Connection>, Decoder)> {
     let mut pause = Duration::from_millis(2);
-    let several = matches!(address, Address::Tcp(place) if place.is_range());
     let mut refused = None;
     for turn in 0.. {
-        let error = match place::dial(address, turn, deadline) {
-            Ok(socket) => {
-                let connection = Arc::new(Connection::new(socket));
-                let mut decoder = Decoder::new(GREETING);
-                let patience = match several {
-                    true => deadline.min(Instant::now() + TRY),
-                    false => deadline,
-                };
-                match greet(&connection, &mut decoder, job, rank, size, patience) {
-                    Ok(None) => {
-                        decoder.set_limit(LARGEST_FRAME);
-                        return Ok((connection, decoder));
-                    }
-                    Ok(Some(Refusal::Elsewhere(why))) if several => {
-                        refused = Some(why.clone());
-                        io::Error::other(why)
-                    }
-                    Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
-                        return Err(Error::rendezvous(format!(
-                            "rank {rank} could not join at {address}: {why}"
-                        )));
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                        io::Error::other("somebody takes the connection and says nothing")
-                    }
-                    Err(error) => error,
-                }
+        let error = match attempt(address, job, claim, turn, deadline) {
+            Tried::Met(connection, decoder) => return Ok((connection, decoder)),
+            Tried::Refused(why) => return Err(Error::rendezvous(why)),
+            Tried::NotYet(error, why) => {
+                refused = why.or(refused);
+                error
             }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(Error::rendezvous(format!(
-                    "no rank 0 at {address}: {error}"
-                )));
-            }
-            Err(error) => error,
         };
         if Instant::now() >= deadline {
             let refused =
@@ -150,8 +245,7 @@ fn greet(
     connection: &Connection,
     decoder: &mut Decoder,
     job: &Job,
-    rank: usize,
-    size: usize,
+    claim: Claim,
     deadline: Instant,
 ) -> io::Result<Option<Refusal>> {
     let secret = job.secret.as_ref();
@@ -160,10 +254,12 @@ fn greet(
         has_secret: secret.is_some(),
         job: job.name.clone(),
         epoch: job.epoch,
-        world_size: size,
-        rank,
+        world_size: claim.size,
+        role: claim.role,
+        rank: claim.rank,
         host: crate::host::name().to_string(),
         pid: std::process::id().into(),
+        kernel: String::new(),
     };
     let mut hear = || {
         let frame = connection.expect(decoder, deadline)?;
@@ -227,20 +323,59 @@ fn no_rank_0() -> Refusal {
 
 impl Reader {
     /// Whether all was understood.
-    fn parse(&self, decoder: &mut Decoder) -> bool {
+    fn parse(&self, reading: &mut Reading) -> bool {
         let understood = loop {
-            match decoder.next().map(|frame| frame.map(Incoming::decode)) {
-                Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.mailbox.answer(id, answer),
-                Ok(Some(Ok(Incoming::Push(push)))) => self.mailbox.push(push),
+            match reading
+                .decoder
+                .next()
+                .map(|frame| frame.map(Incoming::decode))
+            {
+                Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
+                Ok(Some(Ok(Incoming::Push(push)))) => self.sink.push(push),
                 Ok(None) => break true,
                 Ok(Some(Err(broken))) | Err(broken) => {
-                    self.mailbox.close(&format!("it sent {}", broken.0));
+                    reading.ended = Some(format!("it sent {}", broken.0));
                     break false;
                 }
             }
         };
-        self.mailbox.run_handlers();
+        self.sink.settle();
         understood
+    }
+
+    /// How rank 0's process ended, as somebody says who knows. What it has said before counts.
+    pub(super) fn rank_0_ended(&self, how: &str) {
+        let mut reading = lock(&self.reading);
+        reading.word.get_or_insert_with(|| word(how));
+        self.conclude(&mut reading, false);
+    }
+
+    /// Closes when enough is known about why.
+    fn conclude(&self, reading: &mut Reading, late: bool) {
+        if reading.closed {
+            return;
+        }
+        let why = match (&reading.word, &reading.ended) {
+            (Some(word), Some(_)) => word.clone(),
+            (Some(word), None) if late => word.clone(),
+            (None, Some(ended)) if late || !self.sink.waits_for_word() => ended.clone(),
+            (None, None) => return,
+            // One waits for the other.
+            _ => {
+                if reading.until.is_none()
+                    && let Ok(reactor) = Reactor::get()
+                {
+                    let until = Instant::now() + WORD;
+                    reading.until = Some(until);
+                    reactor.wake_at(until, Weak::clone(&self.this) as Weak<dyn Source>);
+                }
+                return;
+            }
+        };
+        reading.closed = true;
+        self.connection.forget();
+        self.connection.shut();
+        self.sink.close(&why);
     }
 }
 
@@ -249,19 +384,32 @@ impl Source for Reader {
         if events.contains(EventFlags::OUT) {
             self.connection.flush_quietly();
         }
-        let mut decoder = lock(&self.decoder);
-        let received = self.connection.receive(&mut decoder);
-        let understood = self.parse(&mut decoder);
+        let mut reading = lock(&self.reading);
+        if reading.ended.is_some() || reading.closed {
+            return;
+        }
+        let received = self.connection.receive(&mut reading.decoder);
+        let understood = self.parse(&mut reading);
         match received {
             Ok(Received::Some) if understood => return,
             Ok(Received::Some) => {}
-            Ok(Received::End) => self.mailbox.close(LOST),
-            Err(error) => self
-                .mailbox
-                .close(&format!("its connection broke without goodbye: {error}")),
+            Ok(Received::End) => {
+                reading.ended.get_or_insert_with(|| LOST.to_owned());
+            }
+            Err(error) => {
+                let broke = || format!("its connection broke without goodbye: {error}");
+                reading.ended.get_or_insert_with(broke);
+            }
         }
-        self.mailbox.run_handlers();
         self.connection.forget();
         self.connection.shut();
+        self.conclude(&mut reading, false);
+    }
+
+    fn due(self: Arc<Self>, now: Instant) {
+        let mut reading = lock(&self.reading);
+        if reading.until.is_some_and(|until| until <= now) {
+            self.conclude(&mut reading, true);
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::interface::Interface;
+use super::launcher;
 use super::place::Address;
 use super::secret::Secret;
 use super::server::Job;
@@ -206,6 +207,41 @@ impl Rendezvous {
         self.world_size
     }
 
+    /// For an [`Observer`](crate::Observer), which has no rank and need not know how many there are:
+    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when it is none of these.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.secret("correct horse");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn observer(address: &str) -> Result<Self> {
+        let place = launcher::place(address).ok_or_else(|| {
+            Error::rendezvous(format!(
+                "{address:?} is not understood: {}",
+                launcher::FORMS
+            ))
+        })?;
+        Ok(Self::observing(place))
+    }
+
+    /// For an [`Observer`](crate::Observer): the variables of `nccl-run` but for rank and number of ranks,
+    /// as [`from_env`](Self::from_env) has them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or
+    /// unreadable, with the value seen.
+    ///
+    /// ```no_run
+    /// let observer = nccl::Observer::join(nccl::Rendezvous::observer_from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn observer_from_env() -> Result<Self> {
+        Self::observer_from_variables(|name| std::env::var(name).ok())
+    }
+
     pub(super) fn new(
         rank: usize,
         world_size: usize,
@@ -218,10 +254,19 @@ impl Rendezvous {
                 ranks(world_size)
             )));
         }
-        Ok(Self {
-            rank,
-            world_size,
-            local_rank,
+        let mut rendezvous = Self::observing(address);
+        rendezvous.rank = rank;
+        rendezvous.world_size = world_size;
+        rendezvous.local_rank = local_rank;
+        Ok(rendezvous)
+    }
+
+    /// Of a world that has 0 ranks until somebody says how many.
+    pub(super) fn observing(address: Address) -> Self {
+        Self {
+            rank: 0,
+            world_size: 0,
+            local_rank: 0,
             address,
             timeout: Duration::from_secs(60),
             job: Job {
@@ -230,6 +275,6 @@ impl Rendezvous {
                 secret: None,
             },
             counts_local: false,
-        })
+        }
     }
 }

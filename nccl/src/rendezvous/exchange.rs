@@ -8,7 +8,9 @@ use super::client;
 use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::hub::cut;
-use super::message::{Answer, Departure, Incomplete, Request};
+use super::incoming::Answer;
+use super::message::{Departure, Incomplete};
+use super::request::Request;
 use super::world::World;
 #[cfg(doc)]
 use crate::error::ErrorKind;

@@ -3,7 +3,8 @@
 //! ```text
 //! rank                                   coordinator
 //!   hello: version, nonce, job, epoch,
-//!          size, rank, host, pid   ───▶
+//!          size, role, rank, host,
+//!          pid, kernel             ───▶
 //!                                  ◀───  challenge: nonce, proof of the secret
 //!   proof of the secret            ───▶
 //!                                  ◀───  welcome, or a refusal that says why
@@ -21,7 +22,7 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::secret::Secret;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 
 pub(super) const NONCE: usize = 32;
 type Proof = [u8; 32];
@@ -34,6 +35,14 @@ mod kind {
     pub(super) const REFUSED: u8 = 5;
 }
 
+/// What somebody wants to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Rank,
+    /// No rank: it sees what becomes of them, and may say how their processes ended.
+    Observer,
+}
+
 /// Who a rank says it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
@@ -41,10 +50,14 @@ pub(super) struct Hello {
     pub(super) has_secret: bool,
     pub(super) job: String,
     pub(super) epoch: u64,
+    /// An observer that does not know says 0.
     pub(super) world_size: usize,
+    pub(super) role: Role,
     pub(super) rank: usize,
     pub(super) host: String,
     pub(super) pid: u64,
+    /// Where `pid` means something: the running kernel and the namespace of process numbers.
+    pub(super) kernel: String,
 }
 
 /// The messages before two sides know each other.
@@ -92,9 +105,17 @@ impl Greeting {
                 put_bytes(&mut to, hello.job.as_bytes());
                 put_number(&mut to, hello.epoch);
                 put_index(&mut to, hello.world_size);
+                put_number(
+                    &mut to,
+                    match hello.role {
+                        Role::Rank => 0,
+                        Role::Observer => 1,
+                    },
+                );
                 put_index(&mut to, hello.rank);
                 put_bytes(&mut to, hello.host.as_bytes());
                 put_number(&mut to, hello.pid);
+                put_bytes(&mut to, hello.kernel.as_bytes());
                 kind::HELLO
             }
             Self::Challenge {
@@ -137,9 +158,15 @@ impl Greeting {
                     job: fields.text()?,
                     epoch: fields.number()?,
                     world_size: fields.index()?,
+                    role: match fields.number()? {
+                        0 => Role::Rank,
+                        1 => Role::Observer,
+                        _ => return Err(Broken("a greeting of an unknown role")),
+                    },
                     rank: fields.index()?,
                     host: fields.text()?,
                     pid: fields.number()?,
+                    kernel: fields.text()?,
                 })
             }
             kind::CHALLENGE => Self::Challenge {
@@ -211,9 +238,15 @@ pub(super) fn is_proved(
 }
 
 impl Hello {
-    /// Host and process, for sentences.
-    pub(super) fn who(&self) -> String {
-        format!("{}, pid {}", self.host, self.pid)
+    /// Host, process and claim, for sentences.
+    pub(super) fn claim(&self) -> String {
+        let Self {
+            host, pid, rank, ..
+        } = self;
+        match self.role {
+            Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
+            Role::Observer => format!("{host}, pid {pid}, which wants to observe"),
+        }
     }
 }
 
@@ -228,9 +261,11 @@ mod tests {
             job: String::from("job"),
             epoch: 3,
             world_size: 4,
+            role: Role::Rank,
             rank: 2,
             host: String::from("node"),
             pid: 77,
+            kernel: String::from("k"),
         }
     }
 

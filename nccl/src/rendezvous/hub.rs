@@ -15,8 +15,10 @@ use std::time::Instant;
 
 use super::connection::Connection;
 use super::frame::Outgoing;
+use super::incoming::{Answer, Push};
 use super::mailbox::Mailbox;
-use super::message::{Answer, Departure, Push, Request};
+use super::message::Departure;
+use super::request::Request;
 use super::state::{Get, Member, State};
 use crate::communicator::lock;
 use crate::time::later;
@@ -53,6 +55,7 @@ impl Hub {
             remarked: 0,
             earliest: None,
             dirty: Vec::new(),
+            observers: HashMap::new(),
         };
         Self {
             size,
@@ -64,8 +67,7 @@ impl Hub {
         self.size
     }
 
-    /// A rank has come. `who` is what to call it when another one says it is the same; `welcome` is
-    /// the first that it is sent.
+    /// A rank has come, as process `pid` of `host`. `welcome` is the first that it is sent.
     ///
     /// # Errors
     /// Who is this rank already.
@@ -73,27 +75,31 @@ impl Hub {
         &self,
         rank: usize,
         outlet: Outlet,
-        who: String,
+        (host, pid): (&str, u64),
         welcome: Option<Outgoing>,
     ) -> Result<(), String> {
         let mut state = lock(&self.state);
         let member = &mut state.members[rank];
-        if member.outlet.is_some() || member.departure.is_some() {
-            let end = match &member.departure {
-                Some(departure) => format!("; {departure}"),
-                None => String::new(),
-            };
+        let end = match &member.departure {
+            Some(departure) => format!("; {departure}"),
+            None => String::new(),
+        };
+        if member.has_come() {
             return Err(format!(
-                "rank {rank} has joined already, as {}{end}: this one is {who}, and two processes \
-                 cannot be one rank",
-                member.who
+                "rank {rank} has joined already, as {}, pid {}{end}: this one is {host}, pid {pid}, and \
+                 two processes cannot be one rank",
+                member.host, member.pid
             ));
+        }
+        if member.departure.is_some() {
+            return Err(format!("rank {rank} is not expected any more{end}"));
         }
         if let (Outlet::Remote(connection), Some(welcome)) = (&outlet, welcome) {
             connection.enqueue(welcome);
         }
         member.outlet = Some(outlet.clone());
-        member.who = who;
+        member.host = host.to_owned();
+        member.pid = pid;
         member.phase = Some((String::from("joined"), Instant::now()));
         let gone: Vec<_> = state
             .members
@@ -104,8 +110,43 @@ impl Hub {
         for (rank, departure) in gone {
             outlet.push(&Push::Gone { rank, departure }, &mut None);
         }
+        if state.members[0].parent.is_some() {
+            outlet.push(&Push::Watched(true), &mut None);
+        }
         state.dirty.push(outlet);
+        state.show(rank);
         Ok(())
+    }
+
+    /// An observer has come; `welcome` is the first that it is sent.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn observe(
+        &self,
+        number: u64,
+        connection: Arc<Connection>,
+        welcome: Outgoing,
+    ) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        state.has_room_to_observe()?;
+        connection.enqueue(welcome);
+        state.observe(number, Outlet::Remote(connection));
+        Ok(())
+    }
+
+    pub(super) fn unobserve(&self, number: u64) {
+        lock(&self.state).unobserve(number);
+    }
+
+    /// One request of an observer; what follows from it waits for [`flush`](Self::flush).
+    pub(super) fn handle_observer(
+        &self,
+        number: u64,
+        id: u64,
+        request: Request,
+    ) -> Result<(), &'static str> {
+        lock(&self.state).handle_observer(number, id, request)
     }
 
     /// Somebody was turned away: told to those who wait in vain.
@@ -146,6 +187,7 @@ impl Hub {
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
                 state.members[rank].phase = Some((name, now));
+                state.show(rank);
             }
             Request::Announce { topic, bytes } => state.push(&Push::Notice {
                 from: rank,
@@ -158,7 +200,30 @@ impl Hub {
                 state.leave(rank, departure, true);
             }
             Request::Goodbye => state.leave(rank, Departure::Left, false),
+            Request::Listens { mut at } => {
+                cut(&mut at, LONGEST_NAME);
+                state.members[rank].at = at;
+                state.show(rank);
+            }
+            Request::Watches { .. } | Request::Ended { .. } => {
+                state.lost(rank, String::from("it sent what only an observer may send"))
+            }
         }
+    }
+
+    /// A rank's connection has ended without goodbye.
+    pub(super) fn lost(&self, rank: usize, why: String) {
+        lock(&self.state).lost(rank, why);
+        self.flush();
+    }
+
+    /// Whether all ranks have gone.
+    pub(super) fn is_over(&self) -> bool {
+        let state = lock(&self.state);
+        state
+            .members
+            .iter()
+            .all(|member| member.departure.is_some())
     }
 
     /// A rank takes part in nothing any more; the first reason stays.

@@ -136,6 +136,20 @@ impl Rendezvous {
     }
 }
 
+impl Rendezvous {
+    /// What an observer's process is told by the variables of `nccl-run`.
+    pub(super) fn observer_from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
+            return Err(Error::rendezvous(format!(
+                "NCCL_RUN_RENDEZVOUS is not set, where the ranks meet that are to be observed: {FORMS}"
+            )));
+        };
+        let mut rendezvous = Self::observing(parse_address(&text, &get)?);
+        rendezvous.job = job(&LAUNCHERS[0], &get)?;
+        Ok(rendezvous)
+    }
+}
+
 /// What the ranks of this launch have in common.
 fn job(launcher: &Launcher, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
     let epoch = ["NCCL_RUN_EPOCH", "TORCHELASTIC_RESTART_COUNT"]
@@ -193,18 +207,28 @@ fn local_size(launcher: &Launcher, text: &str) -> Result<usize> {
     })
 }
 
-fn parse_address(text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
+/// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
+pub(super) fn place(text: &str) -> Option<Address> {
     if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
-        return settled(place, get).map(Address::Tcp);
+        return Some(Address::Tcp(place));
     }
-    match text.strip_prefix("unix:") {
-        Some(name) if name.starts_with('@') && name.len() > 1 => {
-            Ok(Address::Abstract(name[1..].to_owned()))
-        }
-        Some(path) if !path.is_empty() => Ok(Address::Path(PathBuf::from(path))),
-        _ => Err(Error::rendezvous(format!(
-            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: write unix:PATH, unix:@NAME, \
-             tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT"
+    match text.strip_prefix("unix:")? {
+        "" | "@" => None,
+        name if name.starts_with('@') => Some(Address::Abstract(name[1..].to_owned())),
+        path => Some(Address::Path(PathBuf::from(path))),
+    }
+}
+
+/// What is said where an address is not understood.
+pub(super) const FORMS: &str =
+    "write unix:PATH, unix:@NAME, tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT";
+
+fn parse_address(text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
+    match place(text) {
+        Some(Address::Tcp(place)) => settled(place, get).map(Address::Tcp),
+        Some(address) => Ok(address),
+        None => Err(Error::rendezvous(format!(
+            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: {FORMS}"
         ))),
     }
 }

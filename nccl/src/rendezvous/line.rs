@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::hub::Hub;
+use super::incoming::Answer;
 use super::mailbox::{Mailbox, Notice, Waited};
-use super::message::{Answer, Departure, ENDS, Incomplete, Missing, Request, Round};
+use super::message::{Departure, ENDS, Incomplete, Missing, Round};
+use super::request::Request;
 use super::server::{PATIENCE, Server};
 use crate::communicator::lock;
 use crate::error::{Error, Result};

@@ -6,7 +6,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::message::{Answer, Departure, Push};
+use super::client::Sink;
+use super::incoming::{Answer, Push};
+use super::message::Departure;
 use crate::communicator::lock;
 
 /// Something that another rank announced, or that happened to it.
@@ -41,6 +43,8 @@ struct State {
     departed: HashMap<usize, Departure>,
     /// Who died or failed before everybody else.
     first_failed: Option<usize>,
+    /// Whether somebody will say how rank 0's process ends.
+    watched: bool,
     /// Why nothing comes any more.
     closed: Option<String>,
 }
@@ -112,6 +116,12 @@ impl Mailbox {
                 }
                 Notice::Gone { rank, departure }
             }
+            Push::Watched(watched) => {
+                state.watched = watched;
+                return;
+            }
+            // What observers are told.
+            Push::Size(_) | Push::Member(_) => return,
         };
         state.inbox.push_back(notice);
     }
@@ -188,6 +198,29 @@ impl Mailbox {
             drop(handlers);
             lock(&self.state).running = false;
         }
+    }
+}
+
+impl Sink for Mailbox {
+    fn answer(&self, id: u64, answer: Answer) {
+        Mailbox::answer(self, id, answer);
+    }
+
+    fn push(&self, push: Push) {
+        Mailbox::push(self, push);
+    }
+
+    fn settle(&self) {
+        self.run_handlers();
+    }
+
+    fn waits_for_word(&self) -> bool {
+        lock(&self.state).watched
+    }
+
+    fn close(&self, why: &str) {
+        Mailbox::close(self, why);
+        self.run_handlers();
     }
 }
 

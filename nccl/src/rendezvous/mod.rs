@@ -3,15 +3,17 @@
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `message`: what goes over the wire;
+//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
 //! - `server`, `peer`, `client`: the coordinator's side and a rank's;
-//! - `hub`, `state`: what the coordinator knows;
+//! - `hub`, `state`, `watching`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
 //! - `envelope`: how NCCL's token travels;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
+//! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
+mod board;
 mod client;
 mod connection;
 mod envelope;
@@ -22,18 +24,23 @@ mod frame;
 mod greeting;
 mod holder;
 mod hub;
+mod incoming;
 mod interface;
 mod launcher;
 mod line;
 mod mailbox;
 mod message;
+mod observer;
 mod peer;
 mod place;
 mod reactor;
+mod request;
+mod scout;
 mod secret;
 mod server;
 mod state;
 mod tcp;
+mod watching;
 mod world;
 
 #[cfg(test)]
@@ -45,6 +52,8 @@ pub(crate) use explain::ranges;
 pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 
+pub use board::{RankEnd, RankState, WorldEvent, WorldState};
 pub use environment::Rendezvous;
 pub use exchange::Subgroup;
+pub use observer::{Events, Observer};
 pub use world::World;

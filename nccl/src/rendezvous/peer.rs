@@ -1,18 +1,23 @@
-//! Somebody at the coordinator's [`Door`](super::server): a guest until it has proved who it is, and then a
-//! rank.
+//! Somebody at a [`Door`](super::server): a guest until it has proved who it is, and then a rank or an
+//! observer.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use super::client::LOST;
 use super::connection::{Connection, Received};
-use super::frame::{Decoder, Frame, LARGEST_FRAME};
-use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Side, is_proved, nonce, prove};
+use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
+use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove};
 use super::hub::Outlet;
-use super::message::{Departure, Request};
+use super::incoming::Answer;
+use super::message::Departure;
 use super::reactor::{EventFlags, Source};
+use super::request::Request;
 use super::server::{Door, OTHER_JOB, PATIENCE};
 use crate::communicator::lock;
+
+/// The largest message of an observer: it may have started many ranks.
+const LARGEST_WORD: usize = 1 << 20;
 
 /// Somebody who is connected.
 pub(super) struct Peer {
@@ -39,6 +44,10 @@ pub(super) enum Stage {
     Member {
         rank: usize,
     },
+    /// At the coordinator's door.
+    Observer,
+    /// An observer at the door of a rank that does not coordinate.
+    Messenger,
     /// It was told why it may not come in, and may still read it.
     Dismissed,
 }
@@ -90,8 +99,8 @@ impl Source for Peer {
         };
         let talk = &mut *lock(&self.talk);
         match talk.stage {
-            Stage::Member { .. } => {}
-            Stage::Dismissed => self.close(&door, None),
+            Stage::Member { .. } | Stage::Observer => {}
+            Stage::Dismissed | Stage::Messenger => self.close(&door, None),
             Stage::Hello | Stage::Proof { .. } => {
                 let limit = PATIENCE.as_secs();
                 self.close(
@@ -114,8 +123,12 @@ impl Peer {
             }
             return Ok(());
         }
-        if matches!(talk.stage, Stage::Dismissed) {
-            return Ok(());
+        match talk.stage {
+            Stage::Dismissed => return Ok(()),
+            Stage::Observer | Stage::Messenger => {
+                return self.take_from_observer(door, talk, &frame);
+            }
+            _ => {}
         }
         let greeting = match Greeting::decode(&frame) {
             Ok(greeting) => greeting,
@@ -139,7 +152,7 @@ impl Peer {
             }
             (Stage::Proof { hello, nonce }, Greeting::Proof(proof)) => {
                 let secret = door.job.secret.as_ref();
-                let claim = format!("{}, which says it is rank {}", hello.who(), hello.rank);
+                let claim = hello.claim();
                 if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
                     return Err(match (hello.has_secret, secret.is_some()) {
                         (false, true) => format!("{claim}, has no secret, and this job has one"),
@@ -148,18 +161,67 @@ impl Peer {
                     });
                 }
                 door.check(&hello)?;
-                let rank = hello.rank;
-                let outlet = Outlet::Remote(Arc::clone(&self.connection));
-                door.hub
-                    .attach(rank, outlet, hello.who(), Some(Greeting::Welcome.encode()))?;
-                talk.stage = Stage::Member { rank };
-                talk.decoder.set_limit(LARGEST_FRAME);
+                let welcome = Greeting::Welcome.encode();
+                let connection = Arc::clone(&self.connection);
+                match hello.role {
+                    Role::Rank => {
+                        let rank = hello.rank;
+                        let who = (&hello.host[..], hello.pid);
+                        let outlet = Outlet::Remote(connection);
+                        door.hub.attach(rank, outlet, who, Some(welcome))?;
+                        talk.stage = Stage::Member { rank };
+                        talk.decoder.set_limit(LARGEST_FRAME);
+                    }
+                    Role::Observer if door.coordinates() => {
+                        door.hub.observe(self.number, connection, welcome)?;
+                        talk.stage = Stage::Observer;
+                        talk.decoder.set_limit(LARGEST_WORD);
+                    }
+                    Role::Observer => {
+                        connection.enqueue(welcome);
+                        connection.flush_quietly();
+                        talk.stage = Stage::Messenger;
+                        talk.decoder.set_limit(LARGEST_WORD);
+                    }
+                }
                 lock(&door.state).guests.remove(&self.number);
                 Ok(())
             }
             (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}")),
             _ => Err(String::from("it greeted out of turn")),
         }
+    }
+
+    /// What an observer says.
+    fn take_from_observer(
+        &self,
+        door: &Door,
+        talk: &mut Talk,
+        frame: &Frame,
+    ) -> Result<(), String> {
+        let request = Request::decode(frame).map_err(|broken| broken.0.to_owned())?;
+        match (&talk.stage, request) {
+            (_, Request::Goodbye) => {
+                if matches!(talk.stage, Stage::Observer) {
+                    door.hub.unobserve(self.number);
+                }
+                talk.stage = Stage::Dismissed;
+            }
+            (Stage::Observer, request) => {
+                let handled = door.hub.handle_observer(self.number, frame.id, request);
+                handled.map_err(str::to_owned)?;
+            }
+            // All else is for the coordinator, which lives.
+            (_, Request::Ended { rank: 0, how, .. }) => {
+                door.rank_0_ended(&how);
+                let (kind, payload) = Answer::Done.encode();
+                let answer = Outgoing::new(kind, frame.id, payload);
+                self.connection.enqueue(answer);
+                self.connection.flush_quietly();
+            }
+            (_, request) => tracing::debug!(target: "nccl", ?request, "not for this rank"),
+        }
+        Ok(())
     }
 
     /// Says why, and hears no more.
@@ -171,6 +233,11 @@ impl Peer {
                 self.close(door, None);
             }
             Stage::Dismissed => self.close(door, None),
+            Stage::Observer | Stage::Messenger => {
+                door.note(&self.from, why);
+                door.hub.unobserve(self.number);
+                self.close(door, None);
+            }
             Stage::Hello | Stage::Proof { .. } => {
                 door.note(&self.from, why);
                 let refusal = Greeting::Refused {
@@ -187,10 +254,14 @@ impl Peer {
     fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
         match talk.stage {
             Stage::Member { rank } => {
-                door.hub.leave(rank, Departure::Lost(why.to_owned()));
+                door.hub.lost(rank, why.to_owned());
                 self.close(door, None);
             }
-            Stage::Dismissed => self.close(door, None),
+            Stage::Dismissed | Stage::Messenger => self.close(door, None),
+            Stage::Observer => {
+                door.hub.unobserve(self.number);
+                self.close(door, None);
+            }
             Stage::Hello | Stage::Proof { .. } => {
                 self.close(door, Some("it hung up before it had said who it is"));
             }

@@ -17,7 +17,7 @@ use rustix::net::SocketFlags;
 
 use super::connection::Connection;
 use super::frame::{Decoder, GREETING};
-use super::greeting::Hello;
+use super::greeting::{Hello, Role};
 use super::hub::{Hub, cut};
 use super::peer::{Peer, Stage, Talk};
 use super::place::{self, Address, Listener};
@@ -42,6 +42,9 @@ pub(super) struct Job {
     pub(super) secret: Option<Secret>,
 }
 
+/// What to do when somebody tells how rank 0's process ended.
+type OnWord = Box<dyn Fn(&str) + Send + Sync>;
+
 /// Rank 0's side. Dropped, it lets what is answerable be answered, within bounds, and closes.
 pub(super) struct Server {
     door: Arc<Door>,
@@ -54,6 +57,7 @@ pub(super) struct Door {
     at: String,
     pub(super) hub: Arc<Hub>,
     pub(super) job: Job,
+    on_word: Option<OnWord>,
     /// Gone as soon as the server is, though the reactor may still have a hand on the door.
     listener: Mutex<Option<Listener>>,
     pub(super) state: Mutex<State>,
@@ -84,12 +88,19 @@ impl Server {
                 "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
             );
         }
-        Self::open(listener, 0, hub, job)
+        Self::open(listener, 0, hub, job, None)
     }
 
-    /// Another rank's: those who can prove that they belong to the job learn who coordinates.
-    pub(super) fn beside(listener: Listener, rank: usize, job: Job) -> Result<Self> {
-        Self::open(listener, rank, Arc::new(Hub::new(0)), job)
+    /// Another rank's: those who can prove that they belong to the job learn who coordinates, and an
+    /// observer may say there that rank 0 is dead.
+    pub(super) fn beside(
+        listener: Listener,
+        rank: usize,
+        job: Job,
+        on_word: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let hub = Arc::new(Hub::new(0));
+        Self::open(listener, rank, hub, job, Some(Box::new(on_word)))
     }
 
     /// Where it listens.
@@ -103,7 +114,13 @@ impl Server {
         self.door.close();
     }
 
-    fn open(listener: Listener, rank: usize, hub: Arc<Hub>, job: Job) -> Result<Self> {
+    fn open(
+        listener: Listener,
+        rank: usize,
+        hub: Arc<Hub>,
+        job: Job,
+        on_word: Option<OnWord>,
+    ) -> Result<Self> {
         let at = listener.at.clone();
         let failed = |error| Error::io(format!("listening at {at}"))(error);
         let reactor = Reactor::get().map_err(failed)?;
@@ -113,6 +130,7 @@ impl Server {
             at: at.clone(),
             hub,
             job,
+            on_word,
             listener: Mutex::default(),
             state: Mutex::default(),
         });
@@ -167,6 +185,17 @@ impl Door {
         for peer in peers.into_values() {
             peer.connection.shut();
             peer.connection.forget();
+        }
+    }
+
+    /// Whether this is rank 0's own.
+    pub(super) fn coordinates(&self) -> bool {
+        self.rank == 0
+    }
+
+    pub(super) fn rank_0_ended(&self, how: &str) {
+        if let Some(on_word) = &self.on_word {
+            on_word(how);
         }
     }
 
@@ -285,6 +314,7 @@ impl Door {
             job,
             epoch,
             world_size,
+            role,
             rank,
             ..
         } = hello;
@@ -301,6 +331,18 @@ impl Door {
                  attempt is left over",
                 self.job.epoch
             ));
+        }
+        if (*role, self.rank) == (Role::Observer, 0) {
+            let size = self.hub.size();
+            return match [0, size].contains(world_size) {
+                true => Ok(()),
+                false => Err(format!(
+                    "an observer expects {world_size} ranks, rank 0 expects {size}"
+                )),
+            };
+        }
+        if *role == Role::Observer {
+            return Ok(());
         }
         if self.rank != 0 {
             return Err(format!(

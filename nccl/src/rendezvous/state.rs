@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::frame::LARGEST;
 use super::hub::{LONGEST_NAME, Outlet};
-use super::message::{Answer, Departure, Incomplete, Missing, Parts, Push, Round};
+use super::incoming::{Answer, Known, Push};
+use super::message::{Departure, Incomplete, Missing, Parts, Round};
 
 /// The most open rounds and waiting gets; a program that has more has lost count of its topics.
 const MOST_OPEN: usize = 1 << 16;
@@ -25,20 +26,64 @@ pub(super) struct State {
     pub(super) earliest: Option<Instant>,
     /// Who was sent something since the last flush.
     pub(super) dirty: Vec<Outlet>,
+    /// By the number of their connection.
+    pub(super) observers: HashMap<u64, Outlet>,
 }
 
+/// What is known of a rank. How it dies, when nobody has heard it say goodbye:
+///
+/// ```text
+/// its connection ends ──▶ closed ──its parent's word, or WORD later──▶ departure
+/// its parent's word   ──▶ word   ──its connection ends, or WORD later──▶ departure
+/// ```
+///
+/// Both come at the same moment and by different ways: the kernel closes the connection, and its parent
+/// hears of it and tells. Without a parent that has said that it will, there is no waiting.
 #[derive(Default)]
 pub(super) struct Member {
     pub(super) outlet: Option<Outlet>,
-    pub(super) who: String,
+    pub(super) host: String,
+    pub(super) pid: u64,
+    pub(super) at: String,
     pub(super) phase: Option<(String, Instant)>,
     /// Why it comes to no round any more. With an outlet it still comes to those of ends.
     pub(super) departure: Option<Departure>,
+    /// The observer that has started it.
+    pub(super) parent: Option<u64>,
+    /// How its process ended, as its parent says.
+    pub(super) word: Option<String>,
+    /// How its connection ended.
+    pub(super) closed: Option<String>,
+    /// When one of these two has to do without the other.
+    pub(super) until: Option<Instant>,
 }
 
 impl Member {
+    pub(super) fn has_come(&self) -> bool {
+        self.phase.is_some()
+    }
+
+    pub(super) fn known(&self, rank: usize, now: Instant) -> Known {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        Known {
+            rank,
+            host: self.host.clone(),
+            pid: self.pid,
+            at: self.at.clone(),
+            phase: self
+                .phase
+                .as_ref()
+                .map(|(name, at)| (name.clone(), since(*at))),
+            // One whose communicators outlive its world says goodbye later.
+            departure: match &self.departure {
+                Some(Departure::Left) if self.outlet.is_some() => None,
+                departure => departure.clone(),
+            },
+        }
+    }
+
     /// Nothing can come from it any more.
-    fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.departure.is_some() && self.outlet.is_none()
     }
 }
@@ -97,7 +142,7 @@ impl Open {
 }
 
 impl State {
-    fn answer_all(&mut self, to: &[(usize, u64)], answer: &Answer) {
+    pub(super) fn answer_all(&mut self, to: &[(usize, u64)], answer: &Answer) {
         let mut encoded = None;
         for &(rank, id) in to {
             if let Some(outlet) = &self.members[rank].outlet {
@@ -121,7 +166,7 @@ impl State {
         }
     }
 
-    fn due(&mut self, deadline: Instant) {
+    pub(super) fn due(&mut self, deadline: Instant) {
         self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
     }
 
@@ -278,6 +323,7 @@ impl State {
         if member.is_closed() || (stays && member.departure.is_some()) {
             return;
         }
+        member.until = None;
         if !stays {
             // Where it waited, nobody reads an answer; its own process may still hold the connection.
             member.outlet = None;
@@ -332,6 +378,7 @@ impl State {
         if tell {
             self.push(&Push::Gone { rank, departure });
         }
+        self.show(rank);
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
@@ -356,10 +403,12 @@ impl State {
             let waited = now.saturating_duration_since(get.begun);
             self.refuse(get.rank, get.id, Incomplete::NoKey { waited });
         }
+        self.give_up_waiting(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
         self.earliest = rounds
             .map(|open| open.deadline)
             .chain(self.gets.iter().map(|get| get.deadline))
+            .chain(self.members.iter().filter_map(|member| member.until))
             .min();
     }
 

@@ -9,10 +9,12 @@ use super::client;
 use super::environment::Rendezvous;
 use super::frame::{Fields, LARGEST, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
+use super::incoming::Answer;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
-use super::message::{Answer, Departure, Incomplete, Request, Round};
+use super::message::{Departure, Incomplete, Round};
 use super::place;
+use super::request::Request;
 use super::server::Server;
 use crate::communicator::{CommunicatorBuilder, lock};
 #[cfg(doc)]
@@ -75,6 +77,11 @@ impl World {
             job,
             counts_local,
         } = rendezvous;
+        if world_size == 0 {
+            return Err(Error::rendezvous(
+                "an observer's rendezvous has no rank to join as: use Observer::join",
+            ));
+        }
         let deadline = deadline_after(timeout);
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
         let _entered = span.enter();
@@ -91,10 +98,12 @@ impl World {
                 _server: Some(server),
             }
         } else {
-            let mailbox = Arc::clone(&mailbox);
-            let connection = client::join(&address, &job, rank, world_size, deadline, mailbox)?;
+            let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
+            let claim = client::Claim::rank(rank, world_size);
+            let reader = client::join(&address, &job, claim, deadline, sink)?;
+            let connection = Arc::clone(&reader.connection);
             let listener = place::listen_beside(&address, rank, connection.fd())?;
-            let server = Server::beside(listener, rank, job)?;
+            let server = Server::beside(listener, rank, job, move |how| reader.rank_0_ended(how))?;
             at = server.at().to_owned();
             Link::Elsewhere {
                 connection,
@@ -103,6 +112,7 @@ impl World {
         };
         let line = Line::open(rank, world_size, identity, link, mailbox);
         let mut world = Self::new(line, local_rank, timeout);
+        world.send(u64::MAX, Request::Listens { at: at.clone() });
         let members = world.introduce(&at, deadline)?;
         if counts_local {
             let host = &members[rank].host;
@@ -351,7 +361,8 @@ impl World {
 }
 
 fn attach(hub: &Hub, rank: usize, mailbox: &Arc<Mailbox>) {
-    let who = format!("{}, pid {}", crate::host::name(), std::process::id());
+    let host = crate::host::name();
+    let who = (&host[..], std::process::id().into());
     // Nobody can be there before the ranks of the hub's own process.
     let _ = hub.attach(rank, Outlet::Local(Arc::clone(mailbox)), who, None);
 }

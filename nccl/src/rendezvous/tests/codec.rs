@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
-use crate::rendezvous::greeting::{Greeting, Hello, NONCE};
-use crate::rendezvous::message::{Answer, Departure, Incoming, Incomplete, Missing, Push};
+use crate::rendezvous::greeting::{Greeting, Hello, NONCE, Role};
+use crate::rendezvous::incoming::{Answer, Incoming, Known, Push};
+use crate::rendezvous::message::{Departure, Incomplete, Missing};
 use crate::rendezvous::{holder, interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -34,9 +35,11 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         job: text("job"),
         epoch: 3,
         world_size: 4,
+        role: Role::Observer,
         rank: 2,
         host: text("node-a"),
         pid: 77,
+        kernel: text("boot 4026531836"),
     };
     let challenge = Greeting::Challenge {
         nonce: [2; NONCE],
@@ -108,6 +111,29 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(0),
         ),
         (
+            "listens",
+            Request::Listens {
+                at: text("unix:@a"),
+            }
+            .encode(0),
+        ),
+        (
+            "watches",
+            Request::Watches {
+                ranks: vec![(1, 77)],
+            }
+            .encode(0),
+        ),
+        (
+            "ended",
+            Request::Ended {
+                rank: 1,
+                pid: 77,
+                how: text("killed"),
+            }
+            .encode(8),
+        ),
+        (
             "parts",
             answer(&Answer::Parts(Arc::new(vec![b"a".to_vec(), Vec::new()]))),
         ),
@@ -169,6 +195,20 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 rank: 1,
                 departure: Departure::Failed(text("a: b")),
             }
+            .encode(),
+        ),
+        ("watched", Push::Watched(true).encode()),
+        ("size", Push::Size(4).encode()),
+        (
+            "member",
+            Push::Member(Known {
+                rank: 1,
+                host: text("node-a"),
+                pid: 77,
+                at: text("unix:@a"),
+                phase: Some((text("load"), Duration::from_secs(3))),
+                departure: Some(Departure::Left),
+            })
             .encode(),
         ),
         (
@@ -280,7 +320,7 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
                     bytes.extend_from_slice(other);
                 }
                 // The kind of one message with the payload of another.
-                _ => bytes[4.min(at)] = random.u8(0..52),
+                _ => bytes[4.min(at)] = random.u8(0..56),
             }
         }
         let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();

@@ -2,6 +2,7 @@
 
 mod codec;
 mod ends;
+mod observer;
 mod strangers;
 mod tcp;
 
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::client;
 use super::mailbox::Mailbox;
-use super::message::{Request, Round};
+use super::message::Round;
+use super::request::Request;
 use super::{Rendezvous, World};
 use crate::error::ErrorKind;
 
@@ -57,7 +59,9 @@ fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
             let Rendezvous { address, job, .. } = rendezvous("died", 1, 2);
             let deadline = Instant::now() + Duration::from_secs(20);
             let mailbox = Arc::new(Mailbox::default());
-            let connection = client::join(&address, &job, 1, 2, deadline, mailbox).unwrap();
+            let claim = client::Claim::rank(1, 2);
+            let reader = client::join(&address, &job, claim, deadline, mailbox).unwrap();
+            let connection = &reader.connection;
             let request = Request::Collect {
                 round: Round {
                     topic: String::from("join"),

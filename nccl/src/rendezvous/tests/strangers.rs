@@ -123,7 +123,7 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
 fn nobody_comes_in_by_ignoring_the_proofs() {
     use crate::rendezvous::connection::Connection;
     use crate::rendezvous::frame::{Decoder, GREETING};
-    use crate::rendezvous::greeting::{Greeting, Hello, NONCE};
+    use crate::rendezvous::greeting::{Greeting, Hello, NONCE, Role};
 
     let meet = |rank| {
         rendezvous("proofs", rank, 2)
@@ -143,9 +143,11 @@ fn nobody_comes_in_by_ignoring_the_proofs() {
             job: String::new(),
             epoch: 0,
             world_size: 2,
+            role: Role::Rank,
             rank: 1,
             host: String::from("h"),
             pid: 1,
+            kernel: String::new(),
         };
         connection.enqueue(Greeting::Hello(hello).encode());
         connection.drain(deadline).unwrap();
@@ -177,7 +179,9 @@ fn a_member_that_sends_nonsense_is_gone_for_the_others() {
             let Rendezvous { address, job, .. } = rendezvous("nonsense", 1, 2);
             let deadline = Instant::now() + Duration::from_secs(20);
             let mailbox = Arc::new(Mailbox::default());
-            let connection = client::join(&address, &job, 1, 2, deadline, mailbox).unwrap();
+            let claim = client::Claim::rank(1, 2);
+            let reader = client::join(&address, &job, claim, deadline, mailbox).unwrap();
+            let connection = &reader.connection;
             let frame = super::super::frame::Outgoing::new(99, 0, Arc::default());
             connection.enqueue(frame);
             connection.drain(deadline).unwrap();

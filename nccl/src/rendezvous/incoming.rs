@@ -1,0 +1,208 @@
+//! What a coordinator says: answers to requests, and what nobody asked for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use super::message::{Departure, Incomplete, Parts, departure, duration, millis, put_departure};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Parts(Parts),
+    Done,
+    Value(Arc<[u8]>),
+    Incomplete(Arc<Incomplete>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Push {
+    Notice {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
+    Gone {
+        rank: usize,
+        departure: Departure,
+    },
+    /// Whether somebody has said that it will tell how rank 0's process ends.
+    Watched(bool),
+    /// For observers, at first: how many ranks there are.
+    Size(usize),
+    /// For observers: everything about a rank, at first and whenever it changes.
+    Member(Known),
+}
+
+/// What the coordinator knows of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) rank: usize,
+    pub(super) host: String,
+    pub(super) pid: u64,
+    /// Where it listens, once it does.
+    pub(super) at: String,
+    /// What it does, and for how long; `None` when it never came.
+    pub(super) phase: Option<(String, Duration)>,
+    pub(super) departure: Option<Departure>,
+}
+
+mod kind {
+    pub(super) const PARTS: u8 = 32;
+    pub(super) const DONE: u8 = 33;
+    pub(super) const VALUE: u8 = 34;
+    pub(super) const INCOMPLETE: u8 = 35;
+    pub(super) const NOTICE: u8 = 48;
+    pub(super) const GONE: u8 = 49;
+    pub(super) const WATCHED: u8 = 50;
+    pub(super) const SIZE: u8 = 51;
+    pub(super) const MEMBER: u8 = 52;
+}
+
+impl Answer {
+    /// The kind and the payload, which is the same for all ranks that get this answer.
+    pub(super) fn encode(&self) -> (u8, Arc<[u8]>) {
+        match self {
+            Self::Parts(parts) => {
+                let bytes: usize = parts.iter().map(|part| part.len() + 8).sum();
+                let mut to = Vec::with_capacity(bytes + 8);
+                put_index(&mut to, parts.len());
+                parts.iter().for_each(|part| put_bytes(&mut to, part));
+                (kind::PARTS, to.into())
+            }
+            Self::Done => (kind::DONE, Arc::default()),
+            Self::Value(value) => (kind::VALUE, Arc::clone(value)),
+            Self::Incomplete(incomplete) => {
+                let mut to = Vec::new();
+                incomplete.put(&mut to);
+                (kind::INCOMPLETE, to.into())
+            }
+        }
+    }
+}
+
+impl Known {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_index(to, self.rank);
+        put_bytes(to, self.host.as_bytes());
+        put_number(to, self.pid);
+        put_bytes(to, self.at.as_bytes());
+        let (name, since) = match &self.phase {
+            Some((name, since)) => (&name[..], millis(*since) + 1),
+            None => ("", 0),
+        };
+        put_number(to, since);
+        put_bytes(to, name.as_bytes());
+        match &self.departure {
+            Some(departure) => {
+                put_number(to, 1);
+                put_departure(to, departure);
+            }
+            None => put_number(to, 0),
+        }
+    }
+
+    fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let (rank, host, pid, at) = (
+            fields.index()?,
+            fields.text()?,
+            fields.number()?,
+            fields.text()?,
+        );
+        let since = phase_age(fields)?;
+        let name = fields.text()?;
+        Ok(Self {
+            rank,
+            host,
+            pid,
+            at,
+            phase: since.map(|since| (name, since)),
+            departure: match fields.number()? {
+                0 => None,
+                _ => Some(departure(fields)?),
+            },
+        })
+    }
+}
+
+/// For how long a phase has lasted, written as one more; 0 for no phase.
+fn phase_age(fields: &mut Fields<'_>) -> Result<Option<Duration>, Broken> {
+    let after = duration(fields)?;
+    Ok(after.checked_sub(Duration::from_millis(1)))
+}
+
+impl Push {
+    pub(super) fn encode(&self) -> Outgoing {
+        let mut to = Vec::new();
+        let kind = match self {
+            Self::Notice { from, topic, bytes } => {
+                put_index(&mut to, *from);
+                put_bytes(&mut to, topic.as_bytes());
+                put_bytes(&mut to, bytes);
+                kind::NOTICE
+            }
+            Self::Gone { rank, departure } => {
+                put_index(&mut to, *rank);
+                put_departure(&mut to, departure);
+                kind::GONE
+            }
+            Self::Watched(watched) => {
+                put_number(&mut to, (*watched).into());
+                kind::WATCHED
+            }
+            Self::Size(size) => {
+                put_index(&mut to, *size);
+                kind::SIZE
+            }
+            Self::Member(known) => {
+                known.put(&mut to);
+                kind::MEMBER
+            }
+        };
+        Outgoing::new(kind, 0, to.into())
+    }
+}
+
+/// What comes from a coordinator.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Incoming {
+    Answer(u64, Answer),
+    Push(Push),
+}
+
+impl Incoming {
+    pub(super) fn decode(frame: Frame) -> Result<Self, Broken> {
+        let mut fields = Fields(&frame.payload);
+        let incoming = match frame.kind {
+            kind::PARTS => {
+                let parts = (0..fields.count(8)?)
+                    .map(|_| fields.bytes().map(<[u8]>::to_vec))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Self::Answer(frame.id, Answer::Parts(Arc::new(parts)))
+            }
+            kind::DONE => Self::Answer(frame.id, Answer::Done),
+            kind::VALUE => {
+                let value = Arc::from(frame.payload);
+                return Ok(Self::Answer(frame.id, Answer::Value(value)));
+            }
+            kind::INCOMPLETE => {
+                let incomplete = Incomplete::take(&mut fields)?;
+                Self::Answer(frame.id, Answer::Incomplete(Arc::new(incomplete)))
+            }
+            kind::NOTICE => Self::Push(Push::Notice {
+                from: fields.index()?,
+                topic: fields.text()?,
+                bytes: fields.bytes()?.into(),
+            }),
+            kind::GONE => Self::Push(Push::Gone {
+                rank: fields.index()?,
+                departure: departure(&mut fields)?,
+            }),
+            kind::WATCHED => Self::Push(Push::Watched(fields.number()? != 0)),
+            kind::SIZE => Self::Push(Push::Size(fields.index()?)),
+            kind::MEMBER => Self::Push(Push::Member(Known::take(&mut fields)?)),
+            _ => return Err(Broken("an answer of an unknown kind")),
+        };
+        fields.end()?;
+        Ok(incoming)
+    }
+}

@@ -1,0 +1,435 @@
+//! A member of the world that is not a rank: it sees what becomes of the ranks, and survives them.
+//!
+//! One thread per observer ([`scout`](super::scout)) finds the world and looks after what has to be told;
+//! what comes is read by the reactor.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::board::{Board, WorldEvent, WorldState};
+use super::client::{Reader, Sink};
+use super::environment::Rendezvous;
+use super::incoming::{Answer, Push};
+use super::request::Request;
+use super::scout;
+#[cfg(doc)]
+use super::world::World;
+use crate::communicator::lock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::time::deadline_after;
+
+/// Sees everything that becomes of a world's ranks, without being one.
+///
+/// It loads neither CUDA nor NCCL, does not count for the number of ranks, and survives the world: for the
+/// process of a server that has to say what is wrong, and for whoever starts the ranks. There can be 64
+/// of them and one more for each rank.
+///
+/// It belongs to one attempt of the job, as a rank does: when rank 0 goes, that world has ended. When only
+/// its own connection breaks, it connects again, once.
+///
+/// ```
+/// use std::time::Duration;
+/// use nccl::{Observer, Rendezvous, World, WorldEvent};
+///
+/// let path = std::env::temp_dir().join(format!("nccl-observed-{}.sock", std::process::id()));
+/// let world = World::join(Rendezvous::unix(&path, 0, 1)?)?;
+/// let observer = Observer::join(Rendezvous::observer(&format!("unix:{}", path.display()))?)?;
+///
+/// let mut events = observer.events();
+/// let event = events.next_within(Duration::from_secs(5));
+/// assert!(matches!(event, Some(WorldEvent::Joined { rank: 0, .. })));
+/// world.phase("load weights");
+/// let event = events.next_within(Duration::from_secs(5));
+/// assert!(matches!(event, Some(WorldEvent::Phase { name, .. }) if name == "load weights"));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+pub struct Observer {
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) rendezvous: Rendezvous,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) board: Board,
+    pub(super) link: Option<Arc<Reader>>,
+    /// How the connection ended.
+    pub(super) broken: Option<String>,
+    /// Whether it has ever been there.
+    pub(super) was_there: bool,
+    /// The ranks that this process has started.
+    pub(super) started: Vec<(usize, u64)>,
+    pub(super) words: Vec<Word>,
+    pub(super) stop: bool,
+    /// The thread has nothing left to do.
+    pub(super) done: bool,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub(super) struct Word {
+    pub(super) rank: usize,
+    pub(super) pid: u64,
+    pub(super) how: String,
+    /// Those who have to know do.
+    pub(super) told: bool,
+}
+
+/// How long a dropped observer takes to say what it still has to say.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How much of what a process has written at last goes into an error.
+const TAIL: usize = 1000;
+
+impl Observer {
+    /// Observes the world that meets at this rendezvous, whose rank is not looked at: waits until rank 0
+    /// is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer within the rendezvous' limit, has another
+    /// secret, job, epoch or number of ranks, or has too many observers.
+    ///
+    /// ```no_run
+    /// use nccl::{Observer, Rendezvous};
+    ///
+    /// let observer = Observer::join(Rendezvous::observer("unix:/run/my-job.sock")?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
+        // The thread keeps the limit; it ends a little later than its last try.
+        let limit = rendezvous.timeout + Duration::from_secs(5);
+        let observer = Self::start(rendezvous)?;
+        let deadline = deadline_after(limit);
+        let mut state = lock(&observer.shared.state);
+        while !state.was_there {
+            if let Some(why) = state.board.ended() {
+                return Err(Error::rendezvous(why));
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::rendezvous("the observer's thread stands still"));
+            }
+            state = observer.shared.wait(state, deadline);
+        }
+        drop(state);
+        Ok(observer)
+    }
+
+    /// As [`join`](Self::join), but comes back at once, and looks for rank 0 in the background: for whoever
+    /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when the system has no thread for it.
+    ///
+    /// ```
+    /// use nccl::{Observer, Rendezvous};
+    ///
+    /// let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let state = observer.snapshot();
+    /// assert!(!state.connected && state.ranks.iter().all(|rank| !rank.has_joined()));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn start(rendezvous: Rendezvous) -> Result<Self> {
+        let mut state = State::default();
+        state.board.set_size(rendezvous.world_size);
+        let shared = Arc::new(Shared {
+            rendezvous,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let scout = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name(String::from("nccl-observer"))
+            .spawn(move || scout::run(&scout))
+            .map_err(Error::io("starting an observer's thread"))?;
+        Ok(Self { shared })
+    }
+
+    /// How it stands with every rank, as far as this observer has heard.
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// for rank in observer.snapshot().ranks {
+    ///     println!("rank {}: {:?}, {:?}", rank.rank, rank.phase, rank.end);
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> WorldState {
+        lock(&self.shared.state).board.state()
+    }
+
+    /// What has happened since this observer has been there, and what will. Each reader has its own place;
+    /// the last 4096 events are kept.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let mut events = observer.events();
+    /// assert_eq!(events.next_within(Duration::from_millis(1)), None);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events {
+            shared: Arc::clone(&self.shared),
+            next: 0,
+        }
+    }
+
+    /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
+    /// [`rank_ended`](Self::rank_ended).
+    ///
+    /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
+    /// from now on the others wait up to 150 ms for the parent's word, so that their errors have it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let child = std::process::Command::new("true").spawn().unwrap();
+    /// observer.rank_started(2, child.id())?;
+    /// # child.wait_with_output().unwrap();
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        check_rank(rank, &state.board)?;
+        let entry = (rank, u64::from(pid));
+        state.started.retain(|&(other, _)| other != rank);
+        state.started.push(entry);
+        if let Some(link) = &state.link {
+            let ranks = vec![entry];
+            send(link, u64::MAX, Request::Watches { ranks });
+        }
+        Ok(())
+    }
+
+    /// Says how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
+    /// lines count; it may be empty). Every rank's errors then say so, instead of "its connection closed
+    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails.
+    ///
+    /// Comes back at once. When rank 0 itself has died, every other rank is told at its own door; when it
+    /// has died before it could listen, this observer listens in its place and tells those who come, until
+    /// it is dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// # let pid = 4711;
+    /// observer.rank_ended(2, pid, "killed by SIGKILL", "")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        check_rank(rank, &state.board)?;
+        let word = Word {
+            rank,
+            pid: pid.into(),
+            how: with_tail(how, stderr_tail),
+            told: false,
+        };
+        state.words.push(word);
+        let last = state.words.len() - 1;
+        if state.link.is_some() {
+            state.tell(last);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+}
+
+fn check_rank(rank: usize, board: &Board) -> Result<()> {
+    let world_size = board.size();
+    if world_size == 0 || rank < world_size {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::NoSuchRank {
+        role: "rank",
+        rank,
+        world_size,
+    }))
+}
+
+/// How it ended, with the last lines that it wrote.
+fn with_tail(how: &str, tail: &str) -> String {
+    let lines = tail.lines().map(str::trim_end);
+    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(5)..].join(" | ");
+    if last.is_empty() {
+        return how.to_owned();
+    }
+    let mut start = last.len().saturating_sub(TAIL);
+    while !last.is_char_boundary(start) {
+        start += 1;
+    }
+    let cut = if start > 0 { "…" } else { "" };
+    format!("{how}; stderr ended with: {cut}{}", &last[start..])
+}
+
+pub(super) fn send(link: &Reader, id: u64, request: Request) {
+    link.connection.enqueue(request.encode(id));
+    link.connection.flush_quietly();
+}
+
+impl State {
+    /// Tells the coordinator one of the words.
+    pub(super) fn tell(&self, index: usize) {
+        if let (Some(link), Some(word)) = (&self.link, self.words.get(index)) {
+            let request = Request::Ended {
+                rank: word.rank,
+                pid: word.pid,
+                how: word.how.clone(),
+            };
+            send(link, index as u64, request);
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Until something changes, or the deadline.
+    pub(super) fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, State>,
+        deadline: Instant,
+    ) -> MutexGuard<'s, State> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout(state, left);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+    }
+}
+
+impl Sink for Shared {
+    fn answer(&self, id: u64, _: Answer) {
+        let mut state = self.state();
+        let word = usize::try_from(id).ok();
+        if let Some(word) = word.and_then(|index| state.words.get_mut(index)) {
+            word.told = true;
+        }
+    }
+
+    fn push(&self, push: Push) {
+        let mut state = self.state();
+        match push {
+            Push::Size(size) => state.board.set_size(size),
+            Push::Member(known) => state.board.learn(known),
+            Push::Gone { .. } | Push::Notice { .. } | Push::Watched(_) => {}
+        }
+    }
+
+    fn settle(&self) {
+        self.notify();
+    }
+
+    fn waits_for_word(&self) -> bool {
+        false
+    }
+
+    fn close(&self, why: &str) {
+        let mut state = self.state();
+        state.broken = Some(why.to_owned());
+        state.link = None;
+        state.board.connected = false;
+        drop(state);
+        self.notify();
+    }
+}
+
+impl Drop for Observer {
+    /// What is still to be told is told first, within two seconds.
+    fn drop(&mut self) {
+        let deadline = Instant::now() + FAREWELL;
+        let mut state = self.shared.state();
+        state.stop = true;
+        self.shared.notify();
+        while !state.done && Instant::now() < deadline {
+            state = self.shared.wait(state, deadline);
+        }
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer")
+            .field("rendezvous", &self.shared.rendezvous.address.to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A reader of an observer's events, from [`Observer::events`].
+pub struct Events {
+    shared: Arc<Shared>,
+    next: u64,
+}
+
+impl Events {
+    /// The next event; `None` when nothing has happened within `limit`, or at once when nothing will any
+    /// more, after [`WorldEvent::Ended`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn show(mut events: nccl::Events) {
+    /// while let Some(event) = events.next_within(Duration::from_secs(10)) {
+    ///     println!("{event:?}");
+    /// }
+    /// # }
+    /// ```
+    pub fn next_within(&mut self, limit: Duration) -> Option<WorldEvent> {
+        let deadline = deadline_after(limit);
+        let mut state = self.shared.state();
+        loop {
+            if let Some(event) = state.board.read(&mut self.next) {
+                return Some(event);
+            }
+            if state.board.ended().is_some() || state.done || Instant::now() >= deadline {
+                return None;
+            }
+            state = self.shared.wait(state, deadline);
+        }
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events")
+            .field("next", &self.next)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_a_process_wrote_the_last_lines_count() {
+        assert_eq!(with_tail("exited with 1", " \n\n"), "exited with 1");
+        let tail = "a\nb\n\nc\nd\ne\nf\n";
+        assert_eq!(
+            with_tail("exited with 1", tail),
+            "exited with 1; stderr ended with: b | c | d | e | f"
+        );
+        let long = with_tail("x", &"ä".repeat(5000));
+        assert!(long.len() < 1100 && long.contains("…ä"), "{long}");
+    }
+}

@@ -1,0 +1,227 @@
+//! What ranks and observers say to a coordinator.
+
+use std::time::Duration;
+
+use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use super::message::{Round, duration, millis};
+
+/// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same
+/// number, in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// A part of a round; answered when all ranks have given theirs.
+    Collect {
+        round: Round,
+        patience: Duration,
+        part: Vec<u8>,
+    },
+    /// Gives up the request of the same number, and with it the round for all.
+    Cancel {
+        reason: String,
+    },
+    Set {
+        key: String,
+        value: Vec<u8>,
+    },
+    /// Answered when the key is set.
+    Get {
+        key: String,
+        patience: Duration,
+    },
+    /// What this rank does now.
+    Phase {
+        name: String,
+    },
+    /// For all ranks, the sender included.
+    Announce {
+        topic: String,
+        bytes: Vec<u8>,
+    },
+    /// This rank ends with an error.
+    Fail {
+        chain: String,
+    },
+    /// This rank comes to no round any more, but to those of ends: its world is gone, and it still has
+    /// communicators. With the chain of an error, it fails.
+    Stay {
+        chain: Option<String>,
+    },
+    Goodbye,
+    /// Where this rank listens.
+    Listens {
+        at: String,
+    },
+    /// An observer's: it has started these ranks, as these processes, and will say how they end.
+    Watches {
+        ranks: Vec<(usize, u64)>,
+    },
+    /// An observer's: how a process ended that it has started.
+    Ended {
+        rank: usize,
+        pid: u64,
+        how: String,
+    },
+}
+
+mod kind {
+    pub(super) const COLLECT: u8 = 16;
+    pub(super) const CANCEL: u8 = 17;
+    pub(super) const SET: u8 = 18;
+    pub(super) const GET: u8 = 19;
+    pub(super) const PHASE: u8 = 20;
+    pub(super) const ANNOUNCE: u8 = 21;
+    pub(super) const FAIL: u8 = 22;
+    pub(super) const GOODBYE: u8 = 23;
+    pub(super) const STAY: u8 = 24;
+    pub(super) const LISTENS: u8 = 25;
+    pub(super) const WATCHES: u8 = 26;
+    pub(super) const ENDED: u8 = 27;
+}
+
+impl Request {
+    pub(super) fn encode(&self, id: u64) -> Outgoing {
+        let mut to = Vec::new();
+        let kind = match self {
+            Self::Collect {
+                round,
+                patience,
+                part,
+            } => {
+                put_bytes(&mut to, round.topic.as_bytes());
+                put_number(&mut to, round.number);
+                match &round.members {
+                    None => put_number(&mut to, 0),
+                    Some(members) => {
+                        put_index(&mut to, members.len());
+                        members.iter().for_each(|&rank| put_index(&mut to, rank));
+                    }
+                }
+                put_number(&mut to, millis(*patience));
+                put_bytes(&mut to, part);
+                kind::COLLECT
+            }
+            Self::Cancel { reason } => {
+                put_bytes(&mut to, reason.as_bytes());
+                kind::CANCEL
+            }
+            Self::Set { key, value } => {
+                put_bytes(&mut to, key.as_bytes());
+                put_bytes(&mut to, value);
+                kind::SET
+            }
+            Self::Get { key, patience } => {
+                put_bytes(&mut to, key.as_bytes());
+                put_number(&mut to, millis(*patience));
+                kind::GET
+            }
+            Self::Phase { name } => {
+                put_bytes(&mut to, name.as_bytes());
+                kind::PHASE
+            }
+            Self::Announce { topic, bytes } => {
+                put_bytes(&mut to, topic.as_bytes());
+                put_bytes(&mut to, bytes);
+                kind::ANNOUNCE
+            }
+            Self::Fail { chain } => {
+                put_bytes(&mut to, chain.as_bytes());
+                kind::FAIL
+            }
+            Self::Stay { chain } => {
+                put_index(&mut to, chain.is_some().into());
+                put_bytes(&mut to, chain.as_deref().unwrap_or_default().as_bytes());
+                kind::STAY
+            }
+            Self::Goodbye => kind::GOODBYE,
+            Self::Listens { at } => {
+                put_bytes(&mut to, at.as_bytes());
+                kind::LISTENS
+            }
+            Self::Watches { ranks } => {
+                put_index(&mut to, ranks.len());
+                for &(rank, pid) in ranks {
+                    put_index(&mut to, rank);
+                    put_number(&mut to, pid);
+                }
+                kind::WATCHES
+            }
+            Self::Ended { rank, pid, how } => {
+                put_index(&mut to, *rank);
+                put_number(&mut to, *pid);
+                put_bytes(&mut to, how.as_bytes());
+                kind::ENDED
+            }
+        };
+        Outgoing::new(kind, id, to.into())
+    }
+
+    pub(super) fn decode(frame: &Frame) -> Result<Self, Broken> {
+        let mut fields = Fields(&frame.payload);
+        let request = match frame.kind {
+            kind::COLLECT => {
+                let topic = fields.text()?;
+                let number = fields.number()?;
+                let members = match fields.count(8)? {
+                    0 => None,
+                    count => Some(
+                        (0..count)
+                            .map(|_| fields.index())
+                            .collect::<Result<_, _>>()?,
+                    ),
+                };
+                Self::Collect {
+                    round: Round {
+                        topic,
+                        number,
+                        members,
+                    },
+                    patience: duration(&mut fields)?,
+                    part: fields.bytes()?.to_vec(),
+                }
+            }
+            kind::CANCEL => Self::Cancel {
+                reason: fields.text()?,
+            },
+            kind::SET => Self::Set {
+                key: fields.text()?,
+                value: fields.bytes()?.to_vec(),
+            },
+            kind::GET => Self::Get {
+                key: fields.text()?,
+                patience: duration(&mut fields)?,
+            },
+            kind::PHASE => Self::Phase {
+                name: fields.text()?,
+            },
+            kind::ANNOUNCE => Self::Announce {
+                topic: fields.text()?,
+                bytes: fields.bytes()?.to_vec(),
+            },
+            kind::FAIL => Self::Fail {
+                chain: fields.text()?,
+            },
+            kind::STAY => {
+                let failed = fields.number()? != 0;
+                let chain = fields.text()?;
+                let chain = failed.then_some(chain);
+                Self::Stay { chain }
+            }
+            kind::GOODBYE => Self::Goodbye,
+            kind::LISTENS => Self::Listens { at: fields.text()? },
+            kind::WATCHES => {
+                let ranks = (0..fields.count(16)?)
+                    .map(|_| Ok((fields.index()?, fields.number()?)))
+                    .collect::<Result<_, Broken>>()?;
+                Self::Watches { ranks }
+            }
+            kind::ENDED => Self::Ended {
+                rank: fields.index()?,
+                pid: fields.number()?,
+                how: fields.text()?,
+            },
+            _ => return Err(Broken("a request of an unknown kind")),
+        };
+        fields.end()?;
+        Ok(request)
+    }
+}

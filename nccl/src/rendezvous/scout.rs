@@ -1,0 +1,319 @@
+//! What an [`Observer`](super::observer::Observer)'s thread does: it finds the coordinator, and tells the
+//! ranks of rank 0's end when rank 0 cannot.
+//!
+//! ```text
+//! looking ──found──▶ there ──connection ends──▶ over, or there once more
+//!    └──rank 0's process has ended──▶ standing in for it, until all have been told
+//! ```
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::client::{self, Claim, Tried};
+use super::hub::Hub;
+use super::launcher;
+use super::message::Departure;
+use super::observer::{Shared, send};
+use super::request::Request;
+use super::server::Server;
+use super::watching::{WORD, word};
+use crate::communicator::lock;
+use crate::time::deadline_after;
+
+/// How long one try to get somewhere may take.
+const TRY: Duration = Duration::from_secs(2);
+
+/// How many ranks are told at once.
+const TELLERS: usize = 32;
+
+/// How long telling all ranks may take; they wait no longer than [`WORD`] for it.
+const TELLING: Duration = Duration::from_millis(500);
+
+pub(super) fn run(shared: &Arc<Shared>) {
+    let deadline = deadline_after(shared.rendezvous.timeout);
+    let why = observe(shared, deadline);
+    let mut state = shared.state();
+    state.board.end(&why);
+    if let Some(link) = state.link.take() {
+        link.connection.forget();
+        link.connection.shut();
+    }
+    state.done = true;
+    drop(state);
+    shared.notify();
+}
+
+/// Everything, until there is nothing more to see; why.
+fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
+    match look(shared, deadline) {
+        Found::There => {}
+        Found::Stopped => return String::from("the observer was dropped"),
+        Found::Nobody(why) => return why,
+        Found::Dead(how) => return stand_in(shared, &how, deadline),
+    }
+    loop {
+        match watch(shared) {
+            Seen::Stopped => return farewell(shared),
+            Seen::Dead(how) => return tell_all(shared, &how),
+            Seen::Broken(why) => {
+                // Rank 0 may be well, and only the connection broken.
+                let soon = Instant::now() + TRY;
+                if !matches!(look(shared, soon), Found::There) {
+                    let mut state = shared.state();
+                    state.board.gone(0, &why);
+                    return format!("rank 0 is gone: {why}");
+                }
+            }
+            Seen::Over(how) => return how,
+        }
+    }
+}
+
+enum Found {
+    There,
+    Stopped,
+    Nobody(String),
+    /// Rank 0's process ended before it was there.
+    Dead(String),
+}
+
+fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
+    let rendezvous = &shared.rendezvous;
+    let (address, job) = (&rendezvous.address, &rendezvous.job);
+    let claim = Claim::observer(rendezvous.world_size);
+    let mut pause = Duration::from_millis(2);
+    for turn in 0.. {
+        let limit = deadline.min(Instant::now() + TRY);
+        let error = match client::attempt(address, job, claim, turn, limit) {
+            Tried::Met(connection, decoder) => {
+                let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
+                {
+                    let mut state = shared.state();
+                    state.broken = None;
+                    state.board.connected = true;
+                }
+                match client::read(connection, decoder, sink) {
+                    Ok(reader) => {
+                        arrive(shared, reader);
+                        return Found::There;
+                    }
+                    Err(error) => return Found::Nobody(error.to_string()),
+                }
+            }
+            Tried::Refused(why) => return Found::Nobody(why),
+            Tried::NotYet(error, _) => error,
+        };
+        let mut state = shared.state();
+        if state.stop {
+            return Found::Stopped;
+        }
+        let word = state.words.iter().find(|word| word.rank == 0);
+        if let Some(word) = word.filter(|_| !state.was_there) {
+            return Found::Dead(word.how.clone());
+        }
+        // Rank 0 is not coming back.
+        let refused = error.kind() == std::io::ErrorKind::ConnectionRefused
+            || error.kind() == std::io::ErrorKind::NotFound;
+        if Instant::now() >= deadline || (state.was_there && refused) {
+            return Found::Nobody(format!(
+                "rank 0 does not answer at {address} ({error}): has it been started?"
+            ));
+        }
+        state = shared.wait(state, Instant::now() + pause);
+        drop(state);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    unreachable!("the loop ends at the deadline")
+}
+
+/// Says what was to be said before.
+fn arrive(shared: &Arc<Shared>, reader: Arc<client::Reader>) {
+    let mut state = shared.state();
+    if state.broken.is_none() {
+        let ranks = state.started.clone();
+        if !ranks.is_empty() {
+            send(&reader, u64::MAX, Request::Watches { ranks });
+        }
+        state.link = Some(reader);
+    }
+    state.was_there = true;
+    for index in 0..state.words.len() {
+        if !state.words[index].told {
+            state.tell(index);
+        }
+    }
+    drop(state);
+    shared.notify();
+}
+
+enum Seen {
+    Stopped,
+    /// Rank 0's process has ended, as its parent says; nobody else has told the ranks.
+    Dead(String),
+    Broken(String),
+    /// Rank 0 has told the ranks itself.
+    Over(String),
+}
+
+fn watch(shared: &Arc<Shared>) -> Seen {
+    let mut patience: Option<Instant> = None;
+    let mut state = shared.state();
+    loop {
+        let now = Instant::now();
+        if let Some(departure) = state.board.departure(0)
+            && (state.broken.is_some() || state.link.is_none())
+        {
+            return Seen::Over(format!("rank 0 has ended the world: {departure}"));
+        }
+        let word = state.words.iter().find(|word| word.rank == 0);
+        let has_parent = state.started.iter().any(|&(rank, _)| rank == 0);
+        match (&state.broken, word) {
+            (Some(_), Some(word)) => return Seen::Dead(word.how.clone()),
+            (Some(why), None) => {
+                // The parent hears of it at the same moment.
+                if !has_parent || patience.is_some_and(|until| until <= now) {
+                    return Seen::Broken(why.clone());
+                }
+                patience.get_or_insert(now + WORD);
+            }
+            (None, Some(word)) if state.board.pid(0) == Some(word.pid) => {
+                // What it has said before its end is still to be read, and the connection then ends,
+                // unless a child of it holds it.
+                if patience.is_some_and(|until| until <= now) {
+                    return Seen::Dead(word.how.clone());
+                }
+                patience.get_or_insert(now + WORD / 3);
+            }
+            // Another process may have been meant: the connection decides.
+            (None, _) => {
+                if state.stop {
+                    return Seen::Stopped;
+                }
+            }
+        }
+        let until = patience.unwrap_or(now + Duration::from_secs(3600));
+        state = shared.wait(state, until);
+    }
+}
+
+/// The last words are heard before the goodbye.
+fn farewell(shared: &Arc<Shared>) -> String {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let mut state = shared.state();
+    while state.words.iter().any(|word| !word.told)
+        && state.link.is_some()
+        && Instant::now() < deadline
+    {
+        state = shared.wait(state, deadline);
+    }
+    let link = state.link.take();
+    drop(state);
+    if let Some(link) = link {
+        link.connection.enqueue(Request::Goodbye.encode(u64::MAX));
+        let _ = link
+            .connection
+            .drain(Instant::now() + Duration::from_secs(1));
+        link.connection.forget();
+        link.connection.shut();
+    }
+    String::from("the observer was dropped")
+}
+
+/// Tells every rank at its own door how rank 0 ended.
+fn tell_all(shared: &Arc<Shared>, how: &str) -> String {
+    let (doors, pid, size) = {
+        let state = shared.state();
+        (
+            state.board.doors(),
+            state.board.pid(0).unwrap_or_default(),
+            state.board.size(),
+        )
+    };
+    let deadline = Instant::now() + TELLING;
+    let tellers = doors.len().min(TELLERS);
+    let rest = Mutex::new(doors.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..tellers {
+            scope.spawn(|| {
+                loop {
+                    let Some(door) = lock(&rest).next() else { break };
+                    if let Err(why) = tell(shared, &door, (pid, how), size, deadline) {
+                        tracing::warn!(target: "nccl", door, why, "a rank was not told of rank 0's end");
+                    }
+                }
+            });
+        }
+    });
+    let how = word(how);
+    let mut state = shared.state();
+    state.board.gone(0, &how);
+    for word in &mut state.words {
+        word.told = true;
+    }
+    format!("rank 0 is gone: {how}")
+}
+
+fn tell(
+    shared: &Shared,
+    door: &str,
+    (pid, how): (u64, &str),
+    size: usize,
+    deadline: Instant,
+) -> Result<(), String> {
+    let address = launcher::place(door).ok_or("it has no address")?;
+    let job = &shared.rendezvous.job;
+    match client::attempt(&address, job, Claim::observer(size), 0, deadline) {
+        Tried::Met(connection, mut decoder) => {
+            let request = Request::Ended {
+                rank: 0,
+                pid,
+                how: how.to_owned(),
+            };
+            connection.enqueue(request.encode(0));
+            let told = connection
+                .drain(deadline)
+                .and_then(|()| connection.expect(&mut decoder, deadline));
+            connection.shut();
+            told.map(drop).map_err(|error| error.to_string())
+        }
+        Tried::Refused(why) => Err(why),
+        Tried::NotYet(error, _) => Err(error.to_string()),
+    }
+}
+
+/// Listens where rank 0 would have, and tells those who come that it will not.
+fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
+    let rendezvous = &shared.rendezvous;
+    let how = word(how);
+    let over = format!("rank 0 never came: {how}");
+    shared.state().board.gone(0, &how);
+    shared.notify();
+    let size = rendezvous.world_size;
+    if size == 0 {
+        return over;
+    }
+    let hub = Arc::new(Hub::new(size));
+    hub.leave(0, Departure::Lost(how));
+    let job = rendezvous.job.clone();
+    let server = match Server::start(&rendezvous.address, Arc::clone(&hub), job) {
+        Ok(server) => server,
+        Err(error) => return format!("{over}; its address could not be taken: {error}"),
+    };
+    let mut state = shared.state();
+    loop {
+        for word in state.words.iter_mut().filter(|word| !word.told) {
+            word.told = true;
+            if word.rank != 0 && word.rank < size {
+                let how = super::watching::word(&word.how);
+                hub.leave(word.rank, Departure::Lost(how));
+            }
+        }
+        if state.stop || hub.is_over() || Instant::now() >= deadline {
+            break;
+        }
+        state = shared.wait(state, Instant::now() + Duration::from_millis(20));
+    }
+    drop(state);
+    drop(server);
+    over
+}

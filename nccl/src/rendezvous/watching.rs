@@ -1,0 +1,170 @@
+//! The coordinator's part for those who watch: observers see what becomes of the ranks, and the one that
+//! started a rank says how its process ended.
+
+use std::time::{Duration, Instant};
+
+use super::hub::Outlet;
+use super::incoming::{Answer, Push};
+use super::message::Departure;
+use super::request::Request;
+use super::state::State;
+
+/// How long the end of a connection waits for the word of the one that started the process, or the word
+/// for the end of the connection.
+pub(super) const WORD: Duration = Duration::from_millis(150);
+
+/// The longest text about how a process ended, in bytes.
+const LONGEST_WORD: usize = 8 << 10;
+
+impl State {
+    /// # Errors
+    /// That there are too many already.
+    pub(super) fn has_room_to_observe(&self) -> Result<(), String> {
+        // One for each host at least, when each has a launcher that observes.
+        let most = 64 + self.members.len();
+        match self.observers.len() < most {
+            true => Ok(()),
+            false => Err(format!("there are {most} observers already")),
+        }
+    }
+
+    /// An observer has come: it is told everything, and from now on what changes.
+    pub(super) fn observe(&mut self, number: u64, outlet: Outlet) {
+        let now = Instant::now();
+        outlet.push(&Push::Size(self.members.len()), &mut None);
+        for (rank, member) in self.members.iter().enumerate() {
+            if member.has_come() || member.departure.is_some() {
+                outlet.push(&Push::Member(member.known(rank, now)), &mut None);
+            }
+        }
+        self.observers.insert(number, outlet.clone());
+        self.dirty.push(outlet);
+    }
+
+    /// An observer is gone; nobody tells any more how the ranks end that it has started.
+    pub(super) fn unobserve(&mut self, number: u64) {
+        self.observers.remove(&number);
+        let now = Instant::now();
+        let orphans = |rank: &usize| self.members[*rank].parent == Some(number);
+        let orphans: Vec<_> = (0..self.members.len()).filter(orphans).collect();
+        for rank in orphans {
+            let member = &mut self.members[rank];
+            member.parent = None;
+            if member.until.is_some() {
+                member.until = Some(now);
+                self.due(now);
+            }
+            if rank == 0 {
+                self.push(&Push::Watched(false));
+            }
+        }
+    }
+
+    /// One request of an observer.
+    pub(super) fn handle_observer(
+        &mut self,
+        number: u64,
+        id: u64,
+        request: Request,
+    ) -> Result<(), &'static str> {
+        match request {
+            Request::Watches { ranks } => {
+                for (rank, _) in ranks {
+                    let Some(member) = self.members.get_mut(rank) else {
+                        return Err("it watches a rank that does not exist");
+                    };
+                    member.parent = Some(number);
+                    if rank == 0 {
+                        self.push(&Push::Watched(true));
+                    }
+                }
+            }
+            Request::Ended { rank, pid, mut how } => {
+                if rank >= self.members.len() {
+                    return Err("a rank ended that does not exist");
+                }
+                super::hub::cut(&mut how, LONGEST_WORD);
+                // Rank 0 is the process that reads this.
+                if rank != 0 {
+                    self.ended(rank, pid, how);
+                }
+                if let Some(outlet) = self.observers.get(&number).cloned() {
+                    outlet.answer(id, &Answer::Done, &mut None);
+                    self.dirty.push(outlet);
+                }
+            }
+            _ => return Err("it is an observer, and no rank"),
+        }
+        Ok(())
+    }
+
+    /// A rank's connection has ended without goodbye.
+    pub(super) fn lost(&mut self, rank: usize, why: String) {
+        let member = &mut self.members[rank];
+        if member.is_closed() || member.closed.is_some() {
+            return;
+        }
+        match (member.word.take(), member.parent) {
+            (Some(word), _) => self.leave(rank, Departure::Lost(word), false),
+            (None, None) => self.leave(rank, Departure::Lost(why), false),
+            (None, Some(_)) => {
+                member.closed = Some(why);
+                self.wait_for_the_other(rank);
+            }
+        }
+    }
+
+    /// A rank's process has ended, says who started it.
+    fn ended(&mut self, rank: usize, pid: u64, how: String) {
+        let member = &mut self.members[rank];
+        if member.is_closed() {
+            return;
+        }
+        let how = word(&how);
+        if member.closed.is_some() || !member.has_come() {
+            return self.leave(rank, Departure::Lost(how), false);
+        }
+        // What it has said before may still be on its way, a goodbye as well. A process that had another
+        // number may have been another, from which this one was started: then the connection decides.
+        member.word = Some(how);
+        if member.pid == pid {
+            self.wait_for_the_other(rank);
+        }
+    }
+
+    fn wait_for_the_other(&mut self, rank: usize) {
+        let until = Instant::now() + WORD;
+        self.members[rank].until = Some(until);
+        self.due(until);
+    }
+
+    /// Those who have waited long enough for a word, or for the end of a connection.
+    pub(super) fn give_up_waiting(&mut self, now: Instant) {
+        for rank in 0..self.members.len() {
+            let member = &mut self.members[rank];
+            if member.until.is_some_and(|until| until <= now) {
+                let how = member.word.take().or_else(|| member.closed.take());
+                let how = how.unwrap_or_else(|| String::from("it died"));
+                self.leave(rank, Departure::Lost(how), false);
+            }
+        }
+    }
+
+    /// Tells the observers how it stands with a rank.
+    pub(super) fn show(&mut self, rank: usize) {
+        if self.observers.is_empty() {
+            return;
+        }
+        let push = Push::Member(self.members[rank].known(rank, Instant::now()));
+        let mut encoded = None;
+        for outlet in self.observers.values() {
+            outlet.push(&push, &mut encoded);
+            self.dirty.push(outlet.clone());
+        }
+    }
+}
+
+/// How the word about a process reads.
+pub(super) fn word(how: &str) -> String {
+    format!("its process ended: {how}")
+}

@@ -1,0 +1,146 @@
+//! One who is not a rank sees what becomes of ranks that are processes, and says how they ended.
+
+mod meeting;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use meeting::{results, start_with};
+use nccl::{Observer, RankEnd, Rendezvous, WorldEvent};
+
+/// Not a test of its own: what the ranks of the others run.
+#[test]
+fn a_rank() {
+    meeting::run_a_rank();
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Ranks that this process has started and looks after, all of which wait for each other.
+struct Family {
+    ranks: Vec<Child>,
+    observer: Observer,
+    _directory: tempfile::TempDir,
+}
+
+impl Family {
+    fn new(size: usize, tcp: bool, before: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("meet");
+        let path = path.display().to_string();
+        let place = match tcp {
+            true => String::from("tcp:127.0.0.1:0"),
+            false => format!("unix:{path}"),
+        };
+        let mut more = vec![("NCCL_RUN_RENDEZVOUS", &place[..])];
+        let mut rendezvous = Rendezvous::unix(&path, 0, size).unwrap();
+        if tcp {
+            more.push(("NCCL_RUN_PUBLISH", &path));
+            rendezvous = Rendezvous::tcp("127.0.0.1", 0, 0, size)
+                .unwrap()
+                .publish(&path);
+        }
+        let observer = Observer::start(rendezvous.secret("hush").timeout(LONG)).unwrap();
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let child = start_with(before, rank, size, "wait in a phase", &more);
+                observer.rank_started(rank, child.id()).unwrap();
+                child
+            })
+            .collect();
+        let deadline = Instant::now() + LONG;
+        let waits = || {
+            let state = observer.snapshot();
+            let all = state.ranks.into_iter();
+            all.filter_map(|rank| rank.phase)
+                .filter(|(phase, _)| phase == "waiting")
+                .count()
+        };
+        while waits() < size {
+            assert!(Instant::now() < deadline, "{:?}", observer.snapshot());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // What is said last: that it waits.
+        std::thread::sleep(Duration::from_millis(100));
+        Self {
+            ranks,
+            observer,
+            _directory: directory,
+        }
+    }
+
+    /// Kills a rank, says how it ended, and returns what the others say and after how long they end.
+    fn kill(&mut self, rank: usize) -> (Vec<String>, Duration) {
+        let pid = self.ranks[rank].id();
+        let target = self.observer.snapshot().ranks[rank].pid.unwrap();
+        let begun = Instant::now();
+        let target = rustix::process::Pid::from_raw(target.cast_signed()).unwrap();
+        rustix::process::kill_process(target, rustix::process::Signal::KILL).unwrap();
+        let mut dead = self.ranks.remove(rank);
+        let status = dead.wait().unwrap();
+        let how = match status.signal() {
+            Some(9) => String::from("killed by SIGKILL"),
+            _ => format!("{status}"),
+        };
+        self.observer
+            .rank_ended(rank, pid, &how, "its last line\n")
+            .unwrap();
+        let said = results(std::mem::take(&mut self.ranks));
+        (said, begun.elapsed())
+    }
+}
+
+#[test]
+fn how_a_rank_was_killed_is_what_all_others_say_also_when_it_was_rank_0() {
+    for (tcp, dead) in [(false, 2), (false, 0), (true, 0)] {
+        let mut family = Family::new(4, tcp, &[]);
+        let (said, after) = family.kill(dead);
+        for said in said {
+            let word = "its process ended: killed by SIGKILL; stderr ended with: its last line";
+            assert!(
+                said.contains(&format!("rank {dead} (")) && said.contains(word),
+                "{said}"
+            );
+        }
+        println!("rank {dead}, tcp {tcp}: the others had ended after {after:?}");
+        assert!(after < Duration::from_secs(2), "{after:?}");
+        let end = family.observer.snapshot().ranks[dead].end.clone();
+        let Some(RankEnd::Gone(how)) = end else {
+            panic!("{end:?}")
+        };
+        assert!(how.contains("killed by SIGKILL"), "{how}");
+    }
+}
+
+#[test]
+fn the_word_about_a_process_that_ran_the_rank_counts_when_the_ranks_connection_ends() {
+    // The rank is a child of `timeout`, which passes on how it ended.
+    let mut family = Family::new(3, false, &["timeout", "30"]);
+    let (said, _) = family.kill(1);
+    for said in said {
+        let word = "its process ended: killed by SIGKILL; stderr ended with: its last line";
+        assert!(said.contains("rank 1 (") && said.contains(word), "{said}");
+    }
+}
+
+#[test]
+fn an_observer_survives_the_world_and_says_how_it_ended() {
+    let mut family = Family::new(2, false, &[]);
+    let mut events = family.observer.events();
+    for mut rank in family.ranks.drain(..).rev() {
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+    }
+    let mut gone = Vec::new();
+    let why = loop {
+        match events.next_within(LONG).expect("an event") {
+            WorldEvent::Gone { rank, .. } => gone.push(rank),
+            WorldEvent::Ended { why, .. } => break why,
+            _ => {}
+        }
+    };
+    assert_eq!(gone.last(), Some(&0));
+    assert!(why.contains("rank 0 is gone"), "{why}");
+    assert_eq!(events.next_within(LONG), None);
+}
