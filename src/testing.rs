@@ -10,6 +10,7 @@ use std::env;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
+use std::time::{Duration, Instant};
 
 /// Names the test, and the role, for which a test binary was started again.
 const VARIABLE: &str = "NCCL_TOOLS_TEST_ROLE";
@@ -83,6 +84,30 @@ pub fn again(test: &str, role: &str) -> Command {
         ])
         .env(VARIABLE, format!("{test} {role}"));
     command
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When that takes more than 20 s.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "never happened: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is there and not a zombie.
+#[must_use]
+pub fn lives(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .any(|line| line.starts_with("State:") && !line.contains("Z (zombie)"))
 }
 
 /// What a rank of a test returns: nothing, or a result.

@@ -4,29 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nccl_tools::spawn::{Job, Outcome, Output, lifeline};
-use nccl_tools::testing::{Role, again, end_with, name};
+use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 
 const LONG: Duration = Duration::from_secs(60);
-
-/// Waits until `condition` holds.
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "never happened: {what}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Whether a process is there and not a zombie.
-fn lives(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status
-        .lines()
-        .any(|line| line.starts_with("State:") && !line.contains("Z (zombie)"))
-}
 
 /// What the ranks of the tests below note about themselves.
 fn note(directory: &Path, text: &str) {

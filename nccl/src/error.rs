@@ -224,6 +224,13 @@ pub enum ErrorKind {
         reason: String,
     },
 
+    /// Ranks could not be started, or started again.
+    #[error("{reason}")]
+    Launch {
+        /// Which rank, why, and what to do.
+        reason: String,
+    },
+
     /// The operating system refused something.
     #[error("{what}: {error}")]
     Io {
@@ -399,6 +406,12 @@ impl Error {
 
     pub(crate) fn rendezvous(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Rendezvous {
+            reason: reason.into(),
+        })
+    }
+
+    pub(crate) fn launch(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Launch {
             reason: reason.into(),
         })
     }

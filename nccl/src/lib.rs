@@ -30,6 +30,7 @@
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
 //! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
 //! - [`CapturedPlan`]: operations that are captured once and launched many times.
+//! - [`launch`]: the processes of ranks: starting, watching, restarting them.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
 //! # Memory
@@ -86,6 +87,7 @@ mod ffi;
 mod group;
 mod groups;
 mod host;
+pub mod launch;
 mod library;
 mod local;
 mod memory;

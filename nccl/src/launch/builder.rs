@@ -1,0 +1,335 @@
+//! What a fleet is started from.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use super::environment::{Environment, private_directory, random, secret_file};
+use super::fleet::Fleet;
+use super::output::{Output, Settings};
+use super::watcher::Plan;
+use crate::error::{Error, Result};
+
+/// What to start, and how.
+///
+/// ```no_run
+/// use std::process::Command;
+/// use std::time::Duration;
+/// use nccl::launch::{Fleet, Output};
+///
+/// let fleet = Fleet::builder(4)
+///     .output(Output::Timed)
+///     .grace(Duration::from_secs(10))
+///     .log_dir("/var/log/server")
+///     .start(|rank| {
+///         let mut command = Command::new("/opt/server/rank");
+///         command.arg(format!("--shard={rank}"));
+///         command
+///     })?;
+/// let report = fleet.wait();
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct FleetBuilder {
+    ranks: usize,
+    among: Option<(usize, usize)>,
+    rendezvous: Option<String>,
+    job: Option<String>,
+    epoch: u64,
+    secret: Secret,
+    interface: Option<String>,
+    nccl_debug: Option<PathBuf>,
+    devices: Option<Vec<String>>,
+    settings: Settings,
+    end_all: bool,
+    linger: Duration,
+    grace: Duration,
+    stdin: bool,
+}
+
+/// Where the secret comes from.
+#[derive(Clone)]
+enum Secret {
+    /// Nobody knows it yet.
+    Fresh,
+    Given(Vec<u8>),
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl FleetBuilder {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self {
+            ranks,
+            among: None,
+            rendezvous: None,
+            job: None,
+            epoch: 0,
+            secret: Secret::Fresh,
+            interface: None,
+            nccl_debug: None,
+            devices: None,
+            settings: Settings {
+                output: Output::Prefixed,
+                files: None,
+                tail: 12,
+            },
+            end_all: true,
+            linger: Duration::from_secs(1),
+            grace: Duration::from_secs(5),
+            stdin: false,
+        }
+    }
+
+    /// The ranks of this host are part of a world of `world_size`, and begin with `first_rank`. They meet at
+    /// [`rendezvous`](Self::rendezvous), which then has to be told, and have the secret of
+    /// [`secret`](Self::secret) or [`secret_file`](Self::secret_file) only.
+    pub fn among(mut self, world_size: usize, first_rank: usize) -> Self {
+        self.among = Some((world_size, first_rank));
+        self
+    }
+
+    /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`: `tcp:HOST:PORT`, say. Unless set, at a Unix socket in a
+    /// directory that only this user can enter, and that is removed with the fleet.
+    pub fn rendezvous(mut self, address: impl Into<String>) -> Self {
+        self.rendezvous = Some(address.into());
+        self
+    }
+
+    /// What to call the job (`NCCL_RUN_JOB`); a name of its own unless set.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = Some(name.into());
+        self
+    }
+
+    /// Which attempt of the job this is (`NCCL_RUN_EPOCH`); 0 unless set. Restarts count on from there.
+    pub fn epoch(mut self, epoch: u64) -> Self {
+        self.epoch = epoch;
+        self
+    }
+
+    /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
+    /// handed over in a file that only this user can read.
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.secret = Secret::Given(secret.into());
+        self
+    }
+
+    /// The file of the secret (`NCCL_RUN_SECRET_FILE`), which the ranks read themselves.
+    pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.secret = Secret::File(path.into());
+        self
+    }
+
+    /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`).
+    pub fn interface(mut self, interface: impl Into<String>) -> Self {
+        self.interface = Some(interface.into());
+        self
+    }
+
+    /// A directory for what NCCL itself says, a file for each rank (`NCCL_DEBUG_FILE`). How much it says is up
+    /// to `NCCL_DEBUG`.
+    pub fn nccl_debug(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.nccl_debug = Some(directory.into());
+        self
+    }
+
+    /// Each rank of this host gets to see one of these devices only (`CUDA_VISIBLE_DEVICES`), which is device 0
+    /// to it. Unless set, ranks see what this process sees.
+    pub fn one_device_each(mut self, devices: Vec<String>) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// Where the ranks' output goes; [`Output::Prefixed`] unless set.
+    pub fn output(mut self, output: Output) -> Self {
+        self.settings.output = output;
+        self
+    }
+
+    /// A directory, which is made, for what the ranks print as well: `rank-3.stdout` and `rank-3.stderr`, as
+    /// they are. A rank that is started again goes on in the same files.
+    pub fn log_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.settings.files = Some(directory.into());
+        self
+    }
+
+    /// How many of the last lines of standard error to keep for a report; 12 unless set.
+    pub fn stderr_tail(mut self, lines: usize) -> Self {
+        self.settings.tail = lines;
+        self
+    }
+
+    /// Whether the other ranks go on when one fails, so that it can be restarted alone. Unless set, all are
+    /// ended.
+    pub fn keep_others(mut self, keep: bool) -> Self {
+        self.end_all = !keep;
+        self
+    }
+
+    /// How long after the first failure the other ranks may go on before they are asked to end, so that they
+    /// can say what they know; 1 s unless set.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
+    /// How long ranks that were asked to end may take before they are killed; 5 s unless set.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Whether the first rank of this host reads this process's standard input. The others, and it too unless
+    /// this is set, read nothing.
+    ///
+    /// Ranks are not in the terminal's foreground: one that reads from a terminal is stopped by it.
+    pub fn first_reads_stdin(mut self, reads: bool) -> Self {
+        self.stdin = reads;
+        self
+    }
+
+    /// Starts the ranks: all or none. `command` is called with a rank each time one is started; its environment,
+    /// directory and arguments are kept, and what a rank needs to know is added to the environment. Its standard
+    /// streams are the fleet's business.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) names the rank that cannot be started, the program, and
+    /// why; or what is contradictory.
+    ///
+    /// ```
+    /// use std::process::Command;
+    /// use nccl::launch::Fleet;
+    ///
+    /// let error = Fleet::builder(2).start(|_| Command::new("no-such-program")).unwrap_err();
+    /// assert!(error.to_string().contains("rank 0 cannot be started: no-such-program: no directory in PATH"));
+    /// ```
+    pub fn start(self, command: impl FnMut(usize) -> Command + Send + 'static) -> Result<Fleet> {
+        let here = self.ranks;
+        let (world_size, first_rank) = self.among.unwrap_or((here, 0));
+        if here == 0 {
+            return Err(Error::launch("a fleet has at least one rank"));
+        }
+        if first_rank + here > world_size {
+            return Err(Error::launch(format!(
+                "{here} ranks beginning with rank {first_rank} do not fit into a world of {world_size}"
+            )));
+        }
+        let several_hosts = here < world_size;
+        if several_hosts && !self.rendezvous.as_deref().is_some_and(is_tcp) {
+            return Err(Error::launch(format!(
+                "{here} of {world_size} ranks are on this host: say where all of them meet, as tcp:HOST:PORT"
+            )));
+        }
+        if let Some(devices) = &self.devices
+            && devices.len() < here
+        {
+            return Err(Error::launch(format!(
+                "{here} ranks cannot have a device each: there are {} ({})",
+                devices.len(),
+                devices.join(", ")
+            )));
+        }
+        let directory =
+            private_directory().map_err(Error::io("making a directory for the ranks"))?;
+        let written = |secret: Option<&[u8]>| {
+            secret_file(directory.path(), secret).map_err(Error::io("writing the job's secret"))
+        };
+        let secret_file = match &self.secret {
+            Secret::File(path) => Some(path.clone()),
+            Secret::Given(secret) => Some(written(Some(secret))?),
+            // Nobody could tell it to the others.
+            Secret::Fresh if several_hosts => None,
+            Secret::Fresh => Some(written(None)?),
+        };
+        for made in [&self.settings.files, &self.nccl_debug]
+            .into_iter()
+            .flatten()
+        {
+            let what = format!("making the directory {}", made.display());
+            std::fs::create_dir_all(made).map_err(Error::io(what))?;
+        }
+        let rendezvous = match self.rendezvous {
+            Some(address) => address.into(),
+            None => {
+                let mut address = std::ffi::OsString::from("unix:");
+                address.push(directory.path().join("world"));
+                address
+            }
+        };
+        let job = match self.job {
+            Some(job) => job,
+            None if several_hosts => String::new(),
+            None => {
+                let random = random(4).map_err(Error::io("naming the job"))?;
+                format!("fleet-{}-{random}", std::process::id())
+            }
+        };
+        Fleet::start(Plan {
+            environment: Environment {
+                world_size,
+                first_rank,
+                here,
+                rendezvous,
+                job,
+                secret_file,
+                interface: self.interface,
+                nccl_debug: self.nccl_debug,
+                devices: self.devices,
+            },
+            command: Box::new(command),
+            settings: self.settings,
+            end_all: self.end_all,
+            linger: self.linger,
+            grace: self.grace,
+            epoch: self.epoch,
+            stdin: self.stdin,
+            directory,
+        })
+    }
+}
+
+fn is_tcp(address: &str) -> bool {
+    address.starts_with("tcp:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(builder: FleetBuilder) -> String {
+        let started = builder.start(|_| Command::new("true"));
+        started.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_a_sentence() {
+        for (builder, words) in [
+            (Fleet::builder(0), "at least one"),
+            (
+                Fleet::builder(2).among(4, 3),
+                "2 ranks beginning with rank 3",
+            ),
+            (Fleet::builder(2).among(4, 2), "tcp:HOST:PORT"),
+            (
+                Fleet::builder(2)
+                    .among(4, 2)
+                    .rendezvous("unix:/somewhere/else"),
+                "tcp:HOST:PORT",
+            ),
+            (
+                Fleet::builder(2).one_device_each(vec![String::from("0")]),
+                "there are 1 (0)",
+            ),
+        ] {
+            let text = refused(builder);
+            assert!(text.contains(words), "{text}");
+        }
+    }
+}

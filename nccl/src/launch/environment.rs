@@ -1,0 +1,173 @@
+//! What a rank finds in its environment.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+/// What all ranks of a fleet have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Environment {
+    pub(super) world_size: usize,
+    pub(super) first_rank: usize,
+    /// Ranks on this host.
+    pub(super) here: usize,
+    /// As in `NCCL_RUN_RENDEZVOUS`.
+    pub(super) rendezvous: OsString,
+    pub(super) job: String,
+    pub(super) secret_file: Option<PathBuf>,
+    pub(super) interface: Option<String>,
+    pub(super) nccl_debug: Option<PathBuf>,
+    /// One of these is all that a rank gets to see.
+    pub(super) devices: Option<Vec<String>>,
+}
+
+impl Environment {
+    /// What to set for a rank, and what to take away (`None`).
+    pub(super) fn of(&self, rank: usize, epoch: u64) -> Vec<(&'static str, Option<OsString>)> {
+        let local = rank - self.first_rank;
+        let number = |n: usize| Some(OsString::from(n.to_string()));
+        let mut set = vec![
+            ("NCCL_RUN_RANK", number(rank)),
+            ("NCCL_RUN_WORLD_SIZE", number(self.world_size)),
+            ("NCCL_RUN_LOCAL_RANK", number(local)),
+            ("NCCL_RUN_LOCAL_WORLD_SIZE", number(self.here)),
+            ("NCCL_RUN_RENDEZVOUS", Some(self.rendezvous.clone())),
+            ("NCCL_RUN_JOB", Some(self.job.clone().into())),
+            ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
+            // Those of a fleet around this one, or of the person's shell.
+            ("NCCL_RUN_SECRET", None),
+            ("NCCL_RUN_LIFELINE", None),
+            (
+                "NCCL_RUN_SECRET_FILE",
+                self.secret_file.clone().map(Into::into),
+            ),
+        ];
+        if let Some(interface) = &self.interface {
+            set.push(("NCCL_RUN_INTERFACE", Some(interface.into())));
+            // NCCL takes names alone, and with `=` exactly this one.
+            if !interface.contains(['.', ':', '/', '*']) {
+                set.push(("NCCL_SOCKET_IFNAME", Some(format!("={interface}").into())));
+            }
+        }
+        if let Some(directory) = &self.nccl_debug {
+            // Another attempt does not overwrite what the last one said.
+            let name = match epoch {
+                0 => format!("nccl.rank-{rank}.log"),
+                epoch => format!("nccl.rank-{rank}.epoch-{epoch}.log"),
+            };
+            set.push(("NCCL_DEBUG_FILE", Some(directory.join(name).into())));
+        }
+        if let Some(device) = self.devices.as_ref().and_then(|all| all.get(local)) {
+            set.push(("CUDA_VISIBLE_DEVICES", Some(device.into())));
+        }
+        set
+    }
+}
+
+/// A directory that only this user can enter, for the sockets and the secret of a fleet. The address of a
+/// socket holds a hundred bytes, so a deep temporary directory does not do.
+pub(super) fn private_directory() -> io::Result<TempDir> {
+    let fits = |path: &PathBuf| path.as_os_str().len() <= 60;
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let places = [named, Some(std::env::temp_dir()), Some("/tmp".into())];
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for place in places.into_iter().flatten().filter(fits) {
+        let made = tempfile::Builder::new()
+            .prefix("nccl-run-")
+            .permissions(PermissionsExt::from_mode(0o700))
+            .tempdir_in(&place);
+        match made {
+            Ok(directory) => return Ok(directory),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Writes a secret that nobody knows yet, or the given one, where only this user can read it.
+pub(super) fn secret_file(directory: &Path, secret: Option<&[u8]>) -> io::Result<PathBuf> {
+    let path = directory.join("secret");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    match secret {
+        Some(secret) => file.write_all(secret)?,
+        None => file.write_all(random(32)?.as_bytes())?,
+    }
+    Ok(path)
+}
+
+/// So many random bytes, as hexadecimal digits.
+pub(super) fn random(bytes: usize) -> io::Result<String> {
+    let mut buffer = vec![0u8; bytes];
+    let mut filled = 0;
+    while filled < bytes {
+        let rest = &mut buffer[filled..];
+        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(buffer.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment() -> Environment {
+        Environment {
+            world_size: 8,
+            first_rank: 4,
+            here: 4,
+            rendezvous: "tcp:10.0.0.5:29400".into(),
+            job: String::from("j"),
+            secret_file: Some("/x/secret".into()),
+            interface: Some(String::from("eth0")),
+            nccl_debug: Some("/logs".into()),
+            devices: Some(vec!["2".into(), "3".into(), "4".into(), "5".into()]),
+        }
+    }
+
+    #[test]
+    fn a_rank_of_the_second_host_learns_who_it_is() {
+        let set = environment().of(5, 2);
+        let get = |name: &str| {
+            let found = set.iter().find(|(key, _)| *key == name);
+            found.and_then(|(_, value)| value.as_ref()?.to_str())
+        };
+        for (name, value) in [
+            ("NCCL_RUN_RANK", "5"),
+            ("NCCL_RUN_WORLD_SIZE", "8"),
+            ("NCCL_RUN_LOCAL_RANK", "1"),
+            ("NCCL_RUN_LOCAL_WORLD_SIZE", "4"),
+            ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
+            ("NCCL_RUN_EPOCH", "2"),
+            ("NCCL_RUN_SECRET_FILE", "/x/secret"),
+            ("NCCL_SOCKET_IFNAME", "=eth0"),
+            ("NCCL_DEBUG_FILE", "/logs/nccl.rank-5.epoch-2.log"),
+            ("CUDA_VISIBLE_DEVICES", "3"),
+        ] {
+            assert_eq!(get(name), Some(value), "{name}");
+        }
+        assert!(set.contains(&("NCCL_RUN_SECRET", None)));
+    }
+
+    #[test]
+    fn the_secret_is_new_each_time_and_nobody_elses() {
+        let mut texts = Vec::new();
+        for _ in 0..2 {
+            let directory = private_directory().unwrap();
+            let path = secret_file(directory.path(), None).unwrap();
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            let mode = std::fs::metadata(directory.path()).unwrap().permissions();
+            assert_eq!(mode.mode() & 0o777, 0o700);
+            texts.push(std::fs::read_to_string(path).unwrap());
+        }
+        assert_eq!(texts[0].len(), 64);
+        assert_ne!(texts[0], texts[1]);
+    }
+}

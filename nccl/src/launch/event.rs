@@ -1,0 +1,188 @@
+//! What happens to a fleet, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::exit::Signal;
+use super::report::RankEnd;
+
+/// Events kept for those who have not read them.
+const KEPT: usize = 4096;
+
+/// Something that happened to a fleet.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A rank's process runs.
+    Started {
+        /// The rank.
+        rank: usize,
+        /// Its process.
+        pid: u32,
+        /// The attempt that it belongs to.
+        epoch: u64,
+    },
+    /// A rank's process has ended, and what it said last has been read.
+    Exited(Arc<RankEnd>),
+    /// What still runs has been sent this signal, because a rank failed or because somebody asked.
+    Ending(Signal),
+    /// Nothing runs any more.
+    Finished,
+}
+
+/// What the thread of a fleet tells everybody else.
+#[derive(Default)]
+pub(super) struct Board {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct Inner {
+    events: VecDeque<Event>,
+    /// The number of the first of them.
+    first: u64,
+    /// Process and epoch of each rank that runs.
+    pub(super) running: Vec<Option<(u32, u64)>>,
+    /// How each rank ended last.
+    pub(super) ends: Vec<Option<Arc<RankEnd>>>,
+    /// Ends that nobody asked for, in the order in which they came, since everything was last well.
+    pub(super) failures: Vec<Arc<RankEnd>>,
+    /// By what signal the fleet was asked to end.
+    pub(super) interrupted: Option<Signal>,
+    /// Ranks whose processes could not be ended.
+    pub(super) left: Vec<usize>,
+    pub(super) keeper: Option<u32>,
+    /// Nothing runs, and everything has been read.
+    pub(super) finished: bool,
+    /// No more will come.
+    pub(super) closed: bool,
+}
+
+impl Board {
+    pub(super) fn new(ranks: usize) -> Self {
+        let board = Self::default();
+        let mut inner = board.lock();
+        inner.running = vec![None; ranks];
+        inner.ends = vec![None; ranks];
+        drop(inner);
+        board
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what is on the board, and says what happened.
+    pub(super) fn post(&self, event: impl Into<Option<Event>>, change: impl FnOnce(&mut Inner)) {
+        let mut inner = self.lock();
+        change(&mut inner);
+        if let Some(event) = event.into() {
+            if inner.events.len() == KEPT {
+                inner.events.pop_front();
+                inner.first += 1;
+            }
+            inner.events.push_back(event);
+        }
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `done`, at most until `deadline`.
+    pub(super) fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut done: impl FnMut(&Inner) -> Option<T>,
+    ) -> Option<T> {
+        let mut inner = self.lock();
+        loop {
+            if let Some(found) = done(&inner) {
+                return Some(found);
+            }
+            inner =
+                match deadline.map(|deadline| deadline.checked_duration_since(Instant::now())) {
+                    None => self.changed.wait(inner),
+                    Some(None) => return None,
+                    Some(Some(left)) => self
+                        .changed
+                        .wait_timeout(inner, left)
+                        .map(|(inner, _)| inner)
+                        .map_err(|poisoned| PoisonError::new(poisoned.into_inner().0)),
+                }
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The events of a fleet, from its start.
+///
+/// As an iterator it waits for the next one, and ends with the [`Fleet`](super::Fleet). Whoever reads more than
+/// 4096 events too late misses the oldest.
+///
+/// ```
+/// use std::process::Command;
+/// use nccl::launch::{Event, Fleet};
+///
+/// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+/// let exits = fleet.events().take_while(|event| !matches!(event, Event::Finished));
+/// let exits = exits.filter(|event| matches!(event, Event::Exited(end) if end.exit().is_success()));
+/// assert_eq!(exits.count(), 2);
+/// # Ok::<(), nccl::Error>(())
+/// ```
+pub struct Events {
+    board: Arc<Board>,
+    next: u64,
+}
+
+impl Events {
+    pub(super) fn new(board: Arc<Board>) -> Self {
+        Self { board, next: 0 }
+    }
+
+    /// The next event, if one comes within `limit`.
+    ///
+    /// ```
+    /// use std::{process::Command, time::Duration};
+    /// use nccl::launch::{Event, Fleet};
+    ///
+    /// let fleet = Fleet::builder(1).start(|_| Command::new("true"))?;
+    /// let first = fleet.events().next_within(Duration::from_secs(5));
+    /// assert!(matches!(first, Some(Event::Started { rank: 0, .. })));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn next_within(&mut self, limit: Duration) -> Option<Event> {
+        self.next_until(Instant::now().checked_add(limit))
+    }
+
+    fn next_until(&mut self, deadline: Option<Instant>) -> Option<Event> {
+        let next = self.next;
+        let found = self.board.wait(deadline, |inner| {
+            let at = next.max(inner.first);
+            let event = usize::try_from(at - inner.first)
+                .ok()
+                .and_then(|index| inner.events.get(index));
+            match event {
+                Some(event) => Some(Some((at + 1, event.clone()))),
+                None => inner.closed.then_some(None),
+            }
+        });
+        let (next, event) = found??;
+        self.next = next;
+        Some(event)
+    }
+}
+
+impl Iterator for Events {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        self.next_until(None)
+    }
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Events").field("next", &self.next).finish()
+    }
+}

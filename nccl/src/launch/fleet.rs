@@ -1,0 +1,271 @@
+//! The ranks of this host, in the hands of whoever started them.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::builder::FleetBuilder;
+use super::event::{Board, Events};
+use super::exit::Signal;
+use super::output::wake;
+use super::report::{Report, first_of};
+use super::watcher::{Order, Plan, Watcher, over};
+use crate::error::{Error, Result};
+
+/// The processes of a world's ranks on this host.
+///
+/// They are started by [`FleetBuilder::start`], are watched by a thread, and do not outlive the fleet: dropping
+/// it kills them, and so does whatever ends this process.
+///
+/// ```
+/// use std::process::Command;
+/// use nccl::launch::{Fleet, Signal};
+///
+/// let fleet = Fleet::builder(2).start(|_| {
+///     let mut command = Command::new("sleep");
+///     command.arg("60");
+///     command
+/// })?;
+/// assert_eq!(fleet.pids().iter().flatten().count(), 2);
+/// fleet.stop(Signal::TERM);
+/// assert_eq!(fleet.wait().exit_code(), 128 + 15);
+/// # Ok::<(), nccl::Error>(())
+/// ```
+pub struct Fleet {
+    board: Arc<Board>,
+    orders: Mutex<Sender<Order>>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    first_rank: usize,
+}
+
+impl Fleet {
+    /// Prepares `ranks` ranks on this host, which are all there are unless
+    /// [`FleetBuilder::among`] says otherwise.
+    #[must_use]
+    pub fn builder(ranks: usize) -> FleetBuilder {
+        FleetBuilder::new(ranks)
+    }
+
+    pub(super) fn start(plan: Plan) -> Result<Self> {
+        let first_rank = plan.environment.first_rank;
+        let board = Arc::new(Board::new(plan.environment.here));
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::io("starting ranks")(error.into()))?;
+        let wake = Arc::new(wake);
+        let (orders, inbox) = mpsc::channel();
+        let (started, outcome) = mpsc::channel();
+        let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));
+        // The ranks are started by the thread that watches them, because the kernel takes the end of the thread
+        // that started a process for the end of its parent.
+        let thread = std::thread::Builder::new()
+            .name(String::from("nccl fleet"))
+            .spawn(move || {
+                let watcher = Watcher::new(plan, its_board, inbox, its_wake);
+                let watcher = watcher.map_err(Error::io("starting ranks"));
+                match watcher.and_then(|mut w| w.start_all().map(|()| w)) {
+                    Ok(watcher) => {
+                        let _ = started.send(Ok(()));
+                        watcher.run();
+                    }
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                    }
+                }
+            })
+            .map_err(Error::io("starting the thread that watches the ranks"))?;
+        let fleet = Self {
+            board,
+            orders: Mutex::new(orders),
+            wake,
+            thread: Some(thread),
+            first_rank,
+        };
+        outcome.recv().unwrap_or_else(|_| Err(over()))?;
+        Ok(fleet)
+    }
+
+    fn order(&self, order: Order) {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        // A thread that is gone has nothing left to do.
+        let _ = orders.send(order);
+        drop(orders);
+        wake(&self.wake);
+    }
+
+    fn ask(&self, order: impl FnOnce(Sender<Result<u64>>) -> Order) -> Result<u64> {
+        let (reply, outcome) = mpsc::channel();
+        self.order(order(reply));
+        outcome.recv().unwrap_or_else(|_| Err(over()))
+    }
+
+    /// What has happened since the start, and what happens from now on. Each caller gets all of it.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::new(Arc::clone(&self.board))
+    }
+
+    /// The process of each rank of this host, in the order of ranks; `None` for one that does not run.
+    #[must_use]
+    pub fn pids(&self) -> Vec<Option<u32>> {
+        let board = self.board.lock();
+        let pids = board.running.iter();
+        pids.map(|running| running.map(|(pid, _)| pid)).collect()
+    }
+
+    /// The shell that kills what the ranks have started themselves when this process is killed; `None` where
+    /// there is no `/bin/sh`. See the [module](super).
+    #[must_use]
+    pub fn keeper(&self) -> Option<u32> {
+        self.board.lock().keeper
+    }
+
+    /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and
+    /// SIGALRM to the ranks' first processes alone. They are not expected to end by it.
+    pub fn signal_all(&self, signal: Signal) {
+        self.pass_on(None, signal);
+    }
+
+    /// Passes a signal on to one rank, as [`signal_all`](Self::signal_all).
+    ///
+    /// ```
+    /// use std::process::Command;
+    /// use nccl::launch::{Fleet, Output, Signal};
+    ///
+    /// let fleet = Fleet::builder(2).output(Output::Discard).start(|_| {
+    ///     let mut command = Command::new("sleep");
+    ///     command.arg("60");
+    ///     command
+    /// })?;
+    /// fleet.signal(1, Signal::USR1); // which ends `sleep`
+    /// let report = fleet.wait();
+    /// assert_eq!(report.first().map(|end| end.rank()), Some(1));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn signal(&self, rank: usize, signal: Signal) {
+        self.pass_on(Some(rank), signal);
+    }
+
+    /// Returns when it is done: the caller may be about to stop itself.
+    fn pass_on(&self, rank: Option<usize>, signal: Signal) {
+        let (done, was_done) = mpsc::channel();
+        self.order(Order::Signal(rank, signal, done));
+        let _ = was_done.recv();
+    }
+
+    /// Begins to end all ranks: by `signal`, and after the grace period by SIGKILL. Returns at once;
+    /// [`wait`](Self::wait) waits.
+    pub fn stop(&self, signal: Signal) {
+        self.order(Order::Stop(signal));
+    }
+
+    /// Kills all ranks. Returns at once.
+    pub fn kill(&self) {
+        self.order(Order::Kill);
+    }
+
+    /// Starts one rank again, in the next epoch (`NCCL_RUN_EPOCH`), and returns that. A rank that runs is ended
+    /// first, by SIGTERM, and after the grace period by SIGKILL.
+    ///
+    /// The other ranks know nothing of it: they have to leave their world and join one of that epoch
+    /// ([`Rendezvous::epoch`](crate::Rendezvous::epoch)).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
+    /// the fleet is being ended.
+    ///
+    /// ```
+    /// use std::process::Command;
+    /// use nccl::launch::{Fleet, Output};
+    ///
+    /// let builder = Fleet::builder(2).output(Output::Discard).keep_others(true);
+    /// let fleet = builder.start(|_| {
+    ///     let mut command = Command::new("sleep");
+    ///     command.arg("60");
+    ///     command
+    /// })?;
+    /// let before = fleet.pids();
+    /// assert_eq!(fleet.restart(1)?, 1);
+    /// assert_eq!(fleet.pids()[0], before[0]);
+    /// assert_ne!(fleet.pids()[1], before[1]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn restart(&self, rank: usize) -> Result<u64> {
+        let here = self.board.lock().running.len();
+        let ranks = self.first_rank..self.first_rank + here;
+        if !ranks.contains(&rank) {
+            return Err(Error::launch(format!(
+                "rank {rank} is not one of this fleet, which has {} to {}",
+                ranks.start,
+                ranks.end - 1
+            )));
+        }
+        self.ask(|reply| Order::Restart(rank, reply))
+    }
+
+    /// Starts all ranks again, in the next epoch, and returns that; those that run are ended first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) when one cannot be started; then none runs.
+    pub fn restart_all(&self) -> Result<u64> {
+        self.ask(Order::RestartAll)
+    }
+
+    /// Waits until no rank runs any more, however long they run, and everything they said has been passed on.
+    #[must_use]
+    pub fn wait(&self) -> Report {
+        let report = self.wait_until(None);
+        report.unwrap_or_else(|| unreachable!("waiting without a limit ends with a report"))
+    }
+
+    /// As [`wait`](Self::wait), at most for `limit`; `None`: ranks still run.
+    ///
+    /// ```
+    /// use std::{process::Command, time::Duration};
+    /// use nccl::launch::Fleet;
+    ///
+    /// let fleet = Fleet::builder(1).start(|_| {
+    ///     let mut command = Command::new("sleep");
+    ///     command.arg("60");
+    ///     command
+    /// })?;
+    /// assert!(fleet.wait_timeout(Duration::from_millis(50)).is_none());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn wait_timeout(&self, limit: Duration) -> Option<Report> {
+        self.wait_until(Instant::now().checked_add(limit))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Option<Report> {
+        self.board.wait(deadline, |board| {
+            (board.finished || board.closed).then(|| Report {
+                first: first_of(&board.failures),
+                ranks: board.ends.iter().flatten().cloned().collect(),
+                left: board.left.clone(),
+                interrupted: board.interrupted,
+            })
+        })
+    }
+}
+
+impl Drop for Fleet {
+    /// Kills what runs; takes some seconds at most, when a process cannot be ended.
+    fn drop(&mut self) {
+        self.order(Order::Leave);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fleet").field("pids", &self.pids()).finish()
+    }
+}

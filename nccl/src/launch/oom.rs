@@ -1,0 +1,209 @@
+//! Whether the kernel's OOM killer ended a process, as the counters of its control group tell.
+//!
+//! The counter says that *a* process of the group was killed, not which one. Together with a rank that a
+//! SIGKILL ended which nobody here sent, that is as good as certain; it is said as what it is.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The file with the counter, and where the memory limit stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Counter {
+    file: PathBuf,
+    limit: PathBuf,
+}
+
+/// That the OOM killer was at work while a rank ran.
+///
+/// ```
+/// # fn show(end: &nccl::launch::RankEnd) {
+/// if let Some(oom) = end.oom() {
+///     eprintln!("rank {}: {oom}", end.rank());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OomKill {
+    pub(super) group: String,
+    pub(super) killed: u64,
+    pub(super) limit: Option<u64>,
+}
+
+impl OomKill {
+    /// The control group whose counter rose.
+    #[must_use]
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// How many of its processes the OOM killer ended while the rank ran.
+    #[must_use]
+    pub fn killed(&self) -> u64 {
+        self.killed
+    }
+
+    /// The group's memory limit in bytes, if it has one.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+}
+
+impl fmt::Display for OomKill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            group,
+            killed,
+            limit,
+        } = self;
+        write!(
+            f,
+            "out of memory: the kernel's OOM killer ended {killed} process{} of control group {group}",
+            if *killed == 1 { "" } else { "es" }
+        )?;
+        if let Some(limit) = limit {
+            write!(f, " (limit {:.0} MiB)", *limit as f64 / 1048576.0)?;
+        }
+        f.write_str(" while it ran")
+    }
+}
+
+impl Counter {
+    /// That of the control group of the process `pid`.
+    pub(super) fn of(pid: u32) -> Option<Self> {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        candidates(&groups, &mounts)
+            .into_iter()
+            .find(|counter| counter.read().is_some())
+    }
+
+    /// How many processes have been killed so far.
+    pub(super) fn read(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.file).ok()?;
+        let value = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        value?.trim().parse().ok()
+    }
+
+    /// What came since it stood at `before`.
+    pub(super) fn since(&self, before: u64) -> Option<OomKill> {
+        let killed = self.read()?.checked_sub(before).filter(|&more| more > 0)?;
+        let group = self.file.parent().unwrap_or(Path::new("/"));
+        let limit = std::fs::read_to_string(&self.limit).ok();
+        let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
+        Some(OomKill {
+            group: group.display().to_string(),
+            killed,
+            // Without a limit the older kind of groups has a huge number there.
+            limit: limit.filter(|&limit| limit < 1 << 60),
+        })
+    }
+}
+
+/// Where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` a
+/// `/proc/PID/mountinfo`.
+fn candidates(groups: &str, mounts: &str) -> Vec<Counter> {
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let unified = controllers.is_empty();
+        if !unified && !controllers.split(',').any(|name| name == "memory") {
+            continue;
+        }
+        for mount in mounts.lines() {
+            let Some((root, point)) = cgroup_mount(mount, unified) else {
+                continue;
+            };
+            // In a container the mount shows a part of the tree, and the path may be that of the host.
+            let inside = path.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
+            for directory in [
+                Path::new(point).join(inside.trim_start_matches('/')),
+                PathBuf::from(point),
+            ] {
+                let (file, limit) = match unified {
+                    true => ("memory.events", "memory.max"),
+                    false => ("memory.oom_control", "memory.limit_in_bytes"),
+                };
+                found.push(Counter {
+                    file: directory.join(file),
+                    limit: directory.join(limit),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// What of the tree is mounted, and where, if this line of mountinfo is about control groups of that kind.
+fn cgroup_mount(line: &str, unified: bool) -> Option<(&str, &str)> {
+    let (head, tail) = line.split_once(" - ")?;
+    let mut tail = tail.split(' ');
+    let (kind, options) = (tail.next()?, tail.nth(1)?);
+    let mut head = head.split(' ').skip(3);
+    let (root, point) = (head.next()?, head.next()?);
+    match unified {
+        true => (kind == "cgroup2").then_some((root, point)),
+        false => (kind == "cgroup" && options.split(',').any(|option| option == "memory"))
+            .then_some((root, point)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(groups: &str, mounts: &str) -> Vec<String> {
+        let found = candidates(groups, mounts);
+        found.iter().map(|c| c.file.display().to_string()).collect()
+    }
+
+    #[test]
+    fn both_kinds_of_control_groups_are_found() {
+        let new = "35 24 0:31 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(
+            files("0::/user.slice/job\n", new)[0],
+            "/sys/fs/cgroup/user.slice/job/memory.events"
+        );
+        let old = "32 23 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                   33 23 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
+        assert_eq!(
+            files("9:cpu:/x\n4:memory:/box/a\n0::/\n", old),
+            [
+                "/sys/fs/cgroup/memory/box/a/memory.oom_control",
+                "/sys/fs/cgroup/memory/memory.oom_control"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_container_sees_its_own_part_of_the_tree() {
+        let mounts = "35 24 0:31 /kube/pod7 /sys/fs/cgroup ro - cgroup2 cgroup2 rw";
+        assert_eq!(
+            files("0::/kube/pod7/c1", mounts)[0],
+            "/sys/fs/cgroup/c1/memory.events"
+        );
+        assert_eq!(
+            files("0::/elsewhere", mounts)[0],
+            "/sys/fs/cgroup/memory.events"
+        );
+    }
+
+    #[test]
+    fn what_rose_is_told_with_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let counter = Counter {
+            file: directory.path().join("memory.events"),
+            limit: directory.path().join("memory.max"),
+        };
+        assert_eq!(counter.read(), None);
+        std::fs::write(&counter.file, "oom 4\noom_kill 3\noom_group_kill 0\n").unwrap();
+        std::fs::write(&counter.limit, "67108864\n").unwrap();
+        assert_eq!(counter.since(3), None);
+        let text = counter.since(2).unwrap().to_string();
+        assert!(text.contains("ended 1 process of"), "{text}");
+        assert!(text.ends_with("(limit 64 MiB) while it ran"), "{text}");
+    }
+}

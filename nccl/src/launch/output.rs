@@ -1,0 +1,87 @@
+//! What ranks print, on its way to the person: two threads per fleet, one for each stream, so that a reader
+//! of standard output that stands still does not hold up what is said on standard error.
+//!
+//! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
+//! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
+//! wait, as it would at a pipe. When nobody reads any more, its pipe is closed, and it sees that.
+
+mod lines;
+mod pump;
+mod tail;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(super) use pump::{Pumps, Source, wake};
+pub(super) use tail::Tail;
+
+/// Which of its two streams a rank wrote to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl Stream {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// A line of a rank.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Line<'a> {
+    /// The rank that wrote it.
+    pub rank: usize,
+    /// Where it wrote it.
+    pub stream: Stream,
+    /// What it wrote, without the end of the line; not necessarily text. A line of more than a mebibyte
+    /// comes in pieces.
+    pub bytes: &'a [u8],
+}
+
+/// Where the ranks' output goes.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Output {
+    /// To this process's standard output and standard error, whole lines, with the rank before each.
+    Prefixed,
+    /// The same, with the seconds since the start of the fleet as well.
+    Timed,
+    /// To this process's standard output and standard error, each rank's bytes as they are. Lines of several
+    /// ranks are not mixed, but for those of more than a mebibyte.
+    Plain,
+    /// Nowhere.
+    Discard,
+    /// To a function, line by line, on a thread of the fleet. While it does not return, ranks have to wait.
+    Lines(Arc<dyn Fn(Line<'_>) + Send + Sync>),
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefixed => "Prefixed",
+            Self::Timed => "Timed",
+            Self::Plain => "Plain",
+            Self::Discard => "Discard",
+            Self::Lines(_) => "Lines(..)",
+        })
+    }
+}
+
+/// Everything about the output of a fleet.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) output: Output,
+    /// Where each rank gets two files.
+    pub(super) files: Option<PathBuf>,
+    /// Lines of standard error kept of each rank.
+    pub(super) tail: usize,
+}

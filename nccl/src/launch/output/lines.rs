@@ -1,0 +1,78 @@
+//! A stream of bytes, cut into lines.
+
+/// A line that gets longer than this is passed on in pieces.
+pub(super) const LONGEST: usize = 1 << 20;
+
+/// The line that a stream is in.
+#[derive(Default)]
+pub(super) struct Lines {
+    partial: Vec<u8>,
+}
+
+impl Lines {
+    /// Calls `each` with every line that `bytes` end, with its `\n`, and with pieces of too long ones.
+    pub(super) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let ended = piece.ends_with(b"\n");
+            if ended && self.partial.is_empty() {
+                each(piece);
+                continue;
+            }
+            self.partial.extend_from_slice(piece);
+            if ended || self.partial.len() >= LONGEST {
+                each(&self.partial);
+                self.partial.clear();
+            }
+        }
+        if self.partial.is_empty() {
+            // A mebibyte for each of a thousand ranks is much for nothing.
+            self.partial.shrink_to(4096);
+        }
+    }
+
+    /// What was left without an end.
+    pub(super) fn finish(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.partial)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(chunks: &[&[u8]]) -> (Vec<Vec<u8>>, Vec<u8>) {
+        let (mut lines, mut found) = (Lines::default(), Vec::new());
+        for chunk in chunks {
+            lines.feed(chunk, |line| found.push(line.to_vec()));
+        }
+        (found, lines.finish())
+    }
+
+    #[test]
+    fn lines_are_whole_however_they_come() {
+        let text = b"one\n\ntwo \xff\0 three\nrest";
+        let expected = (
+            vec![
+                b"one\n".to_vec(),
+                b"\n".to_vec(),
+                b"two \xff\0 three\n".to_vec(),
+            ],
+            b"rest".to_vec(),
+        );
+        assert_eq!(cut(&[text]), expected);
+        let bytes: Vec<&[u8]> = text.chunks(1).collect();
+        assert_eq!(cut(&bytes), expected);
+    }
+
+    #[test]
+    fn a_line_without_end_does_not_take_all_memory() {
+        let chunk = vec![b'x'; 1 << 16];
+        let mut lines = Lines::default();
+        let mut passed = 0;
+        for _ in 0..100 {
+            lines.feed(&chunk, |piece| passed += piece.len());
+            assert!(lines.partial.capacity() <= 2 * LONGEST);
+        }
+        assert_eq!(passed + lines.finish().len(), 100 << 16);
+    }
+}

@@ -1,0 +1,293 @@
+//! The threads that read what ranks print.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::io::Errno;
+
+use super::lines::Lines;
+use super::{Line, Output, Stream, Tail};
+
+/// Bytes taken from a rank before it is another's turn.
+const PIECE: usize = 64 << 10;
+
+/// One stream of one rank.
+pub(in crate::launch) struct Source {
+    pub(in crate::launch) rank: usize,
+    pub(in crate::launch) pipe: OwnedFd,
+    pub(in crate::launch) file: Option<File>,
+    pub(in crate::launch) tail: Option<Arc<Mutex<Tail>>>,
+    /// Set when everything has been read.
+    pub(in crate::launch) drained: Arc<AtomicBool>,
+}
+
+/// Both threads.
+pub(in crate::launch) struct Pumps {
+    shared: [Arc<Shared>; 2],
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    incoming: Mutex<Vec<Source>>,
+    wake: OwnedFd,
+    leave: AtomicBool,
+    /// In a call that waits for whoever reads what we print.
+    writing: AtomicBool,
+}
+
+impl Pumps {
+    /// Starts both. `tell` is called when a stream has been read to its end.
+    pub(in crate::launch) fn start(
+        output: &Output,
+        world_size: usize,
+        begun: Instant,
+        tell: &Arc<OwnedFd>,
+    ) -> io::Result<Self> {
+        let mut threads = Vec::new();
+        let mut start = |stream: Stream| {
+            let shared = Arc::new(Shared {
+                incoming: Mutex::default(),
+                wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                leave: AtomicBool::new(false),
+                writing: AtomicBool::new(false),
+            });
+            let pump = Pump {
+                shared: Arc::clone(&shared),
+                stream,
+                sources: Vec::new(),
+                output: output.clone(),
+                width: world_size.saturating_sub(1).max(1).ilog10() as usize + 1,
+                begun,
+                closed: false,
+                tell: Arc::clone(tell),
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("nccl {}", stream.name()))
+                .spawn(move || pump.run())?;
+            threads.push(thread);
+            Ok::<_, io::Error>(shared)
+        };
+        let shared = [start(Stream::Stdout)?, start(Stream::Stderr)?];
+        Ok(Self { shared, threads })
+    }
+
+    pub(in crate::launch) fn add(&self, stream: Stream, source: Source) {
+        let shared = &self.shared[stream as usize];
+        lock(&shared.incoming).push(source);
+        wake(&shared.wake);
+    }
+
+    /// Whether a thread waits for whoever reads what this process prints.
+    pub(in crate::launch) fn are_writing(&self) -> bool {
+        let writing = |shared: &Arc<Shared>| shared.writing.load(Ordering::Acquire);
+        self.shared.iter().any(writing)
+    }
+}
+
+impl Drop for Pumps {
+    /// Ends both threads; one that nobody reads from is left behind after `limit`, with nothing but its pipes.
+    fn drop(&mut self) {
+        let limit = Duration::from_secs(1);
+        for shared in &self.shared {
+            shared.leave.store(true, Ordering::Release);
+            wake(&shared.wake);
+        }
+        let until = Instant::now() + limit;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+pub(in crate::launch) fn wake(eventfd: &OwnedFd) {
+    // Full means that it is awake.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Reading {
+    rank: usize,
+    /// `None` once there is nothing more to come.
+    pipe: Option<File>,
+    lines: Lines,
+    file: Option<File>,
+    tail: Option<Arc<Mutex<Tail>>>,
+    drained: Arc<AtomicBool>,
+}
+
+struct Pump {
+    shared: Arc<Shared>,
+    stream: Stream,
+    sources: Vec<Reading>,
+    output: Output,
+    /// Digits of the highest rank.
+    width: usize,
+    begun: Instant,
+    /// Nobody reads what we print any more.
+    closed: bool,
+    tell: Arc<OwnedFd>,
+}
+
+impl Pump {
+    fn run(mut self) {
+        let mut buffer = vec![0u8; PIECE];
+        while !self.shared.leave.load(Ordering::Acquire) {
+            self.sources
+                .extend(lock(&self.shared.incoming).drain(..).map(|source| Reading {
+                    rank: source.rank,
+                    pipe: Some(source.pipe.into()),
+                    lines: Lines::default(),
+                    file: source.file,
+                    tail: source.tail,
+                    drained: source.drained,
+                }));
+            let ready = match self.wait() {
+                Ok(ready) => ready,
+                Err(_) => {
+                    // Out of memory, most likely; anything else must not become a busy loop.
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            for index in ready {
+                self.read(index, &mut buffer);
+            }
+            self.sources.retain(|source| source.pipe.is_some());
+        }
+    }
+
+    /// Waits until some source has something, or somebody wakes us.
+    fn wait(&self) -> io::Result<Vec<usize>> {
+        let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        let pipes = self.sources.iter().flat_map(|source| &source.pipe);
+        polled.extend(pipes.map(|pipe| PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)));
+        match rustix::event::poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !polled[0].revents().is_empty() {
+            let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
+        }
+        let ready = polled.iter().skip(1).enumerate();
+        let ready = ready.filter(|(_, polled)| !polled.revents().is_empty());
+        Ok(ready.map(|(index, _)| index).collect())
+    }
+
+    fn read(&mut self, index: usize, buffer: &mut [u8]) {
+        let source = &mut self.sources[index];
+        let Some(pipe) = &mut source.pipe else { return };
+        let length = match pipe.read(buffer) {
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
+            Err(_) => 0,
+        };
+        let bytes = &buffer[..length];
+        if let Some(file) = &mut source.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            tracing::warn!(
+                rank = source.rank,
+                "the file of its {} cannot be written any more: {error}",
+                self.stream.name()
+            );
+            source.file = None;
+        }
+        let mut out = Vec::new();
+        let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
+        let prefix = prefix(&self.output, self.width, source.rank, stamp);
+        let mut tail = source.tail.as_ref().map(|tail| lock(tail));
+        let (output, rank, stream) = (&self.output, source.rank, self.stream);
+        let mut each = |line: &[u8]| {
+            let text = line.strip_suffix(b"\n").unwrap_or(line);
+            if let Some(tail) = &mut tail {
+                tail.push(text);
+            }
+            match output {
+                Output::Discard => {}
+                Output::Plain => out.extend_from_slice(line),
+                Output::Lines(function) => function(Line {
+                    rank,
+                    stream,
+                    bytes: text,
+                }),
+                Output::Prefixed | Output::Timed => {
+                    out.extend_from_slice(prefix.as_bytes());
+                    out.extend_from_slice(text);
+                    out.push(b'\n');
+                }
+            }
+        };
+        if length > 0 {
+            source.lines.feed(bytes, &mut each);
+        } else {
+            let rest = source.lines.finish();
+            if !rest.is_empty() {
+                each(&rest);
+            }
+        }
+        drop(tail);
+        self.print(&out);
+        let source = &mut self.sources[index];
+        let unread = self.closed && source.file.is_none() && source.tail.is_none();
+        if length == 0 || unread {
+            source.pipe = None;
+            source.file = None;
+            source.drained.store(true, Ordering::Release);
+            wake(&self.tell);
+        }
+    }
+
+    fn print(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() || self.closed {
+            return;
+        }
+        self.shared.writing.store(true, Ordering::Release);
+        // What this process itself prints comes in between, not into the middle.
+        let written = match self.stream {
+            Stream::Stdout => write(&mut io::stdout().lock(), bytes),
+            Stream::Stderr => write(&mut io::stderr().lock(), bytes),
+        };
+        self.shared.writing.store(false, Ordering::Release);
+        self.closed = written.is_err();
+    }
+}
+
+fn write(to: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
+    to.flush()?;
+    while !bytes.is_empty() {
+        match rustix::io::write(to.as_fd(), bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            // Somebody who has the same terminal or pipe open wants not to wait for it.
+            Err(Errno::AGAIN) => {
+                let mut polled = [PollFd::new(to, PollFlags::OUT)];
+                let _ = rustix::event::poll(&mut polled, None);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -> String {
+    match (output, stamp) {
+        (Output::Timed, Some(stamp)) => {
+            format!("[{rank:>width$} +{:.3}s] ", stamp.as_secs_f64())
+        }
+        _ => format!("[{rank:>width$}] "),
+    }
+}

@@ -1,0 +1,64 @@
+//! The last lines of a rank's standard error.
+
+use std::collections::VecDeque;
+
+/// Bytes kept of a line.
+const LONGEST: usize = 2000;
+
+/// At most so many last lines, and of each at most [`LONGEST`] bytes.
+#[derive(Debug)]
+pub(in crate::launch) struct Tail {
+    keep: usize,
+    lines: VecDeque<String>,
+}
+
+impl Tail {
+    pub(in crate::launch) fn new(keep: usize) -> Self {
+        Self {
+            keep,
+            lines: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn push(&mut self, line: &[u8]) {
+        // Of a progress bar, what was to be seen last.
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let seen = line.rsplit(|&byte| byte == b'\r').next().unwrap_or(line);
+        if self.keep == 0 || seen.is_empty() {
+            return;
+        }
+        if self.lines.len() == self.keep {
+            self.lines.pop_front();
+        }
+        let mut text = String::from_utf8_lossy(&seen[..seen.len().min(LONGEST)]).into_owned();
+        if seen.len() > LONGEST {
+            text.push_str(" …");
+        }
+        self.lines.push_back(text);
+    }
+
+    pub(in crate::launch) fn lines(&self) -> Vec<String> {
+        self.lines.iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_lines_are_kept_and_of_long_ones_the_beginning() {
+        let mut tail = Tail::new(3);
+        for line in 0..100 {
+            tail.push(format!("line {line}").as_bytes());
+        }
+        tail.push(b" 1/3\r 2/3\r 3/3\r");
+        tail.push(b"");
+        assert_eq!(tail.lines(), ["line 98", "line 99", " 3/3"]);
+        tail.push(&[b'x'; 5000]);
+        assert_eq!(tail.lines()[2].len(), LONGEST + " …".len());
+        let mut none = Tail::new(0);
+        none.push(b"x");
+        assert!(none.lines().is_empty());
+    }
+}

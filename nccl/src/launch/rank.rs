@@ -1,0 +1,202 @@
+//! A process of a rank, from its start until everything is known about its end.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use super::exit::{Exit, Signal};
+use super::oom::Counter;
+use super::output::{Pumps, Settings, Source, Stream, Tail};
+use super::process::{Pipes, Process, Standing};
+use super::report::RankEnd;
+
+/// How long what is left of an ended rank may take to write its last words: a `tee`, say, that a shell has
+/// started.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// One process of a rank.
+pub(super) struct Running {
+    rank: usize,
+    process: Process,
+    epoch: u64,
+    begun: Instant,
+    drained: [Arc<AtomicBool>; 2],
+    tail: Arc<Mutex<Tail>>,
+    /// The counter of its control group, and where it stood.
+    oom: Option<(Counter, u64)>,
+    /// What it was sent to make it end.
+    sent: Option<Signal>,
+    stopped: bool,
+    was_ending: bool,
+    ended: Option<(Exit, Instant)>,
+}
+
+impl Running {
+    pub(super) fn start(
+        rank: usize,
+        epoch: u64,
+        command: Command,
+        door: Option<OwnedFd>,
+        (pumps, settings): (&Pumps, &Settings),
+    ) -> Result<Self, String> {
+        let mut files = [None, None];
+        if let Some(directory) = &settings.files {
+            for (file, stream) in files.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
+                *file = Some(log_file(directory, rank, stream)?);
+            }
+        }
+        let [stdout_file, stderr_file] = files;
+        let (process, Pipes { stdout, stderr }) = Process::start(command, door)?;
+        let tail = Arc::new(Mutex::new(Tail::new(settings.tail)));
+        let drained = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        pumps.add(
+            Stream::Stdout,
+            Source {
+                rank,
+                pipe: stdout.into(),
+                file: stdout_file,
+                tail: None,
+                drained: Arc::clone(&drained[0]),
+            },
+        );
+        pumps.add(
+            Stream::Stderr,
+            Source {
+                rank,
+                pipe: stderr.into(),
+                file: stderr_file,
+                tail: Some(Arc::clone(&tail)),
+                drained: Arc::clone(&drained[1]),
+            },
+        );
+        let oom = Counter::of(process.id());
+        Ok(Self {
+            rank,
+            epoch,
+            begun: Instant::now(),
+            drained,
+            tail,
+            oom: oom.and_then(|counter| counter.read().map(|before| (counter, before))),
+            sent: None,
+            stopped: false,
+            was_ending: false,
+            ended: None,
+            process,
+        })
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(super) fn group(&self) -> Pid {
+        self.process.group()
+    }
+
+    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.process.pidfd()
+    }
+
+    pub(super) fn close_pidfd(&mut self) {
+        self.process.close_pidfd();
+    }
+
+    /// Sends its group a signal that is not meant to end it.
+    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
+        self.process.signal(signal)
+    }
+
+    /// Sends its group a signal that is meant to end it, and wakes it up to take it.
+    pub(super) fn end(&mut self, signal: Signal) {
+        if self.ended.is_none() {
+            self.stopped |= self.process.standing() == Standing::Stopped;
+            self.sent = Some(signal);
+        }
+        let _ = self.process.signal(signal);
+        let _ = self.process.signal(Signal::CONT);
+    }
+
+    /// Whether a failure of another rank found it stopped, or on its way out.
+    pub(super) fn look(&mut self) {
+        match self.process.standing() {
+            Standing::Stopped => self.stopped = true,
+            Standing::Ending => self.was_ending = true,
+            Standing::Running => {}
+        }
+    }
+
+    /// Looks whether it has ended just now.
+    pub(super) fn notice(&mut self, now: Instant) -> Option<Exit> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let exit = self.process.ended()?;
+        self.ended = Some((exit, now));
+        Some(exit)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    pub(super) fn was_asked(&self) -> bool {
+        self.sent.is_some()
+    }
+
+    /// Whether everything it said has been read.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained.iter().all(|d| d.load(Ordering::Acquire))
+    }
+
+    /// When there has been enough waiting for its last words.
+    pub(super) fn drain_until(&self) -> Option<Instant> {
+        self.ended.map(|(_, at)| at + DRAIN)
+    }
+
+    /// The flags of [`is_drained`](Self::is_drained), for whoever waits longer.
+    pub(super) fn drains(&self) -> [Arc<AtomicBool>; 2] {
+        self.drained.clone()
+    }
+
+    /// Kills what is left of its group, and says how it ended; `None` if it has not.
+    pub(super) fn collect(self, begun: Instant, host: &Arc<str>) -> Option<RankEnd> {
+        let (exit, at) = self.ended?;
+        let failed = self.sent.is_none() && !exit.is_success();
+        let oom = self.oom.filter(|_| failed);
+        let pid = self.process.id();
+        self.process.collect();
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(RankEnd {
+            rank: self.rank,
+            pid,
+            host: Arc::clone(host),
+            epoch: self.epoch,
+            exit,
+            ran: at - self.begun,
+            at: at - begun,
+            stderr: tail.lines(),
+            oom: oom.and_then(|(counter, before)| counter.since(before)),
+            sent: self.sent,
+            stopped: self.stopped,
+            was_ending: self.was_ending,
+        })
+    }
+}
+
+/// Opened before the rank is started, so that a full disk or a wrong name is an error and not a lost log.
+fn log_file(directory: &Path, rank: usize, stream: Stream) -> Result<File, String> {
+    let path = directory.join(format!("rank-{rank}.{}", stream.name()));
+    let file = File::options().create(true).append(true).open(&path);
+    file.map_err(|error| format!("its log {}: {error}", path.display()))
+}

@@ -1,0 +1,438 @@
+//! How ranks ended, and which one is to blame.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::exit::{Exit, Signal};
+use super::oom::OomKill;
+
+/// How one process of a rank ended.
+///
+/// Printed, it is one line: who, how, after how long.
+///
+/// ```
+/// use std::process::Command;
+/// use nccl::launch::Fleet;
+///
+/// let report = Fleet::builder(1)
+///     .output(nccl::launch::Output::Discard)
+///     .start(|_| {
+///         let mut command = Command::new("sh");
+///         command.args(["-c", "echo no such weights >&2; exit 3"]);
+///         command
+///     })?
+///     .wait();
+/// let end = report.first().expect("it failed");
+/// assert_eq!((end.rank(), end.exit().code()), (0, 3));
+/// assert_eq!(end.stderr(), ["no such weights"]);
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RankEnd {
+    pub(super) rank: usize,
+    pub(super) pid: u32,
+    pub(super) host: Arc<str>,
+    pub(super) epoch: u64,
+    pub(super) exit: Exit,
+    pub(super) ran: Duration,
+    pub(super) at: Duration,
+    pub(super) stderr: Vec<String>,
+    pub(super) oom: Option<OomKill>,
+    pub(super) sent: Option<Signal>,
+    pub(super) stopped: bool,
+    pub(super) was_ending: bool,
+}
+
+impl RankEnd {
+    /// The rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The host it ran on.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The attempt that it belonged to.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How it ended.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// How long it ran.
+    #[must_use]
+    pub fn ran(&self) -> Duration {
+        self.ran
+    }
+
+    /// When it ended, since the start of the fleet.
+    #[must_use]
+    pub fn at(&self) -> Duration {
+        self.at
+    }
+
+    /// The last lines on its standard error, at most as many as
+    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says.
+    #[must_use]
+    pub fn stderr(&self) -> &[String] {
+        &self.stderr
+    }
+
+    /// That the kernel's OOM killer is what ended it, as far as its control group tells.
+    #[must_use]
+    pub fn oom(&self) -> Option<&OomKill> {
+        self.oom.as_ref()
+    }
+
+    /// The signal that the fleet had sent it to make it end.
+    #[must_use]
+    pub fn asked_by(&self) -> Option<Signal> {
+        self.sent
+    }
+
+    /// Whether it had been stopped, by a signal or a debugger, when the first rank failed or the fleet was
+    /// asked to end: others may have waited for it.
+    #[must_use]
+    pub fn was_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether it failed, and nobody had asked it to end.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.sent.is_none() && !self.exit.is_success()
+    }
+}
+
+impl fmt::Display for RankEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} ({}, pid {}): {} after {}",
+            self.rank,
+            self.host,
+            self.pid,
+            self.exit,
+            seconds(self.ran)
+        )?;
+        if self.epoch > 0 {
+            write!(f, ", epoch {}", self.epoch)?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// How a fleet ended.
+///
+/// Printed, it is a block of lines: which rank died first and how, its last words, and what became of the
+/// others.
+///
+/// ```
+/// # use std::process::Command;
+/// # use nccl::launch::{Fleet, Output};
+/// let builder = Fleet::builder(3).output(Output::Discard);
+/// let report = builder.start(|rank| {
+///     let mut command = Command::new("sh");
+///     command.args(["-c", if rank == 1 { "kill -KILL $$" } else { "sleep 60" }]);
+///     command
+/// })?;
+/// let report = report.wait();
+/// assert_eq!(report.exit_code(), 137);
+/// let text = report.to_string();
+/// assert!(text.starts_with("rank 1 ("), "{text}");
+/// assert!(text.contains("died first: killed by SIGKILL"), "{text}");
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub(super) first: Option<Arc<RankEnd>>,
+    pub(super) ranks: Vec<Arc<RankEnd>>,
+    /// Ranks whose processes could not be ended.
+    pub(super) left: Vec<usize>,
+    pub(super) interrupted: Option<Signal>,
+}
+
+impl Report {
+    /// The rank that died first of itself, if one did: by the order in which the kernel told of their ends, but
+    /// that a rank which was already on its way out, by a signal, when the first end was noticed goes before
+    /// one that returned an error.
+    #[must_use]
+    pub fn first(&self) -> Option<&RankEnd> {
+        self.first.as_deref()
+    }
+
+    /// How each rank ended last, in the order of ranks.
+    pub fn ranks(&self) -> impl Iterator<Item = &RankEnd> {
+        self.ranks.iter().map(AsRef::as_ref)
+    }
+
+    /// The signal by which the fleet was asked to end, if it was.
+    #[must_use]
+    pub fn interrupted(&self) -> Option<Signal> {
+        self.interrupted
+    }
+
+    /// Ranks whose processes were still there, deep in the kernel, some time after they were killed.
+    #[must_use]
+    pub fn left_behind(&self) -> &[usize] {
+        &self.left
+    }
+
+    /// Whether every rank returned 0.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        self.left.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
+    }
+
+    /// The exit code for all: that of the rank that died first (128 and the signal, if it was one); else 128 and
+    /// the signal by which the fleet was asked to end; 0 when every rank returned 0.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        if let Some(first) = &self.first {
+            return first.exit.code();
+        }
+        if self.is_success() {
+            return 0;
+        }
+        let ended = self.ranks.iter().find(|end| !end.exit.is_success());
+        self.interrupted
+            .map(Signal::exit_code)
+            .or_else(|| ended.map(|end| end.exit.code()))
+            .unwrap_or(1)
+    }
+}
+
+/// Of ranks that failed, in the order in which that was noticed, the one that died first.
+pub(super) fn first_of(failures: &[Arc<RankEnd>]) -> Option<Arc<RankEnd>> {
+    let first = failures.first()?;
+    // A rank that was killed closes its connections some time before its end can be seen; a rank that notices
+    // and gives up at once can be faster.
+    let killed_before = failures.iter().find(|end| {
+        let deadly = |signal| !matches!(signal, Signal::ABRT | Signal::TERM | Signal::PIPE);
+        end.was_ending && end.exit.signal().is_some_and(deadly)
+    });
+    let first = match first.exit {
+        Exit::Code(_) => killed_before.unwrap_or(first),
+        _ => first,
+    };
+    Some(Arc::clone(first))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.first, self.interrupted) {
+            (Some(first), _) => {
+                write!(
+                    f,
+                    "rank {} ({}, pid {}) died first: {} after {}",
+                    first.rank,
+                    first.host,
+                    first.pid,
+                    first.exit,
+                    seconds(first.ran)
+                )?;
+                if first.epoch > 0 {
+                    write!(f, ", epoch {}", first.epoch)?;
+                }
+                if let Some(oom) = &first.oom {
+                    write!(f, "\n  {oom}")?;
+                }
+                if !first.stderr.is_empty() {
+                    f.write_str("\n  the last it said on standard error:")?;
+                    for line in &first.stderr {
+                        write!(f, "\n    {line}")?;
+                    }
+                }
+            }
+            (None, Some(signal)) => write!(f, "ended by {signal}")?,
+            (None, None) if self.is_success() => return f.write_str("every rank returned 0"),
+            (None, None) => f.write_str("no rank failed of itself")?,
+        }
+        let first = self.first.as_ref().map(|first| first.rank);
+        let mut others: Vec<&RankEnd> = self.ranks().filter(|e| Some(e.rank) != first).collect();
+        others.sort_by_key(|end| end.at);
+        // Ranks that ended alike are said together; thousands of ranks do not need thousands of lines.
+        let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
+        for end in others {
+            let text = of_another(end, self.first.is_some() || self.interrupted.is_some());
+            match alike.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, ranks)) => ranks.push(end.rank),
+                None => alike.push((text, vec![end.rank])),
+            }
+        }
+        for (text, mut ranks) in alike {
+            ranks.sort_unstable();
+            write!(f, "\n  {}: {text}", list(&ranks))?;
+        }
+        if !self.left.is_empty() {
+            let left = list(&self.left);
+            write!(
+                f,
+                "\n  {left}: still there after SIGKILL, waiting inside the kernel"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What became of a rank that is not the first.
+fn of_another(end: &RankEnd, ending: bool) -> String {
+    let mut text = match end.sent {
+        Some(sent) if end.exit.signal() == Some(sent) => format!("ended by {sent} from here"),
+        Some(sent) => format!("{} after {sent} from here", end.exit),
+        None if end.exit.is_success() || !ending => end.exit.to_string(),
+        None => format!("{} as well", end.exit),
+    };
+    if end.stopped {
+        text.push_str("; it had been stopped, by a signal or a debugger");
+    }
+    if let Some(oom) = &end.oom {
+        text.push_str(&format!("; {oom}"));
+    }
+    text
+}
+
+/// `rank 3`, or `ranks 0-2, 5`
+fn list(ranks: &[usize]) -> String {
+    let mut spans: Vec<(usize, usize)> = Vec::new();
+    for &rank in ranks {
+        match spans.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => spans.push((rank, rank)),
+        }
+    }
+    let spans: Vec<String> = spans
+        .into_iter()
+        .map(|(from, to)| match to - from {
+            0 => from.to_string(),
+            1 => format!("{from}, {to}"),
+            _ => format!("{from}-{to}"),
+        })
+        .collect();
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", spans.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, exit: Exit) -> RankEnd {
+        RankEnd {
+            rank,
+            pid: 970 + rank as u32,
+            host: "node-a".into(),
+            epoch: 0,
+            exit,
+            ran: Duration::from_millis(1234),
+            at: Duration::from_millis(1300),
+            stderr: Vec::new(),
+            oom: None,
+            sent: None,
+            stopped: false,
+            was_ending: false,
+        }
+    }
+
+    fn killed(signal: Signal) -> Exit {
+        Exit::Signal {
+            signal,
+            core_dumped: false,
+        }
+    }
+
+    fn report(ranks: Vec<RankEnd>, failures: Vec<RankEnd>) -> Report {
+        let failures: Vec<_> = failures.into_iter().map(Arc::new).collect();
+        Report {
+            first: first_of(&failures),
+            ranks: ranks.into_iter().map(Arc::new).collect(),
+            left: Vec::new(),
+            interrupted: None,
+        }
+    }
+
+    #[test]
+    fn the_first_is_said_first_and_the_others_together() {
+        let mut first = end(2, killed(Signal::KILL));
+        first.stderr = vec![String::from("loading"), String::from("weights")];
+        let asked = |rank| RankEnd {
+            sent: Some(Signal::TERM),
+            ..end(rank, killed(Signal::TERM))
+        };
+        let report = report(
+            vec![
+                asked(0),
+                asked(1),
+                first.clone(),
+                asked(3),
+                end(4, Exit::Code(1)),
+            ],
+            vec![first, end(4, Exit::Code(1))],
+        );
+        assert_eq!(
+            report.to_string(),
+            "rank 2 (node-a, pid 972) died first: killed by SIGKILL after 1.2 s\n  \
+             the last it said on standard error:\n    loading\n    weights\n  \
+             ranks 0, 1, 3: ended by SIGTERM from here\n  rank 4: exit code 1 as well"
+        );
+        assert_eq!(report.exit_code(), 137);
+        assert!(!report.is_success());
+    }
+
+    #[test]
+    fn a_rank_that_was_being_killed_goes_before_one_that_noticed() {
+        let noticed = end(0, Exit::Code(1));
+        let killed_by = |signal| RankEnd {
+            was_ending: true,
+            ..end(3, killed(signal))
+        };
+        let first = |failures: Vec<RankEnd>| report(Vec::new(), failures).first.unwrap().rank;
+        assert_eq!(first(vec![noticed.clone(), killed_by(Signal::SEGV)]), 3);
+        // What a runtime does when an error comes is no cause.
+        assert_eq!(first(vec![noticed.clone(), killed_by(Signal::ABRT)]), 0);
+        // It ended later.
+        assert_eq!(first(vec![noticed, end(3, killed(Signal::SEGV))]), 0);
+        let both = vec![end(1, killed(Signal::SEGV)), killed_by(Signal::KILL)];
+        assert_eq!(first(both), 1);
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_whoever_ended_it() {
+        let mut interrupted = report(vec![end(0, Exit::Code(0))], Vec::new());
+        interrupted.interrupted = Some(Signal::INT);
+        assert_eq!(interrupted.exit_code(), 0);
+        interrupted.ranks.push(Arc::new(end(1, Exit::Code(7))));
+        assert_eq!(interrupted.exit_code(), 130);
+        let mut left = report(Vec::new(), Vec::new());
+        assert_eq!(left.to_string(), "every rank returned 0");
+        left.left.push(1);
+        assert_eq!(left.exit_code(), 1);
+        assert!(left.to_string().contains("rank 1: still there"), "{left}");
+    }
+
+    #[test]
+    fn many_ranks_are_listed_shortly() {
+        assert_eq!(list(&[3]), "rank 3");
+        assert_eq!(list(&[0, 1, 4, 5, 6, 9]), "ranks 0, 1, 4-6, 9");
+    }
+}

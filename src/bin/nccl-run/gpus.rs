@@ -1,0 +1,37 @@
+//! Which GPUs a program would see, without asking the driver, which would have to be started for it.
+
+/// The names by which `CUDA_VISIBLE_DEVICES` knows them; empty where there are none.
+pub(crate) fn visible() -> Vec<String> {
+    let named = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let there = std::fs::read_dir("/proc/driver/nvidia/gpus");
+    listed(
+        named.as_deref(),
+        there.map_or(0, |entries| entries.flatten().count()),
+    )
+}
+
+fn listed(named: Option<&str>, there: usize) -> Vec<String> {
+    match named {
+        // Behind the first name that is none, nothing counts.
+        Some(names) => names
+            .split(',')
+            .map(str::trim)
+            .take_while(|name| !name.is_empty() && !name.starts_with('-'))
+            .map(str::to_owned)
+            .collect(),
+        None => (0..there).map(|index| index.to_string()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::listed;
+
+    #[test]
+    fn what_cuda_is_told_to_see_counts() {
+        assert_eq!(listed(None, 2), ["0", "1"]);
+        assert_eq!(listed(Some("3, GPU-ab"), 8), ["3", "GPU-ab"]);
+        assert_eq!(listed(Some("1,-1,2"), 8), ["1"]);
+        assert!(listed(Some(""), 8).is_empty());
+    }
+}

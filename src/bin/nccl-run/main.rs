@@ -1,0 +1,129 @@
+//! Starts the ranks of a program on this machine, passes on what they print and the signals it gets itself, and
+//! says what died first.
+//!
+//! ```text
+//! nccl-run -n 4 -- target/release/server --model weights
+//! ```
+//!
+//! `nccl-run --help` has the options and examples. The work is done by [`nccl::launch`].
+
+mod gpus;
+mod options;
+mod signals;
+
+use std::io::{IsTerminal, Write};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use nccl::launch::Output;
+use options::{Asked, Options};
+use signals::Signals;
+
+fn main() -> ExitCode {
+    let arguments = std::env::args_os().skip(1);
+    let options = match options::parse(arguments, |name| std::env::var(name).ok(), gpus::visible) {
+        Ok(Asked::Run(options)) => options,
+        Ok(Asked::Print(text)) => {
+            // A pipe that nobody reads, as in `nccl-run --help | head -1`, is no failure.
+            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Err(sentence) => {
+            say(&sentence);
+            return ExitCode::from(2);
+        }
+    };
+    match run(*options) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            say(&error.to_string());
+            ExitCode::from(error.code())
+        }
+    }
+}
+
+/// Says something on standard error, which nobody has to read.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "nccl-run: {text}");
+}
+
+/// Why there are no ranks.
+enum Failed {
+    Start(nccl::Error),
+    Signals(std::io::Error),
+}
+
+impl Failed {
+    /// What a shell returns for a command that it cannot run.
+    fn code(&self) -> u8 {
+        match self {
+            Self::Start(_) => 127,
+            Self::Signals(_) => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Start(error) => error.fmt(f),
+            Self::Signals(error) => write!(f, "signals cannot be received: {error}"),
+        }
+    }
+}
+
+fn run(options: Options) -> Result<u8, Failed> {
+    // First, so that no signal finds ranks and nobody to pass it on.
+    let signals = Signals::take().map_err(Failed::Signals)?;
+    if options.nodes > 1 && !options.has_secret() {
+        say(
+            "no secret is set, so anybody who reaches the rendezvous may take part: NCCL_RUN_SECRET_FILE, or \
+             --secret-file, names a file with the same content on all nodes",
+        );
+    }
+    let Options {
+        program,
+        arguments,
+        restarts,
+        ..
+    } = &options;
+    let (program, arguments) = (program.clone(), arguments.clone());
+    let talks = options.nccl_debug.is_some() && std::env::var_os("NCCL_DEBUG").is_none();
+    let mut left = *restarts;
+    let builder = options
+        .builder()
+        .first_reads_stdin(!std::io::stdin().is_terminal())
+        .output(match (options.prefix, options.tag_time) {
+            (false, _) => Output::Plain,
+            (true, true) => Output::Timed,
+            (true, false) => Output::Prefixed,
+        });
+    let fleet = builder.start(move |_| {
+        let mut command = Command::new(&program);
+        command.args(&arguments);
+        if talks {
+            command.env("NCCL_DEBUG", "INFO");
+        }
+        command
+    });
+    let fleet = Arc::new(fleet.map_err(Failed::Start)?);
+    let signals = signals
+        .pass_on_to(Arc::clone(&fleet), options.grace)
+        .map_err(Failed::Signals)?;
+    let code = loop {
+        let report = fleet.wait();
+        if !report.is_success() {
+            say(&report.to_string());
+        }
+        if report.first().is_none() || left == 0 || signals.told_to_end() {
+            break report.exit_code();
+        }
+        left -= 1;
+        let epoch = fleet.restart_all().map_err(Failed::Start)?;
+        say(&format!(
+            "all ranks are started again, as epoch {epoch}; {left} restarts are left"
+        ));
+    };
+    signals.end();
+    Ok(code)
+}

@@ -1,0 +1,142 @@
+//! The signals that this process gets, passed on to the ranks.
+//!
+//! Ranks are not in the terminal's foreground, so the terminal's keys reach this process alone.
+//!
+//! | signal | what happens |
+//! |---|---|
+//! | SIGINT, SIGQUIT, SIGTERM, SIGHUP | passed on; after the grace period the ranks are killed |
+//! | a second SIGINT or SIGQUIT | the ranks are killed |
+//! | SIGUSR1, SIGUSR2 | passed on to the ranks' first processes |
+//! | SIGCONT, SIGWINCH | passed on |
+//! | SIGTSTP | passed on, and this process stops as well |
+//!
+//! What was ignored when this process was started (SIGHUP under `nohup`, say) stays ignored.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nccl::launch::{Fleet, Signal};
+use signal_hook::iterator::{Handle, Signals as Iterator};
+
+use crate::say;
+
+/// Some programs pass Ctrl-C on to a child that got it from the terminal already: that is one wish, not two.
+const TWICE: Duration = Duration::from_millis(300);
+
+/// Signals that wait to be passed on.
+pub(crate) struct Signals(Iterator);
+
+/// Signals that are passed on.
+pub(crate) struct Passing {
+    handle: Handle,
+    thread: JoinHandle<()>,
+    told_to_end: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// From now on, signals do to this process what is written above.
+    pub(crate) fn take() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = ignored(&status);
+        let wanted = [
+            Signal::INT,
+            Signal::QUIT,
+            Signal::TERM,
+            Signal::HUP,
+            Signal::USR1,
+            Signal::USR2,
+            Signal::CONT,
+            Signal::WINCH,
+            Signal::TSTP,
+        ];
+        let wanted = wanted.iter().map(|signal| signal.number());
+        Ok(Self(Iterator::new(
+            wanted.filter(|number| !ignored.contains(number)),
+        )?))
+    }
+
+    /// Passes them on to the ranks, those as well that have come meanwhile.
+    pub(crate) fn pass_on_to(mut self, fleet: Arc<Fleet>, grace: Duration) -> io::Result<Passing> {
+        let handle = self.0.handle();
+        let told_to_end = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&told_to_end);
+        let thread = std::thread::Builder::new()
+            .name(String::from("signals"))
+            .spawn(move || {
+                let mut pressed: Option<Instant> = None;
+                for number in self.0.forever() {
+                    let signal = Signal::new(number);
+                    match signal {
+                        Signal::USR1 | Signal::USR2 | Signal::CONT | Signal::WINCH => {
+                            fleet.signal_all(signal);
+                        }
+                        Signal::TSTP => {
+                            fleet.signal_all(signal);
+                            let _ = signal_hook::low_level::emulate_default_handler(number);
+                        }
+                        _ => {
+                            told.store(true, Ordering::Release);
+                            let by_hand = matches!(signal, Signal::INT | Signal::QUIT);
+                            if by_hand && pressed.is_some_and(|at| at.elapsed() > TWICE) {
+                                say(&format!("{signal} again: the ranks are killed"));
+                                fleet.kill();
+                                continue;
+                            }
+                            let again = if by_hand { ", or at once by another" } else { "" };
+                            if pressed.is_none() {
+                                say(&format!(
+                                    "{signal} is passed on to the ranks; what is left in {grace:?} is killed{again}"
+                                ));
+                            }
+                            pressed = pressed.or(by_hand.then(Instant::now));
+                            fleet.stop(signal);
+                        }
+                    }
+                }
+            })?;
+        Ok(Passing {
+            handle,
+            thread,
+            told_to_end,
+        })
+    }
+}
+
+impl Passing {
+    /// Whether somebody wants the ranks to end, and no others to be started.
+    pub(crate) fn told_to_end(&self) -> bool {
+        self.told_to_end.load(Ordering::Acquire)
+    }
+
+    /// Lets go of the fleet.
+    pub(crate) fn end(self) {
+        self.handle.close();
+        let _ = self.thread.join();
+    }
+}
+
+/// What this process ignores, from the text of its `/proc/PID/status`.
+fn ignored(status: &str) -> HashSet<i32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = mask.unwrap_or(0);
+    (1..=64)
+        .filter(|number| mask >> (number - 1) & 1 == 1)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ignored;
+
+    #[test]
+    fn what_is_ignored_is_read_from_the_kernel() {
+        let status = "Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
+        assert_eq!(ignored(status), [1, 13].into());
+        assert!(ignored("").is_empty());
+    }
+}

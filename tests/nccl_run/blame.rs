@@ -1,0 +1,226 @@
+//! Which rank is said to have died first, how, and with what exit code.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use nccl::launch::Signal;
+
+use super::running::{Notes, Running, options_only, run, script, send};
+
+#[test]
+fn the_first_that_died_is_reported_although_others_die_of_it() {
+    let notes = Notes::new();
+    // The others see that rank 2 is gone, say so, and fail with other codes.
+    let text = format!(
+        "if [ $NCCL_RUN_RANK = 2 ]; then echo no such weights >&2; {} exit 3; fi
+         while ! [ -e {}/gone ]; do sleep 0.01; done
+         echo rank 2 is gone >&2; exit 9",
+        notes.noting("gone", "yes"),
+        notes.path().display()
+    );
+    let run = run("-n 4", &text);
+    assert_eq!(run.code, 3, "{run:?}");
+    let report = run.report();
+    let first: Vec<&str> = report.lines().collect();
+    assert!(first[0].starts_with("rank 2 ("), "{report}");
+    assert!(
+        first[0].contains("died first: exit code 3 after"),
+        "{report}"
+    );
+    assert_eq!(first[1].trim(), "the last it said on standard error:");
+    assert_eq!(first[2].trim(), "no such weights");
+    assert_eq!(first[3].trim(), "ranks 0, 1, 3: exit code 9 as well");
+    assert!(run.stderr.contains("[0] rank 2 is gone\n"), "{run:?}");
+}
+
+#[test]
+fn a_killed_rank_is_named_with_its_signal_and_the_others_are_ended() {
+    let notes = Notes::new();
+    let text = format!(
+        "{} exec sleep 50",
+        notes.noting("rank-$NCCL_RUN_RANK", "$$")
+    );
+    let running = Running::start(script("-n 3 --linger 100ms", &text));
+    let pids: Vec<u32> = (0..3)
+        .map(|rank| notes.pid(&format!("rank-{rank}")))
+        .collect();
+    send(pids[1], Signal::KILL);
+    let run = running.finish();
+    assert_eq!(run.code, 137, "{run:?}");
+    let report = run.report();
+    let start = format!("rank 1 ({}, pid {})", host(), pids[1]);
+    assert!(report.starts_with(&start), "{report}");
+    assert!(report.contains("died first: killed by SIGKILL"), "{report}");
+    assert!(
+        report.contains("ranks 0, 2: ended by SIGTERM from here"),
+        "{report}"
+    );
+    super::running::all_gone(&pids);
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    name.trim().to_owned()
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace_period() {
+    let run = run(
+        "-n 2 --linger 0 --grace 500ms",
+        "[ $NCCL_RUN_RANK = 1 ] && { sleep 0.5; exit 5; }; trap '' TERM; while :; do sleep 1; done",
+    );
+    assert_eq!(run.code, 5, "{run:?}");
+    let report = run.report();
+    assert!(
+        report.contains("rank 0: ended by SIGKILL from here"),
+        "{report}"
+    );
+    assert!(run.took >= Duration::from_millis(900), "{run:?}");
+}
+
+#[test]
+fn a_stopped_rank_is_ended_and_named_as_stopped() {
+    let run = run(
+        "-n 2 --linger 300ms",
+        "[ $NCCL_RUN_RANK = 0 ] && { sleep 0.5; exit 4; }; kill -STOP $$; sleep 50",
+    );
+    assert_eq!(run.code, 4, "{run:?}");
+    let report = run.report();
+    assert!(
+        report.contains("rank 1: ended by SIGTERM from here; it had been stopped"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_rank_that_ends_well_ends_nobody() {
+    let run = run("-n 3", "sleep 0.$NCCL_RUN_RANK; echo done");
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    assert_eq!(run.stdout().matches("done").count(), 3);
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_one_clear_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("not-executable");
+    std::fs::write(&file, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    for (program, words) in [
+        ("no-such-program", "no directory in PATH has it"),
+        ("./no/such/file", "there is no such file"),
+        (file.to_str().unwrap(), "not executable"),
+    ] {
+        let mut command = options_only("-n 4");
+        command.arg(program);
+        let run = Running::start(command).finish();
+        assert_eq!(run.code, 127, "{run:?}");
+        assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
+        assert!(run.stderr.contains(words), "{run:?}");
+        assert!(
+            run.stderr.contains("nccl-run: rank 0 cannot be started: "),
+            "{run:?}"
+        );
+    }
+    let run = Running::start(options_only("-n many true")).finish();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert_eq!(run.stderr, "nccl-run: -n many: not a number\n");
+}
+
+#[test]
+fn a_failed_job_is_started_again_as_often_as_asked() {
+    let notes = Notes::new();
+    let text = format!(
+        "echo epoch $NCCL_RUN_EPOCH; {} [ $NCCL_RUN_EPOCH = 2 ] || exit 6; \
+         [ $NCCL_RUN_RANK = 0 ] && cat {}/*",
+        notes.noting("$NCCL_RUN_RANK-$NCCL_RUN_EPOCH", "x"),
+        notes.path().display()
+    );
+    let run = run(
+        "-n 2 --restarts 3 --linger 200ms",
+        &format!("{text}; exit 0"),
+    );
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout().contains("[1] epoch 2\n"), "{run:?}");
+    assert_eq!(
+        run.stderr.matches("died first: exit code 6").count(),
+        2,
+        "{run:?}"
+    );
+    assert!(run.stderr.contains(", epoch 1\n"), "{run:?}");
+    assert!(
+        run.stderr.contains("as epoch 2; 1 restarts are left"),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn the_oom_killer_is_named() {
+    let Some(group) = Group::new(48 << 20) else {
+        println!(
+            "NOT TESTED: no memory control group can be made here (needs root, and a writable one)"
+        );
+        return;
+    };
+    // The launcher and its ranks live in the group; the kernel takes the one that holds most.
+    let enter = format!(
+        "echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"",
+        group.0.display()
+    );
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", &enter, super::running::PROGRAM])
+        .args(["-n", "2", "--", "sh", "-c"])
+        .arg("[ $NCCL_RUN_RANK = 0 ] && sleep 30; exec tail -n 1 /dev/zero");
+    let run = Running::start(command).finish();
+    assert_eq!(run.code, 137, "{run:?}");
+    let report = run.report();
+    assert!(report.starts_with("rank 1 ("), "{report}");
+    assert!(report.contains("killed by SIGKILL"), "{report}");
+    assert!(
+        report.contains("out of memory: the kernel's OOM killer ended 1 process"),
+        "{report}"
+    );
+    assert!(report.contains("(limit 48 MiB)"), "{report}");
+}
+
+/// A control group with a memory limit.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new(limit: u64) -> Option<Self> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let name = format!("nccl-run-test-{}", std::process::id());
+        for line in own.lines() {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            let (mount, file) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max"),
+                "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+                _ => continue,
+            };
+            let group = Self(
+                std::path::Path::new(mount)
+                    .join(path.trim_start_matches('/'))
+                    .join(&name),
+            );
+            if std::fs::create_dir(&group.0).is_ok()
+                && std::fs::write(group.0.join(file), limit.to_string()).is_ok()
+            {
+                return Some(group);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // As long as a process of it is not quite gone, it cannot be removed.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

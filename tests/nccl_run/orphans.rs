@@ -1,0 +1,186 @@
+//! Nothing outlives nccl-run, however it ends.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use nccl::launch::Signal;
+use nccl_tools::testing::{eventually, lives};
+
+use super::running::{Notes, Run, Running, all_gone, options_only, run, script, send};
+
+/// What a rank of the tests below starts: a child that ignores what can be ignored, with a child of its own,
+/// and whose output goes elsewhere.
+fn family(notes: &Notes) -> String {
+    format!(
+        "r=$NCCL_RUN_RANK
+         sh -c 'trap \"\" HUP INT TERM; sleep 60 & {} sleep 60' >/dev/null 2>&1 &
+         {} {}",
+        notes.noting("child-$NCCL_RUN_RANK", "$$ $!"),
+        notes.noting("rank-$r", "$$"),
+        notes.noting("place-$r", "$NCCL_RUN_RENDEZVOUS"),
+    )
+}
+
+/// Everything that the ranks have started.
+fn members(notes: &Notes, ranks: usize) -> Vec<u32> {
+    let mut pids = Vec::new();
+    for rank in 0..ranks {
+        pids.push(notes.pid(&format!("rank-{rank}")));
+        let children = notes.read(&format!("child-{rank}"));
+        pids.extend(
+            children
+                .split(' ')
+                .map(|pid| pid.parse::<u32>().expect("a process")),
+        );
+    }
+    assert!(pids.iter().all(|&pid| lives(pid)), "{pids:?}");
+    pids
+}
+
+fn private_directory(notes: &Notes) -> PathBuf {
+    let place = notes.read("place-0");
+    let socket = PathBuf::from(place.strip_prefix("unix:").expect("a socket"));
+    socket.parent().expect("a directory").to_owned()
+}
+
+/// The children of a process: ranks, and the shell that watches over them.
+fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task");
+    let tasks = std::fs::read_dir(path).expect("it is there").flatten();
+    let texts = tasks.map(|task| std::fs::read_to_string(task.path().join("children")));
+    let texts: Vec<String> = texts.map(Result::unwrap_or_default).collect();
+    let numbers = texts.iter().flat_map(|text| text.split_whitespace());
+    numbers.map(|pid| pid.parse().expect("a process")).collect()
+}
+
+#[test]
+fn killing_nccl_run_leaves_no_process_and_no_file() {
+    let notes = Notes::new();
+    let text = format!("{} wait", family(&notes));
+    let running = Running::start(script("-n 3", &text));
+    let mut all = members(&notes, 3);
+    let directory = private_directory(&notes);
+    assert!(directory.join("secret").exists());
+    let children = children(running.id());
+    // Three ranks and the keeper.
+    assert_eq!(children.len(), 4, "{children:?}");
+    all.extend(children);
+    running.signal(Signal::KILL);
+    assert_eq!(running.finish().code, 137);
+    all_gone(&all);
+    eventually("the directory is gone", || !directory.exists());
+}
+
+#[test]
+fn killing_nccl_run_ends_even_what_is_stopped() {
+    let notes = Notes::new();
+    let text = format!("{} kill -STOP 0; wait", family(&notes));
+    let running = Running::start(script("-n 2", &text));
+    let all = members_stopped(&notes);
+    running.signal(Signal::KILL);
+    assert_eq!(running.finish().code, 137);
+    all_gone(&all);
+}
+
+fn members_stopped(notes: &Notes) -> Vec<u32> {
+    let ranks = [notes.pid("rank-0"), notes.pid("rank-1")];
+    let stopped = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("T (stopped)")
+    };
+    eventually("the ranks stand still", || {
+        ranks.iter().all(|&pid| stopped(pid))
+    });
+    ranks.to_vec()
+}
+
+#[test]
+fn a_rank_that_ends_takes_with_it_what_it_has_started() {
+    let notes = Notes::new();
+    let text = format!(
+        "{} while ! [ -e {}/child-$r ]; do sleep 0.01; done; exit 0",
+        family(&notes),
+        notes.path().display()
+    );
+    let run = run("-n 2", &text);
+    assert_eq!(run.code, 0, "{run:?}");
+    let pids: Vec<u32> = (0..2)
+        .flat_map(|rank| {
+            notes
+                .read(&format!("child-{rank}"))
+                .split(' ')
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .map(|pid| pid.parse().expect("a process"))
+        .collect();
+    assert_eq!(pids.len(), 4);
+    all_gone(&pids);
+}
+
+#[test]
+fn what_a_rank_leaves_to_write_its_log_may_finish_that() {
+    // As with `exec > >(tee log)` in bash: the rank ends before what writes for it.
+    let run = run("-n 1", "(sleep 0.2; echo late) & exit 0");
+    assert_eq!((run.code, run.stdout().as_str()), (0, "[0] late\n"));
+}
+
+#[test]
+fn every_ordinary_end_leaves_nothing() {
+    for (options, text) in [
+        ("-n 2", "exit 0"),
+        ("-n 2 --linger 0", "exit 3"),
+        ("-n 2 --linger 0", "kill -KILL $$"),
+    ] {
+        let notes = Notes::new();
+        let text = format!("{} {text}", notes.noting("place-0", "$NCCL_RUN_RENDEZVOUS"));
+        let run = run(options, &text);
+        assert!(!private_directory(&notes).exists(), "{run:?}");
+    }
+}
+
+#[test]
+fn a_keeper_that_is_killed_is_missed_by_nobody() {
+    let notes = Notes::new();
+    let text = format!(
+        "{} exec sleep 60",
+        notes.noting("rank-$NCCL_RUN_RANK", "$$")
+    );
+    let running = Running::start(script("-n 2", &text));
+    let ranks = [notes.pid("rank-0"), notes.pid("rank-1")];
+    let keeper = children(running.id())
+        .into_iter()
+        .find(|pid| !ranks.contains(pid));
+    send(keeper.expect("there is one"), Signal::KILL);
+    running.signal(Signal::KILL);
+    assert_eq!(running.finish().code, 137);
+    // The kernel ends what nccl-run itself has started.
+    all_gone(&ranks);
+}
+
+#[test]
+fn a_job_under_a_job_ends_with_it() {
+    let notes = Notes::new();
+    let inner = format!("{} wait", family(&notes));
+    let mut command = options_only("-n 1 --");
+    command
+        .arg(super::running::PROGRAM)
+        .args(["-n", "2", "--", "sh", "-c", &inner]);
+    let running = Running::start(command);
+    let all = members(&notes, 2);
+    running.signal(Signal::KILL);
+    let Run { code, .. } = running.finish();
+    assert_eq!(code, 137);
+    all_gone(&all);
+}
+
+#[test]
+fn ranks_inherit_nothing_but_their_streams() {
+    // Whoever runs the tests may leave descriptors open to everybody.
+    let without = Command::new("ls").arg("/proc/self/fd").output().unwrap();
+    let without = String::from_utf8(without.stdout).unwrap();
+    let mut command = options_only("-n 2 --no-prefix --");
+    command.args(["ls", "/proc/self/fd"]);
+    let run = Running::start(command).finish();
+    assert_eq!(run.stdout(), without.repeat(2), "{run:?}");
+}

@@ -1,0 +1,197 @@
+//! What ranks print, and where it goes.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::running::{Notes, Running, run, script};
+
+#[test]
+fn lines_stay_whole_and_say_whose_they_are() {
+    // Each line comes in two pieces, from both ranks at once.
+    let run = run(
+        "-n 2",
+        "i=0; while [ $i -lt 200 ]; do printf 'be'; printf 'gin %s end\\n' $i; i=$((i+1)); done; printf rest",
+    );
+    let text = run.stdout();
+    for rank in 0..2 {
+        let mine: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(&format!("[{rank}] ")))
+            .collect();
+        assert_eq!(mine.len(), 201, "{text}");
+        for (i, line) in mine[..200].iter().enumerate() {
+            assert_eq!(*line, format!("begin {i} end"));
+        }
+        assert_eq!(mine[200], "rest");
+    }
+    assert_eq!(text.lines().count(), 402);
+}
+
+#[test]
+fn each_stream_stays_itself() {
+    let run = run("-n 1 --tag-time", "echo out; echo err >&2");
+    let is_timed = |line: &str, text: &str| {
+        let seconds = line
+            .strip_prefix("[0 +")
+            .and_then(|line| line.strip_suffix(&format!("s] {text}\n")));
+        seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok_and(|s| s < 30.0))
+    };
+    assert!(is_timed(&run.stdout(), "out"), "{run:?}");
+    assert!(is_timed(&run.stderr, "err"), "{run:?}");
+}
+
+#[test]
+fn bytes_that_are_no_text_come_through_as_they_are() {
+    let run = run(
+        "-n 1 --no-prefix",
+        "printf 'a\\000\\377b\\r\\n\\n'; printf '\\376no end'",
+    );
+    assert_eq!(run.stdout, b"a\0\xffb\r\n\n\xfeno end");
+    let run = super::running::run("-n 1", "printf 'a\\000\\377b\\nrest'");
+    assert_eq!(run.stdout, b"[0] a\0\xffb\n[0] rest\n");
+}
+
+#[test]
+fn ranks_wide_as_the_largest() {
+    let run = run("-n 11", "[ $NCCL_RUN_RANK -gt 8 ] && echo x; exit 0");
+    let text = run.stdout();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[ 9] x", "[10] x"]);
+}
+
+#[test]
+fn a_rank_that_floods_holds_up_nobody_and_fills_nothing() {
+    const BYTES: usize = 100_000_000;
+    let notes = Notes::new();
+    // Half of it in lines, half of it without a single one.
+    let text = format!(
+        "if [ $NCCL_RUN_RANK = 0 ]; then yes 'much ado' | head -c {half}; head -c {half} /dev/zero; {}
+         else i=0; while ! [ -e {}/flooded ]; do echo tick $i >&2; i=$((i+1)); sleep 0.02; done; fi",
+        notes.noting("flooded", "yes"),
+        notes.path().display(),
+        half = BYTES / 2,
+    );
+    let mut running = Running::start(script("-n 2", &text));
+    let status = format!("/proc/{}/status", running.id());
+    let mut stdout = running.take_stdout();
+    let reader = std::thread::spawn(move || {
+        let mut buffer = vec![0u8; 1 << 20];
+        let (mut zeros, mut lines, mut most) = (0usize, 0usize, 0u64);
+        while let Ok(length @ 1..) = stdout.read(&mut buffer) {
+            zeros += buffer[..length].iter().filter(|&&byte| byte == 0).count();
+            lines += buffer[..length]
+                .iter()
+                .filter(|&&byte| byte == b'\n')
+                .count();
+            let text = std::fs::read_to_string(&status).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let used = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            most = most.max(used.unwrap_or(0));
+        }
+        (zeros, lines, most)
+    });
+    let run = running.finish();
+    let (zeros, lines, most) = reader.join().unwrap();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(zeros, BYTES / 2);
+    assert!(lines >= BYTES / 2 / "much ado\n".len(), "{lines} lines");
+    assert!(most < 64 << 10, "nccl-run used {most} KiB");
+    assert!(
+        run.stderr.lines().count() > 3,
+        "the other rank was held up: {}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_reader_that_stands_still_does_not_hide_what_is_said_on_standard_error() {
+    let text = "if [ $NCCL_RUN_RANK = 0 ]; then yes; else sleep 0.3; echo help >&2; exit 3; fi";
+    let mut running = Running::start(script("-n 2 --linger 0 --grace 100ms", text));
+    let held = running.take_stdout();
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs(2));
+    // Only now is there somebody to read what rank 0 has to say.
+    let drain = std::thread::spawn(move || std::io::copy(&mut { held }, &mut std::io::sink()));
+    let run = running.finish();
+    drain.join().unwrap().unwrap();
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.starts_with("[1] help\n"), "{run:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_rank_may_close_its_streams_and_go_on() {
+    let notes = Notes::new();
+    let text = format!(
+        "exec >&- 2>&-; sleep 0.3; {} exit 7",
+        notes.noting("on-$NCCL_RUN_RANK", "x")
+    );
+    let run = run("-n 2 --linger 5s", &text);
+    assert_eq!(run.code, 7, "{run:?}");
+    notes.read("on-0");
+    notes.read("on-1");
+}
+
+#[test]
+fn ranks_notice_that_nobody_reads_any_more() {
+    let mut running = Running::start(script("-n 2 --linger 100ms", "while :; do echo y; done"));
+    let mut lines = BufReader::new(running.take_stdout()).lines();
+    assert!(lines.next().unwrap().unwrap().ends_with("] y"));
+    drop(lines);
+    let run = running.finish();
+    // As `yes | head -1` does: SIGPIPE, or the shell's word for it.
+    assert!(run.code == 141 || run.code == 2 || run.code == 1, "{run:?}");
+    assert!(run.took < Duration::from_secs(20), "{run:?}");
+}
+
+#[test]
+fn every_rank_has_its_own_files_if_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let logs = directory.path().join("a/b");
+    let options = format!("-n 2 --log-dir {}", logs.display());
+    let run = run(
+        &options,
+        "printf 'out %s\\r\\n' $NCCL_RUN_RANK; printf err >&2",
+    );
+    assert_eq!(run.code, 0, "{run:?}");
+    for rank in 0..2 {
+        let read = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap();
+        assert_eq!(
+            read(&format!("rank-{rank}.stdout")),
+            format!("out {rank}\r\n")
+        );
+        assert_eq!(read(&format!("rank-{rank}.stderr")), "err");
+    }
+}
+
+#[test]
+fn rank_0_reads_what_nccl_run_is_given_to_read() {
+    let mut command = script("-n 2", "cat");
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    command.stdin(Stdio::from(reader));
+    let running = Running::start(command);
+    std::io::Write::write_all(&mut writer, b"for you\n").unwrap();
+    drop(writer);
+    let run = running.finish();
+    assert_eq!((run.code, run.stdout().as_str()), (0, "[0] for you\n"));
+}
+
+#[test]
+fn ncclls_own_log_has_a_file_per_rank() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = format!(
+        "-n 2 --interface eth7 --nccl-debug {}",
+        directory.path().display()
+    );
+    let run = run(
+        &options,
+        "echo $NCCL_DEBUG ${NCCL_DEBUG_FILE##*/} $NCCL_SOCKET_IFNAME $NCCL_RUN_INTERFACE",
+    );
+    let text = run.stdout();
+    assert!(
+        text.contains("[1] INFO nccl.rank-1.log =eth7 eth7\n"),
+        "{text}"
+    );
+}

@@ -1,0 +1,145 @@
+//! Signals that nccl-run gets.
+
+use std::time::Duration;
+
+use nccl::launch::Signal;
+use nccl_tools::testing::eventually;
+
+use super::running::{Notes, Running, script};
+
+/// Starts two ranks that do what `text` says, and waits until both are there.
+fn two_ranks(options: &str, notes: &Notes, text: &str) -> Running {
+    let text = format!(
+        "{text}; {} while :; do sleep 0.05; done",
+        notes.noting("rank-$NCCL_RUN_RANK", "$$")
+    );
+    let running = Running::start(script(&format!("-n 2 {options}"), &text));
+    notes.pid("rank-0");
+    notes.pid("rank-1");
+    running
+}
+
+#[test]
+fn the_first_ctrl_c_is_passed_on_and_the_exit_code_says_so() {
+    let notes = Notes::new();
+    let running = two_ranks("", &notes, "trap 'echo saved; exit 1' INT");
+    running.signal(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.code, 130, "{run:?}");
+    assert_eq!(run.stdout().matches("saved").count(), 2, "{run:?}");
+    assert!(
+        run.report()
+            .starts_with("ended by SIGINT\n  ranks 0, 1: exit code 1"),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn ranks_that_end_well_when_asked_are_a_success() {
+    let notes = Notes::new();
+    for signal in [Signal::TERM, Signal::HUP] {
+        let running = two_ranks("", &notes, "trap 'exit 0' TERM HUP");
+        running.signal(signal);
+        let run = running.finish();
+        assert_eq!(run.code, 0, "{run:?}");
+        for rank in ["rank-0", "rank-1"] {
+            std::fs::remove_file(notes.file(rank)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_does_not_end_is_killed_after_the_grace_period() {
+    let notes = Notes::new();
+    let running = two_ranks("--grace 300ms", &notes, "trap '' INT");
+    running.signal(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(
+        run.report()
+            .contains("ranks 0, 1: ended by SIGKILL from here"),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn a_second_ctrl_c_kills_at_once() {
+    let notes = Notes::new();
+    let running = two_ranks("--grace 50s", &notes, "trap '' INT");
+    running.signal(Signal::INT);
+    // One that a wrapper passes on as well is not a second one.
+    std::thread::sleep(Duration::from_millis(50));
+    running.signal(Signal::INT);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(nccl_tools::testing::lives(notes.pid("rank-0")));
+    running.signal(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(run.took < Duration::from_secs(20), "{run:?}");
+    assert!(
+        run.stderr.contains("SIGINT again: the ranks are killed"),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn the_programs_own_signals_are_passed_on() {
+    let notes = Notes::new();
+    let trap = format!(
+        "trap '{}' USR1; trap '{}' USR2",
+        notes.noting("one-$NCCL_RUN_RANK", "1"),
+        notes.noting("two-$NCCL_RUN_RANK", "2")
+    );
+    let running = two_ranks("", &notes, &trap);
+    running.signal(Signal::USR1);
+    running.signal(Signal::USR2);
+    for name in ["one-0", "one-1", "two-0", "two-1"] {
+        notes.read(name);
+    }
+    running.signal(Signal::TERM);
+    assert_eq!(running.finish().code, 143);
+}
+
+/// The letter by which the kernel says what a process does.
+fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    state.unwrap_or('-')
+}
+
+#[test]
+fn all_stop_together_and_go_on_together() {
+    let notes = Notes::new();
+    let running = two_ranks("", &notes, ":");
+    let all = [running.id(), notes.pid("rank-0"), notes.pid("rank-1")];
+    running.signal(Signal::TSTP);
+    eventually("all stand still", || {
+        all.iter().all(|&pid| state(pid) == 'T')
+    });
+    running.signal(Signal::CONT);
+    eventually("none stands still", || {
+        all.iter().all(|&pid| state(pid) != 'T')
+    });
+    running.signal(Signal::TERM);
+    assert_eq!(running.finish().code, 143);
+}
+
+#[test]
+fn what_was_ignored_at_the_start_stays_ignored() {
+    let notes = Notes::new();
+    let mut command = std::process::Command::new("sh");
+    let text = format!("{} sleep 1; echo done", notes.noting("there", "$$"));
+    command.args([
+        "-c",
+        "trap '' HUP; exec \"$0\" \"$@\"",
+        super::running::PROGRAM,
+    ]);
+    command.args(["-n", "1", "--", "sh", "-c", &text]);
+    let running = Running::start(command);
+    notes.pid("there");
+    running.signal(Signal::HUP);
+    let run = running.finish();
+    assert_eq!((run.code, run.stdout().as_str()), (0, "[0] done\n"));
+}
