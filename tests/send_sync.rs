@@ -29,6 +29,16 @@ table! {
     nccl::ErrorKind: Send Sync Unpin;
     nccl::Group<'static>: Send Unpin;
     nccl::Groups<'static>: Send Unpin;
+    nccl::launch::Event: Send Sync Clone Unpin;
+    nccl::launch::Events: Send Sync Unpin;
+    nccl::launch::Exit: Send Sync Copy Unpin;
+    nccl::launch::Fleet: Send Sync Unpin;
+    nccl::launch::FleetBuilder: Send Sync Clone Unpin;
+    nccl::launch::OomKill: Send Sync Clone Unpin;
+    nccl::launch::Output: Send Sync Clone Unpin;
+    nccl::launch::RankEnd: Send Sync Clone Unpin;
+    nccl::launch::Report: Send Sync Clone Unpin;
+    nccl::launch::Signal: Send Sync Copy Unpin;
     nccl::Library: Send Sync Clone Unpin;
     nccl::NcclFailure: Send Sync Unpin;
     nccl::Operation: Send Sync Clone Unpin;

@@ -47,7 +47,6 @@ pub struct Fleet {
 impl Fleet {
     /// Prepares `ranks` ranks on this host, which are all there are unless
     /// [`FleetBuilder::among`] says otherwise.
-    #[must_use]
     pub fn builder(ranks: usize) -> FleetBuilder {
         FleetBuilder::new(ranks)
     }
