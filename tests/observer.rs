@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use meeting::{results, start_with};
+use meeting::{last_words, results, start_with};
 use nccl::{Observer, RankEnd, Rendezvous, WorldEvent};
 
 /// Not a test of its own: what the ranks of the others run.
@@ -26,6 +26,10 @@ struct Family {
 
 impl Family {
     fn new(size: usize, tcp: bool, before: &[&str]) -> Self {
+        Self::doing("wait in a phase", size, tcp, before)
+    }
+
+    fn doing(script: &str, size: usize, tcp: bool, before: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("meet");
         let path = path.display().to_string();
@@ -44,7 +48,7 @@ impl Family {
         let observer = Observer::start(rendezvous.secret("hush").timeout(LONG)).unwrap();
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
-                let child = start_with(before, rank, size, "wait in a phase", &more);
+                let child = start_with(before, rank, size, script, &more);
                 observer.rank_started(rank, child.id()).unwrap();
                 child
             })
@@ -68,6 +72,12 @@ impl Family {
             observer,
             _directory: directory,
         }
+    }
+
+    /// What the ranks say that are left. Their children have their output open.
+    fn said(&mut self) -> Vec<String> {
+        let rest = std::mem::take(&mut self.ranks);
+        rest.into_iter().map(last_words).collect()
     }
 
     /// Kills a rank, says how it ended, and returns what the others say and after how long they end.
@@ -143,4 +153,27 @@ fn an_observer_survives_the_world_and_says_how_it_ended() {
     assert_eq!(gone.last(), Some(&0));
     assert!(why.contains("rank 0 is gone"), "{why}");
     assert_eq!(events.next_within(LONG), None);
+}
+
+#[test]
+fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() {
+    for (tcp, dead) in [(false, 1), (false, 0), (true, 1), (true, 0)] {
+        let mut family = Family::doing("leave a child and wait", 3, tcp, &[]);
+        // Nobody tells: what is heard is heard from the kernel.
+        let mut dead_rank = family.ranks.remove(dead);
+        let pid = dead_rank.id();
+        let begun = Instant::now();
+        dead_rank.kill().unwrap();
+        dead_rank.wait().unwrap();
+        for said in family.said() {
+            let word = format!("its process (pid {pid}) ended without goodbye");
+            assert!(
+                said.contains(&format!("rank {dead} (")) && said.contains(&word),
+                "{said}"
+            );
+        }
+        let after = begun.elapsed();
+        println!("rank {dead} left a child, tcp {tcp}: the others had ended after {after:?}");
+        assert!(after < Duration::from_secs(2), "{after:?}");
+    }
 }

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -35,6 +36,18 @@ pub(crate) fn run_a_rank() {
                 let own = rustix::process::getpid();
                 rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
                 Ok(())
+            }
+            "leave a child and wait" => {
+                // SAFETY: the child does nothing but sleep, and ends without any of this process's code.
+                unsafe {
+                    if libc::fork() == 0 {
+                        libc::sleep(12);
+                        libc::_exit(0);
+                    }
+                }
+                world.phase("waiting");
+                let world = world.with_timeout(Duration::from_secs(20));
+                world.get("a key that nobody sets").map(drop)
             }
             "wait in a phase" => {
                 world.phase("waiting");
@@ -183,6 +196,19 @@ pub(crate) fn result(output: &Output) -> String {
     });
     let rest = &text[at + 8..];
     rest.lines().next().unwrap_or(rest).to_owned()
+}
+
+/// What a rank says at its end; a child of it may have its output open for longer.
+pub(crate) fn last_words(mut rank: Child) -> String {
+    let mut out = BufReader::new(rank.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.starts_with("result: ") {
+        line.clear();
+        let read = out.read_line(&mut line).expect("its output");
+        assert!(read > 0, "no result");
+    }
+    rank.wait().expect("its end");
+    line["result: ".len()..].trim_end().to_owned()
 }
 
 pub(crate) fn results(ranks: Vec<Child>) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Received};
@@ -11,6 +11,7 @@ use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Greeting, Hello, Role, Side, is_proved, nonce, prove};
 use super::incoming::{Answer, Incoming, Push};
 use super::place::{self, Address};
+use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
 use super::server::Job;
@@ -40,6 +41,7 @@ pub(super) struct Reader {
     pub(super) connection: Arc<Connection>,
     sink: Arc<dyn Sink>,
     reading: Mutex<Reading>,
+    vigil: OnceLock<Arc<Vigil>>,
 }
 
 struct Reading {
@@ -116,6 +118,7 @@ pub(super) fn read(
             until: None,
             closed: false,
         }),
+        vigil: OnceLock::new(),
     });
     // What came with the welcome waits in the decoder, and no event tells of it.
     reader.parse(&mut lock(&reader.reading));
@@ -259,7 +262,7 @@ fn greet(
         rank: claim.rank,
         host: crate::host::name().to_string(),
         pid: std::process::id().into(),
-        kernel: String::new(),
+        kernel: process::kernel().to_owned(),
     };
     let mut hear = || {
         let frame = connection.expect(decoder, deadline)?;
@@ -343,6 +346,17 @@ impl Reader {
         understood
     }
 
+    /// Hears of the end of rank 0's process as well, which calls itself `pid` under `kernel`. That it has ended
+    /// and its number is another's already would show at the connection.
+    pub(super) fn watch_rank_0(&self, pid: u64, kernel: &str) {
+        let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;
+        let vigil = process::of_peer(self.connection.fd(), pid, kernel)
+            .and_then(|process| Vigil::keep(pid, process, bereaved));
+        if let Some(vigil) = vigil {
+            let _ = self.vigil.set(vigil);
+        }
+    }
+
     /// How rank 0's process ended, as somebody says who knows. What it has said before counts.
     pub(super) fn rank_0_ended(&self, how: &str) {
         let mut reading = lock(&self.reading);
@@ -376,6 +390,14 @@ impl Reader {
         self.connection.forget();
         self.connection.shut();
         self.sink.close(&why);
+    }
+}
+
+impl Bereaved for Reader {
+    fn process_ended(&self, pid: u64) {
+        let mut reading = lock(&self.reading);
+        reading.ended.get_or_insert_with(|| process::ended(pid));
+        self.conclude(&mut reading, false);
     }
 }
 

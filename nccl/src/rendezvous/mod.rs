@@ -5,6 +5,7 @@
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire;
 //! - `reactor`, `connection`: one thread per process that reads all connections;
+//! - `process`: the process at the other end, watched where that can be done;
 //! - `server`, `peer`, `client`: the coordinator's side and a rank's;
 //! - `hub`, `state`, `watching`: what the coordinator knows;
 //! - `mailbox`: what has come for a rank;
@@ -33,6 +34,7 @@ mod message;
 mod observer;
 mod peer;
 mod place;
+mod process;
 mod reactor;
 mod request;
 mod scout;

@@ -1,6 +1,7 @@
 //! Somebody at a [`Door`](super::server): a guest until it has proved who it is, and then a rank or an
 //! observer.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_prov
 use super::hub::Outlet;
 use super::incoming::Answer;
 use super::message::Departure;
+use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::request::Request;
 use super::server::{Door, OTHER_JOB, PATIENCE};
@@ -21,6 +23,7 @@ const LARGEST_WORD: usize = 1 << 20;
 
 /// Somebody who is connected.
 pub(super) struct Peer {
+    pub(super) this: Weak<Self>,
     pub(super) door: Weak<Door>,
     pub(super) number: u64,
     /// Where it is, for sentences.
@@ -40,9 +43,12 @@ pub(super) enum Stage {
     Proof {
         hello: Hello,
         nonce: [u8; NONCE],
+        process: Option<OwnedFd>,
     },
     Member {
         rank: usize,
+        /// Nobody asks for it; its end is heard of as long as it is kept.
+        _vigil: Option<Arc<Vigil>>,
     },
     /// At the coordinator's door.
     Observer,
@@ -112,9 +118,23 @@ impl Source for Peer {
     }
 }
 
+impl Bereaved for Peer {
+    fn process_ended(&self, pid: u64) {
+        let Some(door) = self.door.upgrade() else {
+            return;
+        };
+        let talk = &mut *lock(&self.talk);
+        if matches!(talk.stage, Stage::Member { .. }) {
+            self.lost(&door, talk, &process::ended(pid));
+        }
+        door.hub.flush();
+        door.schedule();
+    }
+}
+
 impl Peer {
     fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), String> {
-        if let Stage::Member { rank } = talk.stage {
+        if let Stage::Member { rank, .. } = talk.stage {
             let request = Request::decode(&frame).map_err(|broken| broken.0.to_owned())?;
             let leaves = matches!(request, Request::Goodbye | Request::Fail { .. });
             door.hub.handle(rank, frame.id, request);
@@ -147,10 +167,23 @@ impl Peer {
                 };
                 self.connection.enqueue(challenge.encode());
                 self.connection.flush_quietly();
-                talk.stage = Stage::Proof { hello, nonce };
+                // Before its proof: then it is alive, and the number is still its own.
+                let process = process::of_peer(self.connection.fd(), hello.pid, &hello.kernel);
+                talk.stage = Stage::Proof {
+                    hello,
+                    nonce,
+                    process,
+                };
                 Ok(())
             }
-            (Stage::Proof { hello, nonce }, Greeting::Proof(proof)) => {
+            (
+                Stage::Proof {
+                    hello,
+                    nonce,
+                    process,
+                },
+                Greeting::Proof(proof),
+            ) => {
                 let secret = door.job.secret.as_ref();
                 let claim = hello.claim();
                 if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
@@ -169,7 +202,13 @@ impl Peer {
                         let who = (&hello.host[..], hello.pid);
                         let outlet = Outlet::Remote(connection);
                         door.hub.attach(rank, outlet, who, Some(welcome))?;
-                        talk.stage = Stage::Member { rank };
+                        let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;
+                        let vigil =
+                            process.and_then(|process| Vigil::keep(hello.pid, process, bereaved));
+                        talk.stage = Stage::Member {
+                            rank,
+                            _vigil: vigil,
+                        };
                         talk.decoder.set_limit(LARGEST_FRAME);
                     }
                     Role::Observer if door.coordinates() => {
@@ -227,7 +266,7 @@ impl Peer {
     /// Says why, and hears no more.
     pub(super) fn turn_away(&self, door: &Door, talk: &mut Talk, why: &str) {
         match talk.stage {
-            Stage::Member { rank } => {
+            Stage::Member { rank, .. } => {
                 let departure = Departure::Lost(format!("it sent a broken request: {why}"));
                 door.hub.leave(rank, departure);
                 self.close(door, None);
@@ -253,7 +292,7 @@ impl Peer {
 
     fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
         match talk.stage {
-            Stage::Member { rank } => {
+            Stage::Member { rank, .. } => {
                 door.hub.lost(rank, why.to_owned());
                 self.close(door, None);
             }

@@ -243,7 +243,8 @@ impl Door {
         }
         let number = state.next;
         state.next += 1;
-        let peer = Arc::new(Peer {
+        let peer = Arc::new_cyclic(|this| Peer {
+            this: Weak::clone(this),
             door: Weak::clone(&self.this),
             number,
             from,

@@ -14,6 +14,7 @@ use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
 use super::message::{Departure, Incomplete, Round};
 use super::place;
+use super::process;
 use super::request::Request;
 use super::server::Server;
 use crate::communicator::{CommunicatorBuilder, lock};
@@ -88,6 +89,7 @@ impl World {
         let mailbox = Arc::new(Mailbox::default());
         let identity = (job.name.clone(), job.epoch);
         let at: String;
+        let mut reader = None;
         let link = if rank == 0 {
             let hub = Arc::new(Hub::new(world_size));
             attach(&hub, rank, &mailbox);
@@ -100,10 +102,11 @@ impl World {
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
             let claim = client::Claim::rank(rank, world_size);
-            let reader = client::join(&address, &job, claim, deadline, sink)?;
-            let connection = Arc::clone(&reader.connection);
+            let coming = client::join(&address, &job, claim, deadline, sink)?;
+            let connection = Arc::clone(&coming.connection);
+            reader = Some(Arc::clone(&coming));
             let listener = place::listen_beside(&address, rank, connection.fd())?;
-            let server = Server::beside(listener, rank, job, move |how| reader.rank_0_ended(how))?;
+            let server = Server::beside(listener, rank, job, move |how| coming.rank_0_ended(how))?;
             at = server.at().to_owned();
             Link::Elsewhere {
                 connection,
@@ -113,7 +116,10 @@ impl World {
         let line = Line::open(rank, world_size, identity, link, mailbox);
         let mut world = Self::new(line, local_rank, timeout);
         world.send(u64::MAX, Request::Listens { at: at.clone() });
-        let members = world.introduce(&at, deadline)?;
+        let (members, kernel) = world.introduce(&at, deadline)?;
+        if let Some(reader) = reader {
+            reader.watch_rank_0(members[0].pid.into(), &kernel);
+        }
         if counts_local {
             let host = &members[rank].host;
             let before = members[..rank].iter();
@@ -200,12 +206,13 @@ impl World {
         self
     }
 
-    /// Everybody tells everybody host and process.
-    fn introduce(&self, at: &str, deadline: Instant) -> Result<Vec<Member>> {
+    /// Everybody tells everybody host and process. With them comes where rank 0's process has its number.
+    fn introduce(&self, at: &str, deadline: Instant) -> Result<(Vec<Member>, String)> {
         let mut own = Vec::new();
         put_number(&mut own, u64::from(std::process::id()));
         put_bytes(&mut own, crate::host::name().as_bytes());
         put_bytes(&mut own, at.as_bytes());
+        put_bytes(&mut own, process::kernel().as_bytes());
         let parts = self.collect("join", &own, deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];
         for (member, part) in members.iter_mut().zip(&parts) {
@@ -216,7 +223,14 @@ impl World {
                 member.host = String::from_utf8_lossy(host).into_owned();
             }
         }
-        Ok(members)
+        let kernel = || {
+            let mut fields = Fields(parts.first()?);
+            fields.number().ok()?;
+            fields.bytes().ok()?;
+            fields.bytes().ok()?;
+            fields.text().ok()
+        };
+        Ok((members, kernel().unwrap_or_default()))
     }
 
     /// This rank.

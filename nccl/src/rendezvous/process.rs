@@ -1,0 +1,192 @@
+//! The process at the other end of a connection, watched by a descriptor of its own.
+//!
+//! A connection ends with the last process that has it open, and that may be a child which a rank has
+//! forked and forgotten. Where both ends run under one kernel, a pidfd tells of the rank's own end.
+//!
+//! A number of a process means something in one namespace only, and is given out again. So it is the
+//! kernel that says who is at the other end of a Unix socket (`SO_PEERCRED`, in the reader's namespace); over
+//! TCP both ends compare boot and namespace, and that they use one address. And the descriptor has to be
+//! of the process that calls itself by this number in its own namespace (`NSpid`), and is opened before that
+//! process proves who it is: it was alive then, and had the number all the time.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::process::{Pid, PidfdFlags};
+
+use super::reactor::{EventFlags, Reactor, Source, poll};
+use crate::communicator::lock;
+
+/// How long what a process has sent before its end may still take to come.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+
+/// The running kernel and the namespace in which the numbers of processes mean something; empty where the
+/// system does not say.
+pub(super) fn kernel() -> &'static str {
+    static KERNEL: LazyLock<String> = LazyLock::new(|| {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let namespace = std::fs::read_link("/proc/self/ns/pid");
+        match (boot, namespace) {
+            (Ok(boot), Ok(namespace)) => format!("{} {}", boot.trim(), namespace.display()),
+            _ => String::new(),
+        }
+    });
+    &KERNEL
+}
+
+/// A descriptor of the process at the other end of `socket`, which calls itself `pid` under `kernel`; `None` where
+/// that cannot be had, and for this process itself.
+pub(super) fn of_peer(socket: impl AsFd, pid: u64, kernel: &str) -> Option<OwnedFd> {
+    let socket = socket.as_fd();
+    let here = !kernel.is_empty() && kernel == self::kernel();
+    if here && pid == u64::from(std::process::id()) {
+        return None;
+    }
+    let ends = rustix::net::getsockname(socket)
+        .ok()
+        .and_then(|own| SocketAddr::try_from(own).ok())
+        .zip(
+            rustix::net::getpeername(socket)
+                .ok()?
+                .and_then(|peer| SocketAddr::try_from(peer).ok()),
+        );
+    let target = match ends {
+        Some((own, peer)) if here && own.ip() == peer.ip() => {
+            Pid::from_raw(i32::try_from(pid).ok()?)?
+        }
+        Some(_) => return None,
+        None => rustix::net::sockopt::socket_peercred(socket).ok()?.pid,
+    };
+    let descriptor = rustix::process::pidfd_open(target, PidfdFlags::NONBLOCK).ok()?;
+    (own_number(&descriptor)? == pid).then_some(descriptor)
+}
+
+/// The number by which a process knows itself.
+fn own_number(descriptor: &OwnedFd) -> Option<u64> {
+    let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// Who wants to hear of a process's end.
+pub(super) trait Bereaved: Send + Sync {
+    /// It has ended a moment ago, and what it has sent before has come.
+    fn process_ended(&self, pid: u64);
+}
+
+/// Looks after one process, until it is dropped.
+pub(super) struct Vigil {
+    pid: u64,
+    descriptor: OwnedFd,
+    bereaved: Weak<dyn Bereaved>,
+    token: Mutex<Option<u64>>,
+    this: Weak<Self>,
+}
+
+impl Vigil {
+    /// `None` when it has ended already: then nobody knows whose number it is.
+    pub(super) fn keep(
+        pid: u64,
+        descriptor: OwnedFd,
+        bereaved: Weak<dyn Bereaved>,
+    ) -> Option<Arc<Self>> {
+        if poll(&descriptor, PollFlags::IN, Instant::now()).ok()? {
+            return None;
+        }
+        let vigil = Arc::new_cyclic(|this| Self {
+            pid,
+            descriptor,
+            bereaved,
+            token: Mutex::default(),
+            this: Weak::clone(this),
+        });
+        let watcher = Watcher(Arc::downgrade(&vigil));
+        let reactor = Reactor::get().ok()?;
+        let token = reactor.add(&vigil.descriptor, EventFlags::IN, Arc::new(watcher));
+        *lock(&vigil.token) = Some(token.ok()?);
+        Some(vigil)
+    }
+
+    fn stop(&self) {
+        if let (Some(token), Ok(reactor)) = (lock(&self.token).take(), Reactor::get()) {
+            reactor.remove(&self.descriptor, token);
+        }
+    }
+}
+
+/// What the reactor has: it keeps no vigil alive.
+struct Watcher(Weak<Vigil>);
+
+impl Source for Watcher {
+    fn ready(self: Arc<Self>, _: EventFlags) {
+        let Some(vigil) = self.0.upgrade() else {
+            return;
+        };
+        vigil.stop();
+        if let Ok(reactor) = Reactor::get() {
+            let this = Weak::clone(&vigil.this) as Weak<dyn Source>;
+            reactor.wake_at(Instant::now() + ON_ITS_WAY, this);
+        }
+    }
+}
+
+impl Source for Vigil {
+    fn ready(self: Arc<Self>, _: EventFlags) {}
+
+    fn due(self: Arc<Self>, _: Instant) {
+        if let Some(bereaved) = self.bereaved.upgrade() {
+            bereaved.process_ended(self.pid);
+        }
+    }
+}
+
+impl Drop for Vigil {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// How it reads.
+pub(super) fn ended(pid: u64) -> String {
+    format!(
+        "its process (pid {pid}) ended without goodbye: it died, and a child of it keeps its connection open"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_where_its_number_means_something() {
+        assert!(kernel().contains("pid:["), "{}", kernel());
+    }
+
+    #[test]
+    fn a_descriptor_is_of_the_process_that_was_meant() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        assert_eq!(own_number(&descriptor), Some(child.id().into()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let child_pid = u64::from(child.id());
+        assert!(of_peer(&socket, child_pid, kernel()).is_some());
+        assert!(of_peer(&socket, child_pid, "another boot").is_none());
+        assert!(of_peer(&socket, std::process::id().into(), kernel()).is_none());
+        // Over a Unix socket it is the kernel that knows.
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(of_peer(&one, child_pid, kernel()).is_none());
+        assert!(of_peer(&one, std::process::id().into(), "").is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(own_number(&descriptor).is_none());
+    }
+}
