@@ -78,7 +78,7 @@ fn in_time<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
     let runner = thread::spawn(move || {
         let _ = send.send(body());
     });
-    match receive.recv_timeout(Duration::from_secs(10)) {
+    match receive.recv_timeout(Duration::from_secs(60)) {
         Ok(result) => {
             runner.join().unwrap();
             result
@@ -87,7 +87,7 @@ fn in_time<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("it sent nothing"),
         },
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("not done after ten seconds"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("not done after a minute"),
     }
 }
 
