@@ -9,6 +9,9 @@
 //! with the emulator, and [`measure`] finds out what only a GPU can tell. Both call NCCL's functions
 //! directly ([`raw`]).
 //!
+//! [`doctor`] is the program that looks whether NCCL can work, and reads its logs when it did not; [`report`] is
+//! how findings read.
+//!
 //! This package is not published; a program that needs one of these things may copy it.
 
 // `nccl_call!` takes numbers, handles and addresses; who writes more in its arguments has been told not to.
@@ -22,6 +25,7 @@ pub mod bench;
 pub mod build_info;
 pub mod clock;
 pub mod conformance;
+pub mod doctor;
 pub mod element;
 pub mod failure;
 pub mod format;
@@ -35,6 +39,7 @@ pub mod printf;
 pub mod progress;
 pub mod queueing;
 pub mod raw;
+pub mod report;
 pub mod self_test;
 pub mod sizes;
 pub mod spawn;

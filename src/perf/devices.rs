@@ -60,7 +60,7 @@ pub fn install(devices: usize) -> Result<Emulation, Failure> {
 }
 
 /// Without the driver, cudarc panics at the first call.
-fn cudarc_finds_libcuda() -> bool {
+pub(crate) fn cudarc_finds_libcuda() -> bool {
     // SAFETY: loads libcuda, as every call into it does, and nothing else.
     unsafe { cudarc::driver::sys::is_culib_present() }
 }

@@ -13,6 +13,7 @@ mod rank;
 mod ranks;
 mod start;
 
+pub(crate) use devices::cudarc_finds_libcuda;
 pub use devices::{Emulation, install};
 pub use rank::Rank;
 pub use ranks::WorldRanks;

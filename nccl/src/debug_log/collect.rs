@@ -193,7 +193,7 @@ impl DebugLog {
     fn record(&mut self, index: usize, at: (&str, u64), record: &Record<'_>) {
         let (process, state) = (&mut self.facts[index], &mut self.states[index]);
         if process.tag.is_none() {
-            process.tag = line::tag(record.lead);
+            process.tag = line::tag(record.lead).or_else(|| line::tag_of_file(at.0));
         }
         if record.level == Level::Warn {
             let rank = state.rank(process, record.tid);

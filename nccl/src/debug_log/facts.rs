@@ -59,7 +59,7 @@ pub struct Process {
     pub warnings: Vec<Warning>,
     /// Warnings beyond the first ones, which are not kept.
     pub more_warnings: u64,
-    /// The rank that a launcher wrote before its lines.
+    /// The rank that a launcher wrote before its lines, or into the name of its file.
     pub tag: Option<usize>,
 }
 

@@ -220,6 +220,13 @@ pub(super) fn tag(lead: &str) -> Option<usize> {
     rest.starts_with("]<std").then_some(rank)
 }
 
+/// The rank whose log a file is, as `nccl-run` names it: `nccl.rank-3.log`.
+pub(super) fn tag_of_file(name: &str) -> Option<usize> {
+    let file = name.rsplit('/').next()?;
+    let (rank, rest) = number::<usize>(file.strip_prefix("nccl.rank-")?)?;
+    rest.starts_with('.').then_some(rank)
+}
+
 /// The line without the escape sequences that colour it.
 pub(super) fn without_colour(line: String) -> String {
     if !line.contains('\x1b') {

@@ -460,9 +460,10 @@ fn tuning(text: &str) -> Option<Message<'_>> {
     })
 }
 
-/// `init.cc:1089 -> 2`, with `[Async thread]` or an errno's text behind it.
+/// `init.cc:1089 -> 2`, with `[Async thread]` or an errno's text behind it; 2.32 adds `(function)` to the place.
 fn trace(text: &str) -> Option<Message<'_>> {
     let (place, rest) = text.split_once(" -> ")?;
+    let place = place.split(" (").next()?;
     let (file, line) = place.rsplit_once(':')?;
     let is_place = !file.contains(' ')
         && [".cc", ".h", ".cu", ".c"]

@@ -210,6 +210,7 @@ const TABLE: &[Known] = table! {
         and whether they are there";
     // CUDA and the driver.
     Cause "log-driver" ["driver version is insufficient"] DRIVER;
+    Cause "log-driver" ["Failed to find CUDA library"] DRIVER;
     Cause "log-driver" ["nvml", "failed"] DRIVER;
     Cause "log-cuda" ["illegal memory access"] EARLIER;
     Cause "log-cuda" ["unspecified launch failure"] EARLIER;

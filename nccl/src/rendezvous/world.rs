@@ -18,7 +18,9 @@ use super::process;
 use super::request::Request;
 use super::server::Server;
 use crate::communicator::{CommunicatorBuilder, lock};
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
 use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
@@ -66,17 +68,7 @@ impl World {
     /// assert_eq!(world.size(), 1);
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn join(mut rendezvous: Rendezvous) -> Result<Self> {
-        let said = rendezvous.said.take();
-        Self::meet(rendezvous).map_err(|error| match (said, error.kind()) {
-            (Some(said), ErrorKind::Rendezvous { reason }) => {
-                Error::rendezvous(format!("{reason}; {said}"))
-            }
-            _ => error,
-        })
-    }
-
-    fn meet(rendezvous: Rendezvous) -> Result<Self> {
+    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
         let Rendezvous {
             rank,
             world_size,
@@ -85,7 +77,6 @@ impl World {
             timeout,
             job,
             counts_local,
-            said: _,
         } = rendezvous;
         if world_size == 0 {
             return Err(Error::rendezvous(

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{read, read_text};
-use crate::debug_log::{Ended, InitState, Link, PluginState, Process, Transport};
+use crate::debug_log::{Class, Ended, InitState, Link, PluginState, Process, Transport};
 
 fn one(text: &str) -> Process {
     let log = read_text(text);
@@ -332,5 +332,52 @@ fn a_whole_log_of_four_ranks_on_one_output_is_read() {
         assert_eq!(member.links.len(), 1);
         assert_eq!(member.links.values().copied().collect::<Vec<_>>(), [2]);
         assert_eq!(member.ended, Some(Ended::Destroyed));
+    }
+}
+
+/// What NVIDIA's libraries print on a machine without a driver; `cargo xtask conformance` fetches them.
+#[test]
+fn the_words_of_nvidias_own_libraries_are_understood() {
+    for (release, device) in [("2.18.3", None), ("2.27.7", Some(0)), ("2.32.3", Some(0))] {
+        let log = read(&[&format!("real-{release}-without-gpu.log")]);
+        assert_eq!(log.processes().len(), 1, "{release}");
+        let process = &log.processes()[0];
+        let endpoint = process.bootstrap.as_ref().unwrap();
+        assert_eq!(endpoint.interface, "lo", "{release}");
+        assert_eq!(
+            endpoint.address,
+            Some("127.0.0.1".parse().unwrap()),
+            "{release}"
+        );
+        assert_eq!(
+            process.variables["NCCL_SOCKET_IFNAME"], "eth0,lo",
+            "{release}"
+        );
+        let classes: Vec<_> = process
+            .warnings
+            .iter()
+            .map(|warning| warning.class)
+            .collect();
+        assert!(
+            classes.iter().all(|class| *class == Class::Cause),
+            "{release}: {classes:?}"
+        );
+        let stamped = process
+            .warnings
+            .iter()
+            .all(|warning| warning.time.is_some());
+        assert_eq!(stamped, release != "2.18.3", "{release}");
+        assert_eq!(log.counts().broken, 0, "{release}");
+        // The device of old releases is what happened to lie in memory.
+        let line =
+            String::from_utf8(super::text(&format!("real-{release}-without-gpu.log"))).unwrap();
+        let records = crate::debug_log::line::parse(line.lines().next().unwrap()).records;
+        assert_eq!(records[0].device, device, "{release}");
+        assert_eq!(
+            log.report().findings()[0].check,
+            "log-driver",
+            "{release}\n{}",
+            log.report()
+        );
     }
 }

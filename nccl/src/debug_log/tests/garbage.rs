@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{read, read_text, text};
 use crate::debug_log::{Class, DebugLog};
 
-const LOGS: [&str; 10] = [
+const LOGS: [&str; 13] = [
     "2.18-no-p2p.log",
     "2.21-other-network-h1.log",
     "2.21-other-network-h2.log",
@@ -16,6 +16,9 @@ const LOGS: [&str; 10] = [
     "2.30-fine.log",
     "2.32-missing-rank.log",
     "garbage.log",
+    "real-2.18.3-without-gpu.log",
+    "real-2.27.7-without-gpu.log",
+    "real-2.32.3-without-gpu.log",
 ];
 
 #[test]

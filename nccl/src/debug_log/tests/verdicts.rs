@@ -45,7 +45,7 @@ fn a_log_in_which_all_is_well_has_no_finding() {
     let fine: Vec<_> = report.findings().iter().map(|f| &f.check[..]).collect();
     assert_eq!(
         fine,
-        ["log-init", "log-version", "log-network", "log-peer-to-peer"]
+        ["log-version", "log-network", "log-peer-to-peer", "log-init"]
     );
 }
 
@@ -265,6 +265,15 @@ fn what_is_not_known_is_told_and_not_judged() {
         &found(&empty, "log-level").fix.unwrap(),
         &["NCCL_DEBUG=INFO"],
     );
+}
+
+#[test]
+fn the_file_of_a_rank_names_it_where_nothing_else_does() {
+    let mut log = DebugLog::new();
+    let warning = b"a:1:1 [0] x.cc:1 NCCL WARN Cuda failure 2 'out of memory'\n";
+    log.read("/tmp/job/nccl.rank-5.epoch-1.log", &warning[..])
+        .unwrap();
+    assert_eq!(found(&log, "log-memory").ranks, [5]);
 }
 
 #[test]

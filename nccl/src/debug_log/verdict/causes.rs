@@ -7,7 +7,7 @@ use super::view::{Group, View, about, numbered, who};
 use crate::debug_log::facts::{InitState, Process, Warning};
 use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
-use crate::preflight::Finding;
+use crate::preflight::{Finding, Severity};
 use crate::rendezvous::ranges;
 
 /// Of each kind.
@@ -228,6 +228,7 @@ fn others(mut unknown: Vec<Said<'_>>, findings: &mut Vec<Finding>) {
 
 /// Communicators that did not come up, and ranks that are not in the logs.
 pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
+    let explained = findings.iter().any(|one| one.severity == Severity::Error);
     let mut came_up = 0;
     let mut incomplete = 0;
     for group in &view.groups {
@@ -242,13 +243,8 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
         }
         incomplete += 1;
         if incomplete <= MOST_FINDINGS {
-            findings.push(waits(
-                group,
-                &waiting
-                    .iter()
-                    .map(|(p, one)| (*p, one.rank))
-                    .collect::<Vec<_>>(),
-            ));
+            let waiting: Vec<_> = waiting.iter().map(|(p, one)| (*p, one.rank)).collect();
+            findings.push(waits(group, &waiting, explained));
         }
     }
     let Some(world) = view.groups.first() else {
@@ -305,7 +301,8 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
 /// Seconds that a start may take before it is worth a line.
 const SLOW_INIT: f64 = 30.0;
 
-fn waits(group: &Group<'_>, waiting: &[(&Process, usize)]) -> Finding {
+/// `explained`: another error tells why.
+fn waits(group: &Group<'_>, waiting: &[(&Process, usize)], explained: bool) -> Finding {
     let processes: Vec<_> = waiting.iter().map(|(process, _)| *process).collect();
     let mut here: Vec<usize> = waiting.iter().map(|(_, rank)| *rank).collect();
     here.sort_unstable();
@@ -320,6 +317,7 @@ fn waits(group: &Group<'_>, waiting: &[(&Process, usize)]) -> Finding {
         numbered(&here)
     );
     let fix = match (group.id, &missing[..]) {
+        (None, _) | (_, []) if explained => "mend what else is wrong first".to_owned(),
         (None, _) | (_, []) => {
             "all of its ranks began, so they wait for each other's connections: look at retries and addresses"
                 .to_owned()

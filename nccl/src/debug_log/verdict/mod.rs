@@ -36,7 +36,6 @@ impl DebugLog {
         if self.counts().nccl > 0 {
             let view = View::new(self);
             causes::warnings(&view, &mut findings);
-            causes::starts(&view, &mut findings);
             causes::retries(&view, &mut findings);
             agreement::versions(&view, &mut findings);
             agreement::variables(&view, &mut findings);
@@ -45,6 +44,8 @@ impl DebugLog {
             paths::plugins(&view, &mut findings);
             paths::inside_hosts(&view, &mut findings);
             paths::direct_rdma(&view, &mut findings);
+            // The last: what is wrong otherwise is why.
+            causes::starts(&view, &mut findings);
         }
         Report::in_order(findings)
     }

@@ -1,0 +1,264 @@
+//! One host, or all ranks of a launcher.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaStream;
+use nccl::preflight::{Severity, host};
+use nccl::{ReduceOp, Rendezvous, World};
+use serde_json::{Value, json};
+
+use super::local::Local;
+use super::options::CheckOptions;
+use super::{code, could_not, show};
+use crate::report::{self, Entry};
+use crate::spawn::Launcher;
+
+pub(super) fn run(options: &CheckOptions) -> ExitCode {
+    if options.emulator
+        && let Err(error) = nccl_emulator::install()
+    {
+        return could_not(&format!("the emulator cannot be put in place: {error}"));
+    }
+    let lookup = |name: &str| {
+        let given = options.explicit.iter().find(|(given, _)| *given == name);
+        let given = given.map(|(_, value)| value.clone());
+        given.or_else(|| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    };
+    let launcher = Launcher::detect(lookup);
+    if launcher.is_none() {
+        return one_host(options);
+    }
+    if options.ranks.is_some() {
+        return could_not("--ranks is for a host alone; a launcher says itself how many there are");
+    }
+    match Rendezvous::from_variables(lookup) {
+        Ok(rendezvous) => all_ranks(options, rendezvous.timeout(options.timeout)),
+        Err(error) => could_not(&error.to_string()),
+    }
+}
+
+/// What is said first.
+fn head(options: &CheckOptions, what: &str) -> String {
+    let emulated = match options.emulator {
+        true => " on the emulator of NCCL and CUDA: nothing is said about its GPUs and libnccl",
+        false => "",
+    };
+    format!("nccl-doctor: {what}{emulated}\n")
+}
+
+fn one_host(options: &CheckOptions) -> ExitCode {
+    let ranks = options.ranks.unwrap_or(1);
+    let local = Local::look(ranks - 1, false);
+    let report = host(&local.settings().ranks(ranks, ranks));
+    let mut entries = local.entries;
+    entries.extend(report.findings().iter().map(Entry::from));
+    let what = match ranks {
+        1 => host_name(),
+        _ => format!("{}, for {ranks} ranks", host_name()),
+    };
+    if options.communicate {
+        entries.push(match local.stream {
+            Some(stream) => communicate(&World::single(), &stream, options.timeout),
+            None => Entry::warning("communicate", "there is no device to communicate with"),
+        });
+    }
+    sort(&mut entries);
+    let facts =
+        json!({"kind": "host", "host": host_name(), "emulator": options.emulator, "ranks": ranks});
+    show(options.form, &head(options, &what), facts, &entries)
+}
+
+/// The worst first; the order stays otherwise.
+fn sort(entries: &mut [Entry]) {
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
+}
+
+fn all_ranks(options: &CheckOptions, rendezvous: Rendezvous) -> ExitCode {
+    let (rank, ranks) = (rendezvous.rank(), rendezvous.world_size());
+    let world = match World::join(rendezvous) {
+        Ok(world) => world,
+        Err(error) => return alone(options, rank, ranks, &error),
+    };
+    let outcome = together(options, &world);
+    let (facts, entries) = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => return alone(options, rank, ranks, &error),
+    };
+    // The others' standard output would only repeat it.
+    if rank > 0 {
+        return ExitCode::from(code(report::worst(&entries)));
+    }
+    let what = format!("{ranks} ranks, seen from rank 0 on {}", host_name());
+    show(options.form, &head(options, &what), facts, &entries)
+}
+
+/// The ranks did not come together: what this one can say.
+fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error) -> ExitCode {
+    let local = Local::look(0, true);
+    let report = host(&local.settings());
+    let mut entries = local.entries;
+    entries.extend(report.findings().iter().map(Entry::from));
+    let fix = "start the same command on every rank at about the same time; NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT says \
+               where they meet, and --timeout how long they wait";
+    entries.insert(0, Entry::error("world", error.to_string()).fix(fix));
+    sort(&mut entries);
+    if rank > 0 {
+        eprintln!("nccl-doctor: rank {rank} of {ranks}: {error}");
+        return ExitCode::from(code(Severity::Error));
+    }
+    let facts = json!({"kind": "world", "emulator": options.emulator, "ranks": ranks});
+    show(
+        options.form,
+        &head(options, &format!("rank 0 of {ranks}, alone")),
+        facts,
+        &entries,
+    )
+}
+
+/// What all ranks found; the same on all of them.
+fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Entry>)> {
+    world.phase("looks for libnccl, the driver and a device");
+    let local = Local::look(world.local_rank(), true);
+    let mut own = local.entries.clone();
+    let settings = local.settings().ranks(world.local_rank() + 1, world.size());
+    own.extend(host(&settings).findings().iter().map(Entry::from));
+    let mut entries = gathered(world, "local", &own)?;
+    if options.communicate {
+        let bad = entries
+            .iter()
+            .any(|entry| entry.severity == Severity::Error);
+        let own = match &local.stream {
+            _ if bad => Entry::warning("communicate", "not tried, because of the errors"),
+            Some(stream) => communicate(world, stream, options.timeout),
+            None => Entry::warning("communicate", "there is no device to communicate with"),
+        };
+        entries.extend(gathered(world, "communicate", &[own])?);
+    }
+    sort(&mut entries);
+    let facts = json!({
+        "kind": "world",
+        "emulator": options.emulator,
+        "ranks": world.size(),
+    });
+    // A rank that leaves early would look like one that died.
+    world.barrier("nccl-doctor/end")?;
+    Ok((facts, entries))
+}
+
+/// The entries of all ranks, where those that say the same are one.
+fn gathered(world: &World, topic: &str, own: &[Entry]) -> nccl::Result<Vec<Entry>> {
+    let own = json!({
+        "host": host_name(),
+        "entries": own.iter().map(Entry::json).collect::<Value>(),
+    });
+    let parts = world.all_gather(&format!("nccl-doctor/{topic}"), own.to_string().as_bytes())?;
+    let mut all: Vec<Entry> = Vec::new();
+    for (rank, part) in parts.iter().enumerate() {
+        // Of another version of this program, perhaps; preflight says so.
+        let Ok(part) = serde_json::from_slice::<Value>(part) else {
+            continue;
+        };
+        let host = part["host"].as_str().unwrap_or_default();
+        let entries = part["entries"].as_array().into_iter().flatten();
+        for mut entry in entries.filter_map(Entry::from_json) {
+            let same = |other: &&mut Entry| {
+                (other.severity, &other.check, &other.what)
+                    == (entry.severity, &entry.check, &entry.what)
+            };
+            if let Some(known) = all.iter_mut().find(same) {
+                known.ranks.push(rank);
+                if known.hosts.last().is_none_or(|last| last != host) {
+                    known.hosts.push(host.to_owned());
+                }
+                continue;
+            }
+            entry.ranks = vec![rank];
+            entry.hosts = vec![host.to_owned()];
+            all.push(entry);
+        }
+    }
+    for entry in &mut all {
+        entry.hosts.sort();
+        entry.hosts.dedup();
+        let who = who(&entry.ranks, world.size(), &entry.hosts);
+        entry.what = format!("{who}: {}", entry.what);
+    }
+    Ok(all)
+}
+
+/// `all ranks`, `rank 3 on node-b`
+fn who(ranks: &[usize], of: usize, hosts: &[String]) -> String {
+    if ranks.len() == of {
+        return "all ranks".to_owned();
+    }
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let numbers: Vec<_> = ranks.iter().take(16).map(ToString::to_string).collect();
+    let more = if ranks.len() > 16 { ", …" } else { "" };
+    let hosts: Vec<_> = hosts.iter().take(4).map(String::as_str).collect();
+    format!(
+        "{word} {}{more} on {}",
+        numbers.join(", "),
+        hosts.join(", ")
+    )
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// How many numbers are added up.
+const ELEMENTS: usize = 1 << 18;
+
+/// A communicator of all ranks, and an all-reduce whose result is known.
+fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Entry {
+    let started = Instant::now();
+    let fix = "run it again with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p, and then: nccl-doctor log \
+               /tmp/nccl.*";
+    match all_reduce(world, stream, limit) {
+        Ok(0) => {
+            let what =
+                format!("a communicator came up, and an all-reduce of {ELEMENTS} floats is right");
+            in_time(started, what)
+        }
+        Ok(wrong) => {
+            let what = format!("{wrong} of {ELEMENTS} floats of an all-reduce are wrong");
+            Entry::error("communicate", what).fix(fix)
+        }
+        Err(error) => Entry::error("communicate", error.to_string()).fix(fix),
+    }
+}
+
+/// Without how long it took, which differs from rank to rank and would keep them from being one line.
+fn in_time(started: Instant, what: String) -> Entry {
+    match started.elapsed().as_secs() {
+        0..10 => Entry::ok("communicate", what),
+        seconds => Entry::warning("communicate", format!("{what}, but only after {seconds} s"))
+            .fix("NCCL_DEBUG=INFO tells where the time goes (Init timings)"),
+    }
+}
+
+/// The number of wrong elements.
+fn all_reduce(
+    world: &World,
+    stream: &Arc<CudaStream>,
+    limit: Duration,
+) -> Result<usize, Box<dyn std::error::Error>> {
+    let communicator = world
+        .communicator("nccl-doctor")
+        .stream(stream)
+        .timeout(limit)
+        .build()?;
+    let own = vec![world.rank() as f32 + 1.0; ELEMENTS];
+    let own = stream.clone_htod(&own)?;
+    let mut sum = stream.alloc_zeros::<f32>(ELEMENTS)?;
+    communicator
+        .all_reduce(&own, &mut sum, ReduceOp::Sum)?
+        .wait()?;
+    let expected = (world.size() * (world.size() + 1) / 2) as f32;
+    let sum = stream.clone_dtoh(&sum)?;
+    communicator.finalize()?;
+    Ok(sum.iter().filter(|&&element| element != expected).count())
+}

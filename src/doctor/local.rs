@@ -1,0 +1,122 @@
+//! What one rank needs of its own process: libnccl, the driver, and a device.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream};
+use nccl::Library;
+use nccl::preflight::Settings;
+
+use crate::perf::cudarc_finds_libcuda;
+use crate::report::Entry;
+
+/// What was found.
+pub(super) struct Local {
+    pub(super) entries: Vec<Entry>,
+    pub(super) stream: Option<Arc<CudaStream>>,
+    library: Option<Library>,
+}
+
+impl Local {
+    /// Looks for all of it. `local_rank` is the place among the ranks of the host, which a launcher has started.
+    pub(super) fn look(local_rank: usize, launched: bool) -> Self {
+        let mut entries = Vec::new();
+        let library = match Library::load() {
+            Ok(library) => {
+                entries.extend(lacking(&library));
+                Some(library)
+            }
+            Err(error) => {
+                entries.push(missing(&error.to_string()));
+                None
+            }
+        };
+        let stream = match device(local_rank, launched) {
+            Ok((stream, entry)) => {
+                entries.push(entry);
+                Some(stream)
+            }
+            Err(entry) => {
+                entries.push(*entry);
+                None
+            }
+        };
+        Self {
+            entries,
+            stream,
+            library,
+        }
+    }
+
+    /// With what was found, for what is checked next.
+    pub(super) fn settings(&self) -> Settings {
+        let mut settings = Settings::new();
+        if let Some(library) = &self.library {
+            settings = settings.library(library);
+        }
+        if let Some(stream) = &self.stream {
+            settings = settings.stream(stream);
+        }
+        settings
+    }
+}
+
+/// What an old release cannot do. That there is one, and that all ranks have the same, preflight says.
+fn lacking(library: &Library) -> Option<Entry> {
+    let lacking: Vec<_> = library.lacking().map(|one| one.to_string()).collect();
+    let what = format!(
+        "NCCL {} is too old for {}",
+        library.version(),
+        lacking.join(", ")
+    );
+    (!lacking.is_empty()).then(|| Entry::ok("library", what))
+}
+
+/// No library was found: the error numbers where it was looked for, and ends with what to do.
+fn missing(error: &str) -> Entry {
+    let mut lines: Vec<&str> = error.lines().map(str::trim).collect();
+    let fix = if lines.len() > 1 { lines.pop() } else { None };
+    let fix = fix.unwrap_or("name the file of libnccl in NCCL_LIBRARY");
+    let what = lines.join(" ");
+    let packages = "NVIDIA's packages are libnccl2, and nvidia-nccl-cu13 for pip";
+    Entry::error("library", what).fix(format!("{fix}; {packages}"))
+}
+
+/// A stream on the device that the rank would take.
+fn device(local_rank: usize, launched: bool) -> Result<(Arc<CudaStream>, Entry), Box<Entry>> {
+    if !cudarc_finds_libcuda() {
+        let fix =
+            "install NVIDIA's driver; in a container, start it with --gpus all or its runtime";
+        let entry = Entry::error("driver", "there is no CUDA driver: libcuda.so is not found");
+        return Err(Box::new(entry.fix(fix)));
+    }
+    let failed = |what: &str, error: cudarc::driver::DriverError| {
+        let fix =
+            "nvidia-smi has to work here, and the driver must not be older than libnccl's CUDA";
+        let entry = Entry::error("driver", format!("{what}: CUDA says {error}"));
+        Box::new(entry.fix(fix))
+    };
+    let count =
+        CudaContext::device_count().map_err(|error| failed("counting the devices", error))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    // A launcher may have given each rank one device to see.
+    let index = match count {
+        1 if launched => 0,
+        _ => local_rank,
+    };
+    if index >= count {
+        let what = format!(
+            "the rank that is number {} on its host finds {count} devices",
+            local_rank + 1
+        );
+        let fix = "start fewer ranks on that host, or let CUDA_VISIBLE_DEVICES show more devices";
+        return Err(Box::new(Entry::error("device", what).fix(fix)));
+    }
+    let context = CudaContext::new(index)
+        .map_err(|error| failed(&format!("opening device {index}"), error))?;
+    let name = context.name().unwrap_or_default();
+    let stream = context
+        .new_stream()
+        .map_err(|error| failed(&format!("a stream on device {index}"), error))?;
+    let what = format!("device {index} of {count}: {name}");
+    Ok((stream, Entry::ok("device", what)))
+}

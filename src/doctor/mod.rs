@@ -1,0 +1,85 @@
+//! `nccl-doctor`: whether NCCL can work here, and what its logs say when it did not.
+//!
+//! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
+//! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs.
+//!
+//! What is checked lives in `nccl::preflight` and `nccl::debug_log`.
+
+mod check;
+mod local;
+mod log;
+mod options;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use nccl::preflight::Severity;
+use serde_json::Value;
+
+use crate::report::{self, Entry, Style};
+use options::Command;
+
+/// Nothing could be checked: wrong arguments, or nothing to read.
+const COULD_NOT_CHECK: u8 = 3;
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let command = match options::parse(std::env::args_os().skip(1)) {
+        Ok(command) => command,
+        Err(why) => return could_not(&why),
+    };
+    match command {
+        Command::Help => print(options::HELP),
+        Command::Version => print(&format!("nccl-doctor {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Check(options) => check::run(&options),
+        Command::Log(options) => log::run(&options),
+    }
+}
+
+fn could_not(why: &str) -> ExitCode {
+    eprintln!("nccl-doctor: {why}");
+    ExitCode::from(COULD_NOT_CHECK)
+}
+
+/// To standard output; somebody who stopped reading knows why.
+fn print(text: &str) -> ExitCode {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    ExitCode::from(if written.is_ok() { 0 } else { COULD_NOT_CHECK })
+}
+
+/// 0: all is well, 1: warnings, 2: errors.
+fn code(worst: Severity) -> u8 {
+    match worst {
+        Severity::Ok => 0,
+        Severity::Warning => 1,
+        _ => 2,
+    }
+}
+
+/// How a report is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Form {
+    json: bool,
+    quiet: bool,
+}
+
+/// Prints a report: `head` before the lines, or `facts` beside the findings of the JSON.
+fn show(form: Form, head: &str, mut facts: Value, entries: &[Entry]) -> ExitCode {
+    let code = code(report::worst(entries));
+    let text = if form.json {
+        facts["findings"] = entries.iter().map(Entry::json).collect();
+        facts["worst"] = report::worst(entries).to_string().into();
+        facts["exit_code"] = code.into();
+        format!("{facts:#}\n")
+    } else {
+        let lines = report::text(entries, Style::of(&std::io::stdout()), form.quiet);
+        format!("{head}{lines}")
+    };
+    if print(&text) == ExitCode::SUCCESS {
+        ExitCode::from(code)
+    } else {
+        ExitCode::from(COULD_NOT_CHECK)
+    }
+}

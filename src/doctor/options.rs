@@ -1,0 +1,260 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lexopt::prelude::*;
+
+use super::Form;
+
+pub(super) const HELP: &str = "\
+Find out whether NCCL can work here, and why it did not.
+
+Usage: nccl-doctor [options]              check this host; under a launcher, all ranks
+       nccl-doctor log [options] FILE...  read NCCL's debug logs of a run that went wrong
+
+Alone, it looks at what one host needs: libnccl and the driver, network interfaces and adapters, limits,
+shared memory, NCCL's variables. Started on all ranks, it compares them as well, and tries whether they
+reach each other; rank 0 prints. It needs no GPU for that.
+
+  nccl-doctor                                     this host
+  nccl-doctor --ranks 8                           this host, before 8 ranks are started on it
+  torchrun --nproc-per-node 8 --no-python nccl-doctor
+  srun -N 2 --ntasks-per-node 8 nccl-doctor       all ranks, as the job will be started
+  mpirun -np 16 -x NCCL_SOCKET_IFNAME nccl-doctor
+  nccl-doctor --rank 0 --world-size 2 --rendezvous tcp:10.0.0.5:29400
+                                                  by hand: the same on each host, with its rank
+  nccl-doctor --emulator                          to try it out without libnccl
+
+For the logs, run all ranks with NCCL_DEBUG=INFO, and with NCCL_DEBUG_FILE=/tmp/nccl.%h.%p for a file each:
+
+  nccl-doctor log /tmp/nccl.*                     files of several ranks, or their common output
+  kubectl logs job/train | nccl-doctor log -      standard input
+
+Options of the check:
+      --ranks N         how many ranks there will be on this host (1)
+      --rank N, --world-size N, --rendezvous ADDRESS
+                        who this process is, without a launcher; ADDRESS as in NCCL_RUN_RENDEZVOUS:
+                        unix:PATH, tcp:HOST:PORT or tcp:HOST:FIRST-LAST
+      --timeout SECONDS how long the ranks wait for each other (30)
+      --communicate     then make a communicator, and verify a small all-reduce
+      --emulator        put the emulator of NCCL and CUDA in this process: nothing is said about the
+                        GPUs and the libnccl of this host
+
+Options of both:
+  -q, --quiet           leave out what is fine
+      --json            print JSON
+  -h, --help            print this
+  -V, --version         print the version
+
+Exit code: 0 all is fine, 1 warnings, 2 errors, 3 it could not check (wrong arguments, no logs).
+Environment: NO_COLOR; what launchers set; NCCL_LIBRARY names a libnccl.
+";
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Help,
+    Version,
+    Check(CheckOptions),
+    Log(LogOptions),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CheckOptions {
+    pub(super) form: Form,
+    /// How many ranks this host will have.
+    pub(super) ranks: Option<usize>,
+    /// What the launcher would have said.
+    pub(super) explicit: Vec<(&'static str, String)>,
+    pub(super) timeout: Duration,
+    pub(super) communicate: bool,
+    pub(super) emulator: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LogOptions {
+    pub(super) form: Form,
+    /// `-` is standard input.
+    pub(super) files: Vec<PathBuf>,
+}
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Reads the arguments; an error is a sentence.
+pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == "log" => log(rest.to_vec()),
+        _ => check(arguments),
+    }
+    .map_err(|error| format!("{error}; nccl-doctor --help explains"))
+}
+
+fn check(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let mut options = CheckOptions {
+        form: Form::default(),
+        ranks: None,
+        explicit: Vec::new(),
+        timeout: TIMEOUT,
+        communicate: false,
+        emulator: false,
+    };
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("ranks") => options.ranks = Some(positive(&mut parser, "--ranks")?),
+            Long("rank") => {
+                let rank: usize = parser.value()?.parse()?;
+                options.explicit.push(("NCCL_RUN_RANK", rank.to_string()));
+            }
+            Long("world-size") => {
+                let size = positive(&mut parser, "--world-size")?;
+                options
+                    .explicit
+                    .push(("NCCL_RUN_WORLD_SIZE", size.to_string()));
+            }
+            Long("rendezvous") => {
+                let address = parser.value()?.string()?;
+                options.explicit.push(("NCCL_RUN_RENDEZVOUS", address));
+            }
+            Long("timeout") => {
+                let seconds = positive(&mut parser, "--timeout")?;
+                if seconds > 86_400 {
+                    return Err("--timeout is at most 86400 seconds, a day".into());
+                }
+                options.timeout = Duration::from_secs(seconds as u64);
+            }
+            Long("communicate") => options.communicate = true,
+            Long("emulator") => options.emulator = true,
+            Value(word) => {
+                let word = word.to_string_lossy();
+                return Err(format!(
+                    "{word:?} is no option; to read logs, write: nccl-doctor log {word}"
+                )
+                .into());
+            }
+            other => match common(&other, &mut options.form) {
+                Some(Some(command)) => return Ok(command),
+                Some(None) => {}
+                None => return Err(other.unexpected()),
+            },
+        }
+    }
+    let given: Vec<_> = options.explicit.iter().map(|(name, _)| *name).collect();
+    let together = [
+        ("NCCL_RUN_RANK", "--rank"),
+        ("NCCL_RUN_WORLD_SIZE", "--world-size"),
+        ("NCCL_RUN_RENDEZVOUS", "--rendezvous"),
+    ];
+    let missing: Vec<_> = together
+        .iter()
+        .filter(|(name, _)| !given.contains(name))
+        .map(|(_, option)| *option)
+        .collect();
+    if !given.is_empty() && !missing.is_empty() {
+        return Err(format!(
+            "--rank, --world-size and --rendezvous belong together: {} is missing",
+            missing.join(" and ")
+        )
+        .into());
+    }
+    Ok(Command::Check(options))
+}
+
+fn log(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let mut form = Form::default();
+    let mut files = Vec::new();
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Value(file) => files.push(PathBuf::from(file)),
+            other => match common(&other, &mut form) {
+                Some(Some(command)) => return Ok(command),
+                Some(None) => {}
+                None => return Err(other.unexpected()),
+            },
+        }
+    }
+    if files.is_empty() {
+        return Err("log needs files, or - for standard input".into());
+    }
+    Ok(Command::Log(LogOptions { form, files }))
+}
+
+/// What both commands understand: `None` for anything else, or what is to be done at once.
+#[expect(
+    clippy::option_option,
+    reason = "not known, known, and known to end it"
+)]
+fn common(argument: &lexopt::Arg<'_>, form: &mut Form) -> Option<Option<Command>> {
+    match argument {
+        Long("json") => form.json = true,
+        Short('q') | Long("quiet") => form.quiet = true,
+        Short('h') | Long("help") => return Some(Some(Command::Help)),
+        Short('V') | Long("version") => return Some(Some(Command::Version)),
+        _ => return None,
+    }
+    Some(None)
+}
+
+fn positive(parser: &mut lexopt::Parser, option: &str) -> Result<usize, lexopt::Error> {
+    let number: usize = parser.value()?.parse()?;
+    if number == 0 {
+        return Err(format!("{option} is at least 1").into());
+    }
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, String> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    fn refused(line: &str) -> String {
+        parsed(line).expect_err(line)
+    }
+
+    #[test]
+    fn a_check_is_what_is_done_without_a_command() {
+        let Ok(Command::Check(options)) = parsed("--ranks 8 --json -q --timeout 5") else {
+            panic!("no check");
+        };
+        assert_eq!(
+            (options.ranks, options.form.json, options.form.quiet),
+            (Some(8), true, true)
+        );
+        assert_eq!(options.timeout, Duration::from_secs(5));
+        let Ok(Command::Check(options)) = parsed("--rank 1 --world-size 2 --rendezvous unix:/x")
+        else {
+            panic!("no check");
+        };
+        assert_eq!(options.explicit.len(), 3);
+    }
+
+    #[test]
+    fn logs_are_files_or_standard_input() {
+        let Ok(Command::Log(options)) = parsed("log a b - --json") else {
+            panic!("no log");
+        };
+        assert_eq!(options.files, ["a", "b", "-"].map(PathBuf::from));
+        assert!(options.form.json);
+        assert_eq!(parsed("log --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_is_right() {
+        assert!(refused("job.log").contains("nccl-doctor log job.log"));
+        assert!(refused("--rank 1").contains("--world-size and --rendezvous is missing"));
+        assert!(refused("--ranks 0").contains("at least 1"));
+        assert!(refused("--ranks many").contains("many"));
+        assert!(refused("--bogus").contains("--bogus"));
+        assert!(refused("log").contains("standard input"));
+        assert!(refused("log --rank 1 x").contains("--rank"));
+        assert!(refused("--timeout 100000").contains("a day"));
+    }
+}

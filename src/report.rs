@@ -1,0 +1,339 @@
+//! How what was found reads: a line with ✓, ! or ✗, what to do beneath it, or JSON.
+//!
+//! Colour is for terminals, and for people who did not say `NO_COLOR`. Where a terminal shows it, long
+//! sentences are broken into lines; in a file or a pipe each stays on one, for `grep`.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+
+use nccl::preflight::{Finding, Severity};
+use serde_json::{Value, json};
+
+/// One thing that was found.
+///
+/// ```
+/// use nccl_tools::report::{Entry, Style, text};
+///
+/// let entry = Entry::error("library", "no libnccl was found").fix("install it");
+/// let text = text(&[entry], Style::PLAIN, false);
+/// assert_eq!(text, "✗ library: no libnccl was found\n    fix: install it\n1 error\n");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Its name, for scripts.
+    pub check: String,
+    /// The ranks it is about, if it is about some.
+    pub ranks: Vec<usize>,
+    /// The hosts of these.
+    pub hosts: Vec<String>,
+    /// What was found, as a sentence.
+    pub what: String,
+    /// What to do about it.
+    pub fix: Option<String>,
+}
+
+impl Entry {
+    fn new(severity: Severity, check: &str, what: impl Into<String>) -> Self {
+        Self {
+            severity,
+            check: check.to_owned(),
+            ranks: Vec::new(),
+            hosts: Vec::new(),
+            what: what.into(),
+            fix: None,
+        }
+    }
+
+    /// Something that is well.
+    #[must_use]
+    pub fn ok(check: &str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Ok, check, what)
+    }
+
+    /// Something that may be wrong.
+    #[must_use]
+    pub fn warning(check: &str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, check, what)
+    }
+
+    /// Something that is wrong.
+    #[must_use]
+    pub fn error(check: &str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Error, check, what)
+    }
+
+    /// With what to do about it.
+    #[must_use]
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+
+    /// As JSON.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "severity": self.severity.to_string(),
+            "check": self.check,
+            "ranks": self.ranks,
+            "hosts": self.hosts,
+            "what": self.what,
+            "fix": self.fix,
+        })
+    }
+
+    /// From [`json`](Self::json); `None` for anything else.
+    #[must_use]
+    pub fn from_json(value: &Value) -> Option<Self> {
+        let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
+        let severity = match &text("severity")?[..] {
+            "ok" => Severity::Ok,
+            "warning" => Severity::Warning,
+            "error" => Severity::Error,
+            _ => return None,
+        };
+        let list = |key: &str| value.get(key)?.as_array().cloned();
+        Some(Self {
+            severity,
+            check: text("check")?,
+            ranks: list("ranks")?
+                .iter()
+                .filter_map(|rank| usize::try_from(rank.as_u64()?).ok())
+                .collect(),
+            hosts: list("hosts")?
+                .iter()
+                .filter_map(|host| host.as_str().map(str::to_owned))
+                .collect(),
+            what: text("what")?,
+            fix: text("fix"),
+        })
+    }
+}
+
+impl From<&Finding> for Entry {
+    fn from(finding: &Finding) -> Self {
+        Self {
+            severity: finding.severity,
+            check: finding.check.clone(),
+            ranks: finding.ranks.clone(),
+            hosts: finding.hosts.clone(),
+            what: finding.what.clone(),
+            fix: finding.fix.clone(),
+        }
+    }
+}
+
+/// How bad the worst is.
+///
+/// ```
+/// use nccl::preflight::Severity;
+/// assert_eq!(nccl_tools::report::worst(&[]), Severity::Ok);
+/// ```
+#[must_use]
+pub fn worst(entries: &[Entry]) -> Severity {
+    let severities = entries.iter().map(|entry| entry.severity);
+    severities.max().unwrap_or(Severity::Ok)
+}
+
+/// Whether to use colour, and where to break lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    colour: bool,
+    width: Option<usize>,
+}
+
+/// Where lines are broken on a terminal.
+const WIDTH: usize = 100;
+
+impl Style {
+    /// Neither colour nor broken lines.
+    pub const PLAIN: Self = Self {
+        colour: false,
+        width: None,
+    };
+
+    /// What fits to a stream, and to what the person said in the environment.
+    #[must_use]
+    pub fn of(stream: &impl IsTerminal) -> Self {
+        Self::chosen(stream.is_terminal(), |name| std::env::var(name).ok())
+    }
+
+    fn chosen(terminal: bool, get: impl Fn(&str) -> Option<String>) -> Self {
+        if !terminal {
+            return Self::PLAIN;
+        }
+        let forbidden = get("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            colour: !forbidden && get("TERM").is_none_or(|terminal| terminal != "dumb"),
+            width: Some(WIDTH),
+        }
+    }
+
+    /// `text` in the colour of a severity.
+    fn paint(self, severity: Severity, text: &str) -> String {
+        let code = match severity {
+            _ if !self.colour => return text.to_owned(),
+            Severity::Ok => "32",
+            Severity::Warning => "33",
+            _ => "31",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}
+
+/// All entries, and how many there are of each kind; with `quiet`, without those that are well.
+#[must_use]
+pub fn text(entries: &[Entry], style: Style, quiet: bool) -> String {
+    let mut text = String::new();
+    let shown = entries
+        .iter()
+        .filter(|entry| !quiet || entry.severity > Severity::Ok);
+    for entry in shown {
+        let sign = match entry.severity {
+            Severity::Ok => "✓",
+            Severity::Warning => "!",
+            _ => "✗",
+        };
+        let sign = style.paint(entry.severity, sign);
+        let what = wrapped(&format!("{}: {}", entry.check, entry.what), 2, style);
+        let _ = writeln!(text, "{sign} {what}");
+        if let Some(fix) = &entry.fix {
+            let _ = writeln!(text, "    {}", wrapped(&format!("fix: {fix}"), 9, style));
+        }
+    }
+    let of = |severity| {
+        entries
+            .iter()
+            .filter(|entry| entry.severity == severity)
+            .count()
+    };
+    let counted = |number, one: &str, several: &str| match number {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        _ => Some(format!("{number} {several}")),
+    };
+    let parts = [
+        counted(of(Severity::Error), "error", "errors"),
+        counted(of(Severity::Warning), "warning", "warnings"),
+        counted(of(Severity::Ok), "check is fine", "checks are fine"),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    let line = match parts.is_empty() {
+        true => "nothing was checked".to_owned(),
+        false => parts.join(", "),
+    };
+    let _ = writeln!(text, "{}", style.paint(worst(entries), &line));
+    text
+}
+
+/// Breaks a sentence into lines, the later ones indented.
+fn wrapped(sentence: &str, indent: usize, style: Style) -> String {
+    // One line each: what comes from a log or another host must not look like a line of ours, or steer the
+    // terminal.
+    let clean: String = sentence
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let Some(width) = style.width else {
+        return clean;
+    };
+    let mut text = String::new();
+    let mut used = indent;
+    for word in clean.split(' ') {
+        let length = word.chars().count();
+        if used > indent && used + 1 + length > width {
+            let _ = write!(text, "\n{:indent$}", "");
+            used = indent;
+        } else if !text.is_empty() {
+            text.push(' ');
+            used += 1;
+        }
+        text.push_str(word);
+        used += length;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> [Entry; 3] {
+        [
+            Entry::error("a", "one\x1b[2J\nforged: line").fix("do it"),
+            Entry::warning("b", "two"),
+            Entry::ok("c", "three"),
+        ]
+    }
+
+    #[test]
+    fn each_finding_is_a_line_with_what_to_do_beneath_it() {
+        let plain = text(&entries(), Style::PLAIN, false);
+        let lines: Vec<_> = plain.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "✗ a: one [2J forged: line",
+                "    fix: do it",
+                "! b: two",
+                "✓ c: three",
+                "1 error, 1 warning, 1 check is fine"
+            ]
+        );
+        assert!(!text(&entries(), Style::PLAIN, true).contains("three"));
+        assert_eq!(text(&[], Style::PLAIN, false), "nothing was checked\n");
+    }
+
+    #[test]
+    fn colour_is_for_terminals_of_people_who_want_it() {
+        let with = |name: &'static str, value: &'static str| {
+            move |asked: &str| (asked == name).then(|| value.to_owned())
+        };
+        assert!(Style::chosen(true, |_| None).colour);
+        assert!(Style::chosen(true, with("NO_COLOR", "")).colour);
+        assert!(!Style::chosen(true, with("NO_COLOR", "1")).colour);
+        assert!(!Style::chosen(true, with("TERM", "dumb")).colour);
+        assert_eq!(Style::chosen(false, |_| None), Style::PLAIN);
+        let coloured = text(&entries(), Style::chosen(true, |_| None), false);
+        assert!(
+            coloured.starts_with("\x1b[31m✗\x1b[0m a: one"),
+            "{coloured:?}"
+        );
+    }
+
+    #[test]
+    fn long_sentences_are_broken_on_a_terminal_alone() {
+        let long = Entry::ok("long", "word ".repeat(60));
+        let narrow = text(
+            std::slice::from_ref(&long),
+            Style::chosen(true, with_nothing),
+            false,
+        );
+        assert!(narrow.lines().count() > 3);
+        assert!(
+            narrow
+                .lines()
+                .all(|line| line.chars().count() <= WIDTH + 10),
+            "{narrow}"
+        );
+        assert!(narrow.lines().nth(1).unwrap().starts_with("  word"));
+        assert_eq!(text(&[long], Style::PLAIN, false).lines().count(), 2);
+    }
+
+    fn with_nothing(_: &str) -> Option<String> {
+        None
+    }
+
+    #[test]
+    fn json_reads_back() {
+        let mut entry = Entry::error("check", "what \"is\"").fix("fix");
+        entry.ranks = vec![1, 5];
+        entry.hosts = vec!["node-a".to_owned()];
+        let text = entry.json().to_string();
+        let read = Entry::from_json(&serde_json::from_str(&text).unwrap());
+        assert_eq!(read, Some(entry));
+        assert_eq!(Entry::from_json(&json!({"severity": "awful"})), None);
+    }
+}
