@@ -68,13 +68,26 @@ fn raw_group(workload: &mut Workload, messages: usize) {
     workload.raw_group(black_box(messages)).expect("a group");
 }
 
-fn safe_all_to_all(workload: &mut Workload) {
-    workload.safe_all_to_all().expect("an all-to-all");
-}
+/// A call by itself, bare and safe.
+type Single = (&'static str, fn(&mut Workload), fn(&mut Workload));
 
-fn raw_all_to_all(workload: &mut Workload) {
-    workload.raw_all_to_all().expect("an all-to-all");
-}
+const SINGLES: [Single; 3] = [
+    (
+        "all_to_all",
+        |workload| workload.raw_all_to_all().expect("an all-to-all"),
+        |workload| workload.safe_all_to_all().expect("an all-to-all"),
+    ),
+    (
+        "all_reduce",
+        |workload| workload.raw_all_reduce().expect("an all-reduce"),
+        |workload| workload.safe_all_reduce().expect("an all-reduce"),
+    ),
+    (
+        "on, all_reduce",
+        |workload| workload.raw_all_reduce().expect("an all-reduce"),
+        |workload| workload.safe_all_reduce_on().expect("an all-reduce"),
+    ),
+];
 
 fn table() {
     println!("ns, median of {TURNS} turns ± half the distance of the quartiles");
@@ -88,7 +101,8 @@ fn table() {
         let mut differences = vec![Vec::new(); SIZES.len()];
         let mut all = vec![(Vec::new(), Vec::new()); SIZES.len()];
         let (mut slopes, mut starts) = (Vec::new(), Vec::new());
-        let (mut raws, mut safes, mut drivers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut singles = SINGLES.map(|_| (Vec::new(), Vec::new(), Vec::new()));
+        let mut drivers = Vec::new();
         for turn in 0..TURNS {
             let mut points = Vec::new();
             for (index, &size) in SIZES.iter().enumerate() {
@@ -105,16 +119,14 @@ fn table() {
             let (slope, start) = line(&points);
             slopes.push(slope);
             starts.push(start);
-            let (raw, safe) = both(turn, |safe| {
-                let call = if safe {
-                    safe_all_to_all
-                } else {
-                    raw_all_to_all
-                };
-                time(&mut workload, 1000, call)
-            });
-            raws.push(raw);
-            safes.push(safe);
+            for ((_, raw, safe), measured) in SINGLES.iter().zip(&mut singles) {
+                let (raw, safe) = both(turn, |is_safe| {
+                    time(&mut workload, 1000, if is_safe { safe } else { raw })
+                });
+                measured.0.push(raw);
+                measured.1.push(safe);
+                measured.2.push(safe - raw);
+            }
             drivers.push(time(&mut workload, 1000, |workload| {
                 workload.driver_calls().expect("a stream");
             }));
@@ -123,12 +135,9 @@ fn table() {
             let (raw, safe) = (&all[index].0, &all[index].1);
             row(&format!("group of {size}"), raw, safe, &differences[index]);
         }
-        let difference: Vec<_> = safes
-            .iter()
-            .zip(&raws)
-            .map(|(safe, raw)| safe - raw)
-            .collect();
-        row("all_to_all", &raws, &safes, &difference);
+        for ((name, ..), (raw, safe, difference)) in SINGLES.iter().zip(&singles) {
+            row(name, raw, safe, difference);
+        }
         println!("added per message  {}", Spread::of(&slopes));
         println!("added per group    {}", Spread::of(&starts));
         println!("the driver's part  {} per group", Spread::of(&drivers));
@@ -205,16 +214,15 @@ fn one_by_one(criterion: &mut Criterion) {
                 });
             }
         }
-        for (way, call) in [
-            ("raw", raw_all_to_all as fn(&mut Workload)),
-            ("safe", safe_all_to_all),
-        ] {
-            group.bench_function(BenchmarkId::new(way, "all_to_all"), |bencher| {
-                bencher.iter_custom(|count| {
-                    let nanoseconds = in_batches(&mut workload, count, call);
-                    Duration::from_secs_f64(nanoseconds / 1e9)
+        for (name, raw, safe) in SINGLES {
+            for (way, call) in [("raw", raw), ("safe", safe)] {
+                group.bench_function(BenchmarkId::new(way, name), |bencher| {
+                    bencher.iter_custom(|count| {
+                        let nanoseconds = in_batches(&mut workload, count, call);
+                        Duration::from_secs_f64(nanoseconds / 1e9)
+                    });
                 });
-            });
+            }
         }
         group.finish();
     }

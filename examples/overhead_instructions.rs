@@ -9,8 +9,11 @@
 //! ```text
 //! valgrind --tool=callgrind --callgrind-out-file=FILE --collect-atstart=no \
 //!     --toggle-collect='*overhead_instructions::measured*' \
-//!     target/release/examples/overhead_instructions (raw|safe|driver) (success|in-progress) (off|on) MESSAGES GROUPS
+//!     target/release/examples/overhead_instructions (raw|safe|driver) (success|in-progress) (off|on) WHAT TIMES
 //! ```
+//!
+//! WHAT is the number of messages of a group, `all-to-all`, `all-reduce`, or `elsewhere` for an
+//! all-reduce by way of `Communicator::on`.
 //!
 //! Only what happens inside of `measured` is counted, with everything called from there: the library
 //! that queues, and the driver or the emulator. The difference of two sizes is the messages', and what
@@ -23,10 +26,10 @@ use std::process::Command;
 use nccl_tools::overhead::{Tracking, Workload};
 use nccl_tools::queueing::Ending;
 
-/// The numbers of messages whose difference is taken, and of groups.
+/// The numbers of messages whose difference is taken, and how often each is called.
 const FEW: u64 = 8;
 const MANY: u64 = 128;
-const GROUPS: u64 = 1000;
+const TIMES: u64 = 1000;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -35,17 +38,15 @@ fn main() -> Outcome<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         [] => table(),
-        [way, ending, tracking, messages, groups] => {
-            count(way, ending, tracking, messages.parse()?, groups.parse()?)
-        }
+        [way, ending, tracking, what, times] => count(way, ending, tracking, what, times.parse()?),
         _ => Err(
-            "expected nothing, or (raw|safe|driver) (success|in-progress) (off|on) MESSAGES GROUPS"
+            "expected nothing, or (raw|safe|driver) (success|in-progress) (off|on) WHAT TIMES"
                 .into(),
         ),
     }
 }
 
-fn count(way: &str, ending: &str, tracking: &str, messages: usize, groups: usize) -> Outcome<()> {
+fn count(way: &str, ending: &str, tracking: &str, what: &str, times: usize) -> Outcome<()> {
     nccl_emulator::install()?;
     let ending = match ending {
         "success" => Ending::Success,
@@ -58,27 +59,37 @@ fn count(way: &str, ending: &str, tracking: &str, messages: usize, groups: usize
         _ => return Err("the tracking of events is off or on".into()),
     };
     let mut workload = Workload::new(ending, tracking)?;
-    let mut group: Box<dyn FnMut() -> Outcome<()>> = match way {
-        "safe" => Box::new(|| Ok(workload.safe_group(messages)?)),
-        "raw" => Box::new(|| {
-            workload
-                .raw_group(messages)
-                .map_err(|code| format!("{code:?}").into())
-        }),
-        "driver" => Box::new(|| Ok(workload.driver_calls()?)),
-        _ => return Err("the way is raw, safe or driver".into()),
+    let code =
+        |called: Result<(), nccl_sys::ncclResult_t>| called.map_err(|code| format!("{code:?}"));
+    let messages = what.parse::<usize>().ok();
+    let mut call: Box<dyn FnMut() -> Outcome<()>> = match (way, what, messages) {
+        ("driver", ..) => Box::new(|| Ok(workload.driver_calls()?)),
+        ("safe", _, Some(messages)) => Box::new(move || Ok(workload.safe_group(messages)?)),
+        ("raw", _, Some(messages)) => Box::new(move || Ok(code(workload.raw_group(messages))?)),
+        ("safe", "all-to-all", _) => Box::new(|| Ok(workload.safe_all_to_all()?)),
+        ("raw", "all-to-all", _) => Box::new(|| Ok(code(workload.raw_all_to_all())?)),
+        ("safe", "all-reduce", _) => Box::new(|| Ok(workload.safe_all_reduce()?)),
+        ("safe", "elsewhere", _) => Box::new(|| Ok(workload.safe_all_reduce_on()?)),
+        ("raw", "all-reduce" | "elsewhere", _) => Box::new(|| Ok(code(workload.raw_all_reduce())?)),
+        _ => {
+            return Err(
+                "the way is raw, safe or driver; what is a number of messages, all-to-all, \
+                         all-reduce or elsewhere"
+                    .into(),
+            );
+        }
     };
     for _ in 0..3 {
-        group()?;
+        call()?;
     }
-    measured(&mut *group, groups)
+    measured(&mut *call, times)
 }
 
 /// What callgrind counts.
 #[inline(never)]
-fn measured(group: &mut dyn FnMut() -> Outcome<()>, groups: usize) -> Outcome<()> {
-    for _ in 0..groups {
-        group()?;
+fn measured(call: &mut dyn FnMut() -> Outcome<()>, times: usize) -> Outcome<()> {
+    for _ in 0..times {
+        call()?;
     }
     Ok(())
 }
@@ -96,8 +107,8 @@ fn table() -> Outcome<()> {
     ] {
         let mut lines = Vec::new();
         for way in ["raw", "safe"] {
-            let few = under_callgrind(way, ending, tracking, FEW)?;
-            let many = under_callgrind(way, ending, tracking, MANY)?;
+            let few = under_callgrind(way, ending, tracking, &FEW.to_string())?;
+            let many = under_callgrind(way, ending, tracking, &MANY.to_string())?;
             let message = (many - few) / (MANY - FEW) as f64;
             let group = few - message * FEW as f64;
             println!(
@@ -115,7 +126,12 @@ fn table() -> Outcome<()> {
             );
         }
     }
-    let driver = under_callgrind("driver", "success", "off", FEW)?;
+    for what in ["all-to-all", "all-reduce", "elsewhere"] {
+        let raw = under_callgrind("raw", "success", "off", what)?;
+        let safe = under_callgrind("safe", "success", "off", what)?;
+        println!("{:<30} {:>14} {:>14.1}", what, "", safe - raw);
+    }
+    let driver = under_callgrind("driver", "success", "off", "driver")?;
     println!(
         "{:<30} {:>14} {driver:>14.1}",
         "  of which the driver's", ""
@@ -123,8 +139,8 @@ fn table() -> Outcome<()> {
     Ok(())
 }
 
-/// Instructions per group.
-fn under_callgrind(way: &str, ending: &str, tracking: &str, messages: u64) -> Outcome<f64> {
+/// Instructions per call.
+fn under_callgrind(way: &str, ending: &str, tracking: &str, what: &str) -> Outcome<f64> {
     let profile = tempfile::NamedTempFile::new()?;
     let output = Command::new("valgrind")
         .arg("--tool=callgrind")
@@ -134,13 +150,7 @@ fn under_callgrind(way: &str, ending: &str, tracking: &str, messages: u64) -> Ou
             "--toggle-collect=*overhead_instructions::measured*",
         ])
         .arg(std::env::current_exe()?)
-        .args([
-            way,
-            ending,
-            tracking,
-            &messages.to_string(),
-            &GROUPS.to_string(),
-        ])
+        .args([way, ending, tracking, what, &TIMES.to_string()])
         .output()
         .map_err(|error| format!("valgrind cannot be started: {error}"))?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -151,7 +161,7 @@ fn under_callgrind(way: &str, ending: &str, tracking: &str, messages: u64) -> Ou
         .and_then(|(_, number)| number.trim().parse::<f64>().ok());
     match collected {
         Some(instructions) if output.status.success() && instructions > 0.0 => {
-            Ok(instructions / GROUPS as f64)
+            Ok(instructions / TIMES as f64)
         }
         _ => Err(format!("valgrind ended with {} and said:\n{text}", output.status).into()),
     }

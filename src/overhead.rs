@@ -193,6 +193,16 @@ impl Workload {
         Ok(())
     }
 
+    /// The same, asked for on a stream by its name.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub fn safe_all_reduce_on(&mut self) -> nccl::Result<()> {
+        let on = self.comm.on(&self.stream);
+        on.all_reduce(&self.x, &mut self.y, ReduceOp::Sum)?;
+        Ok(())
+    }
+
     /// The communicator, for what is not measured here.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {

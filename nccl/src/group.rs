@@ -75,12 +75,12 @@ impl<'a> Group<'a> {
     #[inline]
     pub fn isend(&mut self, buffer: impl SendBuffer<'a>, peer: usize) -> Result<()> {
         let (count, data_type) = (buffer.count(), buffer.element());
-        let Some(peer) = self.peer(peer, count, data_type)? else {
+        let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
         let address = self.frame.read(buffer)?;
-        let message = Recorded::message(Function::Send, address, count, data_type, peer);
-        self.frame.push_message(message, peer as usize == self.rank);
+        let message = Recorded::new(Function::Send, address, count, data_type, rank);
+        self.frame.push_message(message, peer == self.rank);
         Ok(())
     }
 
@@ -105,12 +105,12 @@ impl<'a> Group<'a> {
     #[inline]
     pub fn irecv(&mut self, buffer: impl RecvBuffer<'a>, peer: usize) -> Result<()> {
         let (count, data_type) = (buffer.count(), buffer.element());
-        let Some(peer) = self.peer(peer, count, data_type)? else {
+        let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
         let address = self.frame.write(buffer)?;
-        let message = Recorded::message(Function::Recv, address, count, data_type, peer);
-        self.frame.push_message(message, peer as usize == self.rank);
+        let message = Recorded::new(Function::Recv, address, count, data_type, rank);
+        self.frame.push_message(message, peer == self.rank);
         Ok(())
     }
 
@@ -153,8 +153,12 @@ impl<'a> Group<'a> {
     }
 
     /// Records a collective.
-    pub(crate) fn add(&mut self, collective: Result<Collective<'a>>) -> Result<()> {
-        collective?.record(self.comm, &mut self.frame)
+    #[inline]
+    pub(crate) fn add<X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
+        &mut self,
+        collective: Result<Collective<X, Y>>,
+    ) -> Result<()> {
+        collective?.record(self.comm, &mut self.frame).map(drop)
     }
 
     /// The peer as NCCL counts it; `None` for a message without elements.
@@ -194,15 +198,20 @@ impl<'a> Group<'a> {
     /// costs the communicator. One with a counterpart of another size NCCL copies, as long as it was
     /// sent: past the end of the buffer that is too short.
     fn check_own_messages(&self) -> Result<()> {
-        let messages = self.frame.own();
+        let (recorded, own) = (self.frame.batch().recorded, self.frame.own());
+        if own.is_empty() {
+            return Ok(());
+        }
+        let messages = own.iter().map(|&at| &recorded[at]);
+        let bytes = |message: &Recorded| {
+            message.count * message.data_type().size_in_bytes().unwrap_or_default()
+        };
         // A collective that NCCL makes of messages has one of each.
         let all_but = |function| {
             let of_side = messages
                 .clone()
                 .filter(move |message| message.function != function);
-            of_side.map(|message| {
-                message.count * message.data_type.size_in_bytes().unwrap_or_default()
-            })
+            of_side.map(bytes)
         };
         if all_but(Function::Recv).eq(all_but(Function::Send)) {
             Ok(())
@@ -263,7 +272,7 @@ impl Communicator {
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("operations", &self.frame.recorded.len())
+            .field("operations", &self.frame.batch().recorded.len())
             .finish_non_exhaustive()
     }
 }

@@ -46,41 +46,62 @@ impl Function {
     }
 }
 
-/// One operation. Its addresses are valid as long as the frame in which it lies.
+/// One operation; all there is of a message. Its addresses are valid as long as the frame in which it
+/// lies. Small, because groups hold hundreds of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recorded {
-    pub(crate) function: Function,
-    /// The address to read; null where the rank reads nothing.
-    pub(crate) send: u64,
-    /// The address to write; null where the rank writes nothing.
-    pub(crate) recv: u64,
+    /// The address of a message; what a collective reads, null where the rank reads nothing.
+    pub(crate) address: u64,
     /// Elements, as the C function counts them.
     pub(crate) count: usize,
-    pub(crate) data_type: DataType,
     /// The peer or root.
     pub(crate) rank: i32,
+    pub(crate) function: Function,
+    /// The type's code, which fits for all whose size is known, and no others get here.
+    data_type: u8,
+}
+
+/// What a collective has besides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct More {
+    /// The address to write; null where the rank writes nothing.
+    pub(crate) recv: u64,
     pub(crate) op: sys::ncclRedOp_t,
 }
 
+/// Operations that are issued together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'f> {
+    /// In the order in which they are issued.
+    pub(crate) recorded: &'f [Recorded],
+    /// For each of them that is a collective, in the same order.
+    pub(crate) more: &'f [More],
+    /// Whether a single operation has to be a group as well.
+    pub(crate) grouped: bool,
+}
+
 impl Recorded {
-    /// A message to (`Function::Send`) or from (`Function::Recv`) `peer`.
+    /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with
+    /// the root `rank`, which reads at `address`.
     #[inline]
-    pub(crate) fn message(
+    pub(crate) fn new(
         function: Function,
         address: u64,
         count: usize,
         data_type: DataType,
-        peer: i32,
+        rank: i32,
     ) -> Self {
         Self {
-            function,
-            send: address,
-            recv: address,
+            address,
             count,
-            data_type,
-            rank: peer,
-            op: sys::ncclRedOp_t::ncclSum,
+            rank,
+            function,
+            data_type: data_type.as_raw() as u8,
         }
+    }
+
+    pub(crate) fn data_type(&self) -> DataType {
+        DataType::from_raw(self.data_type.into())
     }
 
     /// Whether NCCL makes a message of rank `own` to itself for it.
@@ -96,13 +117,14 @@ impl Recorded {
     }
 
     /// Makes the C call.
-    #[inline]
-    fn call(&self, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
+    fn call(&self, more: Option<&More>, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
         let api = calls.library.api();
         let (comm, stream) = (calls.comm, calls.stream);
-        let (send, recv) = (self.send as *const c_void, self.recv as *mut c_void);
-        let (count, rank, op): (usize, c_int, _) = (self.count, self.rank, self.op);
-        let data_type = self.data_type.raw();
+        let recv = more.map_or(self.address, |more| more.recv);
+        let op = more.map_or(sys::ncclRedOp_t::ncclSum, |more| more.op);
+        let (send, recv) = (self.address as *const c_void, recv as *mut c_void);
+        let (count, rank): (usize, c_int) = (self.count, self.rank);
+        let data_type = self.data_type().raw();
         // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
         // reads and writes (the length rules, checked when the operation was recorded) until the work
         // is done on the stream, which the order of streams sees to, and nothing else accesses what is
@@ -148,54 +170,40 @@ impl Recorded {
     }
 }
 
-/// Makes the calls for `recorded`: one alone, several between group start and group end.
-pub(crate) fn call(
-    recorded: &[Recorded],
-    grouped: bool,
-    calls: &Calls<'_>,
-) -> Result<Progress, NcclFailure> {
-    match recorded {
+/// Makes the calls for `batch`: one alone, several between group start and group end.
+pub(crate) fn call(batch: Batch<'_>, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
+    match batch.recorded {
         [] => Ok(Progress::Done),
-        [alone] if !grouped => alone.call(calls),
-        several => group(calls.library, || call_each(several, calls)),
+        [alone] if !batch.grouped => alone.call(batch.more.first(), calls),
+        _ => group(calls.library, || call_each(batch, calls)),
     }
 }
 
-/// Makes the calls for `recorded`, inside of a group.
-pub(crate) fn call_each(recorded: &[Recorded], calls: &Calls<'_>) -> Result<(), NcclFailure> {
+/// Makes the calls for `batch`, inside of a group.
+pub(crate) fn call_each(batch: Batch<'_>, calls: &Calls<'_>) -> Result<(), NcclFailure> {
     let api = calls.library.api();
     // Looked up once: a group may hold hundreds of messages.
     let (Some(send), Some(recv)) = (api.ncclSend, api.ncclRecv) else {
         return Err(ffi::missing(calls.library, "ncclSend"));
     };
     let (comm, stream) = (calls.comm, calls.stream);
-    for one in recorded {
-        let (count, data_type, peer) = (one.count, one.data_type.raw(), one.rank);
+    let mut more = batch.more.iter();
+    for one in batch.recorded {
+        let (count, peer) = (one.count, one.rank);
+        let data_type = sys::ncclDataType_t(one.data_type.into());
         let code = match one.function {
             // SAFETY: as in `Recorded::call`.
             Function::Send => unsafe {
-                send(
-                    one.send as *const c_void,
-                    count,
-                    data_type,
-                    peer,
-                    comm,
-                    stream,
-                )
+                let address = one.address as *const c_void;
+                send(address, count, data_type, peer, comm, stream)
             },
             // SAFETY: as in `Recorded::call`.
             Function::Recv => unsafe {
-                recv(
-                    one.recv as *mut c_void,
-                    count,
-                    data_type,
-                    peer,
-                    comm,
-                    stream,
-                )
+                let address = one.address as *mut c_void;
+                recv(address, count, data_type, peer, comm, stream)
             },
             _ => {
-                one.call(calls)?;
+                one.call(more.next(), calls)?;
                 continue;
             }
         };

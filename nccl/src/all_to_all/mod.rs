@@ -5,7 +5,7 @@
 
 mod variable;
 
-use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
+use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::{ALL_TO_ALL, Collective};
 use crate::communicator::Communicator;
 #[cfg(doc)]
@@ -86,16 +86,16 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = self.all_to_all_by(x.erase(), y.erase_mut(), algorithm);
+        let collective = self.all_to_all_by(x, y, algorithm);
         self.issue_collective(OperationKind::AllToAll, collective)
     }
 
-    fn all_to_all_by<'a>(
+    fn all_to_all_by<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
         &self,
-        x: Erased<'a>,
-        y: ErasedMut<'a>,
+        x: S,
+        y: R,
         algorithm: Algorithm,
-    ) -> Result<Collective<'a>> {
+    ) -> Result<Collective<S, R>> {
         let collective = Collective::apart(ALL_TO_ALL, Some(x), Some(y));
         match algorithm {
             Algorithm::Native if !self.library().has(Capability::NativeAllToAll) => {
@@ -136,9 +136,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = self
-            .comm
-            .all_to_all_by(x.erase(), y.erase_mut(), Algorithm::Auto);
+        let collective = self.comm.all_to_all_by(x, y, Algorithm::Auto);
         self.add(collective)
     }
 }

@@ -57,7 +57,7 @@ impl Communicator {
             record(self, &mut frame, x, send_counts, y, recv_counts)?;
             Ok(frame)
         });
-        let frame = self.checked(KIND, shape, frame)?;
+        let frame = frame.map_err(|error| self.failed_check(KIND, shape, error))?;
         self.issue(&frame, KIND, shape)
     }
 }
@@ -103,7 +103,7 @@ fn record<'a>(
     y: ErasedMut<'a>,
     recv_counts: &[usize],
 ) -> Result<()> {
-    let data_type = same_type(&x, &y)?;
+    let data_type = same_type(x.data_type(), y.data_type())?;
     comm.library().admit(data_type)?;
     let size = data_type
         .size_in_bytes()
@@ -144,8 +144,8 @@ fn record<'a>(
         for (peer, &count) in counts.iter().enumerate() {
             if count > 0 {
                 // Fits: the number of ranks was checked when the communicator was made.
-                let message = Recorded::message(function, address, count, data_type, peer as i32);
-                frame.push(message, own);
+                let message = Recorded::new(function, address, count, data_type, peer as i32);
+                frame.push_message(message, peer == own);
             }
             address += (count * size) as u64;
         }

@@ -1,81 +1,190 @@
 //! One collective, from its buffers to what is recorded.
 
+use std::sync::Arc;
+
 use nccl_sys as sys;
 
 use super::rules::{Place, Rule};
-use crate::buffer::{Erased, ErasedMut};
+use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, Recorded};
-use crate::reduce::{self, Reduction, Resolved};
+use crate::recorded::{Function, More, Recorded};
+use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 
 /// A collective that was asked for: its row of the table, and its buffers.
-pub(crate) struct Collective<'a> {
+///
+/// What depends on the kinds of the buffers is no more than to ask them for their lengths and addresses,
+/// because it is compiled for each.
+pub(crate) struct Collective<X, Y> {
+    asked: Asked,
+    buffers: Buffers<X, Y>,
+}
+
+enum Buffers<X, Y> {
+    Apart(Option<X>, Option<Y>),
+    InPlace(Y),
+}
+
+/// All but the buffers.
+struct Asked {
     rule: Rule,
     root: Option<usize>,
-    op: Resolved,
-    buffers: Buffers<'a>,
+    op: sys::ncclRedOp_t,
+    operator: Option<Arc<Operator>>,
     made_of_messages: bool,
 }
 
-enum Buffers<'a> {
-    Apart(Option<Erased<'a>>, Option<ErasedMut<'a>>),
-    InPlace(ErasedMut<'a>),
+/// What the buffers hold; there is no `send` in place.
+#[derive(Clone, Copy)]
+struct Given {
+    send: Option<Elements>,
+    recv: Option<Elements>,
+    in_place: bool,
 }
 
-/// Where a collective reads and writes, and how much.
-struct Taken {
-    send: u64,
-    recv: u64,
+#[derive(Clone, Copy)]
+struct Elements {
     count: usize,
     data_type: DataType,
 }
 
-impl<'a> Collective<'a> {
-    pub(crate) fn apart(rule: Rule, x: Option<Erased<'a>>, y: Option<ErasedMut<'a>>) -> Self {
-        Self::new(rule, Buffers::Apart(x, y))
-    }
+/// Whose checks are done.
+struct Checked {
+    count: usize,
+    data_type: DataType,
+    root: i32,
+    /// Bytes from the start of the one buffer; 0 where there are two.
+    send_at: u64,
+    recv_at: u64,
+    reads: bool,
+    writes: bool,
+}
 
-    pub(crate) fn in_place(rule: Rule, y: ErasedMut<'a>) -> Self {
-        Self::new(rule, Buffers::InPlace(y))
-    }
-
-    fn new(rule: Rule, buffers: Buffers<'a>) -> Self {
+impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
+    #[inline]
+    pub(crate) fn apart(rule: Rule, x: Option<X>, y: Option<Y>) -> Self {
         Self {
-            rule,
-            root: None,
-            op: (sys::ncclRedOp_t::ncclSum, None),
-            buffers,
-            made_of_messages: false,
+            asked: Asked::new(rule),
+            buffers: Buffers::Apart(x, y),
         }
     }
 
+    #[inline]
     pub(crate) fn root(mut self, root: usize) -> Self {
-        self.root = Some(root);
+        self.asked.root = Some(root);
         self
     }
 
+    #[inline]
     pub(crate) fn reducing(mut self, op: impl Reduction, comm: &Communicator) -> Result<Self> {
-        if let Some(data_type) = self.data_type() {
-            self.op = reduce::resolve(&op, comm, data_type)?;
+        if let Some(data_type) = self.given().data_type() {
+            (self.asked.op, self.asked.operator) = reduce::resolve(&op, comm, data_type)?;
         }
         Ok(self)
     }
 
     /// Makes it of messages, although the library may have it as one call.
     pub(crate) fn made_of_messages(mut self) -> Self {
-        self.made_of_messages = true;
+        self.asked.made_of_messages = true;
         self
     }
 
-    fn data_type(&self) -> Option<DataType> {
+    #[inline]
+    fn given(&self) -> Given {
         match &self.buffers {
-            Buffers::InPlace(y) => Some(y.data_type()),
-            Buffers::Apart(Some(x), _) => Some(x.data_type()),
-            Buffers::Apart(None, y) => y.as_ref().map(ErasedMut::data_type),
+            Buffers::InPlace(y) => Given {
+                send: None,
+                recv: Some(Elements::of_recv(y)),
+                in_place: true,
+            },
+            Buffers::Apart(x, y) => Given {
+                send: x.as_ref().map(Elements::of_send),
+                recv: y.as_ref().map(Elements::of_recv),
+                in_place: false,
+            },
+        }
+    }
+
+    /// Checks everything that can be checked, and records the operation; its count. Nothing is recorded
+    /// for no elements.
+    #[inline]
+    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
+        let checked = self.asked.check(comm, &self.given())?;
+        let (send, recv) = match self.buffers {
+            Buffers::InPlace(y) => {
+                let address = frame.write(y)?;
+                (address + checked.send_at, address + checked.recv_at)
+            }
+            Buffers::Apart(x, y) => (
+                match x {
+                    Some(x) if checked.reads => frame.read(x)?,
+                    _ => 0,
+                },
+                match y {
+                    Some(y) if checked.writes => frame.write(y)?,
+                    _ => 0,
+                },
+            ),
+        };
+        if checked.count != 0 {
+            self.asked.push(comm, frame, &checked, send, recv)?;
+        }
+        Ok(checked.count)
+    }
+}
+
+impl<'a, Y: RecvBuffer<'a>> Collective<Erased<'a>, Y> {
+    #[inline]
+    pub(crate) fn in_place(rule: Rule, y: Y) -> Self {
+        Self {
+            asked: Asked::new(rule),
+            buffers: Buffers::InPlace(y),
+        }
+    }
+}
+
+impl Elements {
+    #[inline]
+    fn of_send<'a>(buffer: &impl SendBuffer<'a>) -> Self {
+        Self {
+            count: buffer.count(),
+            data_type: buffer.element(),
+        }
+    }
+
+    #[inline]
+    fn of_recv<'a>(buffer: &impl RecvBuffer<'a>) -> Self {
+        Self {
+            count: buffer.count(),
+            data_type: buffer.element(),
+        }
+    }
+}
+
+impl Given {
+    #[inline]
+    fn data_type(&self) -> Option<DataType> {
+        self.send.or(self.recv).map(|elements| elements.data_type)
+    }
+
+    fn counts(&self) -> (Option<usize>, Option<usize>) {
+        let count = |side: Option<Elements>| side.map(|elements| elements.count);
+        (count(self.send), count(self.recv))
+    }
+}
+
+impl Asked {
+    #[inline]
+    fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            root: None,
+            op: sys::ncclRedOp_t::ncclSum,
+            operator: None,
+            made_of_messages: false,
         }
     }
 
@@ -87,90 +196,62 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// As a request and an error tell it; without a count where the lengths make none.
-    fn shape(&self, comm: &Communicator) -> Shape {
-        let place = self.place(comm);
-        let count = match &self.buffers {
-            Buffers::InPlace(y) => self.rule.in_place(place, y.len()).map(|at| at.count),
-            Buffers::Apart(x, y) => {
-                let lengths = (x.as_ref().map(Erased::len), y.as_ref().map(ErasedMut::len));
-                self.rule.count(place, lengths.0, lengths.1)
-            }
-        };
-        Shape {
-            peer: None,
-            root: self.root,
-            count: count.ok(),
-            data_type: self.data_type(),
-        }
-    }
-
-    /// Checks everything that can be checked, and records the operation. Nothing is recorded for no
-    /// elements.
-    pub(crate) fn record(mut self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<()> {
-        let root = self.rule.root(self.place(comm))?;
-        let function = self.rule.function;
-        let (op, operator) = (self.op.0, self.op.1.take());
-        let made_of_messages = self.made_of_messages || !comm.library().has_function(function);
-        let taken = self.take(comm, frame)?;
-        if taken.count == 0 {
-            return Ok(());
-        }
-        frame.reduce_with(operator);
-        let whole = Recorded {
-            function,
-            send: taken.send,
-            recv: taken.recv,
-            count: taken.count,
-            data_type: taken.data_type,
-            rank: root,
-            op,
-        };
-        if made_of_messages {
-            messages(&whole, comm, frame)
-        } else {
-            frame.push(whole, comm.rank());
-            Ok(())
-        }
-    }
-
-    /// Checks types and lengths, and takes the buffers.
-    fn take(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<Taken> {
+    /// Checks root, types and lengths.
+    fn check(&self, comm: &Communicator, given: &Given) -> Result<Checked> {
         let (rule, place) = (self.rule, self.place(comm));
-        match self.buffers {
-            Buffers::InPlace(y) => {
-                let data_type = y.data_type();
-                comm.library().admit(data_type)?;
-                let at = rule.in_place(place, y.len())?;
-                let size = size_of(data_type)?;
-                let address = frame.write(y)?;
-                Ok(Taken {
-                    send: address + (at.send * size) as u64,
-                    recv: address + (at.recv * size) as u64,
-                    count: at.count,
-                    data_type,
-                })
-            }
-            Buffers::Apart(x, y) => {
-                let data_type = match (&x, &y) {
-                    (Some(x), Some(y)) => same_type(x, y)?,
-                    (Some(x), None) => x.data_type(),
-                    (None, Some(y)) => y.data_type(),
-                    // `count` refuses it below, or has nothing to do.
-                    (None, None) => DataType::UINT8,
-                };
-                comm.library().admit(data_type)?;
-                let lengths = (x.as_ref().map(Erased::len), y.as_ref().map(ErasedMut::len));
-                let count = rule.count(place, lengths.0, lengths.1)?;
-                let x = x.filter(|_| rule.reads(place));
-                let y = y.filter(|_| rule.writes(place));
-                Ok(Taken {
-                    send: x.map_or(Ok(0), |x| frame.read(x))?,
-                    recv: y.map_or(Ok(0), |y| frame.write(y))?,
-                    count,
-                    data_type,
-                })
-            }
+        let root = rule.root(place)?;
+        let data_type = match (given.send, given.recv) {
+            (Some(x), Some(y)) => same_type(x.data_type, y.data_type)?,
+            // With neither, `count` refuses it below, or has nothing to do.
+            _ => given.data_type().unwrap_or(DataType::UINT8),
+        };
+        comm.library().admit(data_type)?;
+        let mut checked = Checked {
+            count: 0,
+            data_type,
+            root,
+            send_at: 0,
+            recv_at: 0,
+            reads: rule.reads(place),
+            writes: rule.writes(place),
+        };
+        let (send, recv) = given.counts();
+        if given.in_place {
+            let at = rule.in_place(place, recv.unwrap_or_default())?;
+            let size = size_of(data_type)?;
+            checked.count = at.count;
+            checked.send_at = (at.send * size) as u64;
+            checked.recv_at = (at.recv * size) as u64;
+        } else {
+            checked.count = rule.count(place, send, recv)?;
+        }
+        Ok(checked)
+    }
+
+    /// Records what reads at `send` and writes at `recv`.
+    fn push(
+        self,
+        comm: &Communicator,
+        frame: &mut Frame<'_>,
+        checked: &Checked,
+        send: u64,
+        recv: u64,
+    ) -> Result<()> {
+        let function = self.rule.function;
+        let &Checked {
+            count,
+            data_type,
+            root,
+            ..
+        } = checked;
+        frame.reduce_with(self.operator);
+        let whole = Recorded::new(function, send, count, data_type, root);
+        if self.made_of_messages || !comm.library().has_function(function) {
+            messages(&whole, recv, comm, frame)
+        } else {
+            let more = More { recv, op: self.op };
+            frame.push_collective(whole, more, comm.rank());
+            Ok(())
         }
     }
 }
@@ -178,18 +259,16 @@ impl<'a> Collective<'a> {
 /// Records the messages that do what one call does in newer releases.
 ///
 /// Their order does not matter: NCCL serves the peers of a group in an order of its own.
-fn messages(whole: &Recorded, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
-    let Recorded {
-        send, recv, count, ..
-    } = *whole;
-    let (data_type, root) = (whole.data_type, whole.rank);
+fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
+    let (send, count) = (whole.address, whole.count);
+    let (data_type, root) = (whole.data_type(), whole.rank);
     // Both fit: the number of ranks was checked when the communicator was made.
     let (ranks, own) = (comm.world_size() as i32, comm.rank() as i32);
     let size = (count * size_of(data_type)?) as u64;
     let block = |start: u64, rank: i32| start + rank as u64 * size;
     let mut push = |function, address, peer| {
-        let message = Recorded::message(function, address, count, data_type, peer);
-        frame.push(message, comm.rank());
+        let message = Recorded::new(function, address, count, data_type, peer);
+        frame.push_message(message, peer == own);
     };
     match whole.function {
         Function::AllToAll => {
@@ -230,51 +309,74 @@ fn size_of(data_type: DataType) -> Result<usize> {
 }
 
 /// Both buffers hold the same type, which the compiler cannot see for erased ones.
-pub(crate) fn same_type(send: &Erased<'_>, recv: &ErasedMut<'_>) -> Result<DataType> {
-    if send.data_type() == recv.data_type() {
-        Ok(send.data_type())
+#[inline]
+pub(crate) fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
+    if send == receive {
+        Ok(send)
     } else {
-        Err(Error::new(ErrorKind::DataTypeMismatch {
-            send: send.data_type(),
-            receive: recv.data_type(),
-        }))
+        Err(Error::new(ErrorKind::DataTypeMismatch { send, receive }))
     }
 }
 
 impl Communicator {
     /// Issues one collective by itself.
-    pub(crate) fn issue_collective<'a>(
+    pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
         &'a self,
         kind: OperationKind,
-        collective: Result<Collective<'a>>,
+        collective: Result<Collective<X, Y>>,
     ) -> Result<Request> {
-        let (shape, frame) = match collective {
-            Ok(collective) => {
-                let shape = collective.shape(self);
-                let frame = Frame::new(&self.stream).and_then(|mut frame| {
-                    collective.record(self, &mut frame)?;
-                    Ok(frame)
-                });
-                (shape, frame)
-            }
-            Err(error) => (Shape::default(), Err(error)),
+        let collective = match collective {
+            Ok(collective) => collective,
+            Err(error) => return Err(self.failed_check(kind, Shape::default(), error)),
         };
-        let frame = self.checked(kind, shape, frame)?;
-        self.issue(&frame, kind, shape)
+        let (given, rule, root) = (
+            collective.given(),
+            collective.asked.rule,
+            collective.asked.root,
+        );
+        let shape = |counted: Option<usize>| Shape {
+            peer: None,
+            root,
+            count: counted,
+            data_type: given.data_type(),
+        };
+        if let Err(error) = Frame::admit(&self.stream) {
+            let shape = shape(self.count(rule, root, &given));
+            return Err(self.failed_check(kind, shape, error));
+        }
+        let mut frame = Frame::empty(&self.stream, None);
+        match collective.record(self, &mut frame) {
+            Ok(count) => self.issue(&frame, kind, shape(Some(count))),
+            Err(error) => {
+                let shape = shape(self.count(rule, root, &given));
+                Err(self.failed_check(kind, shape, error))
+            }
+        }
+    }
+
+    /// The elements that the C function would count; none where the lengths make none.
+    #[cold]
+    fn count(&self, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
+        let place = Place {
+            rank: self.rank(),
+            ranks: self.world_size(),
+            root,
+        };
+        let (send, recv) = given.counts();
+        if given.in_place {
+            let at = rule.in_place(place, recv.unwrap_or_default()).ok()?;
+            Some(at.count)
+        } else {
+            rule.count(place, send, recv).ok()
+        }
     }
 
     /// Says in which operation a check failed.
-    pub(crate) fn checked<T>(
-        &self,
-        kind: OperationKind,
-        shape: Shape,
-        checked: Result<T>,
-    ) -> Result<T> {
-        checked.map_err(|error| {
-            error.during(|| {
-                self.inner
-                    .operation(kind, shape, None, std::time::Instant::now())
-            })
+    #[cold]
+    pub(crate) fn failed_check(&self, kind: OperationKind, shape: Shape, error: Error) -> Error {
+        error.during(|| {
+            self.inner
+                .operation(kind, shape, None, std::time::Instant::now())
         })
     }
 }

@@ -31,8 +31,8 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::ALL_REDUCE, Some(x.erase()), Some(y.erase_mut()))
-            .reducing(op, self.comm);
+        let collective =
+            Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -56,8 +56,7 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective =
-            Collective::in_place(rules::ALL_REDUCE, y.erase_mut()).reducing(op, self.comm);
+        let collective = Collective::in_place(rules::ALL_REDUCE, y).reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -82,11 +81,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(
-                Collective::apart(rules::BROADCAST, x.map(S::erase), Some(y.erase_mut()))
-                    .root(root),
-            );
+        let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
         self.add(collective)
     }
 
@@ -109,7 +104,7 @@ impl<'a> Group<'a> {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::BROADCAST, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::BROADCAST, y).root(root));
         self.add(collective)
     }
 
@@ -135,7 +130,7 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::REDUCE, Some(x.erase()), y.map(R::erase_mut))
+        let collective = Collective::apart(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self.comm);
         self.add(collective)
@@ -161,7 +156,7 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective = Collective::in_place(rules::REDUCE, y.erase_mut())
+        let collective = Collective::in_place(rules::REDUCE, y)
             .root(root)
             .reducing(op, self.comm);
         self.add(collective)
@@ -188,11 +183,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(
-            rules::ALL_GATHER,
-            Some(x.erase()),
-            Some(y.erase_mut()),
-        ));
+        let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
         self.add(collective)
     }
 
@@ -215,7 +206,7 @@ impl<'a> Group<'a> {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::ALL_GATHER, y.erase_mut()));
+        let collective = Ok(Collective::in_place(rules::ALL_GATHER, y));
         self.add(collective)
     }
 
@@ -242,8 +233,7 @@ impl<'a> Group<'a> {
         O: Reduction,
     {
         let collective =
-            Collective::apart(rules::REDUCE_SCATTER, Some(x.erase()), Some(y.erase_mut()))
-                .reducing(op, self.comm);
+            Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -267,8 +257,7 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective =
-            Collective::in_place(rules::REDUCE_SCATTER, y.erase_mut()).reducing(op, self.comm);
+        let collective = Collective::in_place(rules::REDUCE_SCATTER, y).reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -293,8 +282,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(Collective::apart(rules::GATHER, Some(x.erase()), y.map(R::erase_mut)).root(root));
+        let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
         self.add(collective)
     }
 
@@ -317,7 +305,7 @@ impl<'a> Group<'a> {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::GATHER, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::GATHER, y).root(root));
         self.add(collective)
     }
 
@@ -342,8 +330,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(Collective::apart(rules::SCATTER, x.map(S::erase), Some(y.erase_mut())).root(root));
+        let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
         self.add(collective)
     }
 
@@ -366,7 +353,7 @@ impl<'a> Group<'a> {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::SCATTER, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::SCATTER, y).root(root));
         self.add(collective)
     }
 }

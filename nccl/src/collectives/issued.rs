@@ -42,8 +42,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::ALL_REDUCE, Some(x.erase()), Some(y.erase_mut()))
-            .reducing(op, self);
+        let collective = Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
         self.issue_collective(rules::ALL_REDUCE.kind, collective)
     }
 
@@ -69,7 +68,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective = Collective::in_place(rules::ALL_REDUCE, y.erase_mut()).reducing(op, self);
+        let collective = Collective::in_place(rules::ALL_REDUCE, y).reducing(op, self);
         self.issue_collective(rules::ALL_REDUCE.kind, collective)
     }
 
@@ -101,11 +100,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(
-                Collective::apart(rules::BROADCAST, x.map(S::erase), Some(y.erase_mut()))
-                    .root(root),
-            );
+        let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
         self.issue_collective(rules::BROADCAST.kind, collective)
     }
 
@@ -131,7 +126,7 @@ impl Communicator {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::BROADCAST, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::BROADCAST, y).root(root));
         self.issue_collective(rules::BROADCAST.kind, collective)
     }
 
@@ -164,7 +159,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::REDUCE, Some(x.erase()), y.map(R::erase_mut))
+        let collective = Collective::apart(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self);
         self.issue_collective(rules::REDUCE.kind, collective)
@@ -195,7 +190,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective = Collective::in_place(rules::REDUCE, y.erase_mut())
+        let collective = Collective::in_place(rules::REDUCE, y)
             .root(root)
             .reducing(op, self);
         self.issue_collective(rules::REDUCE.kind, collective)
@@ -227,11 +222,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(
-            rules::ALL_GATHER,
-            Some(x.erase()),
-            Some(y.erase_mut()),
-        ));
+        let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
         self.issue_collective(rules::ALL_GATHER.kind, collective)
     }
 
@@ -258,7 +249,7 @@ impl Communicator {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::ALL_GATHER, y.erase_mut()));
+        let collective = Ok(Collective::in_place(rules::ALL_GATHER, y));
         self.issue_collective(rules::ALL_GATHER.kind, collective)
     }
 
@@ -290,8 +281,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective =
-            Collective::apart(rules::REDUCE_SCATTER, Some(x.erase()), Some(y.erase_mut()))
-                .reducing(op, self);
+            Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self);
         self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
     }
 
@@ -319,8 +309,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
         O: Reduction,
     {
-        let collective =
-            Collective::in_place(rules::REDUCE_SCATTER, y.erase_mut()).reducing(op, self);
+        let collective = Collective::in_place(rules::REDUCE_SCATTER, y).reducing(op, self);
         self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
     }
 
@@ -352,8 +341,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(Collective::apart(rules::GATHER, Some(x.erase()), y.map(R::erase_mut)).root(root));
+        let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
         self.issue_collective(rules::GATHER.kind, collective)
     }
 
@@ -382,7 +370,7 @@ impl Communicator {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::GATHER, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::GATHER, y).root(root));
         self.issue_collective(rules::GATHER.kind, collective)
     }
 
@@ -414,8 +402,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective =
-            Ok(Collective::apart(rules::SCATTER, x.map(S::erase), Some(y.erase_mut())).root(root));
+        let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
         self.issue_collective(rules::SCATTER.kind, collective)
     }
 
@@ -444,7 +431,7 @@ impl Communicator {
     where
         R: RecvBuffer<'a>,
     {
-        let collective = Ok(Collective::in_place(rules::SCATTER, y.erase_mut()).root(root));
+        let collective = Ok(Collective::in_place(rules::SCATTER, y).root(root));
         self.issue_collective(rules::SCATTER.kind, collective)
     }
 }

@@ -15,22 +15,25 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, SyncOnDrop};
+use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
 
 use super::order;
+use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::recorded::Recorded;
+use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 
 /// See the module.
 pub(crate) struct Frame<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
+    /// What buffers are leased for, without the way over `on`.
+    stream: &'a CudaStream,
     /// The address of the operation's stream, whose buffers need no more than to be asked for theirs;
     /// 0, which is none, for a plan.
     home: usize,
     /// The operations, in the order in which they are issued.
-    pub(crate) recorded: Vec<Recorded>,
+    recorded: Vec<Recorded>,
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
     rest: ManuallyDrop<Box<Rest<'a>>>,
@@ -40,6 +43,8 @@ pub(crate) struct Frame<'a> {
 
 /// What only some frames need. Apart from the frame, which is small so that it can be moved.
 struct Rest<'a> {
+    /// For each operation that is a collective, in the same order.
+    more: Vec<More>,
     /// Streams that have to be ordered with the operation's.
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
@@ -96,6 +101,7 @@ impl<'a> Frame<'a> {
             .unwrap_or(Scratch::NONE);
         Self {
             on,
+            stream: on,
             home: match owned {
                 None => address(on),
                 Some(_) => 0,
@@ -118,31 +124,57 @@ impl<'a> Frame<'a> {
     }
 
     /// Takes a buffer that the operation reads.
-    #[inline]
+    // Always: it is the larger half of what a message costs, and the optimizer shares one copy among
+    // messages and collectives otherwise.
+    #[inline(always)]
     pub(crate) fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
-        if address(buffer.home()) != self.home {
-            if let Some(owned) = self.owned {
-                return within(owned, &buffer.erase().range());
-            }
-            self.order(buffer.home())?;
+        if address(buffer.home()) == self.home {
+            Ok(self.lease(buffer))
+        } else {
+            self.read_elsewhere(buffer)
         }
-        let (address, guard) = buffer.lease(self.on);
-        self.keep(guard);
-        Ok(address)
     }
 
     /// Takes a buffer that the operation writes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
-        if address(buffer.home()) != self.home {
-            if let Some(owned) = self.owned {
-                return within(owned, &buffer.erase_mut().range());
-            }
-            self.order(buffer.home())?;
+        if address(buffer.home()) == self.home {
+            Ok(self.lease(buffer))
+        } else {
+            self.write_elsewhere(buffer)
         }
-        let (address, guard) = buffer.lease(self.on);
-        self.keep(guard);
-        Ok(address)
+    }
+
+    /// Takes a buffer of another stream, or of a plan.
+    #[cold]
+    fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
+        if let Some(owned) = self.owned {
+            return within(owned, &buffer.erase().range());
+        }
+        order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
+        Ok(self.lease(buffer))
+    }
+
+    #[cold]
+    fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
+        if let Some(owned) = self.owned {
+            return within(owned, &buffer.erase_mut().range());
+        }
+        order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
+        Ok(self.lease(buffer))
+    }
+
+    #[inline(always)]
+    fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        let (address, guard) = buffer.lease(self.stream);
+        // By its parts: a guard that is moved has to be put into memory, for every message.
+        match &*ManuallyDrop::new(guard) {
+            // Does nothing when it is dropped.
+            SyncOnDrop::Record(None) => {}
+            &SyncOnDrop::Record(Some((event, stream))) => self.keep_event(event, stream),
+            &SyncOnDrop::Sync(stream) => self.rest.guards.push(SyncOnDrop::Sync(stream)),
+        }
+        address
     }
 
     /// Records a message.
@@ -154,13 +186,11 @@ impl<'a> Frame<'a> {
         self.recorded.push(message);
     }
 
-    /// Records an operation of rank `own`.
+    /// Records a collective of rank `own`.
     #[inline]
-    pub(crate) fn push(&mut self, operation: Recorded, own: usize) {
-        if operation.has_message_to(own) {
-            self.next_is_own();
-        }
-        self.recorded.push(operation);
+    pub(crate) fn push_collective(&mut self, collective: Recorded, more: More, own: usize) {
+        self.rest.more.push(more);
+        self.push_message(collective, collective.has_message_to(own));
     }
 
     /// Keeps what the next operation reduces with, if that can be destroyed.
@@ -171,18 +201,25 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The operations that are, or have among them, messages to oneself.
-    pub(crate) fn own(&self) -> impl Iterator<Item = &Recorded> + Clone {
-        self.rest.own.iter().map(|&at| &self.recorded[at])
+    /// The places of operations that are, or have among them, messages to oneself.
+    #[inline]
+    pub(crate) fn own(&self) -> &[usize] {
+        &self.rest.own
     }
 
-    /// The operations and what they reduce with, for a plan.
-    pub(crate) fn take(&mut self) -> (Vec<Recorded>, Vec<Arc<Operator>>) {
-        self.rest.own.clear();
-        (
-            std::mem::take(&mut self.recorded),
-            std::mem::take(&mut self.rest.operators),
-        )
+    /// The operations.
+    #[inline]
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch {
+            recorded: &self.recorded,
+            more: &self.rest.more,
+            grouped: self.grouped,
+        }
+    }
+
+    /// What they reduce with.
+    pub(crate) fn take_operators(&mut self) -> Vec<Arc<Operator>> {
+        std::mem::take(&mut self.rest.operators)
     }
 
     /// The streams that have to be ordered with the operation's.
@@ -202,17 +239,10 @@ impl<'a> Frame<'a> {
         self.rest.own.push(self.recorded.len());
     }
 
-    fn order(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        order::visit(stream, self.on, &mut self.rest.foreign)
-    }
-
-    #[inline]
-    fn keep(&mut self, guard: SyncOnDrop<'a>) {
-        match guard {
-            // Does nothing when it is dropped.
-            SyncOnDrop::Record(None) => std::mem::forget(guard),
-            guard => self.rest.guards.push(guard),
-        }
+    #[inline(never)]
+    fn keep_event(&mut self, event: &'a CudaEvent, stream: &'a CudaStream) {
+        let guard = SyncOnDrop::Record(Some((event, stream)));
+        self.rest.guards.push(guard);
     }
 }
 
@@ -226,6 +256,7 @@ impl<'a> Rest<'a> {
     #[cold]
     fn new() -> Box<Self> {
         Box::new(Self {
+            more: Vec::new(),
             foreign: Vec::new(),
             guards: Vec::new(),
             own: Vec::new(),
@@ -236,6 +267,7 @@ impl<'a> Rest<'a> {
     /// Ends the guards, which record their events, and forgets what was kept.
     #[inline]
     fn emptied(mut self: Box<Self>) -> Box<Rest<'static>> {
+        self.more.clear();
         self.foreign.clear();
         self.own.clear();
         self.guards.clear();

@@ -64,7 +64,7 @@ impl Communicator {
         let inner = &self.inner;
         match inner.issue_locked(frame, started, self.limit) {
             Ok(sequence) => {
-                let nothing = frame.recorded.is_empty();
+                let nothing = frame.batch().recorded.is_empty();
                 Ok(Request::new(self, kind, shape, sequence, started, nothing))
             }
             Err((refused, sequence)) => Err(self
@@ -133,7 +133,7 @@ impl Inner {
             comm: raw.as_ptr(),
             stream: frame.on.cu_stream().cast(),
         };
-        let launched = match recorded::call(&frame.recorded, frame.grouped, &calls) {
+        let launched = match recorded::call(frame.batch(), &calls) {
             Ok(Progress::Done) => Ok(()),
             Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
             Err(failure) => Err(Error::from(failure)),

@@ -102,6 +102,7 @@ pub(crate) fn visit(
 }
 
 /// Before the operation: its stream waits for the streams of its buffers.
+#[inline]
 pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
     for stream in foreign {
         join.record(stream)
@@ -114,10 +115,15 @@ pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
 }
 
 /// After the operation: the streams of its buffers wait for it.
+#[inline]
 pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
     if foreign.is_empty() {
         return Ok(());
     }
+    join_behind(on, foreign, join)
+}
+
+fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
     join.record(on)
         .map_err(Error::cuda("recording an event behind the operation"))?;
     // A stream that cannot wait is no reason to leave the others unordered.

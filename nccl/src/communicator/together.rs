@@ -34,7 +34,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             .iter()
             .zip(sequences)
             .map(|(group, sequence)| {
-                let nothing = group.frame.recorded.is_empty();
+                let nothing = group.frame.batch().recorded.is_empty();
                 Request::new(
                     group.comm,
                     KIND,
@@ -122,7 +122,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                 comm: raw.as_ptr(),
                 stream: group.frame.on.cu_stream().cast(),
             };
-            recorded::call_each(&group.frame.recorded, &calls)
+            recorded::call_each(group.frame.batch(), &calls)
         })
     });
     let launched = match made {

@@ -43,7 +43,7 @@ impl Inner {
         };
         let issued = groups.iter().try_for_each(|group| {
             handle.sequence += 1;
-            match recorded::call(&group.recorded, group.grouped, &calls) {
+            match recorded::call(group.batch(), &calls) {
                 Ok(Progress::Done) => Ok(()),
                 // Before that nothing of it needs to be in the graph.
                 Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),

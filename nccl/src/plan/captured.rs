@@ -153,7 +153,10 @@ impl Communicator {
                 buffers,
                 slot,
                 comm: ManuallyDrop::new(self.clone()),
-                operations: groups.iter().map(|group| group.recorded.len()).sum(),
+                operations: groups
+                    .iter()
+                    .map(|group| group.batch().recorded.len())
+                    .sum(),
                 join: ManuallyDrop::new(join),
                 pace: ManuallyDrop::new(Pace { launches: 0, marks }),
             }),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::group::Group;
-use crate::recorded::Recorded;
+use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 
 /// Where the operations of a plan are recorded; see [`Communicator::capture`].
@@ -36,10 +36,21 @@ pub struct Capture<'p> {
 
 /// A group, ready to be issued.
 pub(crate) struct Captured {
-    pub(super) recorded: Vec<Recorded>,
-    pub(super) grouped: bool,
+    recorded: Vec<Recorded>,
+    more: Vec<More>,
+    grouped: bool,
     /// What the operations reduce with, kept until they are issued.
     _operators: Vec<Arc<Operator>>,
+}
+
+impl Captured {
+    pub(super) fn batch(&self) -> Batch<'_> {
+        Batch {
+            recorded: &self.recorded,
+            more: &self.more,
+            grouped: self.grouped,
+        }
+    }
 }
 
 impl<'p> Capture<'p> {
@@ -76,11 +87,13 @@ impl<'p> Capture<'p> {
         let mut group = Group::of_plan(self.comm, self.owned);
         record(&mut group)?;
         group.finish(Some(self.owned))?;
-        let (recorded, operators) = group.frame.take();
-        if !recorded.is_empty() {
+        let operators = group.frame.take_operators();
+        let batch = group.frame.batch();
+        if !batch.recorded.is_empty() {
             self.groups.push(Captured {
-                recorded,
-                grouped: group.frame.grouped,
+                recorded: batch.recorded.to_vec(),
+                more: batch.more.to_vec(),
+                grouped: batch.grouped,
                 _operators: operators,
             });
         }
