@@ -231,6 +231,14 @@ pub enum ErrorKind {
         reason: String,
     },
 
+    /// What NCCL needs differs between the ranks, or is not there: found before NCCL was started, on all
+    /// ranks alike.
+    #[error("before NCCL was started: {}", report.errors_in_one_text())]
+    Preflight {
+        /// Everything that was found.
+        report: crate::preflight::Report,
+    },
+
     /// The operating system refused something.
     #[error("{what}: {error}")]
     Io {

@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
+use crate::preflight::Settings;
 use crate::rendezvous::World;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
@@ -261,7 +262,8 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Errors
     /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; what NCCL had built by then is
     /// freed. [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when
-    /// another rank could not take part. [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
+    /// another rank could not take part. [`ErrorKind::Preflight`], on all ranks, when what NCCL needs is not
+    /// there (see [`World::preflight`](crate::World::preflight)). [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
     /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for what is wrong here.
     ///
     /// Wraps `ncclCommInitRankConfig`.
@@ -307,7 +309,15 @@ impl<'a> CommunicatorBuilder<'a> {
         let (id, prepared) = match self.origin {
             Origin::Given(id) => (id, self.prepare(false)?.0),
             Origin::World(world) => {
-                let prepared = self.prepare(self.rank == 0);
+                let prepared = self.prepare(false);
+                // Before NCCL is asked for anything, because it remembers what it found in its environment.
+                let interrupted = || self.abort_signal.is_aborted();
+                let checked = world.check(&self.about(), deadline, &interrupted);
+                let prepared = match (prepared, checked) {
+                    (Err(error), Err(_)) | (Ok(_), Err(error)) => return Err(error),
+                    (Ok((prepared, _)), Ok(())) => self.token().map(|id| (prepared, id)),
+                    (Err(error), Ok(())) => Err(error),
+                };
                 agree(world, self.name, prepared, deadline, &self.abort_signal)?
             }
             Origin::Split => {
@@ -328,6 +338,35 @@ impl<'a> CommunicatorBuilder<'a> {
         Ok(Communicator::of(inner))
     }
 
+    fn wanted_library(&self) -> Result<Library> {
+        match (&self.library, &self.origin) {
+            (Some(library), _) => Ok(library.clone()),
+            (None, Origin::World(world)) if !world.needs_nccl() => local::library(),
+            (None, _) => Library::load(),
+        }
+    }
+
+    /// What the ranks compare before they start.
+    fn about(&self) -> Settings {
+        let mut settings = Settings::new();
+        if let Some(stream) = &self.stream {
+            settings = settings.stream(stream);
+        }
+        match self.wanted_library() {
+            Ok(library) => settings.library(&library),
+            // Which `prepare` tells.
+            Err(_) => settings,
+        }
+    }
+
+    /// The token, which rank 0 makes.
+    fn token(&self) -> Result<Option<UniqueId>> {
+        let makes_id = self.rank == 0;
+        makes_id
+            .then(|| UniqueId::new(&self.wanted_library()?))
+            .transpose()
+    }
+
     /// Everything this rank can check alone; one rank also makes the token.
     pub(super) fn prepare(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
         let stream = self.stream.clone().ok_or_else(|| {
@@ -336,11 +375,7 @@ impl<'a> CommunicatorBuilder<'a> {
                 reason: String::from("a communicator needs a stream to put its operations on"),
             })
         })?;
-        let library = match (&self.library, &self.origin) {
-            (Some(library), _) => library.clone(),
-            (None, Origin::World(world)) if !world.needs_nccl() => local::library()?,
-            (None, _) => Library::load()?,
-        };
+        let library = self.wanted_library()?;
         let plan = Plan {
             library: library.clone(),
             name: self.name,

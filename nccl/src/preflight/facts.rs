@@ -1,7 +1,5 @@
 //! What one rank tells rank 0 about itself and its host.
 
-use std::net::SocketAddr;
-
 use super::device::{self, Device};
 use super::interfaces::{self, Address, Rule, Wishes};
 use super::limits::{self, Limits};
@@ -24,8 +22,6 @@ pub(super) struct Facts {
     pub(super) process: Option<Process>,
     pub(super) library: Option<Loaded>,
     pub(super) device: Option<Device>,
-    /// The address that NCCL will take, with a port of ours there.
-    pub(super) door: Option<Door>,
 }
 
 wire::fields!(Facts {
@@ -33,8 +29,7 @@ wire::fields!(Facts {
     off,
     process,
     library,
-    device,
-    door
+    device
 });
 
 /// A process and its host.
@@ -118,26 +113,11 @@ pub(super) struct Loaded {
 
 wire::fields!(Loaded { version, path });
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Door {
-    pub(super) interface: String,
-    /// A socket's address, as text.
-    pub(super) at: String,
-}
-
-wire::fields!(Door { interface, at });
-
-impl Door {
-    pub(super) fn socket(&self) -> Option<SocketAddr> {
-        self.at.parse().ok()
-    }
-}
-
 /// How this process talks to the others beside NCCL.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Control {
-    pub(super) address: Option<std::net::IpAddr>,
-    pub(super) interface: Option<String>,
+pub(crate) struct Control {
+    pub(crate) address: Option<std::net::IpAddr>,
+    pub(crate) interface: Option<String>,
 }
 
 impl Facts {

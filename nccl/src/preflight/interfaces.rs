@@ -34,6 +34,13 @@ impl Address {
         }
     }
 
+    /// Whether `other` is in its subnet.
+    pub(super) fn is_near(&self, other: IpAddr) -> bool {
+        let most = if self.address.is_ipv4() { 32 } else { 128 };
+        let prefix = u8::try_from(self.prefix).unwrap_or(most).min(most);
+        is_within(self.address, other, prefix)
+    }
+
     pub(super) fn socket(&self, port: u16) -> SocketAddr {
         match self.address {
             IpAddr::V4(_) => SocketAddr::new(self.address, port),
@@ -99,10 +106,7 @@ pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a 
     };
     // The ranks meet where this says, so that they listen in its subnet and nowhere else.
     if let Some(meeting) = wishes.meeting.and_then(meeting_address) {
-        let near = |address: &&Address| {
-            let prefix = u8::try_from(address.prefix).unwrap_or(128);
-            address.up && is_within(address.address, meeting, prefix)
-        };
+        let near = |address: &&Address| address.up && address.is_near(meeting);
         return Some((all.iter().find(near)?, Rule::Meeting));
     }
     // One letter is as good as nothing to NCCL.

@@ -8,9 +8,11 @@
 //! - `facts`: what a rank tells; `variables`, `interfaces`, `rdma`, `device`, `limits`: parts of it;
 //! - `known`: NCCL's variables, and which of them the ranks have to agree on;
 //! - `wire`: how facts and reports travel;
+//! - `reach`: whether hosts reach each other where NCCL will listen;
 //! - `rules`: what follows from the facts of all ranks;
 //! - `together`: one interface for NCCL and for this crate's own connections;
-//! - `report`: what was found, and how it reads; `run`: the checks at work.
+//! - `report`: what was found, and how it reads; `run`: the checks at work;
+//!   `switch`: when they are made.
 
 #![allow(
     dead_code,
@@ -23,10 +25,12 @@ mod interfaces;
 mod known;
 mod limits;
 mod rdma;
+mod reach;
 mod report;
 mod rules;
 mod run;
 mod settings;
+mod switch;
 mod system;
 mod together;
 mod variables;
@@ -41,4 +45,5 @@ pub(crate) use known::{Agreement, agreement};
 pub use report::{Finding, Report, Severity};
 pub use run::host;
 pub use settings::Settings;
+pub(crate) use switch::Checks;
 pub use together::nccl_variables_for;

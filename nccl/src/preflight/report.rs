@@ -185,6 +185,18 @@ impl Report {
         severities.max().unwrap_or(Severity::Ok)
     }
 
+    /// The errors, as the text of an error.
+    pub(crate) fn errors_in_one_text(&self) -> String {
+        let texts: Vec<String> = self
+            .errors()
+            .map(|finding| match &finding.fix {
+                Some(fix) => format!("{} [{}]; {fix}", finding.what, finding.check),
+                None => format!("{} [{}]", finding.what, finding.check),
+            })
+            .collect();
+        texts.join("\n  and:   ")
+    }
+
     /// Whether there is neither an error nor a warning.
     ///
     /// ```

@@ -127,7 +127,7 @@ impl Line {
     }
 
     /// Where a rank listens; `None` for one that is a thread of this process.
-    pub(super) fn address_of(&self, rank: usize) -> Option<&str> {
+    pub(crate) fn address_of(&self, rank: usize) -> Option<&str> {
         self.members.get()?.get(rank)?.at.as_deref()
     }
 

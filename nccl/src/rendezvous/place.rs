@@ -22,6 +22,16 @@ pub(super) enum Address {
     Tcp(tcp::Place),
 }
 
+impl Address {
+    /// The interface that was named for it.
+    pub(super) fn interface(&self) -> Option<String> {
+        match self {
+            Self::Tcp(place) => place.interface.as_ref().map(ToString::to_string),
+            Self::Path(_) | Self::Abstract(_) => None,
+        }
+    }
+}
+
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -21,6 +21,7 @@ use crate::communicator::{CommunicatorBuilder, lock};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::preflight::Checks;
 use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
@@ -50,6 +51,8 @@ pub struct World {
     needs_nccl: bool,
     /// What the others are told when this value goes.
     farewell: Departure,
+    /// Whether what NCCL needs is checked before its communicators are made, and has been.
+    pub(crate) checks: Checks,
 }
 
 impl World {
@@ -126,6 +129,7 @@ impl World {
             world.local_rank = before.filter(|member| member.host == *host).count();
         }
         world.line.meet(members);
+        world.checks.interface = address.interface();
         tracing::info!(target: "nccl", %address, "all ranks have met");
         Ok(world)
     }
@@ -190,6 +194,7 @@ impl World {
             rounds: Mutex::default(),
             needs_nccl: true,
             farewell: Departure::Left,
+            checks: Checks::default(),
         }
     }
 
@@ -279,7 +284,7 @@ impl World {
         CommunicatorBuilder::with_world(name, self)
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 

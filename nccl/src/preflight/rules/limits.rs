@@ -92,7 +92,11 @@ fn files(limits: &Limits, size: Size) -> Option<Judgement> {
     let needed = 32 + 2 * size.local;
     let advised = 96 + 4 * size.local + 8 * size.remote;
     let severity = grade(limit.saturating_sub(limits.files_used), needed, advised)?;
-    let wanted = (limits.files_used + advised).next_power_of_two().max(1024);
+    let wanted = limits.files_used.saturating_add(advised);
+    let wanted = wanted
+        .checked_next_power_of_two()
+        .unwrap_or(wanted)
+        .max(1024);
     let hard = match limits.files_hard {
         Some(hard) if hard < wanted => format!(
             "raise the hard limit, which is {hard}, as well (limits.conf, LimitNOFILE= of systemd, --ulimit \
@@ -235,7 +239,7 @@ fn processors(limits: &Limits, size: Size) -> Option<Judgement> {
 
 fn ports(limits: &Limits, size: Size) -> Option<Judgement> {
     let (first, last) = (limits.first_port?, limits.last_port?);
-    let count = (last + 1).saturating_sub(first);
+    let count = last.saturating_add(1).saturating_sub(first);
     let advised = (16 + 4 * size.remote) * size.local;
     let severity = grade(count, 8 * size.local, advised.min(60_000))?;
     Some((

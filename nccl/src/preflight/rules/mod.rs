@@ -4,20 +4,38 @@
 //! - `view`: all ranks side by side, who is odd among them, and how they are named;
 //! - one file for each kind of rule.
 
+mod devices;
 mod limits;
+mod network;
+mod places;
+mod rdma;
+mod reach;
 mod variables;
 mod versions;
 mod view;
 
+pub(super) use network::networks;
 pub(super) use view::View;
 
-use super::report::Report;
+use super::reach::{Door, Failure};
+use super::report::{Finding, Report};
 
 /// What follows from facts alone.
-pub(super) fn judge(view: &View<'_>) -> Report {
+pub(super) fn judge(view: &View<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     versions::judge(view, &mut found);
     variables::judge(view, &mut found);
+    devices::judge(view, &mut found);
+    network::judge(view, &mut found);
+    rdma::judge(view, &mut found);
+    places::judge(view, &mut found);
     limits::judge(view, &mut found);
+    found
+}
+
+/// What follows from where ranks did not get to each other, as well.
+pub(super) fn judge_reached(view: &View<'_>, doors: &[Door], failures: &[Failure]) -> Report {
+    let mut found = judge(view);
+    reach::judge(view, doors, failures, &mut found);
     Report::new(found)
 }

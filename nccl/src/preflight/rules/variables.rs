@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::view::{View, shortened};
-use crate::preflight::facts::Process;
 use crate::preflight::known::{self, Agreement};
 use crate::preflight::report::{Finding, Severity};
 use crate::preflight::variables::{Variable, number};
@@ -107,13 +106,16 @@ fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
         };
         let (ranks, text) = match agreement {
             Agreement::PerHost => {
-                let groups = view.groups(|rank| Some(set(rank).is_some()));
-                let example = groups.iter().find(|(is_set, _)| *is_set);
-                let example = example.and_then(|(_, ranks)| set(ranks[0])).map(written);
-                view.contrast(&groups, |is_set| match (is_set, &example) {
-                    (true, Some(example)) => format!("with {example}"),
-                    _ => format!("without {name}"),
-                })
+                let (having, lacking): (Vec<usize>, Vec<usize>) =
+                    view.ranks().partition(|&rank| is_set(view, rank, name));
+                let example = having.first().and_then(|&rank| set(rank));
+                let text = format!(
+                    "{} without {name}, {} with {}",
+                    view.who(&lacking),
+                    view.others(&having),
+                    example.map_or_else(String::new, written)
+                );
+                (lacking, text)
             }
             _ => view.contrast(&groups, said),
         };
@@ -199,12 +201,16 @@ fn written(variable: &Variable) -> String {
 
 /// Whether all ranks of some hosts lack a variable that all ranks of others have.
 fn is_missing_on_whole_hosts(view: &View<'_>, name: &str) -> bool {
-    let has = |process: &Process| process.value(name).is_some_and(|value| !value.is_empty());
     let lacking: Vec<usize> = view
         .ranks()
-        .filter(|&rank| view.process(rank).is_some_and(|process| !has(process)))
+        .filter(|&rank| !is_set(view, rank, name))
         .collect();
-    !lacking.is_empty() && lacking.len() < view.size() && are_whole_hosts(view, &lacking)
+    !lacking.is_empty() && are_whole_hosts(view, &lacking)
+}
+
+fn is_set(view: &View<'_>, rank: usize, name: &str) -> bool {
+    let value = view.process(rank).and_then(|process| process.value(name));
+    value.is_some_and(|value| !value.is_empty())
 }
 
 /// Whether these are all ranks of some hosts, and not all ranks.
@@ -422,6 +428,16 @@ mod tests {
         ] {
             assert!(report.contains(words), "{words:?} in {report}");
         }
+    }
+
+    #[test]
+    fn a_variable_that_only_the_first_host_has_did_not_reach_the_others() {
+        let mut facts = ranks_on(&["h1", "h2", "h3"]);
+        set(&mut facts, &[0], "NCCL_SOCKET_IFNAME", "bond0");
+        let report = judged(&facts);
+        assert_eq!(only(&report).ranks, [1, 2]);
+        let text = "did not reach host h2, h3: ranks 1 (h2), 2 (h3) without NCCL_SOCKET_IFNAME";
+        assert!(report.to_string().contains(text), "{report}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn nccl(view: &View<'_>, found: &mut Vec<Finding>) {
 fn driver(view: &View<'_>, found: &mut Vec<Finding>) {
     const CHECK: &str = "cuda-driver";
     let groups = view.groups(|rank| Some(view.facts(rank).device.as_ref()?.driver.clone()));
-    let text = |version: &String| format!("has a driver for CUDA {version}");
+    let text = |version: &String| format!("with a driver for CUDA {version}");
     match &groups[..] {
         [] => {}
         [(version, ranks)] => {
@@ -79,7 +79,7 @@ fn machine(view: &View<'_>, found: &mut Vec<Finding>) {
     let mixed = groups.iter().any(|(value, _)| value.1 != groups[0].0.1);
     let (odd, text) = view.contrast(&groups, |(architecture, little)| {
         let order = if *little { "little" } else { "big" };
-        format!("runs on {architecture} ({order}-endian)")
+        format!("on {architecture} ({order}-endian)")
     });
     let finding = match mixed {
         true => Finding::error(CHECK, text)

@@ -161,7 +161,7 @@ impl<'f> View<'f> {
     }
 
     /// `the other 6 ranks (h1, h3)`.
-    fn others(&self, ranks: &[usize]) -> String {
+    pub(super) fn others(&self, ranks: &[usize]) -> String {
         if let [rank] = ranks {
             return format!("the other one, rank {rank} ({}),", self.host(*rank));
         }
@@ -199,6 +199,7 @@ impl<'f> View<'f> {
         finding.hosts = self.hosts(ranks);
         if !self.is_alone() {
             finding.ranks = ranks.to_vec();
+            finding.ranks.sort_unstable();
         }
         finding
     }

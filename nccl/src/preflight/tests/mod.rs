@@ -1,6 +1,10 @@
-//! Made-up machines.
+//! Made-up machines, and tests of the room as a whole.
+
+mod codec;
+mod random;
 
 use super::facts::{Facts, Process};
+use super::interfaces::Address;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -58,4 +62,16 @@ pub(super) fn ranks_on(hosts: &[&str]) -> Vec<Facts> {
             ..Facts::default()
         })
         .collect()
+}
+
+pub(super) fn with_addresses(facts: &mut Facts, addresses: &[(&str, &str)]) {
+    let process = facts.process.as_mut().unwrap();
+    let address = |&(interface, address): &(&str, &str)| Address {
+        interface: interface.to_owned(),
+        address: address.parse().unwrap(),
+        prefix: 24,
+        scope: 0,
+        up: true,
+    };
+    process.addresses = addresses.iter().map(address).collect();
 }

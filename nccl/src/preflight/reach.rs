@@ -1,0 +1,428 @@
+//! Whether hosts reach each other at the addresses that NCCL takes.
+//!
+//! One rank of each network opens a [`Door`]: it listens at the address that NCCL will take, at a port that
+//! the system gives, and tells everybody who comes a token. Every other such rank connects, all at once, and
+//! keeps the system's own reason where that fails. All of it ends within [`PATIENCE`].
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use super::facts::Process;
+use super::wire;
+
+/// How long a connection may take: the kernel asks a second time after one second.
+pub(super) const PATIENCE: Duration = Duration::from_millis(2500);
+
+/// The most doors that one rank goes to, and the most at once.
+const MOST_DOORS: usize = 128;
+
+const TOKEN: usize = 16;
+
+/// Where a rank listens, and what it says to those who come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Door {
+    pub(super) rank: usize,
+    pub(super) interface: String,
+    /// A socket's address, as text; empty where it could not be opened.
+    pub(super) at: String,
+    pub(super) token: String,
+    /// Why it could not be opened.
+    pub(super) failed: String,
+}
+
+wire::fields!(Door {
+    rank,
+    interface,
+    at,
+    token,
+    failed
+});
+
+/// A try that did not end well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    /// This side's address, if the system had one for it.
+    pub(super) source: String,
+    /// The system's number; 0 when nothing came back at all.
+    pub(super) error: u64,
+    /// Somebody else answered.
+    pub(super) stranger: bool,
+}
+
+wire::fields!(Failure {
+    from,
+    to,
+    source,
+    error,
+    stranger
+});
+
+/// An open door, until it is dropped.
+pub(super) struct Open {
+    pub(super) door: Door,
+    stop: Arc<AtomicBool>,
+    at: Option<SocketAddr>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Open {
+    /// Opens a door where NCCL will listen.
+    pub(super) fn new(rank: usize, process: &Process) -> Self {
+        let mut door = Door {
+            rank,
+            ..Door::default()
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let opened = match process.choice() {
+            None => Err(io::Error::other("NCCL finds no interface")),
+            Some((address, _)) => {
+                door.interface.clone_from(&address.interface);
+                listen(address.socket(0))
+            }
+        };
+        let opened = opened.and_then(|(socket, at)| {
+            let mut token = [0u8; TOKEN / 2];
+            rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+            let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+            door.token.clone_from(&token);
+            door.at = at.to_string();
+            let stop = Arc::clone(&stop);
+            let thread = std::thread::Builder::new()
+                .name(String::from("nccl-preflight"))
+                .spawn(move || serve(&socket, token.as_bytes(), &stop))?;
+            Ok((thread, at))
+        });
+        let (thread, at) = match opened {
+            Ok((thread, at)) => (Some(thread), Some(at)),
+            Err(error) => {
+                door.failed = error.to_string();
+                door.at.clear();
+                (None, None)
+            }
+        };
+        Self {
+            door,
+            stop,
+            at,
+            thread,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let (Some(thread), Some(at)) = (self.thread.take(), self.at) {
+            // Wakes it up; otherwise it looks by itself a moment later.
+            let _ = start(at);
+            let _ = thread.join();
+        }
+    }
+}
+
+fn family(at: SocketAddr) -> AddressFamily {
+    match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family(at), SocketType::STREAM, flags, Some(ipproto::TCP))
+}
+
+fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket = socket(at)?;
+    rustix::net::bind(&socket, &at)?;
+    rustix::net::listen(&socket, 1024)?;
+    let at = SocketAddr::try_from(rustix::net::getsockname(&socket)?).map_err(io::Error::from)?;
+    Ok((socket, at))
+}
+
+/// Says the token to everybody who comes.
+fn serve(listener: &OwnedFd, token: &[u8], stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(guest) => {
+                // Sixteen bytes go into the socket's own buffer, whoever reads them or not.
+                let _ = rustix::net::send(&guest, token, rustix::net::SendFlags::NOSIGNAL);
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::AGAIN) => {
+                let mut wait = [PollFd::new(listener, PollFlags::IN)];
+                let _ = poll(&mut wait, Some(&timespec(Duration::from_millis(200))));
+            }
+            // Without descriptors, for instance: those who come find nobody, and say so.
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().cast_signed(),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Begins to connect, and returns at once.
+fn start(to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = socket(to)?;
+    // A host has ports enough for the world, but not for what is left of such connections.
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+/// A connection on its way.
+struct Way<'d> {
+    door: &'d Door,
+    socket: OwnedFd,
+    source: String,
+    connected: bool,
+    heard: Vec<u8>,
+}
+
+/// How a try ended: with the token, or with the number of an error, or with somebody else's words.
+enum End {
+    Well,
+    Error(u64),
+    Stranger,
+}
+
+/// Goes to the doors of others; says where it did not get.
+pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure> {
+    let mut failures = Vec::new();
+    let mut ways: HashMap<usize, Way<'_>> = HashMap::new();
+    let fail = |door: &Door, source: &str, error, stranger| Failure {
+        from: rank,
+        to: door.rank,
+        source: source.to_owned(),
+        error,
+        stranger,
+    };
+    for door in chosen(rank, doors) {
+        let Ok(at) = door.at.parse::<SocketAddr>() else {
+            continue;
+        };
+        match start(at) {
+            Ok(socket) => {
+                let source = rustix::net::getsockname(&socket).ok();
+                let source = source.and_then(|source| SocketAddr::try_from(source).ok());
+                let way = Way {
+                    door,
+                    socket,
+                    source: source.map_or_else(String::new, |source| source.ip().to_string()),
+                    connected: false,
+                    heard: Vec::new(),
+                };
+                ways.insert(door.rank, way);
+            }
+            Err(error) => failures.push(fail(door, "", number(error), false)),
+        }
+    }
+    while !ways.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        let ready = if left.is_zero() {
+            Vec::new()
+        } else {
+            wait(&ways, left)
+        };
+        for rank in ready {
+            let Some(way) = ways.get_mut(&rank) else {
+                continue;
+            };
+            let Some(end) = way.go_on() else { continue };
+            match end {
+                End::Well => {}
+                End::Error(error) => failures.push(fail(way.door, &way.source, error, false)),
+                End::Stranger => failures.push(fail(way.door, &way.source, 0, true)),
+            }
+            ways.remove(&rank);
+        }
+        if left.is_zero() {
+            // One that connected and heard nothing came to somebody who is not the rank.
+            failures.extend(
+                ways.drain()
+                    .map(|(_, way)| fail(way.door, &way.source, 0, way.connected)),
+            );
+        }
+    }
+    failures.sort_by_key(|failure| failure.to);
+    failures
+}
+
+/// The doors to go to: the next ones in a circle, so that each is visited by as many.
+fn chosen(rank: usize, doors: &[Door]) -> impl Iterator<Item = &Door> {
+    let (before, after): (Vec<_>, Vec<_>) = doors
+        .iter()
+        .filter(|door| door.rank != rank)
+        .partition(|door| door.rank < rank);
+    after.into_iter().chain(before).take(MOST_DOORS)
+}
+
+/// Which of them have something to say.
+fn wait(ways: &HashMap<usize, Way<'_>>, left: Duration) -> Vec<usize> {
+    let (ranks, mut fds): (Vec<usize>, Vec<PollFd<'_>>) = ways
+        .iter()
+        .map(|(rank, way)| {
+            let events = if way.connected {
+                PollFlags::IN
+            } else {
+                PollFlags::OUT
+            };
+            (*rank, PollFd::from_borrowed_fd(way.socket.as_fd(), events))
+        })
+        .unzip();
+    if poll(&mut fds, Some(&timespec(left))).is_err() {
+        return Vec::new();
+    }
+    let ready = ranks.into_iter().zip(&fds);
+    ready
+        .filter(|(_, fd)| !fd.revents().is_empty())
+        .map(|(rank, _)| rank)
+        .collect()
+}
+
+fn number(error: Errno) -> u64 {
+    u64::from(error.raw_os_error().unsigned_abs())
+}
+
+impl Way<'_> {
+    fn go_on(&mut self) -> Option<End> {
+        if !self.connected {
+            match sockopt::socket_error(&self.socket) {
+                Ok(Ok(())) => self.connected = true,
+                Ok(Err(error)) | Err(error) => return Some(End::Error(number(error))),
+            }
+        }
+        let mut buffer = [0u8; TOKEN];
+        match rustix::net::recv(
+            &self.socket,
+            &mut buffer[..],
+            rustix::net::RecvFlags::empty(),
+        ) {
+            Ok((count, _)) => {
+                self.heard.extend_from_slice(&buffer[..count.min(TOKEN)]);
+                let token = self.door.token.as_bytes();
+                match () {
+                    () if self.heard == token => Some(End::Well),
+                    () if count > 0 && token.starts_with(&self.heard) => None,
+                    () => Some(End::Stranger),
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) => Some(End::Error(number(error))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::tests::{ranks_on, with_addresses};
+
+    fn open(rank: usize) -> Open {
+        let mut facts = ranks_on(&["h"]);
+        with_addresses(&mut facts[0], &[("lo", "127.0.0.1")]);
+        Open::new(rank, facts[0].process.as_ref().unwrap())
+    }
+
+    #[test]
+    fn doors_that_are_open_are_found_open_by_all() {
+        let opened: Vec<Open> = (0..5).map(open).collect();
+        let doors: Vec<Door> = opened.iter().map(|open| open.door.clone()).collect();
+        let until = Instant::now() + PATIENCE;
+        for rank in 0..5 {
+            assert_eq!(visit(rank, &doors, until), []);
+        }
+        // And closed without waiting.
+        let begun = Instant::now();
+        drop(opened);
+        assert!(
+            begun.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+
+    #[test]
+    fn each_reason_is_kept_and_none_takes_longer_than_it_may() {
+        let opened = open(1);
+        let closed = listen("127.0.0.1:0".parse().unwrap()).unwrap().1;
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let chatty = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let chatty_at = chatty.local_addr().unwrap();
+        std::thread::spawn(move || {
+            use std::io::Write as _;
+            let _ = chatty
+                .accept()
+                .unwrap()
+                .0
+                .write_all(b"SSH-2.0-OpenSSH_9\r\n");
+        });
+        let door = |rank, at: &dyn ToString| Door {
+            rank,
+            at: at.to_string(),
+            token: String::from("0123456789abcdef"),
+            ..Door::default()
+        };
+        let doors = [
+            opened.door.clone(),
+            door(2, &closed),
+            door(3, &silent.local_addr().unwrap()),
+            door(4, &chatty_at),
+            // Not usable as an address of a host.
+            door(5, &"255.255.255.255:9"),
+        ];
+        let begun = Instant::now();
+        let failures = visit(0, &doors, begun + Duration::from_millis(300));
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            begun.elapsed()
+        );
+        let brief: Vec<_> = failures
+            .iter()
+            .map(|f| (f.to, f.error, f.stranger))
+            .collect();
+        let refused = number(Errno::CONNREFUSED);
+        assert_eq!(
+            brief[..3],
+            [(2, refused, false), (3, 0, true), (4, 0, true)]
+        );
+        assert_eq!(brief[3].0, 5);
+        assert_ne!(brief[3].1, 0);
+        assert_eq!(failures[0].source, "127.0.0.1");
+    }
+
+    #[test]
+    fn of_many_doors_each_is_visited_by_as_many() {
+        let doors: Vec<Door> = (0..300)
+            .map(|rank| Door {
+                rank,
+                ..Door::default()
+            })
+            .collect();
+        let mut visits = vec![0; 300];
+        for rank in 0..300 {
+            chosen(rank, &doors).for_each(|door| visits[door.rank] += 1);
+        }
+        assert!(visits.iter().all(|&count| count == MOST_DOORS));
+    }
+}

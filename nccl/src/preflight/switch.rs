@@ -1,0 +1,144 @@
+//! When a world is checked: once by itself, before its first communicator of several ranks, unless somebody
+//! has switched that off.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use super::facts::Control;
+use super::report::{Finding, Report};
+use super::run;
+use super::settings::Settings;
+use crate::communicator::lock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rendezvous::World;
+use crate::time::deadline_after;
+
+/// What a world knows about its checks.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    off: bool,
+    /// What the program named for the ranks' own connection.
+    pub(crate) interface: Option<String>,
+    /// Whether there was a check without errors; held while one is made, so that the communicators of
+    /// several threads wait for one check.
+    passed: Mutex<bool>,
+}
+
+/// Whether the environment switches the checks off.
+fn is_off() -> bool {
+    let value = std::env::var("NCCL_RUN_PREFLIGHT").unwrap_or_default();
+    ["off", "0", "no", "false"].contains(&value.trim().to_ascii_lowercase().as_str())
+}
+
+impl World {
+    /// Checks what has to agree between the ranks, and whether they reach each other where NCCL will try:
+    /// every rank has to call it, and gets the same report.
+    ///
+    /// Making the first communicator of several ranks does so by itself, unless
+    /// [`without_preflight`](Self::without_preflight) or `NCCL_RUN_PREFLIGHT=off` says otherwise: an error keeps the
+    /// communicator from being made, on every rank, and rank 0 logs the warnings.
+    ///
+    /// On one host it takes a few milliseconds; between hosts that do not reach each other, 5 s at most.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier), when a rank does not come. What is found is no error but in the report.
+    ///
+    /// ```
+    /// use nccl::preflight::Settings;
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for world in nccl::World::threads(2) {
+    ///         scope.spawn(move || {
+    ///             let report = world.preflight(&Settings::new())?;
+    ///             for error in report.errors() {
+    ///                 eprintln!("{error}");
+    ///             }
+    ///             Ok::<(), nccl::Error>(())
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn preflight(&self, settings: &Settings) -> Result<Report> {
+        // One after the other, or their exchanges would be mixed up.
+        let _turn = lock(&self.checks.passed);
+        run::world(
+            self,
+            Some(settings),
+            deadline_after(self.timeout()),
+            &|| false,
+        )
+    }
+
+    /// Makes communicators without checking first. All ranks have to do so; when only some do, nothing is
+    /// checked, and rank 0 logs a warning.
+    ///
+    /// ```
+    /// let worlds: Vec<_> = nccl::World::threads(2)
+    ///     .into_iter()
+    ///     .map(nccl::World::without_preflight)
+    ///     .collect();
+    /// # drop(worlds);
+    /// ```
+    #[must_use]
+    pub fn without_preflight(mut self) -> Self {
+        self.checks.off = true;
+        self
+    }
+
+    /// Before a communicator is made of all ranks: the check, unless it was made and found nothing wrong.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Preflight`] on all ranks alike.
+    pub(crate) fn check(
+        &self,
+        settings: &Settings,
+        deadline: Instant,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        if self.size() < 2 || !self.needs_nccl() {
+            return Ok(());
+        }
+        let mut passed = lock(&self.checks.passed);
+        if *passed {
+            return Ok(());
+        }
+        let off = self.checks.off || is_off();
+        let settings = (!off).then_some(settings);
+        let report = run::world(self, settings, deadline, interrupted)?;
+        if self.rank() == 0 {
+            report.warnings().for_each(warn);
+        }
+        if report.errors().next().is_some() {
+            return Err(Error::new(ErrorKind::Preflight { report }));
+        }
+        *passed = true;
+        Ok(())
+    }
+
+    /// Whether the ranks are threads of this process.
+    pub(crate) fn is_threads(&self) -> bool {
+        self.line.address_of(0).is_none()
+    }
+
+    /// This rank's end of its connection to the others.
+    pub(crate) fn control(&self) -> Control {
+        let at = self.line.address_of(self.rank());
+        let at: Option<std::net::SocketAddr> =
+            at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
+        Control {
+            address: at.map(|at| at.ip()),
+            interface: self.checks.interface.clone(),
+        }
+    }
+}
+
+fn warn(finding: &Finding) {
+    tracing::warn!(
+        target: "nccl",
+        check = finding.check,
+        ranks = ?finding.ranks,
+        fix = finding.fix,
+        "{}",
+        finding.what
+    );
+}

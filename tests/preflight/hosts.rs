@@ -1,0 +1,268 @@
+//! Hosts that are network namespaces on one switch, and ranks that are processes there.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaContext;
+use nccl::preflight::Settings;
+use nccl::{Rendezvous, World};
+
+/// How an interface leads somewhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// To the switch.
+    Cable,
+    /// Up, and nowhere, like those that container engines make.
+    Nowhere,
+}
+
+/// Name, kind and addresses of an interface.
+pub(crate) type Interface<'a> = (&'a str, Kind, &'a [&'a str]);
+
+/// `h1`, `h2`, …: each a network namespace with a host name of its own.
+pub(crate) struct Hosts {
+    prefix: String,
+    count: usize,
+}
+
+pub(crate) fn run(program: &str, arguments: &str) {
+    let output = Command::new(program)
+        .args(arguments.split_whitespace())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+impl Hosts {
+    /// `None`, aloud, where this process may not make them.
+    pub(crate) fn new(hosts: &[&[Interface<'_>]]) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("ncclp-{}-{number}", std::process::id());
+        let made = Command::new("ip").args(["netns", "add", &prefix]).output();
+        if !made.is_ok_and(|made| made.status.success()) {
+            eprintln!("SKIPPED: network namespaces need root and ip of iproute2");
+            return None;
+        }
+        let built = Self {
+            prefix,
+            count: hosts.len(),
+        };
+        let switch = &built.prefix;
+        run("ip", &format!("-n {switch} link add switch type bridge"));
+        run("ip", &format!("-n {switch} link set switch up"));
+        for (host, interfaces) in hosts.iter().enumerate() {
+            let own = built.namespace(host);
+            run("ip", &format!("netns add {own}"));
+            run("ip", &format!("-n {own} link set lo up"));
+            for (place, (name, kind, addresses)) in interfaces.iter().enumerate() {
+                match kind {
+                    Kind::Cable => {
+                        let far = format!("port{host}-{place}");
+                        run(
+                            "ip",
+                            &format!(
+                                "link add {name} netns {own} type veth peer name {far} netns {switch}"
+                            ),
+                        );
+                        run(
+                            "ip",
+                            &format!("-n {switch} link set {far} master switch up"),
+                        );
+                    }
+                    // Its other end is there as well, so that it is up.
+                    Kind::Nowhere => {
+                        run(
+                            "ip",
+                            &format!("-n {own} link add {name} type veth peer name {name}x"),
+                        );
+                        run("ip", &format!("-n {own} link set {name}x up"));
+                    }
+                }
+                run("ip", &format!("-n {own} link set {name} up"));
+                for address in *addresses {
+                    let nodad = if address.contains(':') { "nodad" } else { "" };
+                    run(
+                        "ip",
+                        &format!("-n {own} addr add {address} dev {name} {nodad}"),
+                    );
+                }
+            }
+        }
+        Some(built)
+    }
+
+    pub(crate) fn namespace(&self, host: usize) -> String {
+        format!("{}-h{}", self.prefix, host + 1)
+    }
+
+    /// A command in a host's namespace.
+    pub(crate) fn on(&self, host: usize, command: &str) {
+        run(
+            "ip",
+            &format!("netns exec {} {command}", self.namespace(host)),
+        );
+    }
+
+    /// Rank `rank` of `size` on a host, which is called by its number.
+    pub(crate) fn start(
+        &self,
+        host: usize,
+        rank: usize,
+        size: usize,
+        script: &str,
+        more: &[(&str, &str)],
+    ) -> Child {
+        let namespace = self.namespace(host);
+        let name = format!(
+            "echo h{} > /proc/sys/kernel/hostname; exec \"$@\"",
+            host + 1
+        );
+        let inside = [
+            "ip", "netns", "exec", &namespace, "unshare", "--uts", "sh", "-c", &name, "sh",
+        ];
+        start(&inside, rank, size, script, more)
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in 0..self.count {
+            let _ = Command::new("ip")
+                .args(["netns", "del", &self.namespace(host)])
+                .status();
+        }
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.prefix])
+            .status();
+    }
+}
+
+/// A rank that a command of `before` runs.
+pub(crate) fn start(
+    before: &[&str],
+    rank: usize,
+    size: usize,
+    script: &str,
+    more: &[(&str, &str)],
+) -> Child {
+    let mut command = Command::new("timeout");
+    for (name, _) in std::env::vars_os() {
+        // Whatever this test was started with is no part of it.
+        if name.to_string_lossy().starts_with("NCCL_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .args(["-s", "KILL", "60"])
+        .args(before)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+        .env("NCCL_TEST_SCRIPT", script)
+        .env("NCCL_RUN_RANK", rank.to_string())
+        .env("NCCL_RUN_WORLD_SIZE", size.to_string())
+        .env("NCCL_RUN_SECRET", "hush")
+        .env("HOME", "/nowhere")
+        .envs(more.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a rank")
+}
+
+/// What a rank runs: the end of its script is a line that begins with `result:`.
+pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>> {
+    nccl_emulator::install_unless_gpu()?;
+    let limit = Duration::from_secs(30);
+    let world = World::join(Rendezvous::from_env()?.timeout(limit))?;
+    let device =
+        std::env::var("NCCL_TEST_DEVICE").map_or(world.rank(), |text| text.parse().unwrap());
+    let stream = CudaContext::new(device)?.new_stream()?;
+    let settings = Settings::new()
+        .stream(&stream)
+        .library(&nccl::Library::load()?);
+    if let Ok(files) = std::env::var("NCCL_TEST_FILES_LEFT") {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let used = std::fs::read_dir("/proc/self/fd")?.count() as u64;
+        let limit = getrlimit(Resource::Nofile);
+        let current = Some(used + files.parse::<u64>()?);
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit })?;
+    }
+    // All begin together, so that the time is that of the check.
+    world.barrier("start")?;
+    let begun = Instant::now();
+    let text = match script {
+        "check" => world.preflight(&settings)?.to_string(),
+        "build" => match world.communicator("model").stream(&stream).build() {
+            Ok(_) => String::from("built"),
+            Err(error) => error.to_string(),
+        },
+        other => panic!("{other}"),
+    };
+    println!("took: {}", begun.elapsed().as_millis());
+    world.barrier("end")?;
+    Ok(text.replace('\n', " | "))
+}
+
+/// What a rank said, and how long its check took.
+pub(crate) struct Said {
+    pub(crate) text: String,
+    pub(crate) took: Duration,
+}
+
+/// What all of them said.
+pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
+    let line = |output: &Output, name: &str| {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let found = text.lines().find_map(|line| line.split_once(name));
+        let found = found.map(|(_, rest)| rest.trim().to_owned());
+        found.unwrap_or_else(|| {
+            panic!(
+                "no {name} in {text}{}",
+                String::from_utf8_lossy(&output.stderr)
+            )
+        })
+    };
+    ranks
+        .into_iter()
+        .map(|rank| {
+            let output = rank.wait_with_output().expect("its output");
+            Said {
+                text: line(&output, "result:"),
+                took: Duration::from_millis(line(&output, "took:").parse().unwrap()),
+            }
+        })
+        .collect()
+}
+
+/// The one thing that all ranks said, in time.
+#[track_caller]
+pub(crate) fn agreed(ranks: Vec<Child>) -> String {
+    let all = said(ranks);
+    for other in &all {
+        assert_eq!(other.text, all[0].text, "all ranks say the same");
+        assert!(
+            other.took < Duration::from_secs(8),
+            "{:?}: {}",
+            other.took,
+            other.text
+        );
+    }
+    all.into_iter().next().expect("a rank").text
+}
+
+#[track_caller]
+pub(crate) fn contains(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(
+            text.contains(word),
+            "{word:?} in {:#?}",
+            text.split(" | ").collect::<Vec<_>>()
+        );
+    }
+}

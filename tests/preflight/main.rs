@@ -1,0 +1,20 @@
+//! What keeps NCCL from working is found before it is started, and said on every rank: which rank, which
+//! host, why, and what to do.
+//!
+//! Hosts are network namespaces, which need root; without, these tests say that they were skipped.
+
+mod agreement;
+mod between_hosts;
+mod hosts;
+
+/// Not a test of its own: what the ranks of the others run.
+#[test]
+fn a_rank() {
+    let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {
+        return;
+    };
+    match hosts::a_rank(&script) {
+        Ok(text) => println!("result: {text}"),
+        Err(error) => println!("result: {}", error.to_string().replace('\n', " | ")),
+    }
+}
