@@ -70,6 +70,7 @@ pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use rendezvous::{
     Events, Observer, RankEnd, RankState, Rendezvous, Subgroup, World, WorldEvent, WorldState,
+    install_panic_hook,
 };
 pub use request::Request;
 pub use unique_id::UniqueId;

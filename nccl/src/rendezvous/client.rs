@@ -13,6 +13,7 @@ use super::incoming::{Answer, Incoming, Push};
 use super::place::{self, Address};
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Reactor, Source};
+use super::reporting::REPORT;
 use super::request::Request;
 use super::server::Job;
 use super::watching::{WORD, word};
@@ -220,6 +221,7 @@ fn meet(
 ) -> Result<(Arc<Connection>, Decoder)> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
+    let mut report = Instant::now() + REPORT;
     for turn in 0.. {
         let error = match attempt(address, job, claim, turn, deadline) {
             Tried::Met(connection, decoder) => return Ok((connection, decoder)),
@@ -235,6 +237,11 @@ fn meet(
             return Err(Error::rendezvous(format!(
                 "rank 0 does not answer at {address} ({error}): has it been started?{refused}"
             )));
+        }
+        // The coordinator, which speaks for all who wait, does not know of this one.
+        if Instant::now() >= report {
+            report += REPORT;
+            tracing::info!(target: "nccl", "still waiting: {claim} does not reach rank 0 at {address}: {error}");
         }
         let left = deadline.saturating_duration_since(Instant::now());
         std::thread::sleep(pause.min(left));

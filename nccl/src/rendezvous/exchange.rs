@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::client;
 use super::environment::Rendezvous;
@@ -11,6 +11,7 @@ use super::hub::cut;
 use super::incoming::Answer;
 use super::message::{Departure, Incomplete};
 use super::request::Request;
+use super::substitute::stand_in;
 use super::world::World;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -136,7 +137,8 @@ impl World {
     /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
     /// chain of its sources.
     ///
-    /// A `World` that is dropped by a panic tells that it panicked; one that is dropped otherwise says
+    /// A `World` that is dropped by a panic tells that it panicked, and with
+    /// [`install_panic_hook`](crate::install_panic_hook) the message; one that is dropped otherwise says
     /// goodbye.
     ///
     /// ```
@@ -224,11 +226,12 @@ impl Rendezvous {
     /// Tells the ranks that wait in [`World::join`] that this one will not come, and why: the chain of
     /// the error.
     ///
-    /// Waits for rank 0 no longer than the rendezvous' limit. Rank 0 itself has nobody to tell before it
-    /// has joined: the others find nobody.
+    /// Waits for rank 0 no longer than the rendezvous' limit. Rank 0 itself listens for as long, at the
+    /// address at which it would have coordinated, until all others have come and heard it.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or this is rank 0.
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or to rank 0, when some ranks have not come;
+    /// [`ErrorKind::Io`] when the socket cannot be made.
     ///
     /// ```no_run
     /// # fn weights() -> std::io::Result<()> { Ok(()) }
@@ -239,14 +242,16 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
-        if self.rank() == 0 {
-            return Err(Error::rendezvous(
-                "rank 0 has nobody to tell before it has joined",
-            ));
-        }
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        client::fail(self, chain)
+        if self.rank() > 0 {
+            return client::fail(self, chain);
+        }
+        let deadline = deadline_after(self.timeout);
+        stand_in(&self, Departure::Failed(chain), |_| {
+            std::thread::sleep(Duration::from_millis(5));
+            Instant::now() >= deadline
+        })
     }
 }
 

@@ -18,6 +18,7 @@ use super::frame::Outgoing;
 use super::incoming::{Answer, Push};
 use super::mailbox::Mailbox;
 use super::message::Departure;
+use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
 use crate::communicator::lock;
@@ -181,6 +182,7 @@ impl Hub {
                     rank,
                     id,
                     begun: now,
+                    report: now + REPORT,
                     deadline,
                 });
             }
@@ -219,11 +221,23 @@ impl Hub {
 
     /// Whether all ranks have gone.
     pub(super) fn is_over(&self) -> bool {
+        self.present().is_empty()
+    }
+
+    /// The ranks that have not gone.
+    pub(super) fn present(&self) -> Vec<usize> {
         let state = lock(&self.state);
-        state
-            .members
-            .iter()
-            .all(|member| member.departure.is_some())
+        let members = state.members.iter().enumerate();
+        members
+            .filter(|(_, member)| member.departure.is_none())
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// What to say now about those who wait.
+    #[cfg(test)]
+    pub(super) fn reports(&self, now: Instant) -> Vec<String> {
+        lock(&self.state).reports(now)
     }
 
     /// A rank takes part in nothing any more; the first reason stays.
@@ -234,13 +248,24 @@ impl Hub {
 
     /// Ends what has run out of time.
     pub(super) fn tick(&self, now: Instant) {
-        lock(&self.state).tick(now);
+        let reports = {
+            let mut state = lock(&self.state);
+            state.tick(now);
+            state.reports(now)
+        };
+        for text in reports {
+            tracing::info!(target: "nccl", "still waiting: {text}");
+        }
         self.flush();
     }
 
     /// When to call [`tick`](Self::tick) next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        lock(&self.state).earliest
+        let state = lock(&self.state);
+        [state.earliest, state.next_report()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Whether somebody waits for something.

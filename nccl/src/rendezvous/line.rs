@@ -15,6 +15,7 @@ use super::hub::Hub;
 use super::incoming::Answer;
 use super::mailbox::{Mailbox, Notice, Waited};
 use super::message::{Departure, ENDS, Incomplete, Missing, Round};
+use super::panics;
 use super::request::Request;
 use super::server::{PATIENCE, Server};
 use crate::communicator::lock;
@@ -37,7 +38,7 @@ pub(crate) struct Line {
 pub(super) enum Link {
     Here {
         hub: Arc<Hub>,
-        _server: Option<Server>,
+        server: Option<Server>,
     },
     Elsewhere {
         connection: Arc<Connection>,
@@ -89,7 +90,7 @@ impl Line {
         link: Link,
         mailbox: Arc<Mailbox>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let line = Arc::new(Self {
             rank,
             size,
             link,
@@ -97,7 +98,9 @@ impl Line {
             members: OnceLock::new(),
             job,
             farewell: Mutex::new(Departure::Left),
-        })
+        });
+        panics::remember(Arc::downgrade(&line));
+        line
     }
 
     /// All have said who they are.
@@ -118,11 +121,22 @@ impl Line {
     pub(super) fn cut_for_a_test(&self) {
         match &self.link {
             Link::Here {
-                _server: Some(server),
+                server: Some(server),
                 ..
             } => server.cut_for_a_test(),
             Link::Here { .. } => {}
             Link::Elsewhere { connection, .. } => connection.shut(),
+        }
+    }
+
+    /// Says that this rank fails, whatever becomes of this value.
+    pub(super) fn fail(&self, chain: String) {
+        match &self.link {
+            Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(chain)),
+            Link::Elsewhere { connection, .. } => {
+                connection.enqueue(Request::Fail { chain }.encode(0));
+                let _ = connection.drain(Instant::now() + FAREWELL);
+            }
         }
     }
 
@@ -299,9 +313,12 @@ impl Line {
     /// Sends a request whose answer, if any, comes under `id`.
     pub(super) fn send(&self, id: u64, request: Request) {
         match &self.link {
-            Link::Here { hub, .. } => {
+            Link::Here { hub, server } => {
                 hub.handle(self.rank, id, request);
                 hub.flush();
+                if let Some(server) = server {
+                    server.schedule();
+                }
             }
             Link::Elsewhere { connection, .. } => {
                 connection.enqueue(request.encode(id));

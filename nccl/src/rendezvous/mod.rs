@@ -12,6 +12,8 @@
 //! - `envelope`: how NCCL's token travels;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
+//! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
+//!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod board;
@@ -32,15 +34,18 @@ mod line;
 mod mailbox;
 mod message;
 mod observer;
+mod panics;
 mod peer;
 mod place;
 mod process;
 mod reactor;
+mod reporting;
 mod request;
 mod scout;
 mod secret;
 mod server;
 mod state;
+mod substitute;
 mod tcp;
 mod watching;
 mod world;
@@ -58,4 +63,5 @@ pub use board::{RankEnd, RankState, WorldEvent, WorldState};
 pub use environment::Rendezvous;
 pub use exchange::Subgroup;
 pub use observer::{Events, Observer};
+pub use panics::install_panic_hook;
 pub use world::World;

@@ -15,7 +15,7 @@ use super::launcher;
 use super::message::Departure;
 use super::observer::{Shared, send};
 use super::request::Request;
-use super::server::Server;
+use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
 use crate::communicator::lock;
 use crate::time::deadline_after;
@@ -292,15 +292,8 @@ fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
     if size == 0 {
         return over;
     }
-    let hub = Arc::new(Hub::new(size));
-    hub.leave(0, Departure::Lost(how));
-    let job = rendezvous.job.clone();
-    let server = match Server::start(&rendezvous.address, Arc::clone(&hub), job) {
-        Ok(server) => server,
-        Err(error) => return format!("{over}; its address could not be taken: {error}"),
-    };
-    let mut state = shared.state();
-    loop {
+    let enough = |hub: &Hub| {
+        let mut state = shared.state();
         for word in state.words.iter_mut().filter(|word| !word.told) {
             word.told = true;
             if word.rank != 0 && word.rank < size {
@@ -308,12 +301,14 @@ fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
                 hub.leave(word.rank, Departure::Lost(how));
             }
         }
-        if state.stop || hub.is_over() || Instant::now() >= deadline {
-            break;
+        if state.stop || Instant::now() >= deadline {
+            return true;
         }
-        state = shared.wait(state, Instant::now() + Duration::from_millis(20));
+        drop(shared.wait(state, Instant::now() + Duration::from_millis(20)));
+        false
+    };
+    match stand_in_for_rank_0(rendezvous, Departure::Lost(how), enough) {
+        Ok(()) => over,
+        Err(error) => format!("{over}; {error}"),
     }
-    drop(state);
-    drop(server);
-    over
 }

@@ -103,6 +103,11 @@ impl Server {
         Self::open(listener, rank, hub, job, Some(Box::new(on_word)))
     }
 
+    /// Wakes up when the hub needs it.
+    pub(super) fn schedule(&self) {
+        self.door.schedule();
+    }
+
     /// Where it listens.
     pub(super) fn at(&self) -> &str {
         &self.door.at

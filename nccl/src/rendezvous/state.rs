@@ -9,6 +9,7 @@ use super::frame::LARGEST;
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::message::{Departure, Incomplete, Missing, Parts, Round};
+use super::reporting::REPORT;
 
 /// The most open rounds and waiting gets; a program that has more has lost count of its topics.
 const MOST_OPEN: usize = 1 << 16;
@@ -91,6 +92,8 @@ impl Member {
 pub(super) struct Open {
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) begun: Instant,
+    /// When to say that it is still waited for.
+    pub(super) report: Instant,
     /// When the first of those who wait runs out of patience.
     pub(super) deadline: Instant,
     pub(super) parts: Vec<Option<Vec<u8>>>,
@@ -106,6 +109,7 @@ pub(super) struct Get {
     pub(super) rank: usize,
     pub(super) id: u64,
     pub(super) begun: Instant,
+    pub(super) report: Instant,
     pub(super) deadline: Instant,
 }
 
@@ -123,7 +127,7 @@ impl Open {
         }
     }
 
-    fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.came.len())
             .filter(|&place| !self.came[place])
             .map(|place| self.rank_at(place))
@@ -200,9 +204,11 @@ impl State {
         }
         let open = self.rounds.entry(round.clone()).or_insert_with(|| {
             let count = round.members.as_ref().map_or(size, |members| members.len());
+            let now = Instant::now();
             Open {
                 members: round.members.clone(),
-                begun: Instant::now(),
+                begun: now,
+                report: now + REPORT,
                 deadline,
                 parts: vec![None; count],
                 bytes: 0,

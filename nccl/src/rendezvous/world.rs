@@ -13,6 +13,7 @@ use super::incoming::Answer;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
 use super::message::{Departure, Incomplete, Round};
+use super::panics;
 use super::place;
 use super::process;
 use super::request::Request;
@@ -100,7 +101,7 @@ impl World {
             at = server.at().to_owned();
             Link::Here {
                 hub,
-                _server: Some(server),
+                server: Some(server),
             }
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
@@ -175,7 +176,7 @@ impl World {
         attach(hub, rank, &mailbox);
         let link = Link::Here {
             hub: Arc::clone(hub),
-            _server: None,
+            server: None,
         };
         let line = Line::open(rank, hub.size(), (String::new(), 0), link, mailbox);
         line.meet(vec![Member::here(); hub.size()]);
@@ -392,7 +393,7 @@ impl Drop for World {
     fn drop(&mut self) {
         let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
         if farewell == Departure::Left && std::thread::panicking() {
-            farewell = Departure::Failed(String::from("its thread panicked"));
+            farewell = Departure::Failed(panics::of_this_thread());
         }
         let alone = Arc::strong_count(&self.line) == 1;
         self.line.world_ends(farewell, alone);

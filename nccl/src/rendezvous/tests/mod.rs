@@ -2,6 +2,7 @@
 
 mod codec;
 mod ends;
+mod failing;
 mod observer;
 mod strangers;
 mod tcp;
