@@ -30,6 +30,8 @@ pub struct Rendezvous {
     pub(super) job: Job,
     /// The local rank is the place among the ranks of the host, which nobody has told.
     pub(super) counts_local: bool,
+    /// Of what two launchers say, which counts; for errors.
+    pub(super) said: Option<String>,
 }
 
 impl Rendezvous {
@@ -111,14 +113,19 @@ impl Rendezvous {
     }
 
     /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
-    /// MPICH and Intel MPI, or `srun`.
+    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where the variables of several are set
+    /// that differ, the first of these counts, and errors name both.
     ///
     /// Processes that a program starts by itself may set the variables of `nccl-run`:
     /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
     /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
     /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface) and `NCCL_RUN_PUBLISH` as
     /// [`publish`](Self::publish). A torchrun job on several hosts that sets none of this meets at
-    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself.
+    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
+    /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
+    /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
+    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), at port 29400 of the
+    /// pod with index 0.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing,
@@ -275,6 +282,7 @@ impl Rendezvous {
                 secret: None,
             },
             counts_local: false,
+            said: None,
         }
     }
 }

@@ -19,9 +19,7 @@ use super::process;
 use super::request::Request;
 use super::server::Server;
 use crate::communicator::{CommunicatorBuilder, lock};
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
 use crate::time::deadline_after;
 
@@ -72,7 +70,17 @@ impl World {
     /// assert_eq!(world.size(), 1);
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
+    pub fn join(mut rendezvous: Rendezvous) -> Result<Self> {
+        let said = rendezvous.said.take();
+        Self::meet(rendezvous).map_err(|error| match (said, error.kind()) {
+            (Some(said), ErrorKind::Rendezvous { reason }) => {
+                Error::rendezvous(format!("{reason}; {said}"))
+            }
+            _ => error,
+        })
+    }
+
+    fn meet(rendezvous: Rendezvous) -> Result<Self> {
         let Rendezvous {
             rank,
             world_size,
@@ -81,6 +89,7 @@ impl World {
             timeout,
             job,
             counts_local,
+            said: _,
         } = rendezvous;
         if world_size == 0 {
             return Err(Error::rendezvous(
