@@ -238,6 +238,7 @@ fn fact(process: &mut Process, message: Message<'_>) {
         Message::Sockets(list) => process.sockets = list.into_iter().map(endpoint).collect(),
         Message::Adapters(names, beside) => {
             process.adapters = names.into_iter().map(cut).collect();
+            let beside = beside.filter(|interface| !interface.name.is_empty());
             if process.bootstrap.is_none() {
                 process.bootstrap = beside.map(endpoint);
             }
@@ -313,7 +314,12 @@ fn fact(process: &mut Process, message: Message<'_>) {
             };
             named(process, comm, &|one| one.ended = Some(how));
         }
-        Message::Trace { .. } | Message::Other => {}
+        Message::Trace { place, code } => {
+            process
+                .first_error
+                .get_or_insert_with(|| (cut(place), code));
+        }
+        Message::Other => {}
         // These need the thread.
         Message::Init(..)
         | Message::Network(_)
@@ -330,8 +336,10 @@ fn warning(process: &mut Process, rank: Option<usize>, at: (&str, u64), record: 
         known.times += 1;
         return;
     }
-    if let Message::NoPeerAccess(text) = message::read(record.text) {
-        add(&mut process.no_peer_access, cut(text));
+    match message::read(record.text) {
+        Message::NoPeerAccess(text) => add(&mut process.no_peer_access, cut(text)),
+        Message::NoAdapters => process.no_adapters = true,
+        _ => {}
     }
     if process.warnings.len() == MOST_WARNINGS {
         process.more_warnings += 1;

@@ -59,6 +59,8 @@ pub struct Process {
     pub warnings: Vec<Warning>,
     /// Warnings beyond the first ones, which are not kept.
     pub more_warnings: u64,
+    /// Where in NCCL's source a function first returned an error, and its code (`ncclResult_t`).
+    pub first_error: Option<(String, u32)>,
     /// The rank that a launcher wrote before its lines, or into the name of its file.
     pub tag: Option<usize>,
 }

@@ -168,6 +168,19 @@ fn origin(text: &str) -> Option<(&str, &str, u32, u32)> {
         .rev()
         .find(|&(_, c)| ends(c))
         .map_or(0, |(at, c)| at + c.len_utf8());
+    let mut start = start;
+    // A collector's time zone, with nothing behind it: `-07:00node-a`.
+    let zone = &rest.as_bytes()[..start];
+    if let [.., b'+' | b'-', tens, ones, b':'] = zone
+        && tens.is_ascii_digit()
+        && ones.is_ascii_digit()
+        && rest.as_bytes()[start..].len() > 2
+        && rest.as_bytes()[start..start + 2]
+            .iter()
+            .all(u8::is_ascii_digit)
+    {
+        start += 2;
+    }
     let host = &rest[start..];
     (!host.is_empty()).then_some((&rest[..start], host, pid, tid))
 }
@@ -204,11 +217,18 @@ pub(super) fn stamp(text: &str) -> Option<(String, usize)> {
 }
 
 /// The rank that a launcher wrote before the line: `[1,3]<stdout>:` of Open MPI, `3: ` of `srun -l`,
-/// `[rank3]` and `[rank 3]`.
+/// `[rank3]` and `[rank 3]`, `(VllmWorker rank=3 pid=77)`.
 pub(super) fn tag(lead: &str) -> Option<usize> {
     let lead = lead.trim_start();
     if let Some((rank, rest)) = number::<usize>(lead) {
         return rest.starts_with(": ").then_some(rank);
+    }
+    if let Some(inside) = lead.strip_prefix('(') {
+        let (inside, _) = inside.split_once(')')?;
+        return inside.split_whitespace().find_map(|word| {
+            let (rank, rest) = number::<usize>(word.strip_prefix("rank=")?)?;
+            rest.is_empty().then_some(rank)
+        });
     }
     let inside = lead.strip_prefix('[')?;
     if let Some(rest) = inside.strip_prefix("rank") {
@@ -299,13 +319,20 @@ mod tests {
             "pod/trainer-0: ",
             "Ünïcödé ",
             "log line=\"",
+            "2025-05-16T16:39:51.208-07:00",
         ] {
             let line = format!("{lead}node-a:4021:4077 [3] NCCL INFO Using network IB");
             let record = one(&line);
             assert_eq!((record.host, record.lead), ("node-a", lead));
         }
-        let tagged = ["[1,3]<stderr>:", "3: ", "[rank3]:", "[rank 3] "];
-        assert_eq!(tagged.map(tag), [Some(3); 4]);
+        let tagged = [
+            "[1,3]<stderr>:",
+            "3: ",
+            "[rank3]:",
+            "[rank 3] ",
+            "(W rank=3 pid=7) ",
+        ];
+        assert_eq!(tagged.map(tag), [Some(3); 5]);
         let others = [
             "",
             "[3] ",

@@ -166,6 +166,9 @@ fn plain(text: &str) -> Option<Message<'_>> {
     if let Some(rest) = strip_any(text, &["NET/IB : ", "NET/IB: "]) {
         return adapters(rest);
     }
+    if text.starts_with("Failed to open libibverbs.so") {
+        return Some(Message::NoAdapters);
+    }
     if let Some(name) = text.strip_prefix("Using network ") {
         return Some(Message::Network(name));
     }
@@ -281,6 +284,10 @@ fn plugin(text: &str) -> Option<Message<'_>> {
         let word = name.split_whitespace().next()?;
         return (!matches!(word, "coll" | "collnet" | "gin" | "rma"))
             .then_some(Message::Plugin(kind, Plugin::Loaded(word)));
+    }
+    let is_too_old = rest.contains("ncclNetPlugin symbols v4 and lower are not supported");
+    if is_too_old {
+        return stated(Plugin::Failed("it is too old for this NCCL"));
     }
     // `libnccl-net.so: undefined symbol: …`, `Plugin load (libnccl-net.so) returned 2 : …`.
     let names_a_file = rest.contains(".so");

@@ -135,6 +135,8 @@ const TABLE: &[Known] = table! {
     Noise "log-teardown" ["ncclProxyStop: "] "";
     Noise "log-teardown" ["is in abort state"] "";
     Noise "log-teardown" ["has already been destroyed"] "";
+    // Of a host without such adapters; where they are wanted, the network tells.
+    Noise "log-network" ["Failed to open libibverbs"] "";
     Consequence "log-consequence" ["Connection closed by remote peer"] "";
     Consequence "log-consequence" ["Connection closed by localRank"] "";
     Consequence "log-consequence" ["failed : Connection reset by peer"] "";
@@ -198,7 +200,8 @@ const TABLE: &[Known] = table! {
     Cause "log-interface" ["verify NCCL_OOB_NET_IFNAME"] INTERFACE;
     Cause "log-connect" ["exceeded error retry count"] REACH;
     Cause "log-connect" ["onnect to ", "failed"] REACH;
-    Cause "log-connect" ["PollConnect", "failed with error"] REACH;
+    Cause "log-connect" ["PollConnect", "failed"] REACH;
+    Cause "log-connect" ["PollConnect", "no POLLOUT events"] REACH;
     Cause "log-connect" ["with family", "is neither"] "use IPv4 or IPv6 on all hosts: NCCL_SOCKET_FAMILY";
     Cause "log-adapter" ["incompatible devices"] KINDS;
     Cause "log-adapter" ["device is incompatible with the local"] KINDS;
@@ -215,6 +218,10 @@ const TABLE: &[Known] = table! {
     Cause "log-cuda" ["illegal memory access"] EARLIER;
     Cause "log-cuda" ["unspecified launch failure"] EARLIER;
     Cause "log-cuda" ["device-side assert"] EARLIER;
+    Cause "log-cuda" ["Cuda failure", "'initialization error'"] "CUDA was used before this process was forked: start \
+        workers by spawn, or touch CUDA in them alone";
+    Cause "log-cuda" ["Cuda failure", "'operation not supported'"] "virtual GPUs and some containers lack CUDA's virtual \
+        memory or multicast: NCCL_CUMEM_ENABLE=0 and NCCL_NVLS_ENABLE=0 do without";
     Cause "log-cuda" ["Cuda failure"] "see the error that CUDA names, and dmesg for Xid messages on that host";
     // The program.
     Cause "log-usage" ["Invalid NCCL_COMM_ID"] "write NCCL_COMM_ID as HOST:PORT";

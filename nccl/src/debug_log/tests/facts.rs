@@ -104,6 +104,10 @@ fn networks_adapters_and_plugins_are_read() {
             PluginState::Loaded,
         ),
         (
+            "NET/Plugin: Failed to find ncclNetPlugin symbol (>= v5). ncclNetPlugin symbols v4 and lower are not supported.",
+            PluginState::Failed,
+        ),
+        (
             "Failed to initialize NET plugin Libfabric",
             PluginState::Failed,
         ),

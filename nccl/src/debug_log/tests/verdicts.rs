@@ -240,6 +240,23 @@ fn where_only_consequences_are_seen_the_silent_ranks_are_named() {
 }
 
 #[test]
+fn an_error_without_a_warning_tells_where_to_begin() {
+    // 2.18.1 says nothing when a connection does not come about.
+    let log = read_text(
+        "a:1:9 [0] NCCL INFO misc/socket.cc:49 -> 6\n\
+         a:1:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer b<57557>\n\
+         b:2:9 [0] NCCL INFO misc/socket.cc:567 -> 2\n\
+         b:2:9 [0] NCCL INFO proxy.cc:1306 -> 2\n\
+         b:2:9 [0] proxy.cc:1519 NCCL WARN [Proxy Service 1] Failed to execute operation Connect from rank 1, retcode 2\n",
+    );
+    let finding = found(&log, "log-consequence");
+    says(
+        &finding.fix.unwrap(),
+        &["begin with b, pid 2 (error 2 at misc/socket.cc:567)"],
+    );
+}
+
+#[test]
 fn a_network_plugin_that_was_asked_for_and_is_missing_is_an_error() {
     let log = read_text(
         "a:1:1 [0] NCCL INFO NCCL_NET_PLUGIN set by environment to ofi\n\

@@ -183,12 +183,27 @@ fn only_consequences(view: &View<'_>, consequences: &[Said<'_>]) -> Finding {
     if let Some(address) = address_in(&first.warning.text) {
         what.push_str(&format!("; {}", whose(view, address)));
     }
+    // Errors of the system, of CUDA or of a call are not made by others; some releases do not warn about them.
+    let own: Vec<_> = view
+        .processes()
+        .iter()
+        .filter_map(|process| {
+            let (place, code) = process.first_error.as_ref()?;
+            let own = matches!(code, 1 | 2 | 4 | 5);
+            own.then(|| format!("{} (error {code} at {place})", who(&[process])))
+        })
+        .take(4)
+        .collect();
     let warned: BTreeSet<usize> = consequences.iter().filter_map(Said::rank).collect();
     let silent: Vec<usize> = view.groups.first().map_or_else(Vec::new, |group| {
         let all = (0..group.ranks).take(1 << 16);
         all.filter(|rank| !warned.contains(rank)).collect()
     });
     let fix = match silent[..] {
+        _ if !own.is_empty() => format!(
+            "begin with {}: NCCL failed there without a warning, which closed connections do not make it do",
+            own.join(", ")
+        ),
         [] => "look for a process that was killed (dmesg: OOM killer, Xid), and at what each rank printed last".to_owned(),
         _ => format!(
             "{} warned about nothing: look at what they printed last, and for how they ended (dmesg: OOM killer, Xid)",

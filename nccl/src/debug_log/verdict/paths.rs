@@ -374,8 +374,11 @@ pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
             let Transport::Net { net, adapter, gdr } = &link.via else {
                 continue;
             };
-            // Sockets never can.
-            if net == "Socket" || net == "Emulator" {
+            // Sockets never can, and what other plugins do is not told by this line.
+            if !["IB", "Libfabric", "AWS Libfabric", "UCX"]
+                .iter()
+                .any(|known| net.starts_with(known))
+            {
                 continue;
             }
             if *gdr {
