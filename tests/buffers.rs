@@ -342,6 +342,27 @@ fn a_reader_on_another_stream_keeps_a_dropped_buffer() {
     });
 }
 
+#[test]
+fn a_reader_on_another_stream_waits_for_the_zeros_of_a_new_buffer() {
+    if !support::needs_emulator("a device that nobody else uses") {
+        return;
+    }
+    ranks_as_threads(1, |world| -> Outcome {
+        let (context, comm) = start(&world)?;
+        let reader = context.new_stream()?;
+        let gate = Gate::closed_on(comm.stream())?;
+        let x = comm.buffer::<u8>(1 << 20)?;
+        let copy = reader.clone_dtod(&x.view())?;
+        let read = reader.record_event(None)?;
+        std::thread::sleep(LATE);
+        assert!(!read.try_is_complete()?, "read before it was written");
+        drop(gate);
+        assert_eq!(reader.clone_dtoh(&copy)?, vec![0; 1 << 20]);
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
 /// A capture that a program has begun on the buffer's stream is not broken by the drop.
 #[test]
 fn a_buffer_dropped_during_a_capture_is_freed_after_it() {

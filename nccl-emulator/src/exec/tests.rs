@@ -72,7 +72,7 @@ fn stream(device: i32, kind: Kind) -> Arc<Stream> {
     Stream::new(&context::primary(device).unwrap(), kind, 0)
 }
 
-/// Fails the test when `body` takes longer than ten seconds.
+/// Fails the test when `body` takes longer than a minute.
 fn in_time<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
     let (send, receive) = mpsc::channel();
     let runner = thread::spawn(move || {

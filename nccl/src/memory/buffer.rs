@@ -7,7 +7,9 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, result};
+use cudarc::driver::{
+    CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, result,
+};
 use nccl_sys as sys;
 
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
@@ -130,14 +132,17 @@ impl<T: NcclType> Buffer<T> {
         // SAFETY: an allocation of that many bytes, which is written below before it is handed out; the
         // slice is never dropped, so cudarc does not free it.
         let memory = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
-        let buffer = Self {
+        let mut buffer = Self {
             memory: ManuallyDrop::new(memory),
             last: ManuallyDrop::new(last),
             library: library.clone(),
         };
-        // SAFETY: the allocation has as many bytes, and nothing uses it before the stream has got there.
-        unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) }
-            .map_err(Error::cuda("filling a buffer with zeros (cuMemsetD8Async)"))?;
+        // The guard has readers on other streams wait for the zeros.
+        let (address, guard) = buffer.memory.device_ptr_mut(stream);
+        // SAFETY: the allocation has as many bytes, and nobody else has it yet.
+        let filled = unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) };
+        drop(guard);
+        filled.map_err(Error::cuda("filling a buffer with zeros (cuMemsetD8Async)"))?;
         Ok(buffer)
     }
 
