@@ -1,5 +1,7 @@
 //! `nccl-doctor`: on one host, among ranks that are processes, and over logs.
 
+mod meeting;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -14,7 +16,13 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Like `nccl-doctor ARGUMENTS`, without what the environment of the test says about ranks and NCCL.
 fn doctor(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+    doctor_behind(&[], arguments)
+}
+
+/// The same, run by the command `before`.
+fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
+    let words = [before, &[env!("CARGO_BIN_EXE_nccl-doctor")], arguments].concat();
+    let mut command = Command::new(words[0]);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         let launchers = ["NCCL_", "SLURM_", "OMPI_", "PMI_", "MPI_"];
@@ -23,7 +31,7 @@ fn doctor(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    command.args(arguments).stdin(Stdio::null());
+    command.args(&words[1..]).stdin(Stdio::null());
     command
 }
 
@@ -152,7 +160,7 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
         (&"host".into(), &true.into())
     );
     assert!(
-        one(&value, "device")["what"]
+        one(&value, "devices")["what"]
             .as_str()
             .unwrap()
             .contains("CPU emulator")
@@ -165,7 +173,7 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
         stdout.contains("nothing is said about its GPUs"),
         "{stdout}"
     );
-    assert!(stdout.contains("✓ device: "), "{stdout}");
+    assert!(stdout.contains("✓ devices: "), "{stdout}");
     assert!(!stdout.contains('\x1b'), "no colour in a pipe: {stdout:?}");
     let quiet = text(&run(doctor(&["--emulator", "--quiet"])).stdout);
     assert!(!quiet.contains('✓'), "{quiet}");
@@ -211,8 +219,12 @@ fn what_three_ranks_agree_on_is_told_once_by_rank_0() {
             .starts_with("all ranks: ")
     );
     assert_eq!(communicate["ranks"], serde_json::json!([0, 1, 2]));
-    // Each has a device of its own.
-    assert_eq!(named(&value, "device").len(), 3);
+    assert_eq!(
+        one(&value, "devices")["ranks"],
+        serde_json::json!([0, 1, 2])
+    );
+    // Preflight compares them.
+    assert_eq!(one(&value, "device")["severity"], "ok");
     for output in &outputs[1..] {
         assert_eq!(text(&output.stdout), "");
         assert_eq!(
@@ -220,6 +232,31 @@ fn what_three_ranks_agree_on_is_told_once_by_rank_0() {
             code(outputs[0].status),
             "all ranks end alike"
         );
+    }
+}
+
+#[test]
+fn a_variable_that_one_of_three_ranks_has_is_an_error_on_all() {
+    let mut ranks = Ranks::new(3);
+    for rank in 0..3 {
+        let more: &[_] = if rank == 1 {
+            &[("NCCL_ALGO", "Ring")]
+        } else {
+            &[]
+        };
+        ranks.start(rank, &["--emulator", "--json"], more);
+    }
+    let outputs = ranks.finish();
+    let value = json(&outputs[0]);
+    let findings = value["findings"].as_array().unwrap();
+    let told = findings.iter().any(|one| {
+        one["severity"] == "error"
+            && one["what"].as_str().unwrap().contains("NCCL_ALGO")
+            && one["ranks"] == serde_json::json!([1])
+    });
+    assert!(told, "{value:#}");
+    for output in &outputs {
+        assert_eq!(code(output.status), 2);
     }
 }
 
@@ -267,6 +304,58 @@ fn ranks_are_named_by_hand_where_there_is_no_launcher() {
         .collect();
     let outputs: Vec<_> = children.into_iter().map(finish).collect();
     assert_eq!(json(&outputs[0])["ranks"], 2);
+}
+
+#[test]
+fn hosts_that_do_not_reach_each_other_where_nccl_tries_are_told_apart() {
+    let Some(hosts) = meeting::Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    let check = |interfaces: [&str; 2]| {
+        let children: Vec<_> = [0, 1]
+            .into_iter()
+            .map(|host: usize| {
+                let before = ["ip", "netns", "exec", &hosts.names[host]];
+                let rank = host.to_string();
+                let arguments = [
+                    "--emulator",
+                    "--json",
+                    "--rank",
+                    &rank,
+                    "--world-size",
+                    "2",
+                    "--rendezvous",
+                    "tcp:10.77.0.1:29400",
+                ];
+                let mut command = doctor_behind(&before, &arguments);
+                command.env("NCCL_SOCKET_IFNAME", interfaces[host]);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.spawn().unwrap()
+            })
+            .collect();
+        let outputs: Vec<_> = children.into_iter().map(finish).collect();
+        assert_eq!(code(outputs[0].status), code(outputs[1].status));
+        json(&outputs[0])
+    };
+    let good = check(["eth7", "ens3"]);
+    assert_eq!(
+        named(&good, "reachable")
+            .iter()
+            .filter(|one| one["severity"] == "error")
+            .count(),
+        0,
+        "{good:#}"
+    );
+    // A variable that is right on another host.
+    let bad = check(["eth7", "docker0"]);
+    let findings = bad["findings"].as_array().unwrap();
+    let told = findings.iter().any(|one| {
+        one["severity"] == "error"
+            && one["what"].to_string().contains("docker0")
+            && one["fix"].is_string()
+            && one["ranks"] == serde_json::json!([1])
+    });
+    assert!(told, "{bad:#}");
 }
 
 #[test]

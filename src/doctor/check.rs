@@ -121,10 +121,10 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
 fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Entry>)> {
     world.phase("looks for libnccl, the driver and a device");
     let local = Local::look(world.local_rank(), true);
-    let mut own = local.entries.clone();
-    let settings = local.settings().ranks(world.local_rank() + 1, world.size());
-    own.extend(host(&settings).findings().iter().map(Entry::from));
-    let mut entries = gathered(world, "local", &own)?;
+    world.phase("compares what has to agree");
+    let report = world.preflight(&local.settings())?;
+    let mut entries = gathered(world, "local", &local.entries)?;
+    entries.extend(report.findings().iter().map(Entry::from));
     if options.communicate {
         let bad = entries
             .iter()

@@ -117,6 +117,12 @@ fn device(local_rank: usize, launched: bool) -> Result<(Arc<CudaStream>, Entry),
     let stream = context
         .new_stream()
         .map_err(|error| failed(&format!("a stream on device {index}"), error))?;
-    let what = format!("device {index} of {count}: {name}");
-    Ok((stream, Entry::ok("device", what)))
+    // Without the index, so that all ranks with the same kind of device are one line.
+    let devices = if count == 1 {
+        "the only device".to_owned()
+    } else {
+        format!("one of {count} devices")
+    };
+    let what = format!("takes {devices}: {name}");
+    Ok((stream, Entry::ok("devices", what)))
 }
