@@ -62,7 +62,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let role = directory.path().display().to_string();
-    let fleet = quiet(3).keep_others(true);
+    let fleet = Fleet::builder(3).keep_others(true);
     let fleet = fleet.start(move |_| again(&test, &role)).unwrap();
     for rank in 0..3 {
         eventually("the first world is there", || {
@@ -161,10 +161,7 @@ fn twenty_restarts_leave_descriptors_and_threads_as_they_were() {
         // What the process keeps for good once it has had a fleet.
         drop(quiet(1).start(shell("sleep 60")).unwrap());
         let none = held();
-        let fleet = quiet(2)
-            .keep_others(true)
-            .start(shell("sleep 60"))
-            .unwrap();
+        let fleet = quiet(2).keep_others(true).start(shell("sleep 60")).unwrap();
         fleet.restart(1).unwrap();
         let with = held();
         for turn in 0..20 {
@@ -296,6 +293,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
 #[test]
 fn a_fleet_of_which_one_cannot_be_started_leaves_nothing() {
     alone(&name(&|| ()), || {
+        drop(quiet(1).start(shell("sleep 60")).unwrap());
         let before = held();
         let error = quiet(3).start(|rank| {
             if rank == 2 {

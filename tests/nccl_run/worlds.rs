@@ -1,10 +1,12 @@
 //! Ranks that find each other under nccl-run.
 
+use nccl::launch::Signal;
 use nccl::{Rendezvous, World};
 use nccl_tools::testing::{Role, again, end_with, name};
 use std::process::Command;
+use std::time::Duration;
 
-use super::running::{Running, options_only};
+use super::running::{Running, options_only, send};
 
 /// The command that runs a test again, as a rank, under nccl-run.
 fn under(options: &str, test: &str) -> Command {
@@ -88,4 +90,81 @@ fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
         "{second:?}"
     );
     assert!(!first.stderr.contains("no secret"), "{first:?}");
+}
+
+#[test]
+fn the_others_are_told_how_a_rank_was_killed_and_what_it_said_last() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let world = join()?;
+            if world.rank() == victim() {
+                world.barrier("ready").map_err(|error| error.to_string())?;
+                eprintln!("no memory for layer 7");
+                send(std::process::id(), Signal::KILL);
+            }
+            world.barrier("ready").map_err(|error| error.to_string())?;
+            // The victim does not come to this one.
+            let error = world.barrier("work").err();
+            Err(error.map_or_else(
+                || "nothing went wrong".to_owned(),
+                |error| error.to_string(),
+            ))
+        });
+    }
+    for victim in [1, 0] {
+        let options = format!("-n 3 --linger 5s --job victim-{victim}");
+        let run = Running::start(under(&options, &test)).finish();
+        assert_eq!(run.code, 137, "{run:?}");
+        for rank in (0..3).filter(|&rank| rank != victim) {
+            let mut lines = run.stderr.lines();
+            let said = lines.find(|line| {
+                line.starts_with(&format!("[{rank}] ")) && line.contains("rendezvous")
+            });
+            let said = said.unwrap_or_else(|| panic!("rank {rank} says nothing: {run:?}"));
+            assert!(said.contains(&format!("rank {victim} (")), "{run:?}");
+            let how = "its process ended: killed by SIGKILL; stderr ended with: ";
+            assert!(
+                said.contains(how) && said.contains("no memory for layer 7"),
+                "{run:?}"
+            );
+        }
+        let start = format!("rank {victim} (");
+        assert!(run.report().starts_with(&start), "{run:?}");
+        assert!(run.took < Duration::from_secs(20), "{run:?}");
+    }
+}
+
+fn victim() -> usize {
+    let job = std::env::var("NCCL_RUN_JOB").unwrap_or_default();
+    if job.ends_with('0') { 0 } else { 1 }
+}
+
+#[test]
+fn ranks_that_join_are_told_that_one_died_before_it_joined() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let rank = std::env::var("NCCL_RUN_RANK").unwrap_or_default();
+            if rank == victim().to_string() {
+                // The others wait for it by then.
+                std::thread::sleep(Duration::from_secs(1));
+                eprintln!("no such weights");
+                std::process::exit(3);
+            }
+            Err::<(), _>(
+                join()
+                    .err()
+                    .unwrap_or_else(|| "nothing went wrong".to_owned()),
+            )
+        });
+    }
+    for victim in [1, 0] {
+        let options = format!("-n 3 --linger 10s --job victim-{victim}");
+        let run = Running::start(under(&options, &test)).finish();
+        assert_eq!(run.code, 3, "{run:?}");
+        let told = "its process ended: exit code 3; stderr ended with: ";
+        assert_eq!(run.stderr.matches(told).count(), 2, "{run:?}");
+        assert!(run.took < Duration::from_secs(8), "{run:?}");
+    }
 }

@@ -54,6 +54,8 @@ pub(super) struct Inner {
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
     pub(super) keeper: Option<u32>,
+    /// The attempt that was started last.
+    pub(super) epoch: u64,
     /// Nothing runs, and everything has been read.
     pub(super) finished: bool,
     /// No more will come.

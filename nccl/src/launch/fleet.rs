@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::builder::FleetBuilder;
+use super::control;
+use super::environment::Environment;
 use super::event::{Board, Events};
 use super::exit::Signal;
 use super::output::wake;
 use super::report::{Report, first_of};
 use super::watcher::{Order, Plan, Watcher, over};
 use crate::error::{Error, Result};
+use crate::rendezvous::Rendezvous;
 
 /// The processes of a world's ranks on this host.
 ///
@@ -41,7 +44,7 @@ pub struct Fleet {
     orders: Mutex<Sender<Order>>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    first_rank: usize,
+    environment: Environment,
 }
 
 impl Fleet {
@@ -52,7 +55,7 @@ impl Fleet {
     }
 
     pub(super) fn start(plan: Plan) -> Result<Self> {
-        let first_rank = plan.environment.first_rank;
+        let environment = plan.environment.clone();
         let board = Arc::new(Board::new(plan.environment.here));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("starting ranks")(error.into()))?;
@@ -83,7 +86,7 @@ impl Fleet {
             orders: Mutex::new(orders),
             wake,
             thread: Some(thread),
-            first_rank,
+            environment,
         };
         outcome.recv().unwrap_or_else(|_| Err(over()))?;
         Ok(fleet)
@@ -115,6 +118,26 @@ impl Fleet {
         let board = self.board.lock();
         let pids = board.running.iter();
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
+    }
+
+    /// Where the ranks meet in the epoch that was started last: for an [`Observer`](crate::Observer) in this
+    /// process, which then sees them join and what they do.
+    ///
+    /// # Errors
+    /// Those of [`Rendezvous::from_env`], when the secret's file cannot be read, say.
+    ///
+    /// ```
+    /// use std::process::Command;
+    /// use nccl::{Observer, launch::Fleet};
+    ///
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// let observer = Observer::start(fleet.rendezvous()?)?;
+    /// assert_eq!(observer.snapshot().ranks.len(), 2);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rendezvous(&self) -> Result<Rendezvous> {
+        let epoch = self.board.lock().epoch;
+        control::rendezvous(&self.environment, epoch)
     }
 
     /// The shell that kills what the ranks have started themselves when this process is killed; `None` where
@@ -195,8 +218,8 @@ impl Fleet {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn restart(&self, rank: usize) -> Result<u64> {
-        let here = self.board.lock().running.len();
-        let ranks = self.first_rank..self.first_rank + here;
+        let ranks =
+            self.environment.first_rank..self.environment.first_rank + self.environment.here;
         if !ranks.contains(&rank) {
             return Err(Error::launch(format!(
                 "rank {rank} is not one of this fleet, which has {} to {}",

@@ -37,13 +37,19 @@
 //! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
 //! [`Report::first`] is the first of them that nobody had asked for. What is known about it is in [`RankEnd`].
 //!
+//! The ranks learn it as well, if they have joined their [`World`](crate::World): the fleet takes part in that as
+//! an [`Observer`](crate::Observer), so that their errors say "killed by SIGKILL" and what the dead rank said
+//! last, rather than that its connection closed.
+//!
 //! - `builder`, `environment`: what a rank is started with;
 //! - `fleet`, `event`, `report`, `exit`: what the caller sees;
 //! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: why it may have been killed;
+//! - `control`: what the other ranks learn of a rank's end;
 //! - `keeper`: what is left to do when this process is killed;
 //! - `output`: what ranks print.
 
 mod builder;
+mod control;
 mod environment;
 mod event;
 mod exit;

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use super::control::PATIENCE;
 use super::exit::{Exit, Signal};
-use super::oom::Counter;
+use super::oom::{Counter, OomKill};
 use super::output::{Pumps, Settings, Source, Stream, Tail};
 use super::process::{Pipes, Process, Standing};
 use super::report::RankEnd;
@@ -36,6 +37,8 @@ pub(super) struct Running {
     stopped: bool,
     was_ending: bool,
     ended: Option<(Exit, Instant)>,
+    /// The other ranks know how it ended.
+    told: bool,
 }
 
 impl Running {
@@ -88,6 +91,7 @@ impl Running {
             stopped: false,
             was_ending: false,
             ended: None,
+            told: false,
             process,
         })
     }
@@ -164,6 +168,46 @@ impl Running {
         self.ended.map(|(_, at)| at + DRAIN)
     }
 
+    /// When the other ranks are to be told that it has ended, if they have not been.
+    pub(super) fn tell_at(&self) -> Option<Instant> {
+        let (_, at) = self.ended.filter(|_| !self.told)?;
+        Some(at + PATIENCE)
+    }
+
+    /// How it ended, and what it said last, for the other ranks; once, and not before it has been read or there
+    /// has been enough waiting for that.
+    pub(super) fn word(&mut self, now: Instant) -> Option<(String, String)> {
+        let (exit, _) = self.ended?;
+        let due = self
+            .tell_at()
+            .is_some_and(|at| at <= now || self.is_drained());
+        if !due {
+            return None;
+        }
+        self.told = true;
+        let mut how = exit.to_string();
+        if let Some(sent) = self.sent {
+            how.push_str(&format!(", after {sent} from the process that started it"));
+        }
+        if let Some(oom) = self.oom() {
+            how.push_str(&format!("; {oom}"));
+        }
+        Some((how, self.said().join("\n")))
+    }
+
+    fn oom(&self) -> Option<OomKill> {
+        let (exit, _) = self.ended?;
+        let (counter, before) = self.oom.as_ref()?;
+        // Whoever was asked to end needs no other reason.
+        let failed = self.sent.is_none() && !exit.is_success();
+        failed.then(|| counter.since(*before)).flatten()
+    }
+
+    fn said(&self) -> Vec<String> {
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.lines()
+    }
+
     /// The flags of [`is_drained`](Self::is_drained), for whoever waits longer.
     pub(super) fn drains(&self) -> [Arc<AtomicBool>; 2] {
         self.drained.clone()
@@ -172,11 +216,8 @@ impl Running {
     /// Kills what is left of its group, and says how it ended; `None` if it has not.
     pub(super) fn collect(self, begun: Instant, host: &Arc<str>) -> Option<RankEnd> {
         let (exit, at) = self.ended?;
-        let failed = self.sent.is_none() && !exit.is_success();
-        let oom = self.oom.filter(|_| failed);
-        let pid = self.process.id();
+        let (oom, stderr, pid) = (self.oom(), self.said(), self.process.id());
         self.process.collect();
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         Some(RankEnd {
             rank: self.rank,
             pid,
@@ -185,8 +226,8 @@ impl Running {
             exit,
             ran: at - self.begun,
             at: at - begun,
-            stderr: tail.lines(),
-            oom: oom.and_then(|(counter, before)| counter.since(before)),
+            stderr,
+            oom,
             sent: self.sent,
             stopped: self.stopped,
             was_ending: self.was_ending,

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use tempfile::TempDir;
 
+use super::control::Control;
 use super::environment::Environment;
 use super::event::{Board, Event};
 use super::exit::Signal;
@@ -91,6 +92,7 @@ pub(super) struct Watcher {
     epoll: OwnedFd,
     pumps: Pumps,
     keeper: Option<Keeper>,
+    control: Option<Control>,
     /// By rank.
     running: HashMap<usize, Running>,
     restarts: HashMap<usize, Restart>,
@@ -130,6 +132,7 @@ impl Watcher {
             epoll,
             pumps,
             keeper: None,
+            control: None,
             running: HashMap::new(),
             restarts: HashMap::new(),
             restart_all: None,
@@ -149,6 +152,7 @@ impl Watcher {
 
     /// Starts every rank, or none.
     pub(super) fn start_all(&mut self) -> Result<()> {
+        self.attend();
         for rank in self.ranks() {
             if let Err(error) = self.start(rank) {
                 self.abandon();
@@ -156,6 +160,18 @@ impl Watcher {
             }
         }
         Ok(())
+    }
+
+    /// Takes part in the world of this epoch, and no more in that of the last one.
+    fn attend(&mut self) {
+        // First: it may stand in for a rank 0 that is gone, at the place of the one that will come.
+        self.control = None;
+        self.control = Control::start(&self.plan.environment, self.epoch);
+        if let Some(control) = &self.control {
+            for running in self.running.values() {
+                control.started(running.rank(), running.id());
+            }
+        }
     }
 
     fn start(&mut self, rank: usize) -> Result<()> {
@@ -187,8 +203,12 @@ impl Watcher {
         let (pid, epoch) = (running.id(), self.epoch);
         let index = rank - self.ranks().start;
         self.running.insert(rank, running);
+        if let Some(control) = &self.control {
+            control.started(rank, pid);
+        }
         self.board
             .post(Event::Started { rank, pid, epoch }, |board| {
+                board.epoch = epoch;
                 board.running[index] = Some((pid, epoch));
                 board.failures.retain(|end| end.rank != rank);
                 board.left.retain(|&left| left != rank);
@@ -383,6 +403,11 @@ impl Watcher {
     /// Says of ranks whose last words have been read how they ended.
     fn collect(&mut self) {
         let now = Instant::now();
+        if let Some(control) = &self.control {
+            for running in self.running.values_mut() {
+                control.tell(running, now);
+            }
+        }
         let over = |r: &&Running| r.is_drained() || r.drain_until().is_some_and(|d| d <= now);
         let ended = self.running.values().filter(|r| r.has_ended());
         let mut ended: Vec<usize> = ended.filter(over).map(Running::rank).collect();
@@ -458,6 +483,7 @@ impl Watcher {
                 None => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
                     self.epoch += 1;
+                    self.attend();
                     let started = self.start(rank).map(|()| self.epoch);
                     let _ = reply.map(|reply| reply.send(started));
                 }
@@ -513,6 +539,9 @@ impl Watcher {
         let mut times: Vec<Instant> = self.restarts.values().map(|r| r.until).collect();
         times.extend(self.stage.map(|(_, until)| until));
         times.extend(self.running.values().filter_map(Running::drain_until));
+        if self.control.is_some() {
+            times.extend(self.running.values().filter_map(Running::tell_at));
+        }
         if !self.undrained.is_empty() || self.blind().next().is_some() {
             times.push(now + TICK);
         }

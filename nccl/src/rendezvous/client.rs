@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Received};
 use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
-use super::greeting::{Greeting, Hello, Role, Side, is_proved, nonce, prove};
+use super::greeting::{Again, Greeting, Hello, Role, Side, is_proved, nonce, prove};
 use super::incoming::{Answer, Incoming, Push};
 use super::place::{self, Address};
 use super::process::{self, Bereaved, Vigil};
@@ -157,6 +157,8 @@ enum Refusal {
     Final(String),
     /// Whoever answers is not the job's rank 0; where there are several ports, it may be at another.
     Elsewhere(String),
+    /// It is the job's rank 0 of an attempt that is about to end.
+    Later(String),
 }
 
 /// What one try came to.
@@ -201,6 +203,7 @@ pub(super) fn attempt(
         Ok(Some(Refusal::Elsewhere(why))) if several => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
         }
+        Ok(Some(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why), None),
         Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
             Tried::Refused(format!("{claim} could not join at {address}: {why}"))
         }
@@ -303,7 +306,7 @@ fn greet(
         };
         let refusal = Greeting::Refused {
             why: why.to_owned(),
-            elsewhere: true,
+            again: Again::Elsewhere,
         };
         connection.enqueue(refusal.encode());
         let _ = connection.drain(deadline);
@@ -316,11 +319,12 @@ fn greet(
     connection.drain(deadline)?;
     match hear()? {
         Greeting::Welcome => Ok(None),
-        Greeting::Refused { why, elsewhere } => {
+        Greeting::Refused { why, again } => {
             let why = format!("rank 0 turned it away: {why}");
-            Ok(Some(match elsewhere {
-                true => Refusal::Elsewhere(why),
-                false => Refusal::Final(why),
+            Ok(Some(match again {
+                Again::Elsewhere => Refusal::Elsewhere(why),
+                Again::Later => Refusal::Later(why),
+                Again::Never => Refusal::Final(why),
             }))
         }
         _ => Ok(Some(no_rank_0())),

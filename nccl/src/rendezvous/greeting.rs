@@ -73,9 +73,18 @@ pub(super) enum Greeting {
     Welcome,
     Refused {
         why: String,
-        /// Another try, at another port, may end better.
-        elsewhere: bool,
+        again: Again,
     },
+}
+
+/// Whether another try may end better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    Never,
+    /// At another port.
+    Elsewhere,
+    /// When who answers is gone.
+    Later,
 }
 
 /// Bytes that nobody can guess.
@@ -133,8 +142,8 @@ impl Greeting {
                 kind::PROOF
             }
             Self::Welcome => kind::WELCOME,
-            Self::Refused { why, elsewhere } => {
-                put_number(&mut to, (*elsewhere).into());
+            Self::Refused { why, again } => {
+                put_number(&mut to, *again as u64);
                 put_bytes(&mut to, why.as_bytes());
                 kind::REFUSED
             }
@@ -177,7 +186,12 @@ impl Greeting {
             kind::PROOF => Self::Proof(fields.array()?),
             kind::WELCOME => Self::Welcome,
             kind::REFUSED => Self::Refused {
-                elsewhere: fields.number()? != 0,
+                again: match fields.number()? {
+                    0 => Again::Never,
+                    1 => Again::Elsewhere,
+                    2 => Again::Later,
+                    _ => return Err(Broken("no kind of refusal")),
+                },
                 why: fields.text()?,
             },
             _ => return Err(Broken("something else than a greeting")),

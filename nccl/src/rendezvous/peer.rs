@@ -8,14 +8,14 @@ use std::time::Instant;
 use super::client::LOST;
 use super::connection::{Connection, Received};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
-use super::greeting::{Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove};
+use super::greeting::{Again, Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove};
 use super::hub::Outlet;
 use super::incoming::Answer;
 use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::request::Request;
-use super::server::{Door, OTHER_JOB, PATIENCE};
+use super::server::{Door, LATER_EPOCH, OTHER_JOB, PATIENCE};
 use crate::communicator::lock;
 
 /// The largest message of an observer: it may have started many ranks.
@@ -281,7 +281,11 @@ impl Peer {
                 door.note(&self.from, why);
                 let refusal = Greeting::Refused {
                     why: why.to_owned(),
-                    elsewhere: why.starts_with(OTHER_JOB),
+                    again: match why {
+                        why if why.starts_with(OTHER_JOB) => Again::Elsewhere,
+                        why if why.starts_with(LATER_EPOCH) => Again::Later,
+                        _ => Again::Never,
+                    },
                 };
                 self.connection.enqueue(refusal.encode());
                 self.connection.flush_quietly();

@@ -34,6 +34,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) const OTHER_JOB: &str = "it belongs to job";
 
+/// How the refusal of one begins that has come before this attempt is over.
+pub(super) const LATER_EPOCH: &str = "it is already of epoch";
+
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
@@ -329,6 +332,12 @@ impl Door {
                 "{OTHER_JOB} {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
                  two jobs were given one address",
                 self.job.name
+            ));
+        }
+        if *epoch > self.job.epoch {
+            return Err(format!(
+                "{LATER_EPOCH} {epoch} of the job, and rank 0 still of epoch {}, which is to end",
+                self.job.epoch
             ));
         }
         if *epoch != self.job.epoch {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
-use crate::rendezvous::greeting::{Greeting, Hello, NONCE, Role};
+use crate::rendezvous::greeting::{Again, Greeting, Hello, NONCE, Role};
 use crate::rendezvous::incoming::{Answer, Incoming, Known, Push};
 use crate::rendezvous::message::{Departure, Incomplete, Missing};
 use crate::rendezvous::{holder, interface, tcp};
@@ -48,7 +48,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let refused = Greeting::Refused {
         why: text("no"),
-        elsewhere: true,
+        again: Again::Later,
     };
     let collect = |members: Option<Arc<[usize]>>| Request::Collect {
         round: Round {

@@ -118,6 +118,32 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
     });
 }
 
+#[test]
+fn a_rank_of_the_next_epoch_waits_until_the_last_one_is_over() {
+    let meet = |rank, epoch| {
+        rendezvous("epochs", rank, 2)
+            .epoch(epoch)
+            .timeout(Duration::from_secs(10))
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
+        let zero = World::join(meet(0, 3)).unwrap();
+        other.join().unwrap().unwrap();
+        // It was started again, and rank 0 does not know of that yet.
+        let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
+        let short = meet(1, 4).timeout(Duration::from_millis(300));
+        let error = World::join(short).unwrap_err().to_string();
+        for word in ["epoch 4", "rank 0 still of epoch 3"] {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+        assert!(!early.is_finished());
+        drop(zero);
+        let zero = World::join(meet(0, 4)).map(drop);
+        early.join().unwrap().unwrap();
+        zero.unwrap();
+    });
+}
+
 /// Rank 0 does not rely on the others to look at its proof.
 #[test]
 fn nobody_comes_in_by_ignoring_the_proofs() {
