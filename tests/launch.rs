@@ -62,7 +62,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let role = directory.path().display().to_string();
-    let fleet = Fleet::builder(3).keep_others(true);
+    let fleet = quiet(3).keep_others(true);
     let fleet = fleet.start(move |_| again(&test, &role)).unwrap();
     for rank in 0..3 {
         eventually("the first world is there", || {
@@ -80,6 +80,8 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     assert_eq!((died.rank(), died.exit().signal()), (1, Some(Signal::KILL)));
     let epoch = fleet.restart(1).unwrap();
     assert_eq!(epoch, 1);
+    // By then it has found a rank 0 that knows nothing of another epoch yet.
+    std::thread::sleep(Duration::from_millis(300));
     std::fs::write(at("epoch"), epoch.to_string()).unwrap();
     let report = fleet.wait_timeout(LONG).expect("they end");
     assert!(report.is_success(), "{report}");

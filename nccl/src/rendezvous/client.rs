@@ -200,10 +200,10 @@ pub(super) fn attempt(
             decoder.set_limit(LARGEST_FRAME);
             Tried::Met(connection, decoder)
         }
+        Ok(Some(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why.clone()), Some(why)),
         Ok(Some(Refusal::Elsewhere(why))) if several => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
         }
-        Ok(Some(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why), None),
         Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
             Tried::Refused(format!("{claim} could not join at {address}: {why}"))
         }
@@ -236,7 +236,7 @@ fn meet(
         };
         if Instant::now() >= deadline {
             let refused =
-                refused.map_or_else(String::new, |why| format!("; somebody else did: {why}"));
+                refused.map_or_else(String::new, |why| format!("; what did answer: {why}"));
             return Err(Error::rendezvous(format!(
                 "rank 0 does not answer at {address} ({error}): has it been started?{refused}"
             )));

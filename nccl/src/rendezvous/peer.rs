@@ -8,7 +8,9 @@ use std::time::Instant;
 use super::client::LOST;
 use super::connection::{Connection, Received};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
-use super::greeting::{Again, Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove};
+use super::greeting::{
+    Again, Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove,
+};
 use super::hub::Outlet;
 use super::incoming::Answer;
 use super::message::Departure;

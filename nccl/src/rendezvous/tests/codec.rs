@@ -48,7 +48,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let refused = Greeting::Refused {
         why: text("no"),
-        again: Again::Later,
+        again: Again::Elsewhere,
     };
     let collect = |members: Option<Arc<[usize]>>| Request::Collect {
         round: Round {
