@@ -69,8 +69,8 @@ pub use operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use rendezvous::{
-    Events, Observer, RankEnd, RankState, Rendezvous, Subgroup, World, WorldEvent, WorldState,
-    install_panic_hook,
+    Channel, ChannelMessage, Events, Observer, RankEnd, RankState, Rendezvous, Subgroup, World,
+    WorldEvent, WorldState, install_panic_hook,
 };
 pub use request::Request;
 pub use unique_id::UniqueId;

@@ -195,7 +195,7 @@ impl World {
     }
 }
 
-fn check_rank(role: &'static str, rank: usize, world_size: usize) -> Result<()> {
+pub(super) fn check_rank(role: &'static str, rank: usize, world_size: usize) -> Result<()> {
     if rank < world_size {
         return Ok(());
     }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::channels::{Channels, Sending};
 use super::connection::Connection;
 use super::frame::Outgoing;
 use super::incoming::{Answer, Push};
@@ -57,6 +58,7 @@ impl Hub {
             earliest: None,
             dirty: Vec::new(),
             observers: HashMap::new(),
+            channels: Channels::default(),
         };
         Self {
             size,
@@ -110,6 +112,9 @@ impl Hub {
             .collect();
         for (rank, departure) in gone {
             outlet.push(&Push::Gone { rank, departure }, &mut None);
+        }
+        if let Some((rank, departure)) = state.channels.over.clone() {
+            outlet.push(&Push::Over { rank, departure }, &mut None);
         }
         if state.members[0].parent.is_some() {
             outlet.push(&Push::Watched(true), &mut None);
@@ -202,6 +207,23 @@ impl Hub {
                 state.leave(rank, departure, true);
             }
             Request::Goodbye => state.leave(rank, Departure::Left, false),
+            Request::Send {
+                channel,
+                to,
+                patience,
+                bytes,
+            } => state.send_message(
+                channel,
+                Sending {
+                    from: rank,
+                    id,
+                    to,
+                    bytes: bytes.into(),
+                    begun: now,
+                    deadline: later(now, patience),
+                },
+            ),
+            Request::Took { channel, count } => state.took(rank, &channel, count),
             Request::Listens { mut at } => {
                 cut(&mut at, LONGEST_NAME);
                 state.members[rank].at = at;

@@ -25,6 +25,17 @@ pub(super) enum Push {
         rank: usize,
         departure: Departure,
     },
+    /// A message of a channel.
+    Message {
+        channel: String,
+        from: usize,
+        bytes: Arc<[u8]>,
+    },
+    /// Somebody has left, and no channel has all its ranks any more.
+    Over {
+        rank: usize,
+        departure: Departure,
+    },
     /// Whether somebody has said that it will tell how rank 0's process ends.
     Watched(bool),
     /// For observers, at first: how many ranks there are.
@@ -56,6 +67,8 @@ mod kind {
     pub(super) const WATCHED: u8 = 50;
     pub(super) const SIZE: u8 = 51;
     pub(super) const MEMBER: u8 = 52;
+    pub(super) const MESSAGE: u8 = 53;
+    pub(super) const OVER: u8 = 54;
 }
 
 impl Answer {
@@ -145,6 +158,21 @@ impl Push {
                 put_departure(&mut to, departure);
                 kind::GONE
             }
+            Self::Message {
+                channel,
+                from,
+                bytes,
+            } => {
+                put_bytes(&mut to, channel.as_bytes());
+                put_index(&mut to, *from);
+                put_bytes(&mut to, bytes);
+                kind::MESSAGE
+            }
+            Self::Over { rank, departure } => {
+                put_index(&mut to, *rank);
+                put_departure(&mut to, departure);
+                kind::OVER
+            }
             Self::Watched(watched) => {
                 put_number(&mut to, (*watched).into());
                 kind::WATCHED
@@ -194,6 +222,15 @@ impl Incoming {
                 bytes: fields.bytes()?.into(),
             }),
             kind::GONE => Self::Push(Push::Gone {
+                rank: fields.index()?,
+                departure: departure(&mut fields)?,
+            }),
+            kind::MESSAGE => Self::Push(Push::Message {
+                channel: fields.text()?,
+                from: fields.index()?,
+                bytes: fields.bytes()?.into(),
+            }),
+            kind::OVER => Self::Push(Push::Over {
                 rank: fields.index()?,
                 departure: departure(&mut fields)?,
             }),

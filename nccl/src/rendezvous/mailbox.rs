@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::channels::CAPACITY;
 use super::client::Sink;
 use super::incoming::{Answer, Push};
 use super::message::Departure;
@@ -28,6 +29,8 @@ type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
+    /// Rings when something comes over a channel.
+    bell: Condvar,
     /// Runs the handlers, one thread at a time, so that notices stay in their order.
     handlers: Mutex<Vec<Handler>>,
 }
@@ -45,8 +48,34 @@ struct State {
     first_failed: Option<usize>,
     /// Whether somebody will say how rank 0's process ends.
     watched: bool,
+    channels: HashMap<String, Queue>,
+    /// Who left first, and how: the end of all channels.
+    over: Option<(usize, Departure)>,
     /// Why nothing comes any more.
     closed: Option<String>,
+}
+
+/// What has come over a channel.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(usize, Arc<[u8]>)>,
+    /// How many were taken since the coordinator was told.
+    taken: usize,
+}
+
+/// What taking a message came to.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Message {
+        from: usize,
+        bytes: Arc<[u8]>,
+        /// How many the coordinator has to be told of.
+        took: Option<usize>,
+    },
+    Over(usize, Departure),
+    /// The connection is closed; the text says why.
+    Closed(String),
+    Late,
 }
 
 #[derive(Default)]
@@ -71,6 +100,9 @@ pub(super) struct Ticket<'m> {
     pub(super) id: u64,
     slot: Arc<Slot>,
 }
+
+/// After how many messages the coordinator is told that they were taken.
+const TOLD: usize = CAPACITY / 4;
 
 /// How many notices are kept for the first handler.
 const KEPT: usize = 1024;
@@ -120,6 +152,23 @@ impl Mailbox {
                 state.watched = watched;
                 return;
             }
+            Push::Message {
+                channel,
+                from,
+                bytes,
+            } => {
+                let queue = state.channels.entry(channel).or_default();
+                queue.waiting.push_back((from, bytes));
+                drop(state);
+                self.bell.notify_all();
+                return;
+            }
+            Push::Over { rank, departure } => {
+                state.over.get_or_insert((rank, departure));
+                drop(state);
+                self.bell.notify_all();
+                return;
+            }
             // What observers are told.
             Push::Size(_) | Push::Member(_) => return,
         };
@@ -138,6 +187,33 @@ impl Mailbox {
         Some((rank, state.departed.get(&rank)?.clone()))
     }
 
+    /// The next message of a channel, and what the end of all channels is when there is none.
+    pub(super) fn receive(&self, channel: &str, deadline: Instant) -> Taken {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(queue) = state.channels.get_mut(channel)
+                && let Some((from, bytes)) = queue.waiting.pop_front()
+            {
+                queue.taken += 1;
+                let told = queue.taken >= TOLD;
+                let took = told.then(|| std::mem::take(&mut queue.taken));
+                return Taken::Message { from, bytes, took };
+            }
+            if let Some((rank, departure)) = state.over.clone() {
+                return Taken::Over(rank, departure);
+            }
+            if let Some(why) = &state.closed {
+                return Taken::Closed(why.clone());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Taken::Late;
+            }
+            let waited = self.bell.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Nothing comes any more: everybody who waits learns why. Unless rank 0 has said that it leaves, that
     /// is how its death shows.
     pub(super) fn close(&self, why: &str) {
@@ -154,6 +230,7 @@ impl Mailbox {
         }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
+        self.bell.notify_all();
         for slot in waiting.into_values() {
             slot.put(Err(why.to_owned()));
         }

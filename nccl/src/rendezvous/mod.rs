@@ -14,9 +14,12 @@
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
+//! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod board;
+mod channel;
+mod channels;
 mod client;
 mod connection;
 mod envelope;
@@ -60,6 +63,7 @@ pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 
 pub use board::{RankEnd, RankState, WorldEvent, WorldState};
+pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;
 pub use exchange::Subgroup;
 pub use observer::{Events, Observer};

@@ -333,7 +333,7 @@ impl Sink for Shared {
         match push {
             Push::Size(size) => state.board.set_size(size),
             Push::Member(known) => state.board.learn(known),
-            Push::Gone { .. } | Push::Notice { .. } | Push::Watched(_) => {}
+            _ => {}
         }
     }
 

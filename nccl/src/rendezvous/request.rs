@@ -47,6 +47,18 @@ pub(super) enum Request {
         chain: Option<String>,
     },
     Goodbye,
+    /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
+    Send {
+        channel: String,
+        to: Option<usize>,
+        patience: Duration,
+        bytes: Vec<u8>,
+    },
+    /// This rank has taken so many messages.
+    Took {
+        channel: String,
+        count: usize,
+    },
     /// Where this rank listens.
     Listens {
         at: String,
@@ -76,6 +88,8 @@ mod kind {
     pub(super) const LISTENS: u8 = 25;
     pub(super) const WATCHES: u8 = 26;
     pub(super) const ENDED: u8 = 27;
+    pub(super) const SEND: u8 = 28;
+    pub(super) const TOOK: u8 = 29;
 }
 
 impl Request {
@@ -133,6 +147,23 @@ impl Request {
                 kind::STAY
             }
             Self::Goodbye => kind::GOODBYE,
+            Self::Send {
+                channel,
+                to: target,
+                patience,
+                bytes,
+            } => {
+                put_bytes(&mut to, channel.as_bytes());
+                put_number(&mut to, target.map_or(0, |rank| rank as u64 + 1));
+                put_number(&mut to, millis(*patience));
+                put_bytes(&mut to, bytes);
+                kind::SEND
+            }
+            Self::Took { channel, count } => {
+                put_bytes(&mut to, channel.as_bytes());
+                put_index(&mut to, *count);
+                kind::TOOK
+            }
             Self::Listens { at } => {
                 put_bytes(&mut to, at.as_bytes());
                 kind::LISTENS
@@ -207,6 +238,16 @@ impl Request {
                 Self::Stay { chain }
             }
             kind::GOODBYE => Self::Goodbye,
+            kind::SEND => Self::Send {
+                channel: fields.text()?,
+                to: fields.index()?.checked_sub(1),
+                patience: duration(&mut fields)?,
+                bytes: fields.bytes()?.to_vec(),
+            },
+            kind::TOOK => Self::Took {
+                channel: fields.text()?,
+                count: fields.index()?,
+            },
             kind::LISTENS => Self::Listens { at: fields.text()? },
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::channels::Channels;
 use super::frame::LARGEST;
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
@@ -29,6 +30,7 @@ pub(super) struct State {
     pub(super) dirty: Vec<Outlet>,
     /// By the number of their connection.
     pub(super) observers: HashMap<u64, Outlet>,
+    pub(super) channels: Channels,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:
@@ -156,7 +158,7 @@ impl State {
         }
     }
 
-    fn refuse(&mut self, rank: usize, id: u64, why: Incomplete) {
+    pub(super) fn refuse(&mut self, rank: usize, id: u64, why: Incomplete) {
         self.answer_all(&[(rank, id)], &Answer::Incomplete(Arc::new(why)));
     }
 
@@ -381,6 +383,7 @@ impl State {
             let why = Answer::Incomplete(Arc::new(Incomplete::Gone { rank, departure }));
             self.answer_all(&waiting, &why);
         }
+        self.end_channels(rank, &departure);
         if tell {
             self.push(&Push::Gone { rank, departure });
         }
@@ -410,11 +413,13 @@ impl State {
             self.refuse(get.rank, get.id, Incomplete::NoKey { waited });
         }
         self.give_up_waiting(now);
+        self.give_up_sending(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
         self.earliest = rounds
             .map(|open| open.deadline)
             .chain(self.gets.iter().map(|get| get.deadline))
             .chain(self.members.iter().filter_map(|member| member.until))
+            .chain(self.next_send_deadline())
             .min();
     }
 

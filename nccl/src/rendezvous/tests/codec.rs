@@ -111,6 +111,41 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(0),
         ),
         (
+            "send",
+            Request::Send {
+                channel: text("steps"),
+                to: Some(2),
+                patience: Duration::from_secs(1),
+                bytes: b"b".to_vec(),
+            }
+            .encode(9),
+        ),
+        (
+            "took",
+            Request::Took {
+                channel: text("steps"),
+                count: 16,
+            }
+            .encode(0),
+        ),
+        (
+            "message",
+            Push::Message {
+                channel: text("steps"),
+                from: 1,
+                bytes: b"b"[..].into(),
+            }
+            .encode(),
+        ),
+        (
+            "over",
+            Push::Over {
+                rank: 1,
+                departure: Departure::Left,
+            }
+            .encode(),
+        ),
+        (
             "listens",
             Request::Listens {
                 at: text("unix:@a"),

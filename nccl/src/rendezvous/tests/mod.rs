@@ -1,5 +1,6 @@
 //! Ranks that meet at real sockets.
 
+mod channels;
 mod codec;
 mod ends;
 mod failing;
