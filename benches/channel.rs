@@ -1,0 +1,89 @@
+//! How many messages a channel carries, and how long one takes.
+//!
+//! `cargo bench --bench channel [-- MESSAGES]`: rank 0 is this process, the other ranks are processes of
+//! their own on this host, each with one connection to it over a Unix socket. Messages of 256 bytes:
+//! from rank 0 to all others one after another, until all have taken all; and from rank 0 to the last rank
+//! and back.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use nccl::{Rendezvous, World};
+
+const BYTES: usize = 256;
+const LONG: Duration = Duration::from_secs(60);
+
+fn main() -> nccl::Result<()> {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    if let Some(messages) = number("NCCL_BENCH_MESSAGES") {
+        return run(World::join(Rendezvous::from_env()?)?, messages);
+    }
+    let messages = std::env::args().skip(1).find_map(|word| word.parse().ok());
+    let messages = messages.unwrap_or(20_000);
+    for ranks in [2, 4, 8] {
+        let directory = tempfile::tempdir().expect("a directory for the socket");
+        let path = directory.path().join("meet");
+        let others: Vec<_> = (1..ranks)
+            .map(|rank| start(rank, ranks, &path.display().to_string(), messages))
+            .collect();
+        run(World::join(Rendezvous::unix(&path, 0, ranks)?)?, messages)?;
+        for mut rank in others {
+            assert!(rank.wait().expect("its end").success());
+        }
+    }
+    Ok(())
+}
+
+fn start(rank: usize, ranks: usize, path: &str, messages: usize) -> Child {
+    Command::new(std::env::current_exe().expect("this program"))
+        .env("NCCL_BENCH_MESSAGES", messages.to_string())
+        .env("NCCL_RUN_RANK", rank.to_string())
+        .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
+        .env("NCCL_RUN_RENDEZVOUS", format!("unix:{path}"))
+        .spawn()
+        .expect("a rank")
+}
+
+fn run(world: World, messages: usize) -> nccl::Result<()> {
+    let steps = world.channel("steps");
+    let last = world.size() - 1;
+    let turns = messages / 10;
+    let bytes = [7; BYTES];
+    world.barrier("start")?;
+    let begun = Instant::now();
+    if world.rank() == 0 {
+        (0..messages).try_for_each(|_| steps.send(&bytes))?;
+    } else {
+        for _ in 0..messages {
+            steps.recv(LONG)?.expect("a message");
+        }
+    }
+    world.barrier("taken")?;
+    let rate = messages as f64 / begun.elapsed().as_secs_f64();
+
+    let mut times: Vec<_> = (0..turns)
+        .map(|_| {
+            let begun = Instant::now();
+            if world.rank() == 0 {
+                steps.send_to(last, &bytes)?;
+                steps.recv(LONG)?.expect("an answer");
+            } else if world.rank() == last {
+                steps.recv(LONG)?.expect("a message");
+                steps.send_to(0, &bytes)?;
+            }
+            Ok(begun.elapsed())
+        })
+        .collect::<nccl::Result<_>>()?;
+    world.barrier("end")?;
+    if world.rank() == 0 {
+        times.sort();
+        println!(
+            "{} ranks: {rate:.0} messages/s to all others; there and back, median of {turns}: {:.1?}, \
+             p99 {:.1?}",
+            world.size(),
+            times[turns / 2],
+            times[turns * 99 / 100]
+        );
+    }
+    Ok(())
+}
