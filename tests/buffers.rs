@@ -227,6 +227,7 @@ fn registrations_outlive_a_finalize_and_an_abort() {
             let kept = comm.register(stream.clone_htod(&[5u8; 16])?)?;
             let dropped = comm.register(comm.buffer::<u8>(16)?)?;
             if abort {
+                world.barrier("made")?;
                 comm.abort("on purpose")?;
             } else {
                 comm.finalize()?;

@@ -153,6 +153,7 @@ fn split(world: &World) -> Outcome {
     let part = comm.split("part", color, -(rank as i64))?;
     let Some(part) = part else {
         assert_eq!(rank, 3);
+        world.barrier("used")?;
         comm.finalize()?;
         return Ok(());
     };
@@ -166,6 +167,7 @@ fn split(world: &World) -> Outcome {
     part.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y)?, [if rank == 1 { 1 } else { 2 }]);
     // Nothing is shared: the end of the one is not the end of the other.
+    world.barrier("used")?;
     part.abort("no longer needed")?;
     comm.finalize()?;
     Ok(())

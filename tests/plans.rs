@@ -373,6 +373,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
             let error = done.wait_timeout(Duration::from_millis(100)).unwrap_err();
             assert!(error.is_timeout(), "{error}");
         }
+        world.barrier("waited")?;
         let begun = Instant::now();
         comm.abort("rank 1 does not come")?;
         assert!(

@@ -1,7 +1,9 @@
 //! A switch that ends a communicator from another thread, while it is being made or used.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::communicator::lock;
 
 /// Ends the communicator it was given to, from any thread, even while it is still being made.
 ///
@@ -26,7 +28,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct AbortSignal(Arc<AtomicBool>);
+pub struct AbortSignal(Arc<Signal>);
+
+#[derive(Debug, Default)]
+struct Signal {
+    given: AtomicBool,
+    /// Signals that are given with this one. So whoever looks at a signal of several looks at one flag.
+    followers: Mutex<Vec<Weak<Signal>>>,
+}
 
 impl AbortSignal {
     /// A signal that has not been given.
@@ -37,6 +46,25 @@ impl AbortSignal {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A signal that is given when any of these is.
+    pub(crate) fn any(signals: &[Self]) -> Self {
+        if let [only] = signals {
+            return only.clone();
+        }
+        let any = Self::new();
+        for signal in signals {
+            let mut followers = lock(&signal.0.followers);
+            followers.retain(|follower| follower.strong_count() > 0);
+            followers.push(Arc::downgrade(&any.0));
+            drop(followers);
+            // Who gave it before did not know of this one.
+            if signal.is_aborted() {
+                any.abort();
+            }
+        }
+        any
     }
 
     /// Gives the signal; it cannot be taken back.
@@ -50,7 +78,7 @@ impl AbortSignal {
     /// assert!(stop.is_aborted());
     /// ```
     pub fn abort(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.give();
     }
 
     /// Whether the signal was given.
@@ -60,6 +88,49 @@ impl AbortSignal {
     /// ```
     #[must_use]
     pub fn is_aborted(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.given.load(Ordering::Acquire)
+    }
+}
+
+impl Signal {
+    fn give(&self) {
+        // Before the followers are asked: one that comes later looks at this.
+        if self.given.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let followers = std::mem::take(&mut *lock(&self.followers));
+        for follower in followers.iter().filter_map(Weak::upgrade) {
+            follower.give();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_of_several_is_given_with_any_of_them_and_gives_none() {
+        let (one, two) = (AbortSignal::new(), AbortSignal::new());
+        let any = AbortSignal::any(&[one.clone(), two.clone()]);
+        let nested = AbortSignal::any(&[any.clone(), AbortSignal::new()]);
+        assert!(!nested.is_aborted());
+        two.abort();
+        assert!(any.is_aborted() && nested.is_aborted());
+        assert!(!one.is_aborted());
+        assert!(AbortSignal::any(&[one.clone(), two]).is_aborted());
+        let alone = AbortSignal::any(std::slice::from_ref(&one));
+        alone.abort();
+        assert!(one.is_aborted(), "one signal is itself");
+        assert!(!AbortSignal::any(&[]).is_aborted());
+    }
+
+    #[test]
+    fn signals_of_several_that_are_gone_are_not_kept() {
+        let long = AbortSignal::new();
+        for _ in 0..100 {
+            drop(AbortSignal::any(&[long.clone(), AbortSignal::new()]));
+        }
+        assert!(lock(&long.0.followers).len() <= 1);
     }
 }

@@ -7,12 +7,14 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::DriverError;
 use nccl_sys as sys;
 
 use crate::operation::Operation;
+use crate::supervision::Fault;
 
 /// The result of everything in this crate that can fail.
 ///
@@ -40,6 +42,10 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     operation: Option<Operation>,
+    /// What ended the communicator on all of its ranks.
+    fault: Option<Arc<Fault>>,
+    /// What the end of the communicator left open.
+    also: Option<String>,
 }
 
 /// What went wrong.
@@ -388,6 +394,8 @@ impl Error {
         Self(Box::new(Inner {
             kind: kind.into(),
             operation: None,
+            fault: None,
+            also: None,
         }))
     }
 
@@ -396,6 +404,19 @@ impl Error {
         if self.0.operation.is_none() {
             self.0.operation = Some(operation());
         }
+        self
+    }
+
+    /// Says what ended the communicator on all of its ranks, and what is left open. Only the rank that it
+    /// began with has seen more than that: it keeps its own kind of error.
+    pub(crate) fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
+        if !own || matches!(self.0.kind, ErrorKind::Aborted { .. }) {
+            self.0.kind = ErrorKind::Aborted {
+                reason: fault.to_string(),
+            };
+        }
+        self.0.fault = Some(Arc::clone(fault));
+        self.0.also = also.map(str::to_owned);
         self
     }
 
@@ -447,6 +468,23 @@ impl Error {
         self.0.operation.as_ref()
     }
 
+    /// What ended the communicator on all of its ranks: the same on each of them.
+    ///
+    /// `None` when the communicator was not ended, or has ranks that were not told: those of a
+    /// [`Communicator::builder`](crate::Communicator::builder) do not know each other.
+    ///
+    /// ```
+    /// # fn show(error: nccl::Error) {
+    /// if let Some(fault) = error.fault() {
+    ///     println!("it began on rank {}: {}", fault.rank(), fault.cause());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.0.fault.as_deref()
+    }
+
     /// Whether a deadline passed.
     ///
     /// ```
@@ -459,8 +497,9 @@ impl Error {
     }
 
     /// What can be done about it, where that is known.
-    fn hint(&self) -> Option<&'static str> {
+    pub(crate) fn hint(&self) -> Option<&str> {
         match &self.0.kind {
+            ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),
             ErrorKind::TimedOut { .. } => Some(
                 "a rank that did not call the same operation, or whose process died, makes the \
                  others wait; look at the ranks that print nothing",
@@ -491,6 +530,9 @@ impl fmt::Display for Error {
         match &self.0.operation {
             Some(operation) => {
                 write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
+                if let Some(also) = &self.0.also {
+                    write!(f, "\n  also:  {also}")?;
+                }
                 if let Some(hint) = self.hint() {
                     write!(f, "\n  hint:  {hint}")?;
                 }
@@ -498,6 +540,9 @@ impl fmt::Display for Error {
             }
             None => {
                 write!(f, "{}", self.0.kind)?;
+                if let Some(also) = &self.0.also {
+                    write!(f, "; {also}")?;
+                }
                 if let Some(hint) = self.hint() {
                     write!(f, " ({hint})")?;
                 }

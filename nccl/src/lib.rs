@@ -73,6 +73,7 @@ pub use rendezvous::{
     WorldEvent, WorldState, install_panic_hook,
 };
 pub use request::Request;
+pub use supervision::{Fault, FaultClass};
 pub use unique_id::UniqueId;
 
 mod abort;
@@ -100,5 +101,6 @@ mod recorded;
 mod reduce;
 mod rendezvous;
 mod request;
+mod supervision;
 mod time;
 mod unique_id;

@@ -293,6 +293,29 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// The operation alone, without who reports it.
+    pub(crate) fn what(&self) -> impl fmt::Display + '_ {
+        What(self)
+    }
+}
+
+struct What<'o>(&'o Operation);
+
+impl fmt::Display for What<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operation = self.0;
+        write!(f, "{}", operation.kind)?;
+        if let Some(sequence) = operation.sequence {
+            write!(f, " #{sequence}")?;
+        }
+        if let (Some(data_type), Some(count)) = (operation.shape.data_type, operation.shape.count) {
+            write!(f, " of {data_type} × {count}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;

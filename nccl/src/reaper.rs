@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
+use crate::rendezvous;
 use crate::time::deadline_after;
 
 /// How long work on a stream may go on after the memory that it uses was dropped.
@@ -276,16 +277,38 @@ pub(crate) fn relax_capture_mode() {
 pub(crate) fn register_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: `at_exit` is a plain function without arguments. A refusal only means that a process
-        // which ends right after a drop does not wait for it.
-        unsafe { libc::atexit(at_exit) };
+        // A refusal only means that a process which ends right after a drop does not wait for it.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: a plain function that makes nothing of its second argument.
+        unsafe {
+            on_exit(at_exit, std::ptr::null_mut())
+        };
+        #[cfg(not(target_env = "gnu"))]
+        // SAFETY: a plain function without arguments.
+        unsafe {
+            libc::atexit(at_unknown_exit)
+        };
     });
+}
+
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    /// As `atexit`, and the function gets the process's exit status. Of the GNU C library only.
+    fn on_exit(
+        function: extern "C" fn(std::ffi::c_int, *mut std::ffi::c_void),
+        argument: *mut std::ffi::c_void,
+    ) -> std::ffi::c_int;
+}
+
+#[cfg(not(target_env = "gnu"))]
+extern "C" fn at_unknown_exit() {
+    at_exit(0, std::ptr::null_mut());
 }
 
 /// A process that drops its communicators and ends would leave its peers waiting for their finalize;
 /// and CUDA's own exit handlers, registered before ours and so run after it, must not find our threads
 /// inside of it.
-extern "C" fn at_exit() {
+extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
     for (limit, then) in AT_EXIT.into_iter().zip([&HURRY, &CLOSED]) {
         let deadline = Instant::now() + limit;
         while PENDING.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
@@ -299,6 +322,8 @@ extern "C" fn at_exit() {
     while AT_WORK.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
+    // Nothing of the communicators runs here any more that could be ended.
+    rendezvous::say_goodbye(status);
 }
 
 /// Makes the context current, without taking an error away that is kept in it for somebody else.

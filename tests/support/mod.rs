@@ -27,13 +27,15 @@
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod apart;
+
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaContext, DriverError};
-use nccl::{Rendezvous, World};
+use nccl::{Communicator, CommunicatorBuilder, Rendezvous, World};
 use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, NOT_TESTED, TESTED};
 use nccl_tools::perf;
 use nccl_tools::spawn::{
@@ -51,6 +53,17 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 pub fn device(world: &World) -> Result<Arc<CudaContext>, DriverError> {
     let devices = CudaContext::device_count()?.max(1) as usize;
     CudaContext::new(world.local_rank() % devices)
+}
+
+/// Starts a communicator of all ranks that do not tell each other what ends it.
+///
+/// # Errors
+/// Of the library, and of the exchange of the token.
+pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorBuilder<'a>> {
+    let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
+    let id = world.broadcast(name, 0, id.as_bytes())?;
+    let id = nccl::UniqueId::from_bytes(id.try_into().expect("as many bytes as were given"));
+    Ok(Communicator::builder(name, id, world.rank(), world.size()))
 }
 
 /// Whether this runs on the emulator; otherwise says that the test is left out because it needs `what`.

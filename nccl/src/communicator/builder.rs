@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::init::{Plan, Prepared};
+use super::init::{Company, Plan, Prepared};
 use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
@@ -45,8 +45,9 @@ pub struct CommunicatorBuilder<'a> {
     stream: Option<Arc<CudaStream>>,
     config: Config,
     timeouts: Timeouts,
-    abort_signal: AbortSignal,
+    abort_signals: Vec<AbortSignal>,
     library: Option<Library>,
+    company: Option<Company>,
 }
 
 /// Where the token comes from with which the ranks meet inside NCCL.
@@ -64,21 +65,39 @@ impl<'a> CommunicatorBuilder<'a> {
     }
 
     pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
-        Self::new(name, Origin::World(world), world.rank(), world.size())
+        Self {
+            company: Some((Arc::clone(&world.line), (0..world.size()).collect())),
+            ..Self::new(name, Origin::World(world), world.rank(), world.size())
+        }
     }
 
+    /// Of the ranks `members` of `parent`, of which this is number `rank`.
     pub(super) fn of_split(
         name: &'a str,
         rank: usize,
         parent: &Communicator,
-        world_size: usize,
+        members: &[usize],
     ) -> Self {
+        let inner = &parent.inner;
+        let company = inner.board.as_ref().map(|board| {
+            let (line, ranks) = board.line();
+            let ranks = members.iter().map(|&member| ranks[member]).collect();
+            (Arc::clone(line), ranks)
+        });
         Self {
             stream: Some(Arc::clone(&parent.stream)),
-            timeouts: parent.inner.timeouts,
-            library: Some(parent.inner.library.clone()),
-            ..Self::new(name, Origin::Split, rank, world_size)
+            timeouts: inner.timeouts,
+            library: Some(inner.library.clone()),
+            abort_signals: vec![inner.abort_signal.clone()],
+            company,
+            ..Self::new(name, Origin::Split, rank, members.len())
         }
+    }
+
+    /// For ranks that did not meet in a world: the way to each other.
+    pub(super) fn in_company(mut self, company: Company) -> Self {
+        self.company = Some(company);
+        self
     }
 
     pub(super) fn init_limit(&self) -> Duration {
@@ -94,8 +113,9 @@ impl<'a> CommunicatorBuilder<'a> {
             stream: None,
             config: Config::new(),
             timeouts: Timeouts::default(),
-            abort_signal: AbortSignal::new(),
+            abort_signals: Vec::new(),
             library: None,
+            company: None,
         }
     }
 
@@ -235,7 +255,32 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// A signal that ends the communicator, even while it is being made.
+    /// How long the other ranks of an aborted communicator may take to confirm that they aborted it as
+    /// well; 3 s unless set.
+    ///
+    /// Until then an error that follows from the abort is not handed out, because they may still write
+    /// into memory of this rank. It names those that did not confirm.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .confirm_timeout(Duration::from_secs(1))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn confirm_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.confirm = limit;
+        self
+    }
+
+    /// A signal that ends the communicator, even while it is being made; one of several, if this is
+    /// called more than once.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -250,7 +295,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # }
     /// ```
     pub fn abort_signal(mut self, signal: &AbortSignal) -> Self {
-        self.abort_signal = signal.clone();
+        self.abort_signals.push(signal.clone());
         self
     }
 
@@ -306,19 +351,20 @@ impl<'a> CommunicatorBuilder<'a> {
 
     fn build_until(self, started: Instant) -> Result<Communicator> {
         let deadline = deadline_after(self.timeouts.init);
+        let signal = AbortSignal::any(&self.abort_signals);
         let (id, prepared) = match self.origin {
-            Origin::Given(id) => (id, self.prepare(false)?.0),
+            Origin::Given(id) => (id, self.prepare(false, signal)?.0),
             Origin::World(world) => {
-                let prepared = self.prepare(false);
+                let prepared = self.prepare(false, signal.clone());
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
-                let interrupted = || self.abort_signal.is_aborted();
+                let interrupted = || signal.is_aborted();
                 let checked = world.check(&self.about(), deadline, &interrupted);
                 let prepared = match (prepared, checked) {
                     (Err(error), Err(_)) | (Ok(_), Err(error)) => return Err(error),
                     (Ok((prepared, _)), Ok(())) => self.token().map(|id| (prepared, id)),
                     (Err(error), Ok(())) => Err(error),
                 };
-                agree(world, self.name, prepared, deadline, &self.abort_signal)?
+                agree(world, self.name, prepared, deadline, &signal)?
             }
             Origin::Split => {
                 return Err(Error::new(ErrorKind::InvalidConfig {
@@ -367,8 +413,17 @@ impl<'a> CommunicatorBuilder<'a> {
             .transpose()
     }
 
+    /// As [`prepare`](Self::prepare), for a split.
+    pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
+        self.prepare(makes_id, AbortSignal::any(&self.abort_signals))
+    }
+
     /// Everything this rank can check alone; one rank also makes the token.
-    pub(super) fn prepare(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
+    fn prepare(
+        &self,
+        makes_id: bool,
+        abort_signal: AbortSignal,
+    ) -> Result<(Prepared, Option<UniqueId>)> {
         let stream = self.stream.clone().ok_or_else(|| {
             Error::new(ErrorKind::InvalidConfig {
                 field: "stream",
@@ -384,7 +439,8 @@ impl<'a> CommunicatorBuilder<'a> {
             stream,
             config: &self.config,
             timeouts: self.timeouts,
-            abort_signal: self.abort_signal.clone(),
+            abort_signal,
+            company: self.company.clone(),
         };
         let prepared = plan.prepare()?;
         let id = makes_id.then(|| UniqueId::new(&library)).transpose()?;

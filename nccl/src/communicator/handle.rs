@@ -9,6 +9,7 @@ use nccl_sys as sys;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
+use crate::supervision::Cause;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,16 @@ pub(crate) fn settle(
 }
 
 impl Unsettled {
+    /// What the other ranks are told.
+    pub(crate) fn cause(&self, what: &str, limit: Duration) -> Cause {
+        let error = match self {
+            Self::Failed(failure) => Self::Failed(failure.clone()),
+            Self::TimedOut => Self::TimedOut,
+            Self::Interrupted => Self::Interrupted,
+        };
+        Cause::from(&error.into_error(what, limit))
+    }
+
     /// The error to hand out.
     pub(crate) fn into_error(self, what: &str, limit: Duration) -> Error {
         Error::new(match self {

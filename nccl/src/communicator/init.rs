@@ -17,7 +17,10 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::ffi;
 use crate::library::Library;
+use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
+use crate::rendezvous::Line;
+use crate::supervision::{Board, Cause};
 use crate::unique_id::UniqueId;
 
 /// Everything that is known before NCCL is asked.
@@ -30,7 +33,12 @@ pub(super) struct Plan<'a> {
     pub(super) config: &'a Config,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
+    /// The way to the other ranks, and which of its ranks they are.
+    pub(super) company: Option<Company>,
 }
+
+/// The way to the other ranks of a communicator, and which of its ranks they are, in order.
+pub(super) type Company = (Arc<Line>, Arc<[usize]>);
 
 /// What passed the checks of this rank alone.
 pub(super) struct Prepared {
@@ -45,6 +53,8 @@ pub(super) struct Prepared {
     config: sys::ncclConfig_t,
     handle: Handle,
     pins_stream: Arc<CudaStream>,
+    company: Option<Company>,
+    board: Option<Arc<Board>>,
 }
 
 impl Plan<'_> {
@@ -84,6 +94,9 @@ impl Plan<'_> {
             config,
             handle,
             pins_stream,
+            // Alone, there is nobody to tell.
+            company: self.company.filter(|_| self.world_size > 1),
+            board: None,
         })
     }
 }
@@ -91,30 +104,79 @@ impl Plan<'_> {
 impl Prepared {
     /// Joins the other ranks, until `deadline`.
     pub(super) fn join(mut self, id: &UniqueId, deadline: Instant) -> Result<Inner> {
-        self.context.bind_to_thread().map_err(Error::cuda(
-            "binding the context to this thread (cuCtxSetCurrent)",
-        ))?;
-        let (raw, settled) = start(
-            &self.library,
-            self.rank,
-            self.world_size,
-            id,
-            &mut self.config,
-        )?;
-        let settled = settled.and_then(|()| {
-            let interrupted = || self.abort_signal.is_aborted();
+        let started = Instant::now();
+        // Before NCCL is asked: what happens to the others meanwhile ends this, too.
+        let board = self.company.take().map(|(line, members)| {
+            let confirm = self.timeouts.confirm;
+            Board::new(&line, &self.name, id, members, self.rank, confirm)
+        });
+        self.board = board.clone();
+        let (raw, error) = match self.join_nccl(id, deadline) {
+            Ok(raw) => return Ok(self.adopt(raw)),
+            Err(failed) => failed,
+        };
+        let error = error.during(|| Operation {
+            kind: OperationKind::Init,
+            communicator: Arc::clone(&self.name),
+            rank: self.rank,
+            world_size: self.world_size,
+            host: crate::host::name(),
+            pid: std::process::id(),
+            sequence: None,
+            shape: Shape::default(),
+            elapsed: started.elapsed(),
+        });
+        if let Some(board) = &board
+            && board.fault().is_none()
+        {
+            // Before the end here: it may need that of the others.
+            board.announce(Cause::from(&error));
+        }
+        let freed = match raw {
+            Some(raw) => discard(&self.library, raw, self.timeouts.abort) == Outcome::Freed,
+            None => true,
+        };
+        if !freed {
+            // NCCL may still be at work in the context.
+            std::mem::forget(self.context);
+            tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
+        }
+        let Some(board) = board else {
+            return Err(error);
+        };
+        let also = board.conclude(freed);
+        Err(match board.fault() {
+            Some(fault) => error.because_of(fault, board.is_own(fault), also),
+            None => error,
+        })
+    }
+
+    /// A failure leaves a communicator that is to be freed, or none.
+    fn join_nccl(
+        &mut self,
+        id: &UniqueId,
+        deadline: Instant,
+    ) -> Result<RawComm, (Option<RawComm>, Error)> {
+        self.context.bind_to_thread().map_err(|error| {
+            let what = "binding the context to this thread (cuCtxSetCurrent)";
+            (None, Error::cuda(what)(error))
+        })?;
+        let config = &mut self.config;
+        let (raw, started) = start(&self.library, self.rank, self.world_size, id, config)
+            .map_err(|error| (None, error))?;
+        let settled = started.and_then(|()| {
+            let struck = || {
+                let board = self.board.as_ref();
+                board.is_some_and(|board| board.fault().is_some())
+            };
+            let interrupted = || self.abort_signal.is_aborted() || struck();
             settle(&self.library, raw, CALL, deadline, interrupted)
                 .map_err(|unsettled| unsettled.into_error("joining the ranks", self.timeouts.init))
         });
-        if let Err(error) = settled {
-            if discard(&self.library, raw, self.timeouts.abort) == Outcome::Leaked {
-                // NCCL may still be at work in the context.
-                std::mem::forget(self.context);
-                tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
-            }
-            return Err(error);
+        match settled {
+            Ok(()) => Ok(raw),
+            Err(error) => Err((Some(raw), error)),
         }
-        Ok(self.adopt(raw))
     }
 
     /// The communicator around a pointer that is ready.
@@ -135,6 +197,7 @@ impl Prepared {
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
             handle: Mutex::new(self.handle),
+            board: self.board,
             pins: Some(Pins {
                 stream: self.pins_stream,
             }),

@@ -8,6 +8,7 @@ use super::{Communicator, CommunicatorBuilder};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
+use crate::rendezvous::World;
 use crate::unique_id::UniqueId;
 
 impl Communicator {
@@ -67,18 +68,27 @@ impl Communicator {
             }));
         }
         let id = UniqueId::new(&Library::load()?)?;
+        // So that what ends one of them ends all.
+        let everybody: Arc<[usize]> = (0..streams.len()).collect();
+        let lines: Vec<_> = World::threads(streams.len())
+            .iter()
+            .map(|world| Arc::clone(&world.line))
+            .collect();
         // A rank that fails would let the others wait for it.
         let failed = AbortSignal::new();
         let made: Vec<Result<Self>> = std::thread::scope(|scope| {
             let ranks: Vec<_> = streams
                 .iter()
+                .zip(lines)
                 .enumerate()
-                .map(|(rank, stream)| {
+                .map(|(rank, (stream, line))| {
                     let (set, failed) = (&set, &failed);
+                    let company = (line, Arc::clone(&everybody));
                     scope.spawn(move || {
                         let _guard = AbortOnPanic(failed);
                         let builder = Self::builder(name, id, rank, streams.len())
                             .stream(stream)
+                            .in_company(company)
                             .abort_signal(failed);
                         set(builder).build().inspect_err(|_| failed.abort())
                     })

@@ -30,7 +30,7 @@ use super::{Communicator, Inner, State, lock, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
-use crate::operation::{OperationKind, Shape};
+use crate::operation::{Operation, OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
 use crate::time::{deadline_after, later};
@@ -67,26 +67,36 @@ impl Communicator {
                 let nothing = frame.batch().recorded.is_empty();
                 Ok(Request::new(self, kind, shape, sequence, started, nothing))
             }
-            Err((refused, sequence)) => Err(self
-                .not_issued(refused, frame)
-                .during(|| inner.operation(kind, shape, Some(sequence), started))),
+            Err((refused, sequence)) => {
+                let describe = || inner.operation(kind, shape, Some(sequence), started);
+                Err(self.not_issued(refused, frame, &describe))
+            }
         }
     }
 
     #[cold]
-    fn not_issued(&self, refused: Refused, frame: &Frame<'_>) -> Error {
-        match refused {
+    fn not_issued(
+        &self,
+        refused: Refused,
+        frame: &Frame<'_>,
+        describe: &dyn Fn() -> Operation,
+    ) -> Error {
+        let inner = &self.inner;
+        let error = match refused {
             Refused::Before(error) => error,
             Refused::Signalled(error) => {
+                let error = error.during(describe);
                 // Nothing is lent to NCCL by this operation: it may well be leaked.
-                self.inner.abort("its abort signal was given");
+                inner.abort(&error);
                 error
             }
             Refused::Underway(error) => {
-                self.inner.abandon(&error, frame);
+                let error = error.during(describe);
+                inner.abandon(&error, frame);
                 error
             }
-        }
+        };
+        inner.conclude(error).during(describe)
     }
 }
 
@@ -182,7 +192,7 @@ impl Inner {
     /// that it was only lent.
     pub(super) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent;
-        if self.abort(&reason.kind().to_string()) == Outcome::Leaked {
+        if self.abort(reason) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
         }
         let ordered = order::leave(frame.on, frame.foreign(), &lock(&self.handle).join);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::Communicator;
+use super::{Communicator, Why};
 use crate::reaper;
 
 /// See the module.
@@ -38,7 +38,9 @@ impl Kept {
         }
         let since = *self.alone_since.get_or_insert_with(Instant::now);
         if since.elapsed() > inner.timeouts.finalize || reaper::is_in_a_hurry() {
-            inner.abort_in_background("it was dropped, and its last operations did not end");
+            inner.abort_in_background(Why::Quietly(
+                "it was dropped, and its last operations did not end",
+            ));
         }
     }
 }

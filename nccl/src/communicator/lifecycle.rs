@@ -17,6 +17,7 @@ use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
+use crate::supervision::{Abortable, Board, Cause, Fault};
 use crate::time::deadline_after;
 
 /// How an abort ended.
@@ -54,7 +55,7 @@ impl Communicator {
     pub fn finalize(&self) -> Result<()> {
         let started = Instant::now();
         self.inner.finalize().map_err(|error| {
-            error.during(|| {
+            self.inner.conclude(error).during(|| {
                 self.inner
                     .operation(OperationKind::Finalize, Shape::default(), None, started)
             })
@@ -64,8 +65,10 @@ impl Communicator {
     /// Ends the communicator now, whatever it is doing, from any thread.
     ///
     /// Operations under way end; their results are void, and every call and request on this rank
-    /// returns [`ErrorKind::Aborted`]. The other ranks are not told: each has to abort as well.
-    /// A second abort does nothing.
+    /// returns [`ErrorKind::Aborted`]. The other ranks of a [`World`](crate::World)'s communicator are
+    /// told, and abort theirs for the same reason; this returns when they have said so, or are gone, or
+    /// their time is up (3 s unless set). Ranks that came together in another way each have to abort by
+    /// themselves. A second abort does nothing.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when NCCL did not come back within the abort limit (10 s unless set). The
@@ -111,8 +114,8 @@ impl Inner {
         }
     }
 
-    pub(crate) fn abort(self: &Arc<Self>, reason: &str) -> Outcome {
-        if self.begin_abort(reason) {
+    pub(crate) fn abort<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) -> Outcome {
+        if self.begin_abort(why.into()) {
             self.carry_out_abort()
         } else {
             self.wait_for_the_end()
@@ -120,8 +123,8 @@ impl Inner {
     }
 
     /// Aborts without waiting for the end of it.
-    pub(crate) fn abort_in_background(self: &Arc<Self>, reason: &str) {
-        if !self.begin_abort(reason) {
+    pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) {
+        if !self.begin_abort(why.into()) {
             return;
         }
         let inner = Arc::clone(self);
@@ -134,9 +137,50 @@ impl Inner {
         }
     }
 
+    /// The error to hand out. When the communicator is being aborted, waits for the end of that, on all
+    /// ranks that can be reached: before, they may still write into memory that was lent. Then it says
+    /// what all of them say.
+    #[cold]
+    pub(crate) fn conclude(&self, error: Error) -> Error {
+        let follows = matches!(
+            error.kind(),
+            ErrorKind::Aborted { .. }
+                | ErrorKind::TimedOut { .. }
+                | ErrorKind::Nccl(_)
+                | ErrorKind::Cuda { .. }
+        );
+        if !follows || !self.phase.get().is_aborted() {
+            return error;
+        }
+        self.wait_for_the_end();
+        let Some(board) = &self.board else {
+            return error;
+        };
+        match board.fault() {
+            Some(fault) => error.because_of(fault, board.is_own(fault), board.conclusion()),
+            None => error,
+        }
+    }
+
+    /// From now on, what happens on other ranks ends this communicator.
+    pub(super) fn come_under_protection(self: &Arc<Self>) {
+        let Some(board) = &self.board else { return };
+        let inner = Arc::downgrade(self);
+        board.protects(inner);
+        // It may have happened while it was being made.
+        if let Some(fault) = board.fault() {
+            self.abort_in_background(fault);
+        }
+    }
+
     /// True for the one caller that is to carry it out.
-    fn begin_abort(&self, reason: &str) -> bool {
-        if !self.phase.begin_abort(reason) {
+    fn begin_abort(&self, why: Why<'_>) -> bool {
+        let reason = match &why {
+            Why::Own(cause) => cause.text().to_owned(),
+            Why::Told(fault) => fault.to_string(),
+            Why::Quietly(reason) => (*reason).to_owned(),
+        };
+        if !self.phase.begin_abort(&reason) {
             return false;
         }
         tracing::warn!(
@@ -146,6 +190,10 @@ impl Inner {
             reason,
             "aborting a communicator"
         );
+        // Before NCCL is asked: the others may have to abort for this abort to come back.
+        if let (Why::Own(cause), Some(board)) = (why, &self.board) {
+            board.announce(cause);
+        }
         true
     }
 
@@ -166,12 +214,10 @@ impl Inner {
                 None => inner.phase.wait_freed(limit),
             }
         });
-        if freed == Some(true) {
-            self.phase.aborted();
-            Outcome::Freed
-        } else {
-            self.phase.leaked();
-            Outcome::Leaked
+        self.conclude_end(freed == Some(true));
+        match freed {
+            Some(true) => Outcome::Freed,
+            _ => Outcome::Leaked,
         }
     }
 
@@ -196,7 +242,7 @@ impl Inner {
     }
 
     /// Somebody else is ending it: waits for that, no longer than that may take.
-    fn wait_for_the_end(&self) -> Outcome {
+    pub(crate) fn wait_for_the_end(&self) -> Outcome {
         let deadline = deadline_after(self.timeouts.orderly_end());
         while !self.phase.get().is_final() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -222,8 +268,8 @@ impl Inner {
                 let interrupted =
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
                 // Said before NCCL ends what is under way: no request must take that for success.
-                let aborting = || {
-                    if inner.phase.begin_abort("its finalize failed") {
+                let aborting = |cause: Cause| {
+                    if inner.begin_abort(Why::Own(cause)) {
                         ours.store(true, Ordering::Release);
                     }
                 };
@@ -234,7 +280,7 @@ impl Inner {
         };
         let end = |freed| {
             if ours.load(Ordering::Acquire) {
-                self.end(freed);
+                self.conclude_end(freed);
             } else {
                 self.end_as(freed, "its finalize failed");
             }
@@ -263,7 +309,12 @@ impl Inner {
     }
 
     /// The end of an abort that has begun.
-    fn end(&self, freed: bool) {
+    fn conclude_end(&self, freed: bool) {
+        if let Some(board) = &self.board
+            && board.is_at_fault()
+        {
+            board.conclude(freed);
+        }
         if freed {
             self.phase.aborted();
         } else {
@@ -273,9 +324,55 @@ impl Inner {
 
     /// After a finalize that failed and aborted, unless an abort was on its way anyhow.
     fn end_as(&self, freed: bool, reason: &str) {
-        if self.phase.begin_abort(reason) {
-            self.end(freed);
+        if self.begin_abort(Why::from(reason)) {
+            self.conclude_end(freed);
         }
+    }
+}
+
+impl Abortable for Inner {
+    fn begin_end(&self, fault: &Arc<Fault>) -> bool {
+        self.begin_abort(Why::Told(fault))
+    }
+
+    fn end(self: Arc<Self>, begun: bool) {
+        let outcome = match begun {
+            true => self.carry_out_abort(),
+            false => self.wait_for_the_end(),
+        };
+        // One that was finalized before has nothing left to end.
+        if let Some(board) = &self.board {
+            board.conclude(outcome == Outcome::Freed);
+        }
+    }
+}
+
+/// Why a communicator is ended before its time.
+#[derive(Debug)]
+pub(crate) enum Why<'w> {
+    /// For a reason of this rank, which the others are told.
+    Own(Cause),
+    /// Because of what another rank told, or because it is gone.
+    Told(&'w Arc<Fault>),
+    /// Because this rank is done with it: what the others do goes on without it, or not.
+    Quietly(&'static str),
+}
+
+impl From<&str> for Why<'_> {
+    fn from(reason: &str) -> Self {
+        Self::Own(Cause::asked(reason))
+    }
+}
+
+impl From<&Error> for Why<'_> {
+    fn from(error: &Error) -> Self {
+        Self::Own(error.into())
+    }
+}
+
+impl<'w> From<&'w Arc<Fault>> for Why<'w> {
+    fn from(fault: &'w Arc<Fault>) -> Self {
+        Self::Told(fault)
     }
 }
 
@@ -332,14 +429,15 @@ fn retire(
     raw: RawComm,
     limit: Duration,
     interrupted: impl Fn() -> bool,
-    aborting: impl FnOnce(),
+    aborting: impl FnOnce(Cause),
 ) -> Retired {
     let settled = finalize_raw(library, raw, deadline_after(limit), interrupted);
-    let way = if settled.is_ok() {
-        Free::Destroy
-    } else {
-        aborting();
-        Free::Abort
+    let way = match &settled {
+        Ok(()) => Free::Destroy,
+        Err(unsettled) => {
+            aborting(unsettled.cause("finalize", limit));
+            Free::Abort
+        }
     };
     let freed = free(library, way, raw);
     if let Err(failure) = &freed {
@@ -373,6 +471,7 @@ struct Remains {
     timeouts: Timeouts,
     pins: Option<Pins>,
     stream: Arc<CudaStream>,
+    board: Option<Arc<Board>>,
 }
 
 impl Drop for Inner {
@@ -406,6 +505,7 @@ impl Drop for Inner {
             timeouts: self.timeouts,
             pins: self.pins.take(),
             stream: Arc::clone(&self.stream),
+            board: self.board.take(),
         };
         if let Err(remains) = reaper::on_a_thread(remains, reap) {
             std::mem::forget(remains);
@@ -415,12 +515,14 @@ impl Drop for Inner {
 
 fn reap(remains: Remains) {
     let limit = remains.timeouts.finalize;
+    let board = remains.board;
+    let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
     let retired = retire(
         &remains.library,
         remains.raw,
         limit,
-        reaper::is_in_a_hurry,
-        || (),
+        || reaper::is_in_a_hurry() || at_fault(),
+        |_| (),
     );
     if let Err(unsettled) = retired.settled {
         tracing::warn!(
@@ -432,8 +534,13 @@ fn reap(remains: Remains) {
         );
     }
     if retired.freed.is_err() {
+        if let (true, Some(board)) = (at_fault(), &board) {
+            board.conclude(false);
+        }
         std::mem::forget((remains.pins, remains.stream));
     }
+    // Only now: what other ranks wait for is over here, and the line may say goodbye.
+    drop(board);
 }
 
 /// Frees a communicator that failed to come up, on a thread that can be given up.

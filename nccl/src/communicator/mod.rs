@@ -44,6 +44,7 @@ pub(crate) use frame::Frame;
 pub(crate) use handle::{Backoff, state};
 pub(crate) use issue::Calls;
 pub(crate) use kept::Kept;
+pub(crate) use lifecycle::Why;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
 pub(crate) use state::State;
@@ -55,6 +56,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
 use crate::request::Mark;
+use crate::supervision::{Board, Fault};
 use crate::unique_id::UniqueId;
 use handle::Handle;
 use state::Phase;
@@ -97,6 +99,8 @@ pub(crate) struct Timeouts {
     pub(crate) operation: Duration,
     pub(crate) finalize: Duration,
     pub(crate) abort: Duration,
+    /// For the other ranks to say that they aborted as well.
+    pub(crate) confirm: Duration,
 }
 
 impl Default for Timeouts {
@@ -106,6 +110,7 @@ impl Default for Timeouts {
             operation: Duration::from_secs(30),
             finalize: Duration::from_secs(30),
             abort: Duration::from_secs(10),
+            confirm: Duration::from_secs(3),
         }
     }
 }
@@ -116,7 +121,15 @@ impl Timeouts {
     pub(crate) fn orderly_end(&self) -> Duration {
         self.operation
             .saturating_add(self.finalize)
-            .saturating_add(self.abort)
+            .saturating_add(self.disorderly_end())
+    }
+
+    /// How long an abort may take: here, and on the other ranks.
+    pub(crate) fn disorderly_end(&self) -> Duration {
+        const SLACK: Duration = Duration::from_secs(2);
+        self.abort
+            .saturating_add(self.confirm)
+            .saturating_add(SLACK)
     }
 }
 
@@ -132,6 +145,9 @@ pub(crate) struct Inner {
     pub(crate) phase: Phase,
     pub(crate) abort_signal: AbortSignal,
     pub(crate) handle: Mutex<Handle>,
+    /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to
+    /// reach them.
+    pub(crate) board: Option<Arc<Board>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// The graphs that captured its operations.
@@ -298,11 +314,38 @@ impl Communicator {
     }
 
     pub(crate) fn of(inner: Inner) -> Self {
+        let inner = Arc::new(inner);
+        inner.come_under_protection();
         Self {
             stream: Arc::clone(&inner.stream),
             limit: inner.timeouts.operation,
-            inner: Arc::new(inner),
+            inner,
         }
+    }
+
+    /// What ended the communicator on all of its ranks, the same on each of them; `None` while it is in
+    /// use, and when its ranks do not know each other (as [`Error::fault`]).
+    ///
+    /// For those whose own error types lose it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// if let Some(fault) = comm.fault() {
+    ///     eprintln!("{fault}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        let board = self.inner.board.as_ref()?;
+        if !self.inner.phase.get().is_aborted() {
+            return None;
+        }
+        board.fault().map(|fault| Fault::clone(fault))
     }
 
     /// The library it lives in.
@@ -367,8 +410,10 @@ impl Inner {
     }
 
     fn abort_reason(&self) -> String {
-        self.phase
-            .reason()
+        let fault = self.board.as_ref().and_then(|board| board.fault());
+        fault
+            .map(ToString::to_string)
+            .or_else(|| self.phase.reason())
             .unwrap_or_else(|| String::from("no reason was given"))
     }
 }

@@ -81,6 +81,7 @@ impl Communicator {
             config: &Config::new(),
             timeouts: Timeouts::default(),
             abort_signal: AbortSignal::new(),
+            company: None,
         };
         Ok(Self::of(plan.prepare()?.adopt(raw)))
     }

@@ -4,12 +4,14 @@
 //! their way, and an abort, which needs the lock, is what ends that.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
 use super::frame::Frame;
 use super::{Inner, lock, order};
 use crate::error::{Error, Result};
+use crate::operation::{OperationKind, Shape};
 
 /// Why there is no replay.
 pub(crate) enum NotLaunched {
@@ -41,6 +43,9 @@ impl Inner {
             (Ok(()), Ok(())) => Ok(sequence),
             (Err(NotLaunched::Refused(error)), _) => Err(error),
             (Err(NotLaunched::Failed(error)), _) | (Ok(()), Err(error)) => {
+                let (kind, now) = (OperationKind::Replay, Instant::now());
+                let error =
+                    error.during(|| self.operation(kind, Shape::default(), Some(sequence), now));
                 self.abandon(&error, frame);
                 Err(error)
             }

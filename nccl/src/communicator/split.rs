@@ -137,9 +137,9 @@ impl Communicator {
             .iter()
             .position(|&member| member == self.rank())
             .map(|rank| {
-                let builder = CommunicatorBuilder::of_split(name, rank, self, members.len());
+                let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
                 let builder = set(builder);
-                let (prepared, id) = builder.prepare(rank == 0)?;
+                let (prepared, id) = builder.prepare_split(rank == 0)?;
                 Ok((prepared, id, builder.init_limit()))
             });
         let answers = self.exchange(&answer(&prepared))?;

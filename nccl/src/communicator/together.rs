@@ -46,15 +46,20 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             })
             .collect()),
         Err(refused) => {
-            let (at, error) = match refused {
-                Refused::Before(at, error) => (at, error),
-                Refused::Underway(at, error) => {
+            let (Refused::Before(at, _) | Refused::Underway(at, _)) = refused;
+            let inner = &all[at].comm.inner;
+            let describe = || inner.operation(KIND, Shape::default(), None, started);
+            let error = match refused {
+                Refused::Before(_, error) => error,
+                Refused::Underway(_, error) => {
+                    let error = error.during(describe);
+                    // First, so that what all ranks tell is what this call returns.
+                    inner.abort_in_background(&error);
                     abandon_all(all, &error);
-                    (at, error)
+                    error
                 }
             };
-            let inner = &all[at].comm.inner;
-            Err(error.during(|| inner.operation(KIND, Shape::default(), None, started)))
+            Err(inner.conclude(error).during(describe))
         }
     }
 }
@@ -62,10 +67,9 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
 /// All at once: an abort may wait until its neighbours in the group are aborted as well.
 fn abandon_all(all: &[Group<'_>], reason: &Error) {
     let lent = Lent;
-    let text = reason.kind().to_string();
     std::thread::scope(|scope| {
         for group in all {
-            scope.spawn(|| group.comm.inner.abort(&text));
+            scope.spawn(|| group.comm.inner.abort(reason));
         }
     });
     for group in all {

@@ -19,6 +19,7 @@ use super::record::Captured;
 use crate::communicator::{Calls, Inner, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
+use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 
 /// How long an abort gets to join NCCL's threads before the capture is ended.
@@ -56,6 +57,8 @@ impl Inner {
             Ok(graph) => Ok(self.plans.add(graph, &self.context)),
             Err(error) => {
                 drop(handle);
+                let (kind, shape) = (OperationKind::Capture, Shape::default());
+                let error = error.during(|| self.operation(kind, shape, None, started));
                 self.give_up(capturing, &error);
                 Err(error)
             }
@@ -63,11 +66,10 @@ impl Inner {
     }
 
     fn give_up(self: &Arc<Self>, capturing: Capturing<'_>, error: &Error) {
-        let reason = format!("a capture failed: {}", error.kind());
         std::thread::scope(|scope| {
             let aborting = std::thread::Builder::new()
                 .name(String::from("nccl-abort"))
-                .spawn_scoped(scope, || self.abort(&reason));
+                .spawn_scoped(scope, || self.abort(error));
             if let Ok(aborting) = &aborting {
                 let deadline = Instant::now() + MOMENT.min(self.timeouts.abort / 2);
                 while !aborting.is_finished() && Instant::now() < deadline {
@@ -76,7 +78,7 @@ impl Inner {
             }
             drop(capturing);
             if aborting.is_err() {
-                self.abort(&reason);
+                self.abort(error);
             }
         });
     }

@@ -115,7 +115,7 @@ impl Communicator {
     ) -> Result<CapturedPlan<B>> {
         let started = Instant::now();
         self.make_plan(buffers, record, started).map_err(|error| {
-            error.during(|| {
+            self.inner.conclude(error).during(|| {
                 self.inner
                     .operation(OperationKind::Capture, Shape::default(), None, started)
             })
@@ -224,9 +224,10 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                     false,
                 ))
             }
-            Err(error) => {
-                Err(error.during(|| comm.inner.operation(KIND, Shape::default(), None, started)))
-            }
+            Err(error) => Err(comm
+                .inner
+                .conclude(error)
+                .during(|| comm.inner.operation(KIND, Shape::default(), None, started))),
         }
     }
 
@@ -302,9 +303,13 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         // SAFETY: likewise.
         let slot = unsafe { std::ptr::read(&raw const plan.slot) };
         comm.inner.plans.destroy(&slot);
+        if comm.inner.phase.get() == State::Aborting {
+            // Other ranks may still write into them.
+            comm.inner.wait_for_the_end();
+        }
         if comm.inner.phase.get() == State::Leaked {
             std::mem::forget(buffers);
-            return Err(comm.inner.out_of_use());
+            return Err(comm.inner.conclude(comm.inner.out_of_use()));
         }
         Ok(buffers)
     }
@@ -332,7 +337,10 @@ impl Pace {
                     what: format!("one of {} launches of a plan", 2 * STRIDE),
                     limit: comm.limit,
                 });
-                comm.inner.abort(&error.kind().to_string());
+                let (kind, now) = (OperationKind::Replay, Instant::now());
+                let error =
+                    error.during(|| comm.inner.operation(kind, Shape::default(), None, now));
+                comm.inner.abort(&error);
                 return Err(error);
             }
             backoff.pause();
@@ -461,10 +469,14 @@ mod tests {
         .expect("a plan")
     }
 
+    /// One whose ranks do not tell each other what they abort.
     fn communicator(world: &World) -> Communicator {
         let context = CudaContext::new(world.local_rank()).expect("a device");
-        world
-            .communicator("held")
+        let library = crate::Library::load().expect("a library");
+        let id = crate::UniqueId::new(&library).expect("a token");
+        let id = world.broadcast("id", 0, id.as_bytes()).expect("the token");
+        let id = crate::UniqueId::from_bytes(id.try_into().expect("a token"));
+        Communicator::builder("held", id, world.rank(), world.size())
             .stream(&context.new_stream().expect("a stream"))
             .abort_timeout(Duration::from_millis(300))
             .build()

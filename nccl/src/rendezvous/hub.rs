@@ -301,7 +301,9 @@ impl Hub {
         let dirty = std::mem::take(&mut lock(&self.state).dirty);
         for outlet in dirty {
             match outlet {
-                Outlet::Local(mailbox) => mailbox.run_handlers(),
+                Outlet::Local(mailbox) => {
+                    mailbox.run_handlers();
+                }
                 Outlet::Remote(connection) => connection.flush_quietly(),
             }
         }

@@ -7,7 +7,7 @@
 //! process die after that, they hear of it like of any other death.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
@@ -20,6 +20,8 @@ use super::request::Request;
 use super::server::{PATIENCE, Server};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::reaper;
+use crate::supervision::Watch;
 use crate::time::{deadline_after, later};
 
 pub(crate) struct Line {
@@ -28,7 +30,9 @@ pub(crate) struct Line {
     link: Link,
     pub(super) mailbox: Arc<Mailbox>,
     /// Known when all have met.
-    members: OnceLock<Vec<Member>>,
+    members: Arc<OnceLock<Vec<Member>>>,
+    /// Made with the first communicator.
+    watch: OnceLock<Arc<Watch>>,
     /// The job's name and epoch.
     pub(super) job: (String, u64),
     /// What the others are told when this value goes.
@@ -48,7 +52,6 @@ pub(super) enum Link {
 }
 
 /// What [`Line::end`] came to.
-#[allow(dead_code, reason = "what watches over the ranks is built on it")]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The parts of all members; that of one that is gone is empty.
@@ -64,9 +67,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is known of a rank.
 #[derive(Clone, Debug)]
-pub(super) struct Member {
-    pub(super) host: String,
-    pub(super) pid: u32,
+pub(crate) struct Member {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
     /// Where it listens, unless it is a thread of this process.
     pub(super) at: Option<String>,
 }
@@ -95,7 +98,8 @@ impl Line {
             size,
             link,
             mailbox,
-            members: OnceLock::new(),
+            members: Arc::default(),
+            watch: OnceLock::new(),
             job,
             farewell: Mutex::new(Departure::Left),
         });
@@ -131,6 +135,10 @@ impl Line {
 
     /// Says that this rank fails, whatever becomes of this value.
     pub(super) fn fail(&self, chain: String) {
+        if self.watch.get().is_some() {
+            // Its communicators still have to end, and the others wait for that.
+            return self.send(u64::MAX, Request::Stay { chain: Some(chain) });
+        }
         match &self.link {
             Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(chain)),
             Link::Elsewhere { connection, .. } => {
@@ -232,7 +240,6 @@ impl Line {
     }
 
     /// Tells all ranks, this one included.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
     pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
         self.send(u64::MAX, Request::Announce { topic, bytes });
@@ -241,14 +248,12 @@ impl Line {
     /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
     /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
     /// not wait.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
     pub(crate) fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
         self.mailbox.on_notice(Box::new(handler));
     }
 
     /// Tells `members` that this rank is done with `name`, and waits until all of them are that are
     /// still there: at most for `patience` after the first of them came here.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
     pub(crate) fn end(
         &self,
         name: &str,
@@ -290,12 +295,49 @@ impl Line {
     }
 
     /// As [`end`](Self::end), without waiting for the others.
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
-    pub(crate) fn end_alone(&self, name: &str, members: &Arc<[usize]>, patience: Duration) {
-        self.send(u64::MAX, Self::end_request(name, members, &[], patience));
+    pub(crate) fn end_alone(
+        &self,
+        name: &str,
+        members: &Arc<[usize]>,
+        part: &[u8],
+        patience: Duration,
+    ) {
+        self.send(u64::MAX, Self::end_request(name, members, part, patience));
     }
 
-    #[allow(dead_code, reason = "what watches over the ranks is built on it")]
+    /// Waits until the handlers have heard what came before now.
+    pub(crate) fn catch_up(&self) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while !self.mailbox.run_handlers() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Who the ranks are; known when all have met.
+    pub(crate) fn members(&self) -> Arc<OnceLock<Vec<Member>>> {
+        Arc::clone(&self.members)
+    }
+
+    /// Those that can be reached no more, and why.
+    pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
+        self.mailbox.departures()
+    }
+
+    /// What looks after the communicators of this line.
+    pub(crate) fn watch(self: &Arc<Self>) -> Arc<Watch> {
+        Arc::clone(self.watch.get_or_init(|| {
+            let mut open = lock(&OPEN);
+            open.retain(|line| line.strong_count() > 0);
+            open.push(Arc::downgrade(self));
+            reaper::register_exit();
+            Watch::start(self)
+        }))
+    }
+
     fn end_request(name: &str, members: &Arc<[usize]>, part: &[u8], patience: Duration) -> Request {
         let round = Round {
             topic: format!("{ENDS}{name}"),
@@ -328,8 +370,37 @@ impl Line {
     }
 }
 
+/// The lines that communicators have.
+static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
+
+/// The process exits with this status, and with communicators that were not dropped. When it is not 0,
+/// the other ranks are not to wait for it.
+pub(crate) fn say_goodbye(status: i32) {
+    let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
+    for line in &open {
+        if matches!(line.link, Link::Here { server: None, .. }) {
+            // The other ranks are threads that end as well.
+            continue;
+        }
+        if status != 0 {
+            let chain = format!("its process ended with exit status {status}");
+            *lock(&line.farewell) = Departure::Failed(chain);
+        }
+        line.leave();
+    }
+    // Their own goodbye would be the second.
+    open.into_iter().for_each(std::mem::forget);
+}
+
 impl Drop for Line {
     fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Line {
+    /// Says goodbye, for good.
+    fn leave(&self) {
         let farewell = std::mem::replace(&mut *lock(&self.farewell), Departure::Left);
         match &self.link {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),

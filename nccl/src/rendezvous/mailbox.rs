@@ -180,6 +180,15 @@ impl Mailbox {
         lock(&self.state).departed.get(&rank).cloned()
     }
 
+    /// Who left, and how.
+    pub(super) fn departures(&self) -> Vec<(usize, Departure)> {
+        let state = lock(&self.state);
+        let departed = state.departed.iter();
+        departed
+            .map(|(&rank, departure)| (rank, departure.clone()))
+            .collect()
+    }
+
     /// Who died or failed first, if anybody did.
     pub(super) fn first_failed(&self) -> Option<(usize, Departure)> {
         let state = lock(&self.state);
@@ -245,16 +254,16 @@ impl Mailbox {
         handlers.push(handler);
     }
 
-    /// Calls the handlers with what has come, unless another thread is at it.
-    pub(super) fn run_handlers(&self) {
+    /// Calls the handlers with what has come, unless another thread is at it. Whether all is heard.
+    pub(super) fn run_handlers(&self) -> bool {
         loop {
             let notice = {
                 let mut state = lock(&self.state);
                 if state.running {
-                    return;
+                    return false;
                 }
                 let Some(notice) = state.inbox.pop_front() else {
-                    return;
+                    return true;
                 };
                 state.running = true;
                 notice

@@ -54,6 +54,16 @@ pub struct Request {
     complete: AtomicBool,
     /// Where the poller has the waker, while somebody awaits this.
     ticket: Option<poller::Ticket>,
+    /// While it is awaited, and its communicator is being aborted.
+    ending: Option<Box<Ending>>,
+}
+
+/// An abort that is awaited.
+struct Ending {
+    /// What is to be said at the end, if this request knows.
+    error: Option<Error>,
+    /// When the end is not waited for any more.
+    until: Instant,
 }
 
 /// An event behind the operation.
@@ -85,6 +95,7 @@ impl Request {
             mark: OnceCell::new(),
             complete: AtomicBool::new(nothing),
             ticket: None,
+            ending: None,
         }
     }
 
@@ -159,13 +170,14 @@ impl Request {
     /// ```
     pub fn wait(&self) -> Result<()> {
         let limit = self.limit;
-        let done = self.wait_until(deadline_after(limit), limit);
-        if let Err(error) = &done
-            && error.is_timeout()
-        {
-            self.inner.abort(&error.kind().to_string());
-        }
-        done.map_err(|error| self.describe(error))
+        self.wait_until(deadline_after(limit), limit)
+            .map_err(|error| {
+                let error = self.describe(error);
+                if error.is_timeout() {
+                    self.inner.abort(&error);
+                }
+                self.inner.conclude(error)
+            })
     }
 
     /// Waits until the operation is done, at most for `limit`.
@@ -188,22 +200,30 @@ impl Request {
     /// ```
     pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
         self.wait_until(deadline_after(limit), limit)
-            .map_err(|error| self.describe(error))
+            .map_err(|error| match error.is_timeout() {
+                // Nothing has ended, or it has not been waited for.
+                true => self.describe(error),
+                false => self.describe(self.inner.conclude(error)),
+            })
     }
 
     fn wait_until(&self, deadline: Instant, limit: Duration) -> Result<()> {
         let mut backoff = Backoff::new();
         let mut look_at_nccl = Instant::now() + ASYNC_ERROR_INTERVAL;
+        let mut failed = None;
         loop {
-            if self.poll_once()? {
-                return Ok(());
+            match self.poll_once() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(failed.unwrap_or(error)),
             }
             let now = Instant::now();
             if now >= deadline {
                 return Err(self.timed_out(limit));
             }
             if now >= look_at_nccl {
-                self.check_nccl()?;
+                // The end of the abort that follows is waited for above.
+                failed = failed.or(self.check_nccl().err());
                 look_at_nccl = now + ASYNC_ERROR_INTERVAL;
             }
             backoff.pause();
@@ -232,19 +252,40 @@ impl Request {
             self.inner.abort_in_background("its abort signal was given");
         }
         if self.inner.phase.get().is_aborted() {
-            return Err(self.inner.out_of_use());
+            return self.ended();
         }
         let done = self.mark()?.event.try_is_complete().map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         // After the query: an abort is announced before it frees the stream.
         if self.inner.phase.get().is_aborted() {
-            return Err(self.inner.out_of_use());
+            return self.ended();
         }
         if done {
             self.complete.store(true, Ordering::Relaxed);
         }
         Ok(done)
+    }
+
+    /// Of an abort the error comes when other ranks cannot write into this one's memory any more; until
+    /// then, the operation is not done.
+    #[cold]
+    fn ended(&self) -> Result<bool> {
+        match self.inner.phase.get().is_final() {
+            true => Err(self.inner.out_of_use()),
+            false => Ok(false),
+        }
+    }
+
+    /// The error of a request that was awaited; the end of an abort is not waited for any more.
+    fn last_word(&mut self, error: Error) -> Error {
+        let known = self.ending.take().and_then(|ending| ending.error);
+        let error = known.unwrap_or(error);
+        let error = match self.inner.phase.get().is_final() {
+            true => self.inner.conclude(error),
+            false => error,
+        };
+        self.describe(error)
     }
 
     /// The event behind the operation, recorded at the first question.
@@ -279,17 +320,18 @@ impl Request {
         };
         let Some(raw) = handle.raw else { return Ok(()) };
         let library = &self.inner.library;
-        let code = communicator::state(library, raw)?;
+        let state = communicator::state(library, raw);
         drop(handle);
-        if matches!(
-            code,
-            sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress
-        ) {
-            return Ok(());
-        }
-        let failure = ffi::failure(library, "ncclCommGetAsyncError", code);
-        self.inner.abort_in_background(&failure.to_string());
-        Err(failure.into())
+        let failure = match state {
+            Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => {
+                return Ok(());
+            }
+            Ok(code) => ffi::failure(library, "ncclCommGetAsyncError", code),
+            Err(failure) => failure,
+        };
+        let error = self.describe(failure.into());
+        self.inner.abort_in_background(&error);
+        Err(error)
     }
 }
 
@@ -338,27 +380,39 @@ impl Future for Request {
         match self.poll_once() {
             Ok(true) => return Poll::Ready(Ok(())),
             Ok(false) => {}
-            Err(error) => return Poll::Ready(Err(self.describe(error))),
+            Err(error) => return Poll::Ready(Err(self.last_word(error))),
         }
         let limit = self.limit;
-        if let Some(ticket) = &self.ticket {
+        let mut failed = None;
+        if let (Some(ticket), None) = (&self.ticket, &self.ending) {
             if Instant::now() >= ticket.deadline() {
-                let error = self.timed_out(limit);
-                self.inner.abort_in_background(&error.kind().to_string());
-                return Poll::Ready(Err(self.describe(error)));
-            }
-            if let Err(error) = self.check_nccl() {
-                return Poll::Ready(Err(self.describe(error)));
+                let error = self.describe(self.timed_out(limit));
+                self.inner.abort_in_background(&error);
+                failed = Some(error);
+            } else {
+                failed = self.check_nccl().err();
             }
         }
         let mark = match self.mark() {
             Ok(mark) => Arc::clone(mark),
-            Err(error) => return Poll::Ready(Err(self.describe(error))),
+            Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
         };
-        let deadline = self
-            .ticket
-            .as_ref()
-            .map_or_else(|| deadline_after(limit), poller::Ticket::deadline);
+        let deadline = if self.inner.phase.get().is_aborted() {
+            let until = deadline_after(self.inner.timeouts.orderly_end());
+            let ending = Ending {
+                error: failed,
+                until,
+            };
+            let until = self.ending.get_or_insert_with(|| Box::new(ending)).until;
+            if Instant::now() >= until {
+                let error = self.inner.out_of_use();
+                return Poll::Ready(Err(self.last_word(error)));
+            }
+            until
+        } else {
+            let ticket = self.ticket.as_ref();
+            ticket.map_or_else(|| deadline_after(limit), poller::Ticket::deadline)
+        };
         let inner = Arc::clone(&self.inner);
         match poller::watch(mark, inner, deadline, context.waker().clone()) {
             Ok(ticket) => {

@@ -62,7 +62,7 @@ impl Drop for Ticket {
     }
 }
 
-/// Has `waker` woken when `mark` is reached, `inner` ends, or `deadline` passes.
+/// Has `waker` woken when `mark` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn watch(
     mark: Arc<Mark>,
     inner: Arc<Inner>,
@@ -148,8 +148,12 @@ fn pause(waiting: Duration) -> Duration {
 
 impl Watched {
     fn is_ready(&self, now: Instant) -> bool {
+        let state = self.inner.phase.get();
+        if state.is_aborted() {
+            // What its stream says means nothing any more.
+            return now >= self.deadline || state.is_final();
+        }
         now >= self.deadline
-            || self.inner.phase.get().is_aborted()
             || self.inner.abort_signal.is_aborted()
             // An error is for the task to find.
             || !matches!(self.mark.event.try_is_complete(), Ok(false))

@@ -1,0 +1,225 @@
+//! One communicator as one of its ranks sees it: who is in it, what ended it, and who has let go of it.
+//!
+//! ```text
+//! (registered) ──a fault is heard──▶ struck ──let go of, or given up, here──▶ concluded
+//! ```
+//!
+//! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
+//! is made by whoever ended the communicator here, once; everybody else waits for it.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+use super::fault::{Cause, Fault, Place};
+use super::watch::{FAULT, Verdict, Watch};
+use crate::rendezvous::{Ended, Line};
+use crate::unique_id::UniqueId;
+
+/// What can be ended when its board is struck.
+pub(crate) trait Abortable: Send + Sync {
+    /// From now on it counts as ended because of `fault`. Never waits. Whether it did not before.
+    fn begin_end(&self, fault: &Arc<Fault>) -> bool;
+
+    /// Ends it, if that has `begun` here, or waits for whoever is at it; and says when that is done
+    /// ([`Board::conclude`]).
+    fn end(self: Arc<Self>, begun: bool);
+}
+
+/// What is to be ended, and whether that begins here.
+pub(super) type Ending = (Arc<dyn Abortable>, bool);
+
+/// See the module.
+pub(crate) struct Board {
+    /// What all ranks call the communicator: made from NCCL's token, of which there is one for each.
+    key: Arc<str>,
+    name: Arc<str>,
+    /// The ranks of the line that are its ranks, in order.
+    members: Arc<[usize]>,
+    rank: usize,
+    line: Arc<Line>,
+    watch: Arc<Watch>,
+    verdict: Verdict,
+    /// What this rank has said.
+    announced: OnceLock<Arc<Fault>>,
+    target: OnceLock<Weak<dyn Abortable>>,
+    /// How long the others may take to say that they let go.
+    patience: Duration,
+    /// Who has not, as a sentence.
+    conclusion: OnceLock<Option<String>>,
+}
+
+/// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
+/// line is lost as well.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// What a rank says of its end.
+pub(super) const FREED: &[u8] = &[1];
+const LEAKED: &[u8] = &[0];
+
+impl Board {
+    /// Of the communicator that is made with `id` by `members` of the line, of which this is number
+    /// `rank`.
+    pub(crate) fn new(
+        line: &Arc<Line>,
+        name: &Arc<str>,
+        id: &UniqueId,
+        members: Arc<[usize]>,
+        rank: usize,
+        patience: Duration,
+    ) -> Arc<Self> {
+        let mut key = String::with_capacity(32);
+        for byte in &Sha256::digest(id.as_bytes())[..16] {
+            // Writing to a string does not fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+        let watch = line.watch();
+        let board = Arc::new(Self {
+            key: key.into(),
+            name: Arc::clone(name),
+            members,
+            rank,
+            line: Arc::clone(line),
+            watch,
+            verdict: Verdict::default(),
+            announced: OnceLock::new(),
+            target: OnceLock::new(),
+            patience,
+            conclusion: OnceLock::new(),
+        });
+        let weak = Arc::downgrade(&board);
+        let verdict = &board.verdict;
+        board
+            .watch
+            .register(&board.key, &board.members, &board.name, verdict, weak);
+        board
+    }
+
+    /// The line, and which of its ranks `rank`s of this communicator are.
+    pub(crate) fn line(&self) -> (&Arc<Line>, &[usize]) {
+        (&self.line, &self.members)
+    }
+
+    /// What is to be ended when the board is struck. Whoever is too late for that is told by
+    /// [`fault`](Self::fault).
+    pub(crate) fn protects(&self, target: Weak<dyn Abortable>) {
+        let _ = self.target.set(target);
+    }
+
+    /// What ended the communicator on all ranks.
+    pub(crate) fn fault(&self) -> Option<&Arc<Fault>> {
+        self.verdict.get()
+    }
+
+    /// Whether the fault is what this rank said.
+    pub(crate) fn is_own(&self, fault: &Fault) -> bool {
+        self.announced.get().is_some_and(|own| **own == *fault)
+    }
+
+    /// Whether the communicator is ended on all ranks, or about to be.
+    pub(crate) fn is_at_fault(&self) -> bool {
+        self.fault().is_some() || self.announced.get().is_some()
+    }
+
+    /// Tells all ranks that this one gives the communicator up. The first to say so is right.
+    pub(crate) fn announce(&self, cause: Cause) {
+        let host = crate::host::name();
+        let fault = Fault::new(
+            cause,
+            Place {
+                communicator: &self.name,
+                rank: self.rank,
+                host: &host,
+                pid: std::process::id(),
+            },
+        );
+        let bytes = fault.encode(&self.members);
+        if self.fault().is_none() && self.announced.set(Arc::new(fault)).is_ok() {
+            self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
+        }
+    }
+
+    /// The communicator was let go of here, or could not be: tells the others, and waits until they
+    /// have said the same. Who has not, as a sentence.
+    pub(crate) fn conclude(&self, freed: bool) -> Option<&str> {
+        let conclusion = self.conclusion.get_or_init(|| {
+            if !freed {
+                // Who could not end its own does not wait for others.
+                self.line
+                    .end_alone(&self.key, &self.members, LEAKED, self.patience);
+                return None;
+            }
+            let unheard = self
+                .line
+                .end(&self.key, &self.members, FREED, self.patience);
+            self.line.catch_up();
+            // When the line was lost before this rank's own fault came back, that is all there is.
+            if let Some(own) = self.announced.get() {
+                let _ = self.verdict.set(Arc::clone(own));
+            }
+            self.sentence(&unheard)
+        });
+        conclusion.as_deref()
+    }
+
+    /// What [`conclude`](Self::conclude) said, once it has.
+    pub(crate) fn conclusion(&self) -> Option<&str> {
+        self.conclusion.get()?.as_deref()
+    }
+
+    fn sentence(&self, ended: &Ended) -> Option<String> {
+        let (unsure, why): (Vec<usize>, _) = match ended {
+            Ended::All(parts) => {
+                let leaked = self.members.iter().zip(parts);
+                let leaked = leaked.filter(|(_, part)| part[..] == *LEAKED);
+                let leaked = leaked.map(|(&rank, _)| rank).collect();
+                (leaked, String::from("could not end the communicator"))
+            }
+            Ended::Missing(ranks) => {
+                let limit = self.patience;
+                let why =
+                    format!("did not confirm within {limit:?} that it ended the communicator");
+                (ranks.clone(), why)
+            }
+            Ended::Unheard => {
+                std::thread::sleep(GRACE.min(self.patience));
+                return Some(String::from(
+                    "the line to the other ranks is lost, so that they could not confirm that they \
+                     ended the communicator",
+                ));
+            }
+        };
+        if unsure.is_empty() {
+            return None;
+        }
+        let names: Vec<_> = unsure
+            .iter()
+            .map(|&rank| self.line.describe(rank))
+            .collect();
+        Some(format!(
+            "{} {why}, and may still write into memory that was lent to it",
+            names.join(", ")
+        ))
+    }
+
+    /// The board was struck: nobody uses what it protects any more. `None` when it is being made, or
+    /// dropped: whoever is at it looks at the board.
+    pub(super) fn begin_end(&self) -> Option<Ending> {
+        let target = self.target.get()?.upgrade()?;
+        let begun = target.begin_end(self.fault()?);
+        Some((target, begun))
+    }
+}
+
+impl Drop for Board {
+    /// Nothing is left of the communicator here.
+    fn drop(&mut self) {
+        let struck = self.watch.forget(&self.key);
+        if struck && self.conclusion.get().is_none() {
+            self.line
+                .end_alone(&self.key, &self.members, FREED, self.patience);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What ends a communicator on one rank ends it on all of them, for one reason that all of them tell.
+//!
+//! NCCL tells nobody: the ranks of an aborted communicator wait for each other for ever, and what one of
+//! them says after its own deadline is a consequence, not a cause. So the rank that gives a communicator
+//! up says so on its [`Line`](crate::rendezvous::Line) before it aborts it:
+//!
+//! ```text
+//! the rank that found it                        every rank, that one included
+//!   begins its abort ──announces the fault──▶     the first notice for a communicator is its verdict,
+//!                       (the coordinator          written once: all ranks hear in the same order
+//!                        orders)                  aborts its own communicator, on a thread of its own
+//!                                                 says when NCCL has let go of it
+//!                        ◀──── when all have said so, or the bound has passed ────▶
+//!   returns its error, and who has not said so    returns the same cause
+//! ```
+//!
+//! A rank that dies, or fails ([`World::fail`](crate::World::fail)), ends all communicators of which it is
+//! a member the same way; the coordinator's notice of it takes the place of an announcement. A rank that
+//! leaves in order ends nothing.
+//!
+//! Why an error waits for the others: until they have aborted as well, their kernels may still write into
+//! memory of this rank over the peer-to-peer connections of the operation that failed. Whoever gets the
+//! error may free that memory. Ranks that are gone are not waited for, and those that do not answer are
+//! named in the error. When the line to the coordinator is lost, nobody can tell; the error then waits a
+//! moment in which the others, who see the same, end theirs.
+//!
+//! - `fault`: the cause, as it travels and as it reads;
+//! - `board`: one communicator as its rank sees it;
+//! - `watch`: what a line hears, and whom it concerns.
+//!
+//! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
+//! anyhow.
+
+mod board;
+mod fault;
+mod watch;
+
+pub(crate) use board::{Abortable, Board};
+pub(crate) use fault::Cause;
+pub use fault::{Fault, FaultClass};
+pub(crate) use watch::Watch;

@@ -1,0 +1,146 @@
+//! Ranks of which one may be killed or stopped, and the others go on.
+//!
+//! The usual starter ends all ranks when one fails. These are processes that the test starts itself; they
+//! say what happened in lines on stdout.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nccl::{Rendezvous, World};
+use nccl_tools::perf;
+use nccl_tools::testing::{Role, again};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// One rank; it does not outlive this value.
+pub struct Apart {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+/// Starts the ranks of `test`, each with `role` and these variables in its environment.
+///
+/// # Panics
+/// When they cannot be started.
+pub fn start(test: &str, role: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<Apart> {
+    // Abstract, so that nothing is left of it.
+    let place = format!("unix:@{test}-{}-{role}", std::process::id());
+    (0..ranks)
+        .map(|rank| {
+            let mut child = again(test, role)
+                .env("NCCL_RUN_RANK", rank.to_string())
+                .env("NCCL_RUN_LOCAL_RANK", rank.to_string())
+                .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
+                .env("NCCL_RUN_RENDEZVOUS", &place)
+                .envs(variables.iter().copied())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::inherit())
+                .spawn()
+                .expect("a rank");
+            let stdout = child.stdout.take().expect("a pipe");
+            let lines = BufReader::new(stdout).lines();
+            Apart { child, lines }
+        })
+        .collect()
+}
+
+/// In a rank: its role and its world; `None` in the test itself.
+///
+/// # Panics
+/// When the ranks do not meet.
+pub fn rank(test: &str, ranks: usize) -> Option<(String, World)> {
+    let Role::Child(role) = Role::of(test) else {
+        return None;
+    };
+    perf::install(ranks).unwrap_or_else(|failure| panic!("{failure}"));
+    let rendezvous = Rendezvous::from_env().expect("the test set our variables");
+    Some((role, World::join(rendezvous).expect("the ranks meet")))
+}
+
+impl Apart {
+    /// Reads until the rank says `word`; that line.
+    ///
+    /// # Panics
+    /// When it ends before.
+    pub fn says(&mut self, word: &str) -> String {
+        let mut all = String::new();
+        for line in self.lines.by_ref() {
+            let line = line.expect("text");
+            if line.contains(word) {
+                return line;
+            }
+            all.push_str(&line);
+            all.push('\n');
+        }
+        panic!("the rank never said {word:?}, but:\n{all}");
+    }
+
+    /// Stops it; returns when none of its threads runs any more.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        while !self.is_stopped() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let tasks = std::fs::read_dir(tasks).expect("it runs").flatten();
+        tasks
+            .map(|task| std::fs::read_to_string(task.path().join("stat")))
+            .all(|stat| stat.is_ok_and(|stat| stat.contains(") T ")))
+    }
+
+    /// After [`stop`](Self::stop).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process"), signal).expect("it runs");
+    }
+
+    /// Lets a rank go on that reads a line from stdin.
+    pub fn go_on(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ends");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything else that it says, and how it ended, within `limit`.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(mut self, limit: Duration) -> (String, ExitStatus) {
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(begun.elapsed() < limit, "a rank did not end in {limit:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let mut said = String::new();
+        for line in self.lines.by_ref().map_while(Result::ok) {
+            said.push_str(&line);
+            said.push('\n');
+        }
+        (said, status)
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
