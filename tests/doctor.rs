@@ -486,8 +486,8 @@ fn wrong_arguments_are_one_sentence_that_names_them() {
     assert!(text(&help.stdout).contains("torchrun --nproc-per-node 8"));
 }
 
-/// The logs of three emulated ranks that made a communicator.
-fn emulated(release: Option<&str>) -> (TempDir, Vec<PathBuf>) {
+/// What three emulated ranks that make a communicator do and log; `fault` is for rank 2.
+fn emulated(release: Option<&str>, fault: Option<&str>) -> (TempDir, Vec<PathBuf>, Vec<Output>) {
     let logs = tempfile::tempdir().unwrap();
     let pattern = logs.path().join("nccl.%h.%p").display().to_string();
     let mut more = vec![
@@ -498,14 +498,22 @@ fn emulated(release: Option<&str>) -> (TempDir, Vec<PathBuf>) {
     more.extend(release.map(|release| ("NCCL_EMULATOR_VERSION", release)));
     let mut ranks = Ranks::new(3);
     for rank in 0..3 {
-        ranks.start(rank, &["--emulator", "--communicate"], &more);
+        let mut own = more.clone();
+        own.extend(
+            fault
+                .filter(|_| rank == 2)
+                .map(|fault| ("NCCL_EMULATOR_FAULTS", fault)),
+        );
+        ranks.start(
+            rank,
+            &["--emulator", "--communicate", "--json", "--timeout", "5"],
+            &own,
+        );
     }
-    for output in ranks.finish() {
-        assert!(code(output.status) < 2, "{}", text(&output.stdout));
-    }
+    let outputs = ranks.finish();
     let files = std::fs::read_dir(logs.path()).unwrap();
     let files = files.map(|entry| entry.unwrap().path()).collect();
-    (logs, files)
+    (logs, files, outputs)
 }
 
 /// What the doctor says of these.
@@ -524,8 +532,11 @@ fn judged(files: &[PathBuf]) -> Value {
 #[test]
 fn the_emulators_own_logs_are_understood_as_every_release() {
     for release in [None, Some("2.18.3"), Some("2.22.3"), Some("2.27.7")] {
-        let (_kept, files) = emulated(release);
+        let (_kept, files, outputs) = emulated(release, None);
         assert_eq!(files.len(), 3);
+        for output in outputs {
+            assert!(code(output.status) < 2, "{}", text(&output.stdout));
+        }
         let value = judged(&files);
         assert_eq!(value["worst"], "ok", "{release:?}: {value:#}");
         let processes = value["processes"].as_array().unwrap();
@@ -550,4 +561,27 @@ fn the_emulators_own_logs_are_understood_as_every_release() {
             assert_eq!(process["nccl_version"], version);
         }
     }
+}
+
+#[test]
+fn a_rank_that_is_killed_in_its_init_is_named_by_the_check_and_by_the_logs() {
+    let fault = "call=ncclCommInitRankConfig,action=kill";
+    let (_kept, files, outputs) = emulated(None, Some(fault));
+    assert_eq!(outputs[2].status.code(), None, "it was killed");
+    let value = json(&outputs[0]);
+    let findings = value["findings"].as_array().unwrap();
+    let named = findings
+        .iter()
+        .any(|one| one["severity"] == "error" && one["what"].to_string().contains("rank 2"));
+    assert!(named, "{value:#}");
+    // Whoever only has the logs sees who never came.
+    let value = judged(&files);
+    let init = one(&value, "log-init");
+    assert!(
+        init["what"]
+            .as_str()
+            .unwrap()
+            .contains("rank 2 never began"),
+        "{init}"
+    );
 }

@@ -250,6 +250,8 @@ fn all_reduce(
         .communicator("nccl-doctor")
         .stream(stream)
         .timeout(limit)
+        .init_timeout(limit)
+        .finalize_timeout(limit)
         .build()?;
     let own = vec![world.rank() as f32 + 1.0; ELEMENTS];
     let own = stream.clone_htod(&own)?;

@@ -234,6 +234,7 @@ fn member(one: &Membership) -> Value {
         "hosts": one.layout.map(|(hosts, _)| hosts),
         "local_ranks": one.layout.map(|(_, ranks)| ranks),
         "ring": one.ring,
+        "more_links": one.more_links,
         "links": one.links.iter().map(|(link, channels)| {
             let (transport, gdr) = match &link.via {
                 Transport::P2p(kind) => (format!("P2P/{kind}"), None),

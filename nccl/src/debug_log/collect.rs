@@ -52,6 +52,8 @@ pub struct DebugLog {
     by_pid: HashMap<u32, Vec<usize>>,
     /// Releases that were said without saying by whom, and in which log.
     versions: Vec<(String, Version)>,
+    /// Connections that are kept, of all processes.
+    links: usize,
     counts: Counts,
 }
 
@@ -203,7 +205,9 @@ impl DebugLog {
         match message::read(record.text) {
             Message::Init(stage, init) => state.init(process, record.tid, stage, &init),
             Message::Network(name) => state.network(process, record.tid, name),
-            Message::Channel(channel) => state.channel(process, record.tid, &channel),
+            Message::Channel(channel) => {
+                state.channel(process, record.tid, &channel, &mut self.links)
+            }
             Message::Rings { gdr } => {
                 if let Some(membership) = state.current(process, record.tid) {
                     membership.ring_gdr = gdr;

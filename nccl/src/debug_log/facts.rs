@@ -125,6 +125,8 @@ pub struct Membership {
     pub layout: Option<(u32, u32)>,
     /// Through what it reaches which rank.
     pub links: BTreeMap<Link, u32>,
+    /// Lines about connections beyond the first ones, which are not kept.
+    pub more_links: u64,
     /// Whether NCCL says that rings use GPU Direct RDMA.
     pub ring_gdr: Option<bool>,
     /// The order of the ranks in the first ring.

@@ -10,7 +10,9 @@ use super::facts::{InitState, Link, Membership, Process, Transport};
 use super::message::{Channel, Init, Stage, Via};
 
 const MOST_COMMUNICATORS: usize = 256;
+/// Of one communicator on one rank; and of all, for all of whose ranks exchange messages with each other.
 const MOST_LINKS: usize = 4096;
+const MOST_LINKS_IN_ALL: usize = 1 << 18;
 const MOST_THREADS: usize = 1024;
 
 /// What is needed while reading.
@@ -106,7 +108,14 @@ impl State {
         }
     }
 
-    pub(super) fn channel(&mut self, process: &mut Process, tid: u32, channel: &Channel<'_>) {
+    /// `kept` counts the links of all communicators.
+    pub(super) fn channel(
+        &mut self,
+        process: &mut Process,
+        tid: u32,
+        channel: &Channel<'_>,
+        kept: &mut usize,
+    ) {
         let own = if channel.received {
             channel.to
         } else {
@@ -131,11 +140,16 @@ impl State {
                 gdr,
             },
         };
-        let links = &mut process.communicators[index].links;
+        let membership = &mut process.communicators[index];
         let (from, to) = (channel.from, channel.to);
         let link = Link { from, to, via };
-        if links.len() < MOST_LINKS || links.contains_key(&link) {
-            *links.entry(link).or_default() += 1;
+        if let Some(channels) = membership.links.get_mut(&link) {
+            *channels += 1;
+        } else if membership.links.len() < MOST_LINKS && *kept < MOST_LINKS_IN_ALL {
+            membership.links.insert(link, 1);
+            *kept += 1;
+        } else {
+            membership.more_links += 1;
         }
     }
 }

@@ -175,6 +175,17 @@ fn a_rank_that_never_began_is_named() {
 }
 
 #[test]
+fn who_gave_up_waiting_had_not_come_up() {
+    let mut log = read(&["2.32-missing-rank.log"]);
+    let abort = b"n0:70:70 [0] NCCL INFO comm 0x900 rank 0 nranks 3 cudaDev 0 busId 1000 commId 0xabcdef - Abort COMPLETE\n";
+    log.read("more", &abort[..]).unwrap();
+    says(
+        &found(&log, "log-init").what,
+        &["did not come up on ranks 0-1", "rank 2 never began"],
+    );
+}
+
+#[test]
 fn adapters_without_direct_access_to_the_device_are_named() {
     let log = read(&["2.28-without-gdr.log"]);
     only(&log, &["log-direct-rdma"]);
@@ -291,6 +302,19 @@ fn the_file_of_a_rank_names_it_where_nothing_else_does() {
     log.read("/tmp/job/nccl.rank-5.epoch-1.log", &warning[..])
         .unwrap();
     assert_eq!(found(&log, "log-memory").ranks, [5]);
+}
+
+#[test]
+fn an_abort_that_nothing_explains_is_told() {
+    let log = read_text(
+        "a:1:1 [0] NCCL INFO comm 0x5 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1 commId 0x7 - Init COMPLETE\n\
+         a:1:1 [0] NCCL INFO comm 0x5 rank 0 nranks 1 cudaDev 0 busId 1 - Abort COMPLETE\n",
+    );
+    only(&log, &["log-abort"]);
+    says(
+        &found(&log, "log-abort").what,
+        &["rank 0 (a, pid 1) aborted"],
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::view::{Group, View, about, numbered, who};
-use crate::debug_log::facts::{InitState, Process, Warning};
+use crate::debug_log::facts::{Ended, InitState, Process, Warning};
 use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
 use crate::preflight::{Finding, Severity};
@@ -250,7 +250,10 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
         let waiting: Vec<_> = group
             .members
             .iter()
-            .filter(|(_, one)| one.state == InitState::Started && one.ended.is_none())
+            .filter(|(_, one)| {
+                // Who gave up waiting had not come up, either.
+                one.state == InitState::Started && matches!(one.ended, None | Some(Ended::Aborted))
+            })
             .collect();
         if waiting.is_empty() {
             came_up += 1;
@@ -349,6 +352,31 @@ fn waits(group: &Group<'_>, waiting: &[(&Process, usize)], explained: bool) -> F
     let mut finding = about(Finding::error("log-init", what).fix(fix), &processes);
     finding.ranks = here;
     finding
+}
+
+/// Communicators that the program gave up, where nothing tells why.
+pub(super) fn ends(view: &View<'_>, findings: &mut Vec<Finding>) {
+    let aborted: Vec<_> = view
+        .processes()
+        .iter()
+        .filter(|process| {
+            let mut communicators = process.communicators.iter();
+            communicators.any(|one| one.ended == Some(Ended::Aborted))
+        })
+        .collect();
+    if aborted.is_empty() || findings.iter().any(|one| one.severity == Severity::Error) {
+        return;
+    }
+    let what = format!(
+        "{} aborted communicators, and NCCL warned about nothing before",
+        who(&aborted)
+    );
+    let fix = "the program gave up waiting, or failed elsewhere: look at what it says itself, on the rank that did so \
+               first";
+    findings.push(about(
+        Finding::warning("log-abort", what).fix(fix),
+        &aborted,
+    ));
 }
 
 /// Connections that needed several attempts.

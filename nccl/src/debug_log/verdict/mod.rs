@@ -44,6 +44,7 @@ impl DebugLog {
             paths::plugins(&view, &mut findings);
             paths::inside_hosts(&view, &mut findings);
             paths::direct_rdma(&view, &mut findings);
+            causes::ends(&view, &mut findings);
             // The last: what is wrong otherwise is why.
             causes::starts(&view, &mut findings);
         }

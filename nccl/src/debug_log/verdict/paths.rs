@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::view::{Group, View, about, who};
+use super::view::{View, about, who};
 use crate::debug_log::facts::{Link, PluginState, Process, Transport};
 use crate::preflight::Finding;
 
@@ -255,7 +255,7 @@ pub(super) fn inside_hosts(view: &View<'_>, findings: &mut Vec<Finding>) {
                 match &link.via {
                     Transport::P2p(_) => direct += 1,
                     Transport::Shm => by_memory.add(process, link),
-                    Transport::Net { .. } if share_a_host(group, link) => {
+                    Transport::Net { .. } if group.share_a_host(link.from, link.to) => {
                         by_network.add(process, link)
                     }
                     Transport::Net { .. } => {}
@@ -333,15 +333,6 @@ impl<'l> Lost<'l> {
         };
         format!("{}{more}", pairs.collect::<Vec<_>>().join(", "))
     }
-}
-
-fn share_a_host(group: &Group<'_>, link: &Link) -> bool {
-    let one_host = group
-        .members
-        .iter()
-        .any(|(_, one)| one.layout.is_some_and(|(nodes, _)| nodes == 1));
-    let hosts = (group.host_of(link.from), group.host_of(link.to));
-    one_host || matches!(hosts, (Some(a), Some(b)) if a == b)
 }
 
 fn why_not_direct(processes: &[&Process]) -> String {

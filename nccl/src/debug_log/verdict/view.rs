@@ -1,6 +1,6 @@
 //! Who is who in the logs: ranks, hosts, and whose an address is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use crate::debug_log::collect::DebugLog;
@@ -20,6 +20,9 @@ pub(super) struct Group<'l> {
     pub(super) id: Option<&'l str>,
     pub(super) ranks: usize,
     pub(super) members: Vec<(&'l Process, &'l Membership)>,
+    host_by_rank: HashMap<usize, &'l str>,
+    /// One of them says so.
+    one_host: bool,
 }
 
 impl Group<'_> {
@@ -33,11 +36,10 @@ impl Group<'_> {
             .collect()
     }
 
-    pub(super) fn host_of(&self, rank: usize) -> Option<&str> {
-        let found = self.members.iter().find(|(_, one)| one.rank == rank);
-        found
-            .map(|(process, _)| &process.host[..])
-            .filter(|host| !host.is_empty())
+    /// Whether two ranks are on one host, as far as the logs tell.
+    pub(super) fn share_a_host(&self, a: usize, b: usize) -> bool {
+        let same = || Some(self.host_by_rank.get(&a)? == self.host_by_rank.get(&b)?);
+        self.one_host || same() == Some(true)
     }
 
     /// How many hosts it spans, as far as the logs tell.
@@ -66,7 +68,13 @@ impl<'l> View<'l> {
                     id,
                     ranks: member.ranks,
                     members: Vec::new(),
+                    host_by_rank: HashMap::new(),
+                    one_host: false,
                 });
+                group.one_host |= member.layout.is_some_and(|(nodes, _)| nodes == 1);
+                if !process.host.is_empty() {
+                    group.host_by_rank.insert(member.rank, &process.host);
+                }
                 group.members.push((process, member));
             }
         }
