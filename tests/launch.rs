@@ -304,7 +304,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
 fn a_fleet_of_which_one_cannot_be_started_leaves_nothing() {
     alone(&name(&|| ()), || {
         warm_up();
-        let before = held();
+        let (before, begun) = (held(), Instant::now());
         let error = quiet(3).start(|rank| {
             if rank == 2 {
                 return Command::new("no-such-program");
@@ -314,6 +314,7 @@ fn a_fleet_of_which_one_cannot_be_started_leaves_nothing() {
             command
         });
         let error = error.unwrap_err().to_string();
+        assert!(begun.elapsed() < Duration::from_secs(3));
         assert!(
             error.starts_with("rank 2 cannot be started: no-such-program"),
             "{error}"

@@ -184,3 +184,30 @@ fn ranks_inherit_nothing_but_their_streams() {
     let run = Running::start(command).finish();
     assert_eq!(run.stdout(), without.repeat(2), "{run:?}");
 }
+
+#[test]
+fn as_the_first_process_of_a_container_it_keeps_no_zombies() {
+    // The rank's child leaves a grandchild behind, which comes to nccl-run and ends there.
+    let rank = "sh -c 'sleep 0.1 &'; sleep 0.6
+        for s in /proc/[0-9]*/stat; do read -r line < $s && case $line in *') Z '*) echo zombie $line;; esac; done
+        echo pid 1 is $(cat /proc/1/comm)";
+    let mut command = Command::new("unshare");
+    command
+        .args([
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            super::running::PROGRAM,
+        ])
+        .args(["-n", "1", "--", "sh", "-c", rank]);
+    let run = Running::start(command).finish();
+    if run.stderr.starts_with("unshare:") {
+        println!(
+            "NOT TESTED: no namespace of processes can be made here: {}",
+            run.stderr
+        );
+        return;
+    }
+    assert_eq!(run.stdout(), "[0] pid 1 is nccl-run\n", "{run:?}");
+}

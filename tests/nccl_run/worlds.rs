@@ -100,6 +100,8 @@ fn the_others_are_told_how_a_rank_was_killed_and_what_it_said_last() {
             let world = join()?;
             if world.rank() == victim() {
                 world.barrier("ready").map_err(|error| error.to_string())?;
+                // By then nccl-run has found the world as well.
+                std::thread::sleep(Duration::from_millis(500));
                 eprintln!("no memory for layer 7");
                 send(std::process::id(), Signal::KILL);
             }

@@ -9,6 +9,7 @@ use super::fleet::Fleet;
 use super::output::{Output, Settings};
 use super::watcher::Plan;
 use crate::error::{Error, Result};
+use crate::preflight::nccl_variables_for;
 
 /// What to start, and how.
 ///
@@ -127,7 +128,9 @@ impl FleetBuilder {
         self
     }
 
-    /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`).
+    /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`): a
+    /// name, the beginning of one, a subnet, or an address, as for
+    /// [`Rendezvous::interface`](crate::Rendezvous::interface).
     pub fn interface(mut self, interface: impl Into<String>) -> Self {
         self.interface = Some(interface.into());
         self
@@ -236,6 +239,10 @@ impl FleetBuilder {
                 devices.join(", ")
             )));
         }
+        let nccl_interface = match &self.interface {
+            Some(interface) => nccl_variables_for(interface)?,
+            None => Vec::new(),
+        };
         let directory =
             private_directory().map_err(Error::io("making a directory for the ranks"))?;
         let written = |secret: Option<&[u8]>| {
@@ -280,6 +287,7 @@ impl FleetBuilder {
                 job,
                 secret_file,
                 interface: self.interface,
+                nccl_interface,
                 nccl_debug: self.nccl_debug,
                 devices: self.devices,
             },
@@ -322,6 +330,10 @@ mod tests {
                     .among(4, 2)
                     .rendezvous("unix:/somewhere/else"),
                 "tcp:HOST:PORT",
+            ),
+            (
+                Fleet::builder(2).interface("no-such-interface"),
+                "no-such-interface",
             ),
             (
                 Fleet::builder(2).one_device_each(vec![String::from("0")]),

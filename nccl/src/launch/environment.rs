@@ -19,6 +19,8 @@ pub(super) struct Environment {
     pub(super) job: String,
     pub(super) secret_file: Option<PathBuf>,
     pub(super) interface: Option<String>,
+    /// What makes NCCL use that interface, too.
+    pub(super) nccl_interface: Vec<(String, String)>,
     pub(super) nccl_debug: Option<PathBuf>,
     /// One of these is all that a rank gets to see.
     pub(super) devices: Option<Vec<String>>,
@@ -26,7 +28,7 @@ pub(super) struct Environment {
 
 impl Environment {
     /// What to set for a rank, and what to take away (`None`).
-    pub(super) fn of(&self, rank: usize, epoch: u64) -> Vec<(&'static str, Option<OsString>)> {
+    pub(super) fn of(&self, rank: usize, epoch: u64) -> Vec<(&str, Option<OsString>)> {
         let local = rank - self.first_rank;
         let number = |n: usize| Some(OsString::from(n.to_string()));
         let mut set = vec![
@@ -47,10 +49,9 @@ impl Environment {
         ];
         if let Some(interface) = &self.interface {
             set.push(("NCCL_RUN_INTERFACE", Some(interface.into())));
-            // NCCL takes names alone, and with `=` exactly this one.
-            if !interface.contains(['.', ':', '/', '*']) {
-                set.push(("NCCL_SOCKET_IFNAME", Some(format!("={interface}").into())));
-            }
+        }
+        for (name, value) in &self.nccl_interface {
+            set.push((name, Some(value.into())));
         }
         if let Some(directory) = &self.nccl_debug {
             // Another attempt does not overwrite what the last one said.
@@ -125,7 +126,8 @@ mod tests {
             rendezvous: "tcp:10.0.0.5:29400".into(),
             job: String::from("j"),
             secret_file: Some("/x/secret".into()),
-            interface: Some(String::from("eth0")),
+            interface: Some(String::from("eth")),
+            nccl_interface: vec![(String::from("NCCL_SOCKET_IFNAME"), String::from("=eth0"))],
             nccl_debug: Some("/logs".into()),
             devices: Some(vec!["2".into(), "3".into(), "4".into(), "5".into()]),
         }
@@ -146,6 +148,7 @@ mod tests {
             ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
             ("NCCL_RUN_EPOCH", "2"),
             ("NCCL_RUN_SECRET_FILE", "/x/secret"),
+            ("NCCL_RUN_INTERFACE", "eth"),
             ("NCCL_SOCKET_IFNAME", "=eth0"),
             ("NCCL_DEBUG_FILE", "/logs/nccl.rank-5.epoch-2.log"),
             ("CUDA_VISIBLE_DEVICES", "3"),

@@ -522,11 +522,14 @@ impl Watcher {
     /// Ends what was started, because not all could be.
     fn abandon(&mut self) {
         self.kill();
-        while !self.running.is_empty() && self.stage.is_some() {
+        loop {
             self.look();
             self.collect();
             if matches!(self.stage, Some((Stage::Killed, until)) if until <= Instant::now()) {
                 self.give_up();
+            }
+            if self.running.is_empty() {
+                break;
             }
             self.sleep();
         }

@@ -9,6 +9,7 @@
 
 mod gpus;
 mod options;
+mod orphans;
 mod signals;
 
 use std::io::{IsTerminal, Write};

@@ -35,7 +35,7 @@ Ranks:
       --secret-file FILE the job's secret, the same on all machines; a fresh one unless there are several
       --job NAME         what to call the job
       --interface IF     network interface for the rendezvous (NCCL_RUN_INTERFACE) and NCCL
-                         (NCCL_SOCKET_IFNAME)
+                         (NCCL_SOCKET_IFNAME): a name, a subnet or an address
       --one-gpu-each     rank I of a machine sees its Ith GPU only, as device 0
 Output:
       --no-prefix        lines as they are, without the rank before them

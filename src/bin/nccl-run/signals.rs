@@ -9,6 +9,7 @@
 //! | SIGUSR1, SIGUSR2 | passed on to the ranks' first processes |
 //! | SIGCONT, SIGWINCH | passed on |
 //! | SIGTSTP | passed on, and this process stops as well |
+//! | SIGCHLD, as the first process of a container | the dead that were left to it are buried ([`orphans`]) |
 //!
 //! What was ignored when this process was started (SIGHUP under `nohup`, say) stays ignored.
 
@@ -22,7 +23,10 @@ use std::time::{Duration, Instant};
 use nccl::launch::{Fleet, Signal};
 use signal_hook::iterator::{Handle, Signals as Iterator};
 
-use crate::say;
+use crate::{orphans, say};
+
+/// A child has ended.
+const CHLD: Signal = Signal::new(rustix::process::Signal::CHILD.as_raw());
 
 /// Some programs pass Ctrl-C on to a child that got it from the terminal already: that is one wish, not two.
 const TWICE: Duration = Duration::from_millis(300);
@@ -53,6 +57,10 @@ impl Signals {
             Signal::WINCH,
             Signal::TSTP,
         ];
+        let mut wanted = wanted.to_vec();
+        if orphans::come_to_us() {
+            wanted.push(CHLD);
+        }
         let wanted = wanted.iter().map(|signal| signal.number());
         Ok(Self(Iterator::new(
             wanted.filter(|number| !ignored.contains(number)),
@@ -74,6 +82,7 @@ impl Signals {
                         Signal::USR1 | Signal::USR2 | Signal::CONT | Signal::WINCH => {
                             fleet.signal_all(signal);
                         }
+                        CHLD => orphans::bury(),
                         Signal::TSTP => {
                             fleet.signal_all(signal);
                             let _ = signal_hook::low_level::emulate_default_handler(number);
