@@ -12,11 +12,12 @@ fn the_first_that_died_is_reported_although_others_die_of_it() {
     let notes = Notes::new();
     // The others see that rank 2 is gone, say so, and fail with other codes.
     let text = format!(
-        "if [ $NCCL_RUN_RANK = 2 ]; then echo no such weights >&2; {} exit 3; fi
-         while ! [ -e {}/gone ]; do sleep 0.01; done
+        "if [ $NCCL_RUN_RANK = 2 ]; then {} echo no such weights >&2; exit 3; fi
+         while ! [ -e {dead}/dead ]; do sleep 0.01; done; read -r pid < {dead}/dead
+         while kill -0 $pid 2>/dev/null; do sleep 0.01; done
          echo rank 2 is gone >&2; exit 9",
-        notes.noting("gone", "yes"),
-        notes.path().display()
+        notes.noting("dead", "$$"),
+        dead = notes.path().display()
     );
     let run = run("-n 4", &text);
     assert_eq!(run.code, 3, "{run:?}");

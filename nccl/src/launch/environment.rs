@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_rank_of_the_second_host_learns_who_it_is() {
-        let set = environment().of(5, 2);
+        let environment = environment();
+        let set = environment.of(5, 2);
         let get = |name: &str| {
             let found = set.iter().find(|(key, _)| *key == name);
             found.and_then(|(_, value)| value.as_ref()?.to_str())
