@@ -2,12 +2,14 @@
 //!
 //! `cargo bench --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection of
 //! its own to rank 0, over a Unix socket and over TCP; the greatest time of all ranks, from the start of
-//! the first to the end of a barrier behind `World::join`. With `--check`, more than 3 s is a failure.
+//! the first to the end of a barrier behind `World::join`, and then to the end of `World::preflight`, which
+//! compares all of them. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.
 
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use nccl::preflight::Settings;
 use nccl::{Rendezvous, World};
 
 fn main() -> ExitCode {
@@ -44,12 +46,12 @@ fn main() -> ExitCode {
             })
             .collect();
         times.sort();
-        let (whole, (joined, agreed)) = times[times.len() / 2];
+        let (whole, (joined, agreed, checked)) = times[times.len() / 2];
         let (longest, _) = times[times.len() - 1];
-        worst = worst.max(longest);
+        worst = worst.max(longest).max(checked);
         println!(
             "{name}: {ranks} ranks, median of {rounds}: joined after {joined:.3?}, agreed after \
-             {agreed:.3?} more, together {whole:.3?} (longest {longest:.3?})"
+             {agreed:.3?} more, together {whole:.3?} (longest {longest:.3?}); compared after {checked:.3?} more"
         );
     }
     if arguments.iter().any(|argument| argument == "--check") && worst > Duration::from_secs(3) {
@@ -59,11 +61,11 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The time until all have joined, and until all have come through a barrier.
+/// The time until all have joined, until all have come through a barrier, and until all have been compared.
 fn meet(
     ranks: usize,
     rendezvous: impl Fn(usize) -> nccl::Result<Rendezvous> + Sync,
-) -> (Duration, Duration) {
+) -> (Duration, Duration, Duration) {
     let start = Barrier::new(ranks + 1);
     let rendezvous = &rendezvous;
     std::thread::scope(|scope| {
@@ -76,9 +78,12 @@ fn meet(
                     let joined = Instant::now();
                     world.barrier("agree")?;
                     let agreed = Instant::now();
+                    let report = world.preflight(&Settings::new())?;
+                    assert_eq!(report.errors().count(), 0, "{report}");
+                    let checked = Instant::now();
                     // Nobody leaves while others are on their way: that is measured by nobody.
                     world.barrier("end")?;
-                    Ok::<_, nccl::Error>((joined, agreed))
+                    Ok::<_, nccl::Error>((joined, agreed, checked))
                 };
                 std::thread::Builder::new()
                     .stack_size(256 << 10)
@@ -94,7 +99,12 @@ fn meet(
             .collect();
         let joined = ends.iter().map(|end| end.0).max().expect("a rank");
         let agreed = ends.iter().map(|end| end.1).max().expect("a rank");
-        (joined - begun, agreed - joined.min(agreed))
+        let checked = ends.iter().map(|end| end.2).max().expect("a rank");
+        (
+            joined - begun,
+            agreed - joined.min(agreed),
+            checked - agreed.min(checked),
+        )
     })
 }
 

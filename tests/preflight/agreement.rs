@@ -206,3 +206,33 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
     assert!(error.contains("rank 1 of 2 did not come"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
+
+#[test]
+fn threads_of_one_process_are_compared_by_their_devices_only() {
+    nccl_emulator::install_unless_gpu().unwrap();
+    let said = |devices: [usize; 3]| {
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = nccl::World::threads(3)
+                .into_iter()
+                .zip(devices)
+                .map(|(world, device)| {
+                    scope.spawn(move || {
+                        let context = nccl::cudarc::driver::CudaContext::new(device).unwrap();
+                        let stream = context.new_stream().unwrap();
+                        let built = world.communicator("threads").stream(&stream).build();
+                        world.barrier("end").unwrap();
+                        built.map(drop).map_err(|error| error.to_string())
+                    })
+                })
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().unwrap())
+                .collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(said([0, 1, 2]), [Ok(()), Ok(()), Ok(())]);
+    for error in said([0, 1, 1]) {
+        contains(&error.unwrap_err(), &["ranks 1,2 (", "use the same device"]);
+    }
+}

@@ -48,6 +48,7 @@ pub struct CommunicatorBuilder<'a> {
     abort_signals: Vec<AbortSignal>,
     library: Option<Library>,
     company: Option<Company>,
+    checks: bool,
 }
 
 /// Where the token comes from with which the ranks meet inside NCCL.
@@ -116,6 +117,7 @@ impl<'a> CommunicatorBuilder<'a> {
             abort_signals: Vec::new(),
             library: None,
             company: None,
+            checks: true,
         }
     }
 
@@ -299,6 +301,23 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
+    /// Does not check first what has to agree between the ranks, even if this is the world's first
+    /// communicator; all ranks have to say so ([`World::preflight`](crate::World::preflight)).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("demo").stream(&stream).without_preflight().build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn without_preflight(mut self) -> Self {
+        self.checks = false;
+        self
+    }
+
     /// Makes the communicator, together with the other ranks.
     ///
     /// What this rank can find wrong by itself is found before any other rank waits for it. Made from a
@@ -358,7 +377,8 @@ impl<'a> CommunicatorBuilder<'a> {
                 let prepared = self.prepare(false, signal.clone());
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
                 let interrupted = || signal.is_aborted();
-                let checked = world.check(&self.about(), deadline, &interrupted);
+                let about = self.checks.then(|| self.about());
+                let checked = world.check(about.as_ref(), deadline, &interrupted);
                 let prepared = match (prepared, checked) {
                     (Err(error), Err(_)) | (Ok(_), Err(error)) => return Err(error),
                     (Ok((prepared, _)), Ok(())) => self.token().map(|id| (prepared, id)),

@@ -86,12 +86,13 @@ impl World {
     }
 
     /// Before a communicator is made of all ranks: the check, unless it was made and found nothing wrong.
+    /// Without `settings`, this rank wants none.
     ///
     /// # Errors
     /// [`ErrorKind::Preflight`] on all ranks alike.
     pub(crate) fn check(
         &self,
-        settings: &Settings,
+        settings: Option<&Settings>,
         deadline: Instant,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()> {
@@ -103,7 +104,7 @@ impl World {
             return Ok(());
         }
         let off = self.checks.off || is_off();
-        let settings = (!off).then_some(settings);
+        let settings = settings.filter(|_| !off);
         let report = run::world(self, settings, deadline, interrupted)?;
         if self.rank() == 0 {
             report.warnings().for_each(warn);
