@@ -24,6 +24,7 @@
 //! - [`Library`]: which libnccl is loaded, what it can do.
 //! - [`World`], [`Rendezvous`]: how ranks find each other; [`Observer`]: watching them.
 //! - [`debug_log`]: what NCCL's own logs of several ranks say.
+//! - [`preflight`]: what must agree or be reachable before NCCL is started.
 //! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
 //!   [`Request`] to poll, wait for or `.await`.
 //! - [`Group`]: several operations issued together; [`group`]: those of several communicators.

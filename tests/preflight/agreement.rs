@@ -11,9 +11,12 @@ fn ranks(
     script: &str,
     more: &dyn Fn(usize) -> Vec<(&'static str, &'static str)>,
 ) -> Vec<Child> {
-    let directory = std::env::temp_dir().join(format!("nccl-preflight-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let place = format!("unix:{}/{}", directory.display(), fastrand::u64(..));
+    // It vanishes with its last user.
+    let place = format!(
+        "unix:@nccl-preflight-{}-{}",
+        std::process::id(),
+        fastrand::u64(..)
+    );
     (0..size)
         .map(|rank| {
             let mut more = more(rank);
@@ -235,4 +238,34 @@ fn threads_of_one_process_are_compared_by_their_devices_only() {
     for error in said([0, 1, 1]) {
         contains(&error.unwrap_err(), &["ranks 1,2 (", "use the same device"]);
     }
+}
+
+#[test]
+fn a_rank_that_shares_no_memory_with_the_others_of_its_machine_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("unix:{}/meet", directory.path().display());
+    let apart = std::process::Command::new("unshare")
+        .args(["--ipc", "true"])
+        .status();
+    if !apart.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: an IPC namespace needs root and unshare of util-linux");
+        return;
+    }
+    let ranks = (0..3).map(|rank| {
+        let before: &[&str] = if rank == 2 {
+            &["unshare", "--ipc"]
+        } else {
+            &[]
+        };
+        start(before, rank, 3, "check", &[("NCCL_RUN_RENDEZVOUS", &place)])
+    });
+    let report = agreed(ranks.collect());
+    contains(
+        &report,
+        &[
+            "warning (namespaces): ranks of one machine",
+            "are in different IPC namespaces: rank 2 (",
+            "--ipc=host",
+        ],
+    );
 }

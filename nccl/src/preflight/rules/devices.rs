@@ -54,7 +54,9 @@ fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
     for ranks in by_device.into_values().filter(|ranks| ranks.len() > 1) {
         let allowed = |&rank: &usize| {
             let process = view.process(rank);
-            process.is_some_and(|process| process.is_on("NCCL_MULTI_RANK_GPU_ENABLE"))
+            let is_on = process.is_some_and(|process| process.is_on("NCCL_MULTI_RANK_GPU_ENABLE"));
+            let loaded = view.facts(rank).library.as_ref();
+            is_on && loaded.is_none_or(|loaded| knows_shared_devices(&loaded.version))
         };
         if ranks.iter().all(allowed) {
             continue;
@@ -92,6 +94,15 @@ fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
                    NCCL from 2.30.3 on lets ranks share a device with NCCL_MULTI_RANK_GPU_ENABLE=1";
         found.push(view.about(&ranks, Finding::error("device", what).fix(fix)));
     }
+}
+
+/// Older releases do not look at the variable.
+fn knows_shared_devices(version: &str) -> bool {
+    let numbers: Vec<u32> = version
+        .split('.')
+        .filter_map(|part| part.parse().ok())
+        .collect();
+    numbers >= vec![2, 30, 3]
 }
 
 /// This crate binds its calls to the stream's device; other code on the thread goes elsewhere.
@@ -196,6 +207,13 @@ mod tests {
             }];
         }
         assert!(judged(&facts).is_fine());
+        for (version, fine) in [("2.30.3", true), ("2.32.1", true), ("2.29.7", false)] {
+            facts[1].library = Some(crate::preflight::facts::Loaded {
+                version: version.to_owned(),
+                path: String::new(),
+            });
+            assert_eq!(judged(&facts).is_fine(), fine, "{version}");
+        }
     }
 
     #[test]
