@@ -181,6 +181,57 @@ fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
 }
 
 #[test]
+fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        let context = stream.context();
+        let late = Duration::from_millis(600);
+        if world.rank() == 1 {
+            // The first contact waits for both, inside NCCL; so does that of the collective.
+            std::thread::sleep(late);
+            let mut y = stream.alloc_zeros::<f32>(16)?;
+            comm.group(|group| group.irecv(&mut y, 0))?.wait()?;
+            std::thread::sleep(late);
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            comm.finalize()?;
+            return Ok(());
+        }
+        std::thread::scope(|scope| {
+            let (first, holding) = std::sync::mpsc::channel();
+            let sending = {
+                let (comm, stream) = (&comm, &stream);
+                scope.spawn(move || {
+                    let x = stream.alloc_zeros::<f32>(16).expect("memory");
+                    first.send(()).expect("somebody waits");
+                    comm.group(|group| group.isend(&x, 1))?.wait()
+                })
+            };
+            holding.recv()?;
+            std::thread::sleep(Duration::from_millis(100));
+            let other = context.new_stream()?;
+            let mut y = other.alloc_zeros::<f32>(16)?;
+            let begun = Instant::now();
+            let hasty = comm.on(&other).within(Duration::from_millis(100));
+            let error = hasty
+                .all_reduce_in_place(&mut y, ReduceOp::Sum)
+                .unwrap_err();
+            assert!(begun.elapsed() < late, "{:?}", begun.elapsed());
+            assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("with group #1"), "{text}");
+            assert!(text.contains("100ms"), "{text}");
+            // As long as it takes alone is long enough, however long others have taken before.
+            let patient = comm.on(&other).within(late + Duration::from_millis(300));
+            patient.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            sending.join().expect("no panic")?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        })?;
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
 fn an_abort_from_another_thread_ends_a_wait_and_is_no_success() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder)?;

@@ -331,19 +331,130 @@ fn a_communicator_of_another_binding_is_taken_over() {
         let library = nccl::Library::load()?;
         let id = world.all_gather("id", nccl::UniqueId::new(&library)?.as_bytes())?;
         let raw = foreign(&id[0], world.rank() as i32)?;
-        // SAFETY: made for this device a moment ago, and given up here.
-        let comm = unsafe { Communicator::from_raw(&library, raw, "foreign", &stream) }?;
+        // SAFETY: made for this device a moment ago, with NCCL's defaults, and given up here.
+        let comm = unsafe { Communicator::from_raw_blocking(&library, raw, "foreign", &stream) }?;
         assert_eq!((comm.rank(), comm.world_size()), (world.rank(), 2));
         assert_eq!(comm.as_raw(), Some(raw));
         let mut y = stream.clone_htod(&[1.5f32])?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         assert_eq!(stream.clone_dtoh(&y)?, [3.0]);
+        // NCCL does not take it in one group with ours.
+        let ours = world.communicator("ours").stream(&stream).build()?;
+        let error = nccl::group(|group| {
+            group.on(&ours)?;
+            group.on(&comm).map(drop)
+        })
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains("\"foreign\" blocks and \"ours\" does not"),
+            "{error}"
+        );
+        ours.finalize()?;
         comm.finalize()?;
         assert_eq!(comm.as_raw(), None);
         // SAFETY: a null pointer is refused.
         let refused =
             unsafe { Communicator::from_raw(&library, std::ptr::null_mut(), "none", &stream) };
         assert!(refused.is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn settings_that_contradict_how_nccl_is_used_are_refused_before_anybody_waits() {
+    for (variable, field) in [
+        ("NCCL_COMM_BLOCKING", "blocking"),
+        ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "splitShare"),
+    ] {
+        for (value, refused) in [("1", true), ("0", false)] {
+            Ranks::new(1)
+                .variable(variable, value)
+                .threads(move |world| -> Outcome {
+                    let stream = support::device(&world)?.new_stream()?;
+                    match world.communicator("ours").stream(&stream).build() {
+                        Ok(_) => assert!(!refused, "{variable}={value} was taken"),
+                        Err(error) => {
+                            assert!(refused, "{error}");
+                            let text = error.to_string();
+                            assert!(text.contains(&format!("{variable}={value}")), "{text}");
+                            assert!(text.contains(&format!("`{field}`")), "{text}");
+                            assert!(text.contains("unset it"), "{text}");
+                        }
+                    }
+                    Ok(())
+                });
+        }
+    }
+}
+
+#[test]
+fn a_split_ends_with_the_signal_of_its_parent_or_its_own() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        for own in [false, true] {
+            let (parents, childs) = (nccl::AbortSignal::new(), nccl::AbortSignal::new());
+            let name = format!("own: {own}");
+            let comm = world
+                .communicator(&name)
+                .stream(&stream)
+                .abort_signal(&parents);
+            let comm = comm.build()?;
+            let part = comm.split_with("part", Some(0), 0, |builder| builder.abort_signal(&childs));
+            let part = part?.expect("a colour was given");
+            world.barrier("split")?;
+            match own {
+                true => childs.abort(),
+                false => parents.abort(),
+            }
+            let mut y = stream.alloc_zeros::<f32>(4)?;
+            let error = part.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
+            assert!(
+                error.to_string().contains("its abort signal was given"),
+                "{error}"
+            );
+            assert!(!own || !parents.is_aborted());
+            world.barrier("end")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_signal_of_the_program_ends_an_init_of_all_as_a_rank_that_fails_does() {
+    if !support::needs_devices(2) {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        if world.rank() == 1 {
+            return Ok(());
+        }
+        let device = |ordinal| CudaContext::new(ordinal)?.new_stream();
+        let streams = [device(0)?, device(1)?];
+        for given in [false, true] {
+            let stop = nccl::AbortSignal::new();
+            let begun = std::time::Instant::now();
+            // One of the two cannot take part, and the other waits for it.
+            let first = std::sync::atomic::AtomicBool::new(!given);
+            let error = Communicator::init_all_with("both", &streams, |builder| {
+                let builder = builder.abort_signal(&stop);
+                if given {
+                    stop.abort();
+                }
+                match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                    true => builder.config(nccl::Config::new().min_ctas(0)),
+                    false => builder,
+                }
+            })
+            .unwrap_err();
+            let word = if given { "abort" } else { "min_ctas" };
+            assert!(error.to_string().contains(word), "{error}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{:?}",
+                begun.elapsed()
+            );
+        }
         Ok(())
     });
 }

@@ -209,6 +209,17 @@ pub enum ErrorKind {
         limit: Duration,
     },
 
+    /// Another thread had the communicator all the time. Nothing was issued, and it is as good as before.
+    #[error(
+        "another thread has the communicator for {waited:?} or longer, with {holder}; nothing was issued"
+    )]
+    Busy {
+        /// The operation that has it.
+        holder: String,
+        /// How long this one waited for its turn.
+        waited: Duration,
+    },
+
     /// The communicator was aborted, so what it was doing has no result.
     #[error("the communicator was aborted: {reason}")]
     Aborted {
@@ -503,6 +514,10 @@ impl Error {
             ErrorKind::TimedOut { .. } => Some(
                 "a rank that did not call the same operation, or whose process died, makes the \
                  others wait; look at the ranks that print nothing",
+            ),
+            ErrorKind::Busy { .. } => Some(
+                "calls on one communicator take turns: try again, give it a longer limit, or give each \
+                 thread a communicator of its own",
             ),
             ErrorKind::Nccl(failure) => match failure.code {
                 sys::ncclResult_t::ncclRemoteError => Some(

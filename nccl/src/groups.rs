@@ -23,7 +23,8 @@ use crate::request::Request;
 ///
 /// # Errors
 /// As [`Communicator::group`]. When NCCL fails or does not launch in time, all communicators of the
-/// group are aborted. [`ErrorKind::InvalidConfig`] for communicators of different libraries.
+/// group are aborted. [`ErrorKind::InvalidConfig`] for communicators of different libraries, and for some
+/// that block among others that do not.
 ///
 /// Wraps `ncclGroupStart` and `ncclGroupEnd`.
 ///
@@ -58,6 +59,7 @@ pub fn group<'a>(record: impl FnOnce(&mut Groups<'a>) -> Result<()>) -> Result<R
             .map_err(|error| in_group(group.comm, error))?;
     }
     same_library(groups.iter().map(|group| group.comm))?;
+    same_mode(groups.iter().map(|group| group.comm))?;
     issue_together(&groups).map(Requests)
 }
 
@@ -80,6 +82,29 @@ fn same_library<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result
             ),
         })),
     }
+}
+
+/// NCCL takes one of them for all, and would refuse the group, or wait in it.
+fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()> {
+    let Some(first) = comms.next() else {
+        return Ok(());
+    };
+    let Some(other) = comms.find(|comm| comm.inner.blocks != first.inner.blocks) else {
+        return Ok(());
+    };
+    let (blocks, not) = match first.inner.blocks {
+        true => (first, other),
+        false => (other, first),
+    };
+    Err(Error::new(ErrorKind::InvalidConfig {
+        field: "blocking",
+        reason: format!(
+            "communicator {:?} blocks and {:?} does not, so they cannot be in one group: make the first \
+             with blocking = 0 where it is made, or issue its operations in a group of their own",
+            blocks.name(),
+            not.name()
+        ),
+    }))
 }
 
 fn in_group(comm: &Communicator, error: Error) -> Error {

@@ -53,6 +53,28 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
+    /// All kinds, each at its number.
+    pub(crate) const ALL: [Self; 18] = [
+        Self::Init,
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::AllToAllV,
+        Self::Gather,
+        Self::Scatter,
+        Self::Send,
+        Self::Recv,
+        Self::Group,
+        Self::Split,
+        Self::Finalize,
+        Self::Abort,
+        Self::Capture,
+        Self::Replay,
+    ];
+
     fn counts_blocks(self) -> bool {
         matches!(
             self,
@@ -356,6 +378,13 @@ impl fmt::Display for Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_kind_is_found_by_its_number() {
+        for (number, kind) in OperationKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number);
+        }
+    }
 
     #[test]
     fn an_operation_names_communicator_shape_rank_host_and_time() {

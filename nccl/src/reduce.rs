@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, State, lock};
+use crate::communicator::{Communicator, State};
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -154,7 +154,7 @@ impl Communicator {
         let library = &self.inner.library;
         let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
         library.admit(T::DATA_TYPE)?;
-        let handle = lock(&self.inner.handle);
+        let (handle, _) = self.inner.handle.take(None, self.limit)?;
         let raw = match handle.raw {
             Some(raw) if self.inner.phase.get() == State::Ready => raw,
             _ => return Err(self.inner.out_of_use()),
@@ -207,7 +207,7 @@ impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
 
 impl Drop for Operator {
     fn drop(&mut self) {
-        let handle = lock(&self.comm.inner.handle);
+        let handle = self.comm.inner.handle.wait_for_it();
         // Otherwise it went with the communicator.
         let Some(raw) = handle.raw else { return };
         if let Some(destroy) = self.comm.inner.library.api().ncclRedOpDestroy {

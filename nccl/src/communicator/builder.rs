@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::init::{Company, Plan, Prepared};
+use super::init::{Company, Plan, Prepared, refuse_contradictions};
 use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
@@ -462,6 +462,7 @@ impl<'a> CommunicatorBuilder<'a> {
             abort_signal,
             company: self.company.clone(),
         };
+        refuse_contradictions()?;
         let prepared = plan.prepare()?;
         let id = makes_id.then(|| UniqueId::new(&library)).transpose()?;
         Ok((prepared, id))

@@ -1,15 +1,19 @@
 //! NCCL's pointer, and the polling of its state. Everything here happens under the communicator's lock.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
+use crate::operation::OperationKind;
 use crate::supervision::Cause;
+use crate::time::deadline_after;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,84 @@ pub(crate) struct Handle {
     pub(crate) sequence: u64,
     /// Joins two streams: a wait keeps what was recorded when it was put, so one event serves all.
     pub(crate) join: CudaEvent,
+}
+
+/// What is behind a communicator's lock, and who has it.
+///
+/// Waiting for a turn is no part of an operation: an operation that does not get it within its limit was
+/// never issued, and the communicator is as good as before.
+pub(crate) struct Turn {
+    handle: Mutex<Handle>,
+    /// Who had the lock last: the number of the operation, and its kind in the low byte.
+    holder: AtomicU64,
+}
+
+/// Something that has no number.
+const NO_OPERATION: u64 = 0xff;
+
+pub(crate) type Guard<'h> = MutexGuard<'h, Handle>;
+
+impl Turn {
+    pub(crate) fn new(handle: Handle) -> Self {
+        Self {
+            handle: Mutex::new(handle),
+            holder: AtomicU64::new(0),
+        }
+    }
+
+    /// For an operation, which waits for others no longer than its `limit`. Whether it had to wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with who has the lock.
+    #[inline]
+    pub(crate) fn take(
+        &self,
+        kind: Option<OperationKind>,
+        limit: Duration,
+    ) -> Result<(Guard<'_>, bool)> {
+        let (handle, waited) = match self.handle.try_lock() {
+            Some(handle) => (handle, false),
+            None => (self.wait(limit)?, true),
+        };
+        let holder = (handle.sequence + 1) << 8 | kind.map_or(NO_OPERATION, |kind| kind as u64);
+        self.holder.store(holder, Ordering::Relaxed);
+        Ok((handle, waited))
+    }
+
+    /// For what ends the communicator, on a thread that can be given up, and for what takes no time.
+    pub(crate) fn wait_for_it(&self) -> Guard<'_> {
+        self.handle.lock()
+    }
+
+    /// For what has time.
+    pub(crate) fn try_take(&self) -> Option<Guard<'_>> {
+        self.handle.try_lock()
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut Handle {
+        self.handle.get_mut()
+    }
+
+    #[cold]
+    fn wait(&self, limit: Duration) -> Result<Guard<'_>> {
+        let before = self.holder.load(Ordering::Relaxed);
+        // A limit beyond what a clock can hold is as good as none.
+        if let Some(handle) = self.handle.try_lock_until(deadline_after(limit)) {
+            return Ok(handle);
+        }
+        let holder = self.holder.load(Ordering::Relaxed);
+        let mut text = match OperationKind::ALL.get((holder & NO_OPERATION) as usize) {
+            Some(kind) => format!("{kind} #{}", holder >> 8),
+            None => String::from("a call that is no operation"),
+        };
+        if holder != before {
+            text.push_str(", after others,");
+        }
+        Err(Error::new(ErrorKind::Busy {
+            holder: text,
+            waited: limit,
+        }))
+    }
 }
 
 /// Why a communicator did not come to rest.

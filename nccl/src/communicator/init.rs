@@ -8,7 +8,7 @@ use std::time::Instant;
 use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys as sys;
 
-use super::handle::{Handle, RawComm, settle};
+use super::handle::{Handle, RawComm, Turn, settle};
 use super::lifecycle::{Outcome, discard};
 use super::state::Phase;
 use super::{Inner, Pins, Timeouts, order};
@@ -61,7 +61,6 @@ impl Plan<'_> {
     /// Everything that can be found wrong without the other ranks.
     pub(super) fn prepare(self) -> Result<Prepared> {
         check_ranks(self.rank, self.world_size)?;
-        refuse_forced_blocking()?;
         let context = Arc::clone(self.stream.context());
         const WHAT: &str = "the communicator's stream";
         if !context.is_primary() {
@@ -196,8 +195,9 @@ impl Prepared {
             marks: Mutex::new(Vec::new()),
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
-            handle: Mutex::new(self.handle),
+            handle: Turn::new(self.handle),
             board: self.board,
+            blocks: false,
             pins: Some(Pins {
                 stream: self.pins_stream,
             }),
@@ -271,19 +271,34 @@ fn as_int(rank: usize) -> Result<i32> {
     })
 }
 
-/// NCCL's environment beats its configuration: with this variable every call could block for ever.
-fn refuse_forced_blocking() -> Result<()> {
-    const VARIABLE: &str = "NCCL_COMM_BLOCKING";
-    match std::env::var(VARIABLE) {
-        Ok(value) if is_one(&value) => Err(Error::new(ErrorKind::InvalidConfig {
-            field: "blocking",
-            reason: format!(
-                "{VARIABLE}={value} in the environment makes NCCL's calls block without a deadline; \
-                 unset it"
-            ),
-        })),
-        _ => Ok(()),
+/// NCCL's environment beats its configuration: refuses what contradicts how this crate uses NCCL.
+///
+/// NCCL's files of settings are not looked at here, but by the checks of all ranks before a start.
+pub(super) fn refuse_contradictions() -> Result<()> {
+    let variables = [
+        (
+            "NCCL_COMM_BLOCKING",
+            "blocking",
+            "makes NCCL's calls block, so that no deadline could end them",
+        ),
+        (
+            "NCCL_COMM_SPLIT_SHARE_RESOURCES",
+            "splitShare",
+            "makes communicators that are split from each other end together: an abort of one is an \
+             abort of all",
+        ),
+    ];
+    for (variable, field, does) in variables {
+        if let Ok(value) = std::env::var(variable)
+            && is_one(&value)
+        {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field,
+                reason: format!("{variable}={value} in the environment {does}; unset it"),
+            }));
+        }
     }
+    Ok(())
 }
 
 /// Whether NCCL takes this text for 1: it reads numbers like C does, decimal, `0x…` or with a leading 0

@@ -26,7 +26,7 @@ use nccl_sys as sys;
 use super::frame::Frame;
 use super::handle::{Backoff, Handle, RawComm, settle};
 use super::lifecycle::Outcome;
-use super::{Communicator, Inner, State, lock, order};
+use super::{Communicator, Inner, State, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
@@ -62,13 +62,13 @@ impl Communicator {
     ) -> Result<Request> {
         let started = Instant::now();
         let inner = &self.inner;
-        match inner.issue_locked(frame, started, self.limit) {
+        match inner.issue_locked(frame, kind, started, self.limit) {
             Ok(sequence) => {
                 let nothing = frame.batch().recorded.is_empty();
                 Ok(Request::new(self, kind, shape, sequence, started, nothing))
             }
             Err((refused, sequence)) => {
-                let describe = || inner.operation(kind, shape, Some(sequence), started);
+                let describe = || inner.operation(kind, shape, sequence, started);
                 Err(self.not_issued(refused, frame, &describe))
             }
         }
@@ -104,14 +104,20 @@ impl Inner {
     fn issue_locked(
         &self,
         frame: &Frame<'_>,
+        kind: OperationKind,
         started: Instant,
         limit: Duration,
-    ) -> Result<u64, (Refused, u64)> {
-        let mut handle = lock(&self.handle);
+    ) -> Result<u64, (Refused, Option<u64>)> {
+        let (mut handle, waited) = match self.handle.take(Some(kind), limit) {
+            Ok(turn) => turn,
+            Err(error) => return Err((Refused::Before(error), None)),
+        };
+        // The time of others is not that of this operation.
+        let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
         match self.issue_on(&mut handle, frame, started, limit) {
             Ok(()) => Ok(sequence),
-            Err(refused) => Err((refused, sequence)),
+            Err(refused) => Err((refused, Some(sequence))),
         }
     }
 
@@ -195,7 +201,7 @@ impl Inner {
         if self.abort(reason) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
         }
-        let ordered = order::leave(frame.on, frame.foreign(), &lock(&self.handle).join);
+        let ordered = order::leave(frame.on, frame.foreign(), &self.handle.wait_for_it().join);
         if ordered.is_err() && !self.is_over(frame) {
             self.end_the_process("work of an aborted operation did not end");
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::handle::{RawComm, Unsettled, settle};
-use super::{Communicator, Inner, Pins, State, Timeouts, lock};
+use super::{Communicator, Inner, Pins, State, Timeouts};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
@@ -202,7 +202,7 @@ impl Inner {
         let limit = self.timeouts.abort;
         let freed = within(limit, "nccl-abort", move || {
             // A thread inside a call on it notices the abort and lets go of the lock.
-            let raw = lock(&inner.handle).raw.take();
+            let raw = inner.handle.wait_for_it().raw.take();
             inner.destroy_plans();
             match raw {
                 Some(raw) => {
@@ -263,7 +263,7 @@ impl Inner {
             let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
             within(self.timeouts.orderly_end(), "nccl-finalize", move || {
                 // Waits for an operation that is being issued: it is one of those to wait for.
-                let raw = lock(&inner.handle).raw.take()?;
+                let raw = inner.handle.wait_for_it().raw.take()?;
                 inner.destroy_plans();
                 let interrupted =
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
@@ -477,10 +477,7 @@ struct Remains {
 impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
     fn drop(&mut self) {
-        let handle = self
-            .handle
-            .get_mut()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let handle = self.handle.get_mut();
         if self.phase.get() == State::Leaked {
             // NCCL may still use what it was given.
             std::mem::forget((

@@ -58,7 +58,7 @@ use crate::plan::Plans;
 use crate::request::Mark;
 use crate::supervision::{Board, Fault};
 use crate::unique_id::UniqueId;
-use handle::Handle;
+use handle::Turn;
 use state::Phase;
 
 /// The ranks that work together, seen from one of them (`ncclComm_t`).
@@ -144,7 +144,7 @@ pub(crate) struct Inner {
     pub(crate) timeouts: Timeouts,
     pub(crate) phase: Phase,
     pub(crate) abort_signal: AbortSignal,
-    pub(crate) handle: Mutex<Handle>,
+    pub(crate) handle: Turn,
     /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to
     /// reach them.
     pub(crate) board: Option<Arc<Board>>,
@@ -152,6 +152,8 @@ pub(crate) struct Inner {
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
+    /// Whether NCCL's calls on it wait, as they do on one that was made elsewhere.
+    pub(crate) blocks: bool,
     /// How many have it without being able to use it.
     kept: AtomicUsize,
     /// What pins cudarc's bookkeeping; released by the reaper.

@@ -7,8 +7,8 @@ use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::handle::RawComm;
-use super::init::Plan;
-use super::{Communicator, Timeouts, lock};
+use super::init::{Plan, refuse_contradictions};
+use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,12 +19,13 @@ impl Communicator {
     /// Takes over a communicator that was made elsewhere, for instance by another binding.
     ///
     /// It is finalized or aborted like one that was made here. Its rank and number of ranks are asked of
-    /// NCCL. A communicator that blocks (`blocking = 1`, NCCL's default) is accepted, but its calls cannot
-    /// be given a deadline: one that waits for ever makes an abort end as leaked.
+    /// NCCL; whether it blocks, NCCL does not tell. It has to have been made with `blocking = 0`; for
+    /// others there is [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not tell each other
+    /// what ends it.
     ///
     /// # Safety
-    /// `raw` is a communicator of `library` that is ready, on the device of `stream`, and nothing else
-    /// uses or frees it from now on.
+    /// `raw` is a communicator of `library` that is ready, was made with `blocking = 0`, on the device of
+    /// `stream`, and nothing else uses or frees it from now on.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a null pointer or a stream of another device, [`ErrorKind::Nccl`]
@@ -47,6 +48,54 @@ impl Communicator {
         raw: sys::ncclComm_t,
         name: &str,
         stream: &Arc<CudaStream>,
+    ) -> Result<Self> {
+        refuse_contradictions()?;
+        // SAFETY: the caller's promise.
+        unsafe { Self::take_over(library, raw, name, stream, false) }
+    }
+
+    /// As [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
+    ///
+    /// Its calls cannot be given a deadline: one that waits for ever is not ended by an abort, which is
+    /// then reported as leaked, because NCCL would free the communicator under the thread inside. It cannot
+    /// be in one [`group`](crate::group) with communicators that do not block.
+    ///
+    /// # Safety
+    /// As [`from_raw`](Self::from_raw), but made with `blocking = 1`.
+    ///
+    /// # Errors
+    /// As [`from_raw`](Self::from_raw).
+    ///
+    /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let foreign: nccl_sys::ncclComm_t = std::ptr::null_mut();
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let library = nccl::Library::load()?;
+    /// // SAFETY: `foreign` is of ncclCommInitRank, is given up by whoever made it, and lives on device 0.
+    /// let comm = unsafe { nccl::Communicator::from_raw_blocking(&library, foreign, "foreign", &stream) }?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn from_raw_blocking(
+        library: &Library,
+        raw: sys::ncclComm_t,
+        name: &str,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::take_over(library, raw, name, stream, true) }
+    }
+
+    /// # Safety
+    /// As [`from_raw`](Self::from_raw), and it blocks or not, as it is said.
+    unsafe fn take_over(
+        library: &Library,
+        raw: sys::ncclComm_t,
+        name: &str,
+        stream: &Arc<CudaStream>,
+        blocks: bool,
     ) -> Result<Self> {
         let invalid =
             |field, reason: String| Error::new(ErrorKind::InvalidConfig { field, reason });
@@ -83,7 +132,9 @@ impl Communicator {
             abort_signal: AbortSignal::new(),
             company: None,
         };
-        Ok(Self::of(plan.prepare()?.adopt(raw)))
+        let mut inner = plan.prepare()?.adopt(raw);
+        inner.blocks = blocks;
+        Ok(Self::of(inner))
     }
 
     /// NCCL's pointer; `None` once the communicator has ended.
@@ -104,7 +155,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn as_raw(&self) -> Option<sys::ncclComm_t> {
-        lock(&self.inner.handle).raw.map(RawComm::as_ptr)
+        self.inner.handle.wait_for_it().raw.map(RawComm::as_ptr)
     }
 }
 

@@ -4,12 +4,12 @@
 //! their way, and an abort, which needs the lock, is what ends that.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
 use super::frame::Frame;
-use super::{Inner, lock, order};
+use super::{Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
 
@@ -28,10 +28,11 @@ impl Inner {
         self: &Arc<Self>,
         frame: &Frame<'_>,
         join: &CudaEvent,
+        limit: Duration,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
         let sequence = {
-            let mut handle = lock(&self.handle);
+            let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), limit)?;
             self.ready(&handle)?;
             handle.sequence += 1;
             handle.sequence

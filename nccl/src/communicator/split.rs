@@ -10,6 +10,7 @@ use super::init::Prepared;
 use super::{Communicator, CommunicatorBuilder};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
+use crate::rendezvous;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -54,7 +55,12 @@ fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
 /// The answer of the second round: a token from the first rank of a colour, or why a rank cannot.
 const READY: u8 = 0;
 const FAILED: u8 = 1;
-const ANSWER: usize = 1 + UniqueId::LEN + 256;
+/// Which of them, and how many bytes follow.
+const HEAD: usize = 3;
+/// All ranks give as much: an envelope around the token with two names, or the start of a reason.
+const ANSWER: usize = 1024;
+/// The most bytes of a name in an envelope.
+const LONGEST_NAME: usize = 300;
 
 impl Communicator {
     /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
@@ -142,7 +148,10 @@ impl Communicator {
                 let (prepared, id) = builder.prepare_split(rank == 0)?;
                 Ok((prepared, id, builder.init_limit()))
             });
-        let answers = self.exchange(&answer(&prepared))?;
+        let (job, epoch) = self.job();
+        let job = short(job);
+        let seal = |id: &UniqueId| rendezvous::seal(&job, epoch, &short(name), id);
+        let answers = self.exchange(&answer(&prepared, seal))?;
         let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
         let Some(prepared) = prepared else {
             return Ok(None);
@@ -150,8 +159,8 @@ impl Communicator {
         // What is wrong here is the better answer on this rank.
         let (prepared, _, limit) = prepared?;
         for &member in &members {
-            if let [FAILED, text @ ..] = answers[member] {
-                let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
+            if answers[member][0] == FAILED {
+                let text = unpack(answers[member]);
                 return Err(Error::rendezvous(format!(
                     "rank {member} of {:?} cannot take part in {name:?}: {}",
                     self.name(),
@@ -159,11 +168,23 @@ impl Communicator {
                 )));
             }
         }
-        let id: [u8; UniqueId::LEN] = answers[members[0]][1..=UniqueId::LEN]
-            .try_into()
-            .unwrap_or([0; UniqueId::LEN]);
-        let inner = prepared.join(&UniqueId::from_bytes(id), deadline_after(limit))?;
+        let sealed = unpack(answers[members[0]]);
+        let id = rendezvous::open(&job, epoch, &short(name), sealed).map_err(|why| {
+            Error::rendezvous(format!(
+                "the token of {name:?} from rank {} of {:?} cannot be used: {why}; do all ranks of this \
+                 colour name it alike?",
+                members[0],
+                self.name()
+            ))
+        })?;
+        let inner = prepared.join(&id, deadline_after(limit))?;
         Ok(Some(Self::of(inner)))
+    }
+
+    /// The job's name and epoch, where the ranks met in one.
+    fn job(&self) -> (&str, u64) {
+        let board = self.inner.board.as_ref();
+        board.map_or(("", 0), |board| board.line().0.job())
     }
 
     /// Gives every rank the bytes of all ranks, which are as many on each.
@@ -190,24 +211,40 @@ impl Communicator {
 /// This rank's part of a split: what it prepared, the token if it made one, and its limit.
 type Part = (Prepared, Option<UniqueId>, std::time::Duration);
 
-fn answer(prepared: &Option<Result<Part>>) -> [u8; ANSWER] {
-    let mut bytes = [0; ANSWER];
-    match prepared {
-        None => {}
-        Some(Ok((_, id, _))) => {
-            bytes[0] = READY;
-            if let Some(id) = id {
-                bytes[1..=UniqueId::LEN].copy_from_slice(id.as_bytes());
-            }
-        }
-        Some(Err(error)) => {
-            bytes[0] = FAILED;
-            let text = error.kind().to_string();
-            let len = text.len().min(ANSWER - 1);
-            bytes[1..=len].copy_from_slice(&text.as_bytes()[..len]);
-        }
+fn answer(
+    prepared: &Option<Result<Part>>,
+    seal: impl FnOnce(&UniqueId) -> Vec<u8>,
+) -> [u8; ANSWER] {
+    let (kind, bytes) = match prepared {
+        None | Some(Ok((_, None, _))) => (READY, Vec::new()),
+        Some(Ok((_, Some(id), _))) => (READY, seal(id)),
+        Some(Err(error)) => (FAILED, error.kind().to_string().into_bytes()),
+    };
+    let mut answer = [0; ANSWER];
+    let len = bytes.len().min(ANSWER - HEAD);
+    answer[0] = kind;
+    answer[1..HEAD].copy_from_slice(&(len as u16).to_le_bytes());
+    answer[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
+    answer
+}
+
+/// What was put into an answer.
+fn unpack(answer: &[u8]) -> &[u8] {
+    let len = usize::from(u16::from_le_bytes([answer[1], answer[2]]));
+    answer.get(HEAD..HEAD + len).unwrap_or_default()
+}
+
+/// A name as the envelope of a token has it: as many bytes as there is room for, and still another for
+/// another name.
+fn short(name: &str) -> String {
+    if name.len() <= LONGEST_NAME {
+        return name.to_owned();
     }
-    bytes
+    let end = (0..=LONGEST_NAME)
+        .rev()
+        .find(|&at| name.is_char_boundary(at));
+    let start = &name[..end.unwrap_or_default()];
+    format!("{start}… {:016x}", rendezvous::checksum(name.as_bytes()))
 }
 
 #[cfg(test)]
@@ -232,6 +269,21 @@ mod tests {
         ] {
             assert_eq!(Choice::from_bytes(&choice.to_bytes()), choice);
         }
+    }
+
+    #[test]
+    fn a_token_comes_through_with_long_names_and_not_for_another_one() {
+        let id = UniqueId::from_bytes([7; UniqueId::LEN]);
+        let (job, name) = ("ä".repeat(300), "x".repeat(5000));
+        let seal = |id: &UniqueId| rendezvous::seal(&short(&job), 1, &short(&name), id);
+        let sealed = seal(&id);
+        assert!(sealed.len() <= ANSWER - HEAD, "{}", sealed.len());
+        let mut answer = [0; ANSWER];
+        answer[1..HEAD].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
+        answer[HEAD..HEAD + sealed.len()].copy_from_slice(&sealed);
+        let open = |name: &str| rendezvous::open(&short(&job), 1, &short(name), unpack(&answer));
+        assert_eq!(open(&name), Ok(id));
+        assert!(open(&format!("{name}y")).is_err());
     }
 
     #[test]

@@ -4,12 +4,12 @@
 //! aborted, because any of them may have launched its part. The locks are taken in the order of their
 //! addresses, so that two threads with the same communicators do not wait for each other.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::handle::{Handle, RawComm};
+use super::handle::{Guard, Handle, RawComm};
 use super::issue::{Calls, Lent};
-use super::{Communicator, Inner, State, lock, order};
+use super::{Communicator, Inner, State, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
@@ -82,8 +82,23 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &group.comm.inner).collect();
     inners.sort_by_key(|inner| Arc::as_ptr(inner));
     inners.dedup_by_key(|inner| Arc::as_ptr(inner));
-    let mut handles: Vec<MutexGuard<'_, Handle>> =
-        inners.iter().map(|inner| lock(&inner.handle)).collect();
+    let mut handles: Vec<Guard<'_>> = Vec::with_capacity(inners.len());
+    let mut started = started;
+    for &inner in &inners {
+        let at = all
+            .iter()
+            .position(|group| Arc::ptr_eq(&group.comm.inner, inner));
+        let at = at.unwrap_or_else(|| unreachable!("every communicator is of a group"));
+        let turn = inner
+            .handle
+            .take(Some(OperationKind::Group), all[at].comm.limit);
+        let (handle, waited) = turn.map_err(|error| Refused::Before(at, error))?;
+        if waited {
+            // The time of others is not that of this group.
+            started = Instant::now();
+        }
+        handles.push(handle);
+    }
     let handle_of = |comm: &Communicator| {
         let found =
             inners.binary_search_by_key(&Arc::as_ptr(&comm.inner), |inner| Arc::as_ptr(inner));

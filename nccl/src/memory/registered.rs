@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::{Arc, TryLockError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaStream, CudaView, CudaViewMut};
@@ -12,7 +12,7 @@ use nccl_sys as sys;
 
 use super::OwnedBuffer;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer, lock};
+use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -102,7 +102,7 @@ impl Communicator {
         context.bind_to_thread().map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
-        let guard = lock(&self.inner.handle);
+        let (guard, _) = self.inner.handle.take(None, self.limit)?;
         let raw = self.inner.ready(&guard)?;
         let mut handle: *mut c_void = std::ptr::null_mut();
         if bytes > 0 {
@@ -282,10 +282,8 @@ impl<B: OwnedBuffer> Remnant<B> {
         let Some(handle) = self.handle.0 else {
             return Look::Deregistered;
         };
-        let guard = match inner.handle.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Look::Busy,
+        let Some(guard) = inner.handle.try_take() else {
+            return Look::Busy;
         };
         let Some(raw) = guard.raw else {
             return match inner.phase.get() {

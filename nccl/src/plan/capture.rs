@@ -16,7 +16,7 @@ use cudarc::driver::{CudaStream, result, sys};
 
 use super::graph::Slot;
 use super::record::Captured;
-use crate::communicator::{Calls, Inner, lock};
+use crate::communicator::{Calls, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::operation::{OperationKind, Shape};
@@ -33,7 +33,9 @@ impl Inner {
         started: Instant,
         limit: Duration,
     ) -> Result<Arc<Slot>> {
-        let mut handle = lock(&self.handle);
+        let (mut handle, waited) = self.handle.take(Some(OperationKind::Capture), limit)?;
+        // The time of others is not that of this capture.
+        let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
         let stream = self.own_stream();
         let capturing = Capturing::begin(stream)?;

@@ -201,7 +201,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
-            comm.inner.replay(&frame, &self.join, |inner| {
+            comm.inner.replay(&frame, &self.join, comm.limit, |inner| {
                 let graph = lock(&self.slot.graph);
                 // Under this lock: the communicator cannot end before the graph does.
                 match graph.as_ref() {

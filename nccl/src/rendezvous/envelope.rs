@@ -17,7 +17,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
+/// Of the communicator `name` of a job's attempt.
+pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     put_bytes(&mut bytes, job.as_bytes());
     put_number(&mut bytes, epoch);
@@ -28,7 +29,8 @@ fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
     bytes
 }
 
-fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, String> {
+/// What [`seal`] sealed for the same.
+pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, String> {
     let parse = || {
         let sealed = bytes.len().checked_sub(8).ok_or(Broken("cut off"))?;
         let mut fields = Fields(bytes);

@@ -313,6 +313,11 @@ impl Line {
         }
     }
 
+    /// The job's name and epoch.
+    pub(crate) fn job(&self) -> (&str, u64) {
+        (&self.job.0, self.job.1)
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }

@@ -57,7 +57,7 @@ mod world;
 mod tests;
 
 // What the checks before a start, and those of logs, share with it.
-pub(crate) use envelope::checksum;
+pub(crate) use envelope::{checksum, open, seal};
 pub(crate) use explain::ranges;
 pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};

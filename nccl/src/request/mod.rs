@@ -10,8 +10,8 @@ mod poller;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, TryLockError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -313,10 +313,8 @@ impl Request {
 
     /// An error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
-        let handle = match self.inner.handle.try_lock() {
-            Ok(handle) => handle,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(()),
+        let Some(handle) = self.inner.handle.try_take() else {
+            return Ok(());
         };
         let Some(raw) = handle.raw else { return Ok(()) };
         let library = &self.inner.library;
