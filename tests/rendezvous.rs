@@ -61,6 +61,14 @@ fn what_keeps_hosts_apart_is_said_with_the_interfaces_there_are() {
         assert!(said.contains(word), "{word:?} in {said:?}");
     }
 
+    // There is no such interface.
+    let more_wrong = [more[0], ("NCCL_RUN_INTERFACE", "eno9"), limit];
+    let said = results(vec![hosts.start(0, 0, 2, "meet", &more_wrong)]).remove(0);
+    println!("said: {said}");
+    for word in ["eno9", "eth7 10.77.0.1", "docker0"] {
+        assert!(said.contains(word), "{word:?} in {said:?}");
+    }
+
     // The interface that was asked for is down.
     ip(&format!("-n {} link set {} down", hosts.names[0], ENDS[0]));
     let more = [more[0], ("NCCL_RUN_INTERFACE", "eth7"), limit];
@@ -160,4 +168,162 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
     let cpu: u64 = said[0].parse().unwrap_or_else(|_| panic!("{said:?}"));
     assert!(cpu < 700, "rank 0 used {cpu} ms of two seconds");
     assert_eq!(said[1], "fine");
+}
+
+/// The second host gets to 10.99.0.1 by way of the first, which does with it as its route says.
+#[test]
+fn a_firewall_that_drops_is_told_from_one_that_refuses_and_from_the_hosts_own() {
+    let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    let [router, host] = &hosts.names;
+    ip(&format!(
+        "netns exec {router} sysctl -qw net.ipv4.ip_forward=1"
+    ));
+    let more = [
+        ("NCCL_RUN_RENDEZVOUS", "tcp:10.99.0.1:29400"),
+        ("NCCL_TEST_LIMIT", "1500"),
+    ];
+    for (far, near, words) in [
+        (
+            "blackhole",
+            None,
+            &["no answer at all", "firewall may drop it"][..],
+        ),
+        ("prohibit", None, &["router or a firewall refuses it"]),
+        ("unreachable", None, &["router or a firewall refuses it"]),
+        (
+            "blackhole",
+            Some("prohibit"),
+            &["firewall of this host forbids it"],
+        ),
+        (
+            "blackhole",
+            Some("blackhole"),
+            &["route of this host drops it"],
+        ),
+    ] {
+        if far == "unreachable" {
+            // It has refused so often before that it would be silent for a while.
+            ip(&format!(
+                "netns exec {router} sysctl -qw net.ipv4.icmp_ratelimit=0"
+            ));
+        }
+        ip(&format!("-n {router} route add {far} 10.99.0.1"));
+        match near {
+            None => ip(&format!("-n {host} route add 10.99.0.1 via 10.77.0.1")),
+            Some(kind) => ip(&format!("-n {host} route add {kind} 10.99.0.1")),
+        }
+        let begun = Instant::now();
+        let said = results(vec![hosts.start(1, 1, 2, "meet", &more)]).remove(0);
+        println!("{far} {near:?}, said after {:?}: {said}", begun.elapsed());
+        assert!(said.contains("10.99.0.1:29400"), "{said}");
+        for word in words {
+            assert!(said.contains(word), "{word:?} in {said:?}");
+        }
+        ip(&format!("-n {router} route del {far} 10.99.0.1"));
+        match near {
+            None => ip(&format!("-n {host} route del 10.99.0.1 via 10.77.0.1")),
+            Some(kind) => ip(&format!("-n {host} route del {kind} 10.99.0.1")),
+        }
+    }
+}
+
+#[test]
+fn a_name_that_is_the_loopback_on_rank_0s_host_is_said() {
+    let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    // What Debian writes for a host's own name; the other host knows it right.
+    hosts.know(
+        0,
+        "127.0.0.1 localhost\n127.0.1.1 node-a # by the installer\n",
+    );
+    hosts.know(1, "127.0.0.1 localhost\n10.77.0.1 node-a\n");
+    let more = [
+        ("NCCL_RUN_RENDEZVOUS", "tcp:node-a:29400"),
+        ("NCCL_TEST_LIMIT", "1500"),
+    ];
+    // Nobody has said that there are other hosts: it is said when one does not come.
+    let ranks = (0..2).map(|rank| hosts.start(rank, rank, 2, "meet", &more));
+    let said = results(ranks.collect());
+    println!("said: {said:#?}");
+    for word in [
+        "127.0.1.1",
+        "line 2 of /etc/hosts",
+        "no other host can reach",
+    ] {
+        assert!(said[0].contains(word), "{word:?} in {said:?}");
+    }
+    assert!(
+        said[1].contains("10.77.0.1:29400") && said[1].contains("refused"),
+        "{said:?}"
+    );
+    // It is known: then at once.
+    let more = [more[0], ("NCCL_RUN_LOCAL_WORLD_SIZE", "1")];
+    let begun = Instant::now();
+    let said = results(vec![hosts.start(0, 0, 2, "meet", &more)]).remove(0);
+    println!("said after {:?}: {said}", begun.elapsed());
+    for word in ["127.0.1.1", "line 2 of /etc/hosts", "eth7 10.77.0.1"] {
+        assert!(said.contains(word), "{word:?} in {said:?}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn ranks_of_one_host_meet_without_any_network() {
+    let Some(hosts) = Hosts::new([&[], &[]]) else {
+        return;
+    };
+    let host = &hosts.names[0];
+    ip(&format!("-n {host} link set lo down"));
+    ip(&format!("-n {host} link set {} down", ENDS[0]));
+    let directory = tempfile::tempdir().unwrap();
+    let path = format!("unix:{}/meet", directory.path().display());
+    for place in [&path[..], "unix:@nccl-test-without-a-network"] {
+        let more = [("NCCL_RUN_RENDEZVOUS", place)];
+        let ranks = (0..3).map(|rank| hosts.start(0, rank, 3, "meet", &more));
+        assert_eq!(results(ranks.collect()), ["fine"; 3], "{place}");
+    }
+    // Over TCP there is nothing to meet at, and that is said.
+    let more = [
+        ("NCCL_RUN_RENDEZVOUS", "tcp:127.0.0.1:29400"),
+        ("NCCL_TEST_LIMIT", "1500"),
+    ];
+    let ranks = (0..2).map(|rank| hosts.start(0, rank, 2, "meet", &more));
+    let said = results(ranks.collect());
+    println!("said: {said:#?}");
+    assert!(
+        said[0].contains("interface lo (127.0.0.1)") && said[0].contains("is down"),
+        "{said:?}"
+    );
+    assert!(said[1].contains("no answer at all"), "{said:?}");
+}
+
+#[test]
+fn a_rank_0_that_dies_while_others_still_come_is_named_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("meet");
+    let place = format!("unix:{}", path.display());
+    let more = [("NCCL_RUN_RENDEZVOUS", &place[..])];
+    let mut zero = meeting::start_with(&[], 0, 3, "meet", &more);
+    let one = start(&[], 1, 3, "meet", &more);
+    // Rank 1 has come when it has a door of its own; rank 2 never does.
+    let door = directory.path().join("meet.1");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !door.exists() {
+        assert!(Instant::now() < deadline, "rank 1 comes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let begun = Instant::now();
+    zero.kill().unwrap();
+    zero.wait().unwrap();
+    let said = results(vec![one]).remove(0);
+    println!("said after {:?}: {said}", begun.elapsed());
+    assert!(
+        said.contains("rank 0 is gone") && said.contains("it died"),
+        "{said}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(1));
 }

@@ -125,6 +125,14 @@ impl Hosts {
         Some(hosts)
     }
 
+    /// What the host finds in `/etc/hosts`.
+    pub(crate) fn know(&self, host: usize, names: &str) {
+        // What `ip netns exec` puts in the place of the files of `/etc`.
+        let directory = format!("/etc/netns/{}", self.names[host]);
+        std::fs::create_dir_all(&directory).expect("a directory of the namespace");
+        std::fs::write(format!("{directory}/hosts"), names).expect("its hosts");
+    }
+
     /// A rank on host `host`.
     pub(crate) fn start(
         &self,
@@ -181,6 +189,7 @@ impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
             let _ = Command::new("ip").args(["netns", "del", name]).status();
+            let _ = std::fs::remove_dir_all(format!("/etc/netns/{name}"));
         }
     }
 }

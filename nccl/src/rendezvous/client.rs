@@ -224,6 +224,8 @@ fn meet(
 ) -> Result<(Arc<Connection>, Decoder)> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
+    // Routers that refuse do so now and then only, and are silent in between.
+    let mut spoken: Option<String> = None;
     let mut report = Instant::now() + REPORT;
     for turn in 0.. {
         let error = match attempt(address, job, claim, turn, deadline) {
@@ -231,7 +233,17 @@ fn meet(
             Tried::Refused(why) => return Err(Error::rendezvous(why)),
             Tried::NotYet(error, why) => {
                 refused = why.or(refused);
-                error
+                if error.kind() == io::ErrorKind::TimedOut {
+                    match &spoken {
+                        Some(before) => {
+                            io::Error::other(format!("{before}; at last, no answer at all"))
+                        }
+                        None => error,
+                    }
+                } else {
+                    spoken = Some(error.to_string());
+                    error
+                }
             }
         };
         if Instant::now() >= deadline {

@@ -49,6 +49,8 @@ pub(super) struct Listener {
     path: Option<PathBuf>,
     /// Where it really is.
     pub(super) at: String,
+    /// The same, over TCP.
+    address: Option<std::net::SocketAddr>,
 }
 
 impl Drop for Listener {
@@ -75,6 +77,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
             socket,
             path: place.publish.clone(),
             at: format!("tcp:{at}"),
+            address: Some(at),
         });
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
@@ -114,7 +117,16 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
         socket: listener.into(),
         path,
         at: address.to_string(),
+        address: None,
     })
+}
+
+/// Why others may not reach rank 0, although it listens.
+pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<String> {
+    match address {
+        Address::Tcp(place) => tcp::unreachable(place, listener.address?),
+        _ => None,
+    }
 }
 
 /// Where a rank other than 0 listens, which is connected to rank 0 at `address`.
@@ -137,6 +149,7 @@ pub(super) fn listen_beside(
                 socket,
                 path: None,
                 at: format!("tcp:{at}"),
+                address: Some(at),
             })
         }
     }

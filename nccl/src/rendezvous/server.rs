@@ -83,6 +83,9 @@ impl Server {
     /// Rank 0's, which coordinates.
     pub(super) fn start(address: &Address, hub: Arc<Hub>, job: Job) -> Result<Self> {
         let listener = place::listen(address)?;
+        if let Some(why) = place::unreachable(address, &listener) {
+            hub.remark(why);
+        }
         tracing::info!(target: "nccl", at = listener.at, "rank 0 listens");
         if let (Address::Tcp(_), None) = (address, &job.secret) {
             tracing::warn!(

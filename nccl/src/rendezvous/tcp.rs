@@ -23,6 +23,8 @@ pub(super) struct Place {
     /// The first and the last port to try; 0 for any, which has to be published.
     pub(super) ports: (u16, u16),
     pub(super) interface: Option<Interface>,
+    /// Whether some ranks are known to be on other hosts.
+    pub(super) across: bool,
     /// A file into which rank 0 writes its address, and from which the others read it.
     pub(super) publish: Option<PathBuf>,
 }
@@ -39,6 +41,7 @@ impl Place {
             host: host.into(),
             ports,
             interface: None,
+            across: false,
             publish: None,
         }
     }
@@ -96,6 +99,15 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
         return Err(Error::rendezvous(format!(
             "{place} has no port: the others would not find it; give one, or a file to publish it in"
         )));
+    }
+    if let Some(why) = unreachable_name(place, at) {
+        if place.across {
+            let own = interface::list(&own);
+            return Err(Error::rendezvous(format!(
+                "rank 0 is to listen at {place}, and {why}; this host has {own}"
+            )));
+        }
+        tracing::warn!(target: "nccl", "{why}");
     }
     let mut told = Vec::new();
     let mut tried = 0;
@@ -283,10 +295,10 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
                 ));
             }
             if let Err(error) = sockopt::socket_error(&socket)? {
-                return Err(error.into());
+                return Err(explained(error));
             }
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(explained(error)),
     }
     // A port from which this very connection was opened answers itself.
     if local_address(&socket)? == to {
@@ -294,6 +306,64 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     }
     prepare(&socket)?;
     Ok(socket)
+}
+
+/// What keeps a connection from being made, where the system's own words do not say it.
+fn explained(error: Errno) -> io::Error {
+    let why = match error {
+        Errno::HOSTUNREACH => "a router or a firewall refuses it, or the host is down",
+        Errno::NETUNREACH => "this host has no route there",
+        Errno::ACCESS | Errno::PERM => "a route or a firewall of this host forbids it",
+        Errno::INVAL => "a route of this host drops it (type blackhole)",
+        _ => return error.into(),
+    };
+    let error = io::Error::from(error);
+    // Another try may find a rule that has been changed.
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => io::ErrorKind::Other,
+        kind => kind,
+    };
+    io::Error::new(kind, format!("{error}; {why}"))
+}
+
+/// Why others could not reach the address at which rank 0 listens, because of what its own host makes of
+/// its name.
+fn unreachable_name(place: &Place, at: SocketAddr) -> Option<String> {
+    let Place { host, .. } = place;
+    let literal = host.parse::<IpAddr>().is_ok() || host.starts_with("localhost");
+    if literal || place.interface.is_some() || !at.ip().is_loopback() {
+        return None;
+    }
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let line = hosts.lines().position(|line| {
+        let mut words = line
+            .split('#')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
+        words.next() == Some(&at.ip().to_string()) && words.any(|word| word == host)
+    });
+    let by = line.map_or_else(String::new, |line| {
+        format!(" by line {} of /etc/hosts", line + 1)
+    });
+    Some(format!(
+        "{host:?} is {} on rank 0's host{by}, which no other host can reach: name an address of rank 0, or \
+         choose an interface",
+        at.ip()
+    ))
+}
+
+/// Why others may not reach rank 0, although it listens at `at`.
+pub(super) fn unreachable(place: &Place, at: SocketAddr) -> Option<String> {
+    let own = interface::own().unwrap_or_default();
+    let down = own.iter().find(|own| own.address == at.ip() && !own.up);
+    unreachable_name(place, at).or_else(|| {
+        let Own { name, address, .. } = down?;
+        Some(format!(
+            "interface {name} ({address}), at which rank 0 listens, is down: bring it up (ip link set {name} \
+             up), choose another, or meet at a Unix socket if all ranks are on one host"
+        ))
+    })
 }
 
 /// Small frames go at once, and the kernel tells of a host that is gone, without a word from its

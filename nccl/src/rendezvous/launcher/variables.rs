@@ -241,7 +241,7 @@ impl Rendezvous {
         let (rank, world_size) = (launch.rank, launch.size);
         let local_rank = launch.local_rank(&get)?;
         let several_hosts = launch.several_hosts(&get)?;
-        let address = match get("NCCL_RUN_RENDEZVOUS") {
+        let mut address = match get("NCCL_RUN_RENDEZVOUS") {
             Some(text) => address::parse(&text, &get)?,
             None if launcher.scheme == Scheme::Run => {
                 return Err(Error::rendezvous(format!(
@@ -255,10 +255,14 @@ impl Rendezvous {
                 Some(several) => Address::Tcp(address::between_hosts(&launch, several, &get)?),
             },
         };
-        if let (Some(several), false) = (several_hosts, matches!(address, Address::Tcp(_))) {
-            return Err(Error::rendezvous(format!(
-                "{several} cannot meet at {address}: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT"
-            )));
+        match (several_hosts, &mut address) {
+            (None, _) => {}
+            (Some(_), Address::Tcp(place)) => place.across = true,
+            (Some(several), _) => {
+                return Err(Error::rendezvous(format!(
+                    "{several} cannot meet at {address}: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT"
+                )));
+            }
         }
         let mut rendezvous = Self::new(rank, world_size, local_rank, address).map_err(|_| {
             let says = launcher.says(&get);

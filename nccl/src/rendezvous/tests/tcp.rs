@@ -139,3 +139,68 @@ fn nobody_at_a_port_and_somebody_silent_are_told_apart() {
     let error = World::join(at()).unwrap_err().to_string();
     assert!(error.contains("says nothing"), "{error}");
 }
+
+#[test]
+fn a_port_that_is_taken_on_another_address_only_is_free_on_this_one() {
+    let other = TcpListener::bind("127.0.0.2:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    meet(
+        |rank| Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap(),
+        2,
+    );
+}
+
+#[test]
+fn a_range_that_is_taken_is_said_port_by_port_with_who_has_it() {
+    let (first, _held) = (0..50)
+        .find_map(|_| {
+            let first = free_port();
+            let held: Vec<_> = (first..first.checked_add(3)?)
+                .map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+                .collect();
+            (held.len() == 3).then_some((first, held))
+        })
+        .unwrap();
+    let at = Rendezvous::tcp("127.0.0.1", first, 0, 2).unwrap();
+    let begun = Instant::now();
+    let error = World::join(at.up_to_port(first + 2))
+        .unwrap_err()
+        .to_string();
+    println!("said after {:?}: {error}", begun.elapsed());
+    for port in first..first + 3 {
+        let word = format!(
+            "port {port} on lo (127.0.0.1): pid {} (",
+            std::process::id()
+        );
+        assert!(error.contains(&word), "{word:?} in {error:?}");
+    }
+}
+
+#[test]
+fn a_port_in_time_wait_can_be_had_at_once() {
+    // The side that closes first waits: here, that of the port.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let client = TcpStream::connect(at).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    drop(server);
+    drop(listener);
+    std::io::Read::read_to_end(&mut &client, &mut Vec::new()).unwrap();
+    drop(client);
+    let left = crate::rendezvous::holder::holders(at);
+    let text: Vec<_> = left.iter().map(ToString::to_string).collect();
+    assert!(
+        text.iter().any(|text| text.contains("TIME_WAIT")),
+        "{text:?}"
+    );
+    println!(
+        "in the way, for one that does not ask for its reuse: {}",
+        text.join("; ")
+    );
+    let begun = Instant::now();
+    meet(
+        |rank| Rendezvous::tcp("127.0.0.1", at.port(), rank, 2).unwrap(),
+        2,
+    );
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
