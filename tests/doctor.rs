@@ -424,17 +424,27 @@ fn what_is_no_log_cannot_be_checked() {
     let other = file(&directory, "other.log", b"epoch 1\nepoch 2\n");
     let packed = file(&directory, "packed.log.gz", &[0x1f, 0x8b, 8, 0]);
     let nowhere = directory.path().join("nowhere").display().to_string();
+    let empty = directory.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let empty = empty.display().to_string();
     for (path, says) in [
         (&other, "NCCL_DEBUG=INFO"),
         (&packed, "gunzip"),
         (&nowhere, "No such file"),
-        (&directory.path().display().to_string(), "directory"),
+        (&empty, "no file in it"),
     ] {
         let output = run(doctor(&["log", path]));
         let all = text(&output.stdout) + &text(&output.stderr);
         assert_eq!(code(output.status), 3, "{all}");
         assert!(all.contains(says), "no {says:?} in {all}");
     }
+    // Of a directory, all files are read.
+    let logs = log("");
+    let value = json(&run(doctor(&["log", "--json", &logs])));
+    assert!(
+        value["processes"].as_array().unwrap().len() > 15,
+        "{value:#}"
+    );
     // What can be read of several is.
     let output = run(doctor(&["log", &nowhere, &log("2.30-fine.log")]));
     assert_eq!(code(output.status), 1);

@@ -67,7 +67,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
     sort(&mut entries);
     let facts =
         json!({"kind": "host", "host": host_name(), "emulator": options.emulator, "ranks": ranks});
-    show(options.form, &head(options, &what), facts, &entries)
+    show(options.form, &head(options, &what), || facts, &entries)
 }
 
 /// The worst first; the order stays otherwise.
@@ -91,7 +91,7 @@ fn all_ranks(options: &CheckOptions, rendezvous: Rendezvous) -> ExitCode {
         return ExitCode::from(code(report::worst(&entries)));
     }
     let what = format!("{ranks} ranks, seen from rank 0 on {}", host_name());
-    show(options.form, &head(options, &what), facts, &entries)
+    show(options.form, &head(options, &what), || facts, &entries)
 }
 
 /// The ranks did not come together: what this one can say.
@@ -112,7 +112,7 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     show(
         options.form,
         &head(options, &format!("rank 0 of {ranks}, alone")),
-        facts,
+        || facts,
         &entries,
     )
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nccl::debug_log::{
@@ -21,12 +21,20 @@ const MOST_LINES: usize = 16;
 pub(super) fn run(options: &LogOptions) -> ExitCode {
     let mut log = DebugLog::new();
     let mut unread = Vec::new();
+    let mut files = Vec::new();
     for path in &options.files {
+        match inside(path) {
+            Ok(found) => files.extend(found),
+            Err(error) => unread.push(format!("{}: {error}", path.display())),
+        }
+    }
+    let unopened = unread.len();
+    for path in &files {
         if let Err(error) = read(&mut log, path) {
             unread.push(format!("{}: {error}", path.display()));
         }
     }
-    if unread.len() == options.files.len() {
+    if unread.len() - unopened == files.len() {
         return could_not(&unread.join("; "));
     }
     let report = log.report();
@@ -37,12 +45,30 @@ pub(super) fn run(options: &LogOptions) -> ExitCode {
             .map(|why| Entry::warning("log-file", why)),
     );
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
-    let code = show(options.form, &table(&log), facts(&log), &entries);
+    let code = show(options.form, &table(&log), || facts(&log), &entries);
     // Where NCCL said nothing, nothing was checked.
     match log.counts().nccl {
         0 => ExitCode::from(COULD_NOT_CHECK),
         _ => code,
     }
+}
+
+/// The files of a directory, in the order of their names; a file is itself.
+fn inside(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries: io::Result<Vec<_>> = std::fs::read_dir(path)?.collect();
+    let mut files: Vec<_> = entries?.into_iter().map(|entry| entry.path()).collect();
+    files.retain(|path| path.is_file());
+    files.sort();
+    if files.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "there is no file in it",
+        ));
+    }
+    Ok(files)
 }
 
 /// `-` is standard input.

@@ -66,9 +66,10 @@ struct Form {
 }
 
 /// Prints a report: `head` before the lines, or `facts` beside the findings of the JSON.
-fn show(form: Form, head: &str, mut facts: Value, entries: &[Entry]) -> ExitCode {
+fn show(form: Form, head: &str, facts: impl FnOnce() -> Value, entries: &[Entry]) -> ExitCode {
     let code = code(report::worst(entries));
     let text = if form.json {
+        let mut facts = facts();
         facts["findings"] = entries.iter().map(Entry::json).collect();
         facts["worst"] = report::worst(entries).to_string().into();
         facts["exit_code"] = code.into();

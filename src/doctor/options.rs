@@ -30,6 +30,7 @@ reach each other; rank 0 prints. It needs no GPU for that.
 For the logs, run all ranks with NCCL_DEBUG=INFO, and with NCCL_DEBUG_FILE=/tmp/nccl.%h.%p for a file each:
 
   nccl-doctor log /tmp/nccl.*                     files of several ranks, or their common output
+  nccl-doctor log logs/                           all files of a directory
   kubectl logs job/train | nccl-doctor log -      standard input
 
 Options of the check:

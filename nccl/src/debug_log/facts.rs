@@ -134,6 +134,7 @@ pub struct Membership {
     /// How it ended, if it did.
     pub ended: Option<Ended>,
     pub(super) nvml_device: Option<u32>,
+    pub(super) net_links: usize,
 }
 
 /// How far the start of a communicator has come.

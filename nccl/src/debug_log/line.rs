@@ -217,7 +217,7 @@ pub(super) fn stamp(text: &str) -> Option<(String, usize)> {
 }
 
 /// The rank that a launcher wrote before the line: `[1,3]<stdout>:` of Open MPI, `3: ` of `srun -l`,
-/// `[rank3]` and `[rank 3]`, `(VllmWorker rank=3 pid=77)`.
+/// `[3] ` of `nccl-run`, `[rank3]` and `[rank 3]`, `(VllmWorker rank=3 pid=77)`.
 pub(super) fn tag(lead: &str) -> Option<usize> {
     let lead = lead.trim_start();
     if let Some((rank, rest)) = number::<usize>(lead) {
@@ -235,7 +235,10 @@ pub(super) fn tag(lead: &str) -> Option<usize> {
         let (rank, rest) = number(rest.trim_start())?;
         return rest.starts_with(']').then_some(rank);
     }
-    let (_, rest) = number::<usize>(inside)?;
+    let (rank, rest) = number::<usize>(inside)?;
+    if rest.starts_with("] ") {
+        return Some(rank);
+    }
     let (rank, rest) = number(rest.strip_prefix(',')?)?;
     rest.starts_with("]<std").then_some(rank)
 }
@@ -331,11 +334,12 @@ mod tests {
             "[rank3]:",
             "[rank 3] ",
             "(W rank=3 pid=7) ",
+            "[3] ",
         ];
-        assert_eq!(tagged.map(tag), [Some(3); 5]);
+        assert_eq!(tagged.map(tag), [Some(3); 6]);
         let others = [
             "",
-            "[3] ",
+            "[3]",
             "[default3]:",
             "33",
             "[rank3",

@@ -10,8 +10,10 @@ use super::facts::{InitState, Link, Membership, Process, Transport};
 use super::message::{Channel, Init, Stage, Via};
 
 const MOST_COMMUNICATORS: usize = 256;
-/// Of one communicator on one rank; and of all, for all of whose ranks exchange messages with each other.
+/// Of one communicator on one rank, inside its host and to others; and of all. There are millions where a
+/// thousand ranks all exchange messages.
 const MOST_LINKS: usize = 4096;
+const MOST_NET_LINKS: usize = 128;
 const MOST_LINKS_IN_ALL: usize = 1 << 18;
 const MOST_THREADS: usize = 1024;
 
@@ -145,8 +147,17 @@ impl State {
         let link = Link { from, to, via };
         if let Some(channels) = membership.links.get_mut(&link) {
             *channels += 1;
-        } else if membership.links.len() < MOST_LINKS && *kept < MOST_LINKS_IN_ALL {
+            return;
+        }
+        let over_network = matches!(link.via, Transport::Net { .. });
+        let room = if over_network {
+            membership.net_links < MOST_NET_LINKS
+        } else {
+            membership.links.len() < MOST_LINKS
+        };
+        if room && *kept < MOST_LINKS_IN_ALL {
             membership.links.insert(link, 1);
+            membership.net_links += usize::from(over_network);
             *kept += 1;
         } else {
             membership.more_links += 1;

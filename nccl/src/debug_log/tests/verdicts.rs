@@ -175,6 +175,25 @@ fn a_rank_that_never_began_is_named() {
 }
 
 #[test]
+fn a_connection_that_both_ends_tell_of_is_one() {
+    let mut text = String::new();
+    for rank in 0..2 {
+        let other = 1 - rank;
+        text.push_str(&format!(
+            "a:{rank}:9 [{rank}] NCCL INFO comm 0x5 rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} busId 1 commId 0x7 - \
+             Init COMPLETE\n\
+             a:{rank}:9 [{rank}] NCCL INFO Channel 00/0 : {rank}[{rank}] -> {other}[{other}] [send] via NET/Socket/0\n\
+             a:{rank}:9 [{rank}] NCCL INFO Channel 00/0 : {other}[{other}] -> {rank}[{rank}] [receive] via NET/Socket/0\n"
+        ));
+    }
+    let lost = found(&read_text(&text), "log-peer-to-peer");
+    says(
+        &lost.what,
+        &["2 of 2 connections inside hosts go over the network: 0 to 1, 1 to 0"],
+    );
+}
+
+#[test]
 fn who_gave_up_waiting_had_not_come_up() {
     let mut log = read(&["2.32-missing-rank.log"]);
     let abort = b"n0:70:70 [0] NCCL INFO comm 0x900 rank 0 nranks 3 cudaDev 0 busId 1000 commId 0xabcdef - Abort COMPLETE\n";

@@ -248,28 +248,30 @@ pub(super) fn plugins(view: &View<'_>, findings: &mut Vec<Finding>) {
 
 /// Connections inside hosts that do not go from device to device.
 pub(super) fn inside_hosts(view: &View<'_>, findings: &mut Vec<Finding>) {
-    let (mut by_memory, mut by_network, mut direct) = (Lost::default(), Lost::default(), 0);
-    for group in &view.groups {
+    let (mut by_memory, mut by_network, mut direct) =
+        (Way::default(), Way::default(), Way::default());
+    for (number, group) in view.groups.iter().enumerate() {
         for (process, one) in &group.members {
             for link in one.links.keys() {
-                match &link.via {
-                    Transport::P2p(_) => direct += 1,
-                    Transport::Shm => by_memory.add(process, link),
+                let way = match &link.via {
+                    Transport::P2p(_) => &mut direct,
+                    Transport::Shm => &mut by_memory,
                     Transport::Net { .. } if group.share_a_host(link.from, link.to) => {
-                        by_network.add(process, link)
+                        &mut by_network
                     }
-                    Transport::Net { .. } => {}
-                }
+                    Transport::Net { .. } => continue,
+                };
+                way.add(number, process, link);
             }
         }
     }
-    let all = direct + by_memory.links + by_network.links;
-    if by_memory.links > 0 {
+    let all = direct.len() + by_memory.len() + by_network.len();
+    if by_memory.len() > 0 {
         let what = format!(
             "{}: {} of {all} connections inside hosts go through the host's memory (SHM), not from device to \
              device: {}",
             who(&by_memory.processes),
-            by_memory.links,
+            by_memory.len(),
             by_memory.examples()
         );
         let fix = why_not_direct(&by_memory.processes);
@@ -278,11 +280,11 @@ pub(super) fn inside_hosts(view: &View<'_>, findings: &mut Vec<Finding>) {
             &by_memory.processes,
         ));
     }
-    if by_network.links > 0 {
+    if by_network.len() > 0 {
         let what = format!(
             "{}: {} of {all} connections inside hosts go over the network: {}",
             who(&by_network.processes),
-            by_network.links,
+            by_network.len(),
             by_network.examples()
         );
         let fix = "ranks of one host have to see each other's memory: no NCCL_SHM_DISABLE or NCCL_P2P_DISABLE, \
@@ -292,46 +294,44 @@ pub(super) fn inside_hosts(view: &View<'_>, findings: &mut Vec<Finding>) {
             &by_network.processes,
         ));
     }
-    if direct > 0 && direct == all {
+    if all > 0 && direct.len() == all {
         let what = format!("all {all} connections inside hosts go from device to device");
         findings.push(Finding::ok("log-peer-to-peer", what));
     }
 }
 
-/// Connections that take another way than they might.
+/// Connections that take one way: each once, although both of its ends may tell of it.
 #[derive(Default)]
-struct Lost<'l> {
-    links: usize,
+struct Way<'l> {
     processes: Vec<&'l Process>,
-    pairs: Vec<(usize, usize)>,
+    /// The communicator, and the two ranks.
+    pairs: BTreeSet<(usize, usize, usize)>,
 }
 
-impl<'l> Lost<'l> {
-    fn add(&mut self, process: &'l Process, link: &Link) {
-        self.links += 1;
-        if !self
-            .processes
-            .last()
-            .is_some_and(|last| std::ptr::eq(*last, process))
-        {
+impl<'l> Way<'l> {
+    fn add(&mut self, group: usize, process: &'l Process, link: &Link) {
+        let last = self.processes.last();
+        if !last.is_some_and(|last| std::ptr::eq(*last, process)) {
             self.processes.push(process);
         }
-        if self.pairs.len() < 4 {
-            self.pairs.push((link.from, link.to));
-        }
+        self.pairs.insert((group, link.from, link.to));
+    }
+
+    fn len(&self) -> usize {
+        self.pairs.len()
     }
 
     fn examples(&self) -> String {
-        let pairs = self
-            .pairs
-            .iter()
-            .map(|(from, to)| format!("{from} to {to}"));
-        let more = if self.links > self.pairs.len() {
+        let pairs = self.pairs.iter().take(4);
+        let pairs: Vec<_> = pairs
+            .map(|(_, from, to)| format!("{from} to {to}"))
+            .collect();
+        let more = if self.len() > pairs.len() {
             ", …"
         } else {
             ""
         };
-        format!("{}{more}", pairs.collect::<Vec<_>>().join(", "))
+        format!("{}{more}", pairs.join(", "))
     }
 }
 
@@ -402,14 +402,14 @@ pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
     processes.dedup_by_key(|process| std::ptr::from_ref(*process));
     if without == 0 && (with > 0 || processes.is_empty()) {
         if with > 0 {
-            let what = format!("all {with} connections between hosts use GPU Direct RDMA");
+            let what = "all connections between hosts use GPU Direct RDMA at both ends";
             findings.push(Finding::ok("log-direct-rdma", what));
         }
         return;
     }
     let adapters: Vec<_> = adapters.into_iter().take(8).collect();
     let what = format!(
-        "{}: {without} of {} connections between hosts do without GPU Direct RDMA, at {}",
+        "{}: {without} of {} ends of connections between hosts do without GPU Direct RDMA, at {}",
         who(&processes),
         with + without,
         adapters.join(", ")
