@@ -51,3 +51,8 @@ pub mod verify;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So is the one on starting ranks.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/launching.md")]
+struct Launching;

@@ -99,7 +99,7 @@ fn one_rank<C: Collective>(
     launcher: Launcher,
     make: impl Fn(Rank) -> Result<C, Failure>,
 ) -> Result<ExitCode, Failure> {
-    let launched = launcher != Launcher::NcclRun;
+    let launched = launcher != Launcher::Itself;
     if launched && (options.ranks.is_some() || options.spawn.is_some()) {
         return Err(Failure::usage(format!(
             "{} starts the ranks here: leave out --ranks, --spawn, -t and -g",

@@ -24,7 +24,9 @@ pub fn rank_variables(
 /// Who started this process as one rank among several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// [`Job`](super::Job), or whoever sets the same variables.
+    /// [`Job`](super::Job), in another process of the same program.
+    Itself,
+    /// `nccl-run`, or whoever sets the same variables.
     NcclRun,
     /// `torchrun`, and what sets its variables.
     Torchrun,
@@ -38,17 +40,13 @@ pub enum Launcher {
 
 /// For each launcher: variables of which all must be there, its rank, the number of ranks, its rank on
 /// the host, and the number of ranks on the host.
-const VARIABLES: [(Launcher, &[&str], [&str; 4]); 5] = [
+const VARIABLES: [(Launcher, &[&str], [&str; 4]); 6] = [
     (
-        Launcher::NcclRun,
-        &["NCCL_RUN_RANK"],
-        [
-            "NCCL_RUN_RANK",
-            "NCCL_RUN_WORLD_SIZE",
-            "NCCL_RUN_LOCAL_RANK",
-            "NCCL_RUN_LOCAL_WORLD_SIZE",
-        ],
+        Launcher::Itself,
+        &["NCCL_RUN_RANK", super::lifeline::VARIABLE],
+        NCCL_RUN,
     ),
+    (Launcher::NcclRun, &["NCCL_RUN_RANK"], NCCL_RUN),
     (
         Launcher::Torchrun,
         &["RANK", "WORLD_SIZE"],
@@ -83,6 +81,13 @@ const VARIABLES: [(Launcher, &[&str], [&str; 4]); 5] = [
     ),
 ];
 
+const NCCL_RUN: [&str; 4] = [
+    "NCCL_RUN_RANK",
+    "NCCL_RUN_WORLD_SIZE",
+    "NCCL_RUN_LOCAL_RANK",
+    "NCCL_RUN_LOCAL_WORLD_SIZE",
+];
+
 impl Launcher {
     /// Who started this process, judged by the variables that `lookup` finds; `None`: a person did.
     ///
@@ -103,7 +108,8 @@ impl Launcher {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::NcclRun => "this program",
+            Self::Itself => "this program",
+            Self::NcclRun => "nccl-run",
             Self::Torchrun => "torchrun",
             Self::OpenMpi => "mpirun (Open MPI)",
             Self::Slurm => "srun",
@@ -160,6 +166,8 @@ mod tests {
     fn our_own_variables_win_over_those_of_a_launcher_around() {
         let both = [("NCCL_RUN_RANK", "0"), ("RANK", "1"), ("WORLD_SIZE", "2")];
         assert_eq!(Launcher::detect(among(&both)), Some(Launcher::NcclRun));
+        let own = [&both[..], &[("NCCL_RUN_LIFELINE", "stdin")]].concat();
+        assert_eq!(Launcher::detect(among(&own)), Some(Launcher::Itself));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One rank among several that somebody else starts.
 
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 use crate::program::{Run, SHORT, command, finish};
 
@@ -24,6 +24,31 @@ fn launched(variables: impl Fn(usize, usize) -> Vec<(&'static str, String)>) {
 fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn under_nccl_run_it_is_one_rank() {
+    let rank = command(SHORT);
+    let mut launcher = std::process::Command::new(env!("CARGO_BIN_EXE_nccl-run"));
+    launcher
+        .args(["-n", "3", "--no-prefix", "--"])
+        .arg(rank.get_program())
+        .args(rank.get_args())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    for (name, value) in rank.get_envs() {
+        match value {
+            Some(value) => launcher.env(name, value),
+            None => launcher.env_remove(name),
+        };
+    }
+    let run = finish(launcher.spawn().unwrap()).expect(0);
+    assert_eq!((run.devices().len(), run.rows().len()), (3, 3), "{run:#?}");
+    assert!(
+        run.stdout.contains("3 processes, started by nccl-run"),
+        "{run:#?}"
+    );
 }
 
 #[test]
