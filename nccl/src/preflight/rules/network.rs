@@ -68,9 +68,16 @@ pub(in crate::preflight) fn listed(process: &Process) -> String {
     }
 }
 
-/// The line that makes NCCL take an interface.
-pub(in crate::preflight) fn export(interface: &str) -> String {
-    format!("export NCCL_SOCKET_IFNAME={interface}")
+/// The line that makes NCCL take an interface on a rank's host: a name that others begin with needs `=`.
+pub(in crate::preflight) fn export(view: &View<'_>, rank: usize, interface: &str) -> String {
+    let addresses = view.process(rank).map(|process| &process.addresses);
+    let mut names = addresses
+        .into_iter()
+        .flatten()
+        .map(|own| &own.interface[..]);
+    let whole = names.any(|name| name != interface && name.starts_with(interface));
+    let sign = if whole { "=" } else { "" };
+    format!("export NCCL_SOCKET_IFNAME={sign}{interface}")
 }
 
 fn nothing_to_take(view: &View<'_>, found: &mut Vec<Finding>) {
@@ -149,8 +156,8 @@ fn loopbacks(view: &View<'_>, found: &mut Vec<Finding>) {
             "{}: NCCL takes {address} on {interface} ({why}), which no other host can reach; the host has {listed}",
             view.who(&ranks)
         );
-        let fix = match ranks.first().and_then(|&rank| suggestion(view, rank)) {
-            Some(better) => format!("{} there", export(&better.interface)),
+        let fix = match suggestion(view, ranks[0]) {
+            Some(better) => format!("{} there", export(view, ranks[0], &better.interface)),
             None => String::from("bring an interface up that the other hosts can reach"),
         };
         found.push(view.about(&ranks, Finding::error("interface", what).fix(fix)));
@@ -216,7 +223,7 @@ fn apart(view: &View<'_>, found: &mut Vec<Finding>) {
         );
         let finding = Finding::warning("interface", what).fix(format!(
             "{} on host {}, if NCCL is to go there as well",
-            export(&control.0),
+            export(view, ranks[0], &control.0),
             view.hosts(&ranks).join(", ")
         ));
         found.push(view.about(&ranks, finding));
@@ -326,6 +333,16 @@ mod tests {
         );
         assert!(
             report.contains("export NCCL_SOCKET_IFNAME=eth0 on host h2"),
+            "{report}"
+        );
+        // A name that others begin with is written as a whole one.
+        let process = facts[1].process.as_mut().unwrap();
+        let mut other = process.addresses[1].clone();
+        other.interface = String::from("eth00");
+        process.addresses.push(other);
+        let report = judged(&facts).to_string();
+        assert!(
+            report.contains("export NCCL_SOCKET_IFNAME==eth0 on host h2"),
             "{report}"
         );
         // Somebody who names the interface means it.

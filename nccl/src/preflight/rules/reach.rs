@@ -42,10 +42,8 @@ pub(super) fn judge(
             address.interface,
             door.failed
         );
-        let finding = Finding::error(CHECK, what).fix(format!(
-            "choose another interface there ({})",
-            export("NAME")
-        ));
+        let finding = Finding::error(CHECK, what)
+            .fix("choose another interface there (export NCCL_SOCKET_IFNAME=NAME)");
         found.push(view.about(&[door.rank], finding));
     }
     let mut lines: Vec<&Failure> = failures
@@ -237,7 +235,7 @@ fn remedy(
             "use {} ({}) on host {host}: {}",
             better.interface,
             better.address,
-            export(&better.interface)
+            export(view, culprit, &better.interface)
         );
     }
     let at = |rank: usize| {
@@ -248,22 +246,16 @@ fn remedy(
     let others = |lines: &[&Failure], other: fn(&Failure) -> usize| {
         let mut ranks: Vec<usize> = lines.iter().map(|line| other(line)).collect();
         ranks.sort_unstable();
-        shortened(&view.hosts(&ranks))
+        let hosts = view.hosts(&ranks);
+        let word = if hosts.len() == 1 { "host" } else { "hosts" };
+        format!("{word} {}", shortened(&hosts))
     };
     let limits = view.process(culprit).map(|process| &process.limits);
     let ports = limits.and_then(|limits| limits.first_port.zip(limits.last_port));
     let ports = ports.map_or_else(String::new, |(first, last)| format!(" ({first} to {last})"));
     let ways = match (to.is_empty(), from.is_empty()) {
-        (false, _) => format!(
-            "from hosts {} to {}",
-            others(to, |line| line.from),
-            at(culprit)
-        ),
-        _ => format!(
-            "from {} to hosts {}",
-            at(culprit),
-            others(from, |line| line.to)
-        ),
+        (false, _) => format!("from {} to {}", others(to, |line| line.from), at(culprit)),
+        _ => format!("from {} to {}", at(culprit), others(from, |line| line.to)),
     };
     format!(
         "let TCP pass {ways}, to any port{ports}: NCCL listens where the system lets it (nft list ruleset and ip \
