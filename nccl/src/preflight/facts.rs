@@ -121,11 +121,15 @@ pub(crate) struct Control {
 }
 
 impl Facts {
-    /// What a rank says that takes no part.
-    pub(super) fn off() -> Self {
+    /// What a rank says that takes no part, and what is left of one that cannot be understood.
+    pub(super) fn off(protocol: u64, host: &str) -> Self {
         Self {
-            protocol: PROTOCOL,
+            protocol,
             off: true,
+            process: Some(Process {
+                host: host.to_owned(),
+                ..Process::default()
+            }),
             ..Self::default()
         }
     }

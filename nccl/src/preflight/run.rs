@@ -14,7 +14,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::facts::{Control, Facts, Process};
+use super::facts::{Control, Facts, PROTOCOL, Process};
 use super::reach::{self, Door, Failure, Open};
 use super::report::{Finding, Report};
 use super::rules::{View, judge, judge_reached, networks};
@@ -102,7 +102,7 @@ pub(super) fn world(
         interrupted,
     };
     let facts = match settings {
-        None => Facts::off(),
+        None => Facts::off(PROTOCOL, &crate::host::name()),
         Some(settings) => {
             let mut facts = Facts::of_rank(settings);
             // The threads of one process have it in common.
@@ -203,7 +203,7 @@ impl Check<'_> {
 
 /// The facts of a rank; of one that speaks another protocol, only that it does.
 fn readable(bytes: Vec<u8>) -> Facts {
-    wire::decode(&bytes).unwrap_or_default()
+    wire::decode(&bytes).unwrap_or_else(|_| Facts::off(0, "unknown host"))
 }
 
 fn plan(facts: &[Facts]) -> Plan {
@@ -214,7 +214,7 @@ fn plan(facts: &[Facts]) -> Plan {
     let view = View::of(facts);
     let foreign: Vec<usize> = view
         .ranks()
-        .filter(|&rank| facts[rank].protocol != super::facts::PROTOCOL)
+        .filter(|&rank| facts[rank].protocol != PROTOCOL)
         .collect();
     if !foreign.is_empty() {
         let what = format!(
@@ -244,5 +244,54 @@ fn plan(facts: &[Facts]) -> Plan {
     Plan {
         report: None,
         visitors,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::report::Severity;
+    use crate::preflight::tests::ranks_on;
+
+    fn only(plan: &Plan) -> &Finding {
+        match plan.report.as_ref().map(Report::findings) {
+            Some([one]) => one,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_rank_of_another_version_is_named_and_nothing_else_is_judged() {
+        let mut facts = ranks_on(&["h1", "h2", "h3"]);
+        facts[1] = readable(vec![1, 2, 3]);
+        let plan = plan(&facts);
+        let finding = only(&plan);
+        assert_eq!(
+            (finding.severity, &finding.ranks[..]),
+            (Severity::Error, &[1][..])
+        );
+        assert_eq!(finding.check, "crate-version");
+    }
+
+    #[test]
+    fn one_rank_that_wants_no_checks_is_named_and_all_of_them_are_silent() {
+        let mut facts = ranks_on(&["h1", "h2"]);
+        facts[1] = Facts::off(PROTOCOL, "h2");
+        let some = plan(&facts);
+        assert_eq!(
+            (only(&some).severity, &only(&some).ranks[..]),
+            (Severity::Warning, &[1][..])
+        );
+        facts[0] = Facts::off(PROTOCOL, "h1");
+        assert_eq!(plan(&facts).report, Some(Report::default()));
+    }
+
+    #[test]
+    fn the_lowest_rank_of_each_network_goes_to_the_others() {
+        let mut facts = ranks_on(&["h1", "h2", "h1", "h3", "h2"]);
+        let visitors = plan(&facts).visitors;
+        assert_eq!(visitors, [0, 1, 3]);
+        facts.truncate(1);
+        assert!(plan(&facts).report.is_some(), "there is nobody to go to");
     }
 }
