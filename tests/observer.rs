@@ -115,9 +115,14 @@ fn how_a_rank_was_killed_is_what_all_others_say_also_when_it_was_rank_0() {
         }
         println!("rank {dead}, tcp {tcp}: the others had ended after {after:?}");
         assert!(after < Duration::from_secs(2), "{after:?}");
-        let end = family.observer.snapshot().ranks[dead].end.clone();
-        let Some(RankEnd::Gone(how)) = end else {
-            panic!("{end:?}")
+        // Who tells the others sees it itself a moment later.
+        let end = || family.observer.snapshot().ranks[dead].end.clone();
+        let deadline = Instant::now() + LONG;
+        while end().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let Some(RankEnd::Gone(how)) = end() else {
+            panic!("{:?}", end())
         };
         assert!(how.contains("killed by SIGKILL"), "{how}");
     }

@@ -107,6 +107,7 @@ fn a_host_that_is_cut_off_is_named_within_seconds() {
         "{:?}",
         cut.elapsed()
     );
+    println!("said after {:.1?}: {said:#?}", cut.elapsed());
     for said in said {
         assert!(
             said.contains("rank 2") && said.contains("connection broke"),

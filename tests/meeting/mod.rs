@@ -49,6 +49,12 @@ pub(crate) fn run_a_rank() {
                 let world = world.with_timeout(Duration::from_secs(20));
                 world.get("a key that nobody sets").map(drop)
             }
+            "fail while starting" => {
+                world.phase("look for the ranks of this host");
+                let why = "cannot tell which ranks are on this host: permission denied";
+                world.fail(&std::io::Error::other(why));
+                Ok(())
+            }
             "wait in a phase" => {
                 world.phase("waiting");
                 let world = world.with_timeout(Duration::from_secs(20));

@@ -227,7 +227,13 @@ impl World {
         put_number(&mut own, u64::from(std::process::id()));
         put_bytes(&mut own, crate::host::name().as_bytes());
         put_bytes(&mut own, at.as_bytes());
-        put_bytes(&mut own, process::kernel().as_bytes());
+        // Everybody watches rank 0 alone.
+        let kernel = if self.rank() == 0 {
+            process::kernel()
+        } else {
+            ""
+        };
+        put_bytes(&mut own, kernel.as_bytes());
         let parts = self.collect("join", &own, deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];
         for (member, part) in members.iter_mut().zip(&parts) {
