@@ -188,6 +188,15 @@ impl Requests {
     ///
     /// # Errors
     /// As [`Request::is_complete`].
+    ///
+    /// ```
+    /// # fn example(done: &nccl::Requests) -> nccl::Result<()> {
+    /// while !done.is_complete()? {
+    ///     std::thread::yield_now(); // or something useful
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_complete(&self) -> Result<bool> {
         for request in &self.0 {
             if !request.is_complete()? {
@@ -201,6 +210,13 @@ impl Requests {
     ///
     /// # Errors
     /// As [`Request::wait`], of the first that fails.
+    ///
+    /// ```
+    /// # fn example(done: &nccl::Requests) -> nccl::Result<()> {
+    /// done.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait(&self) -> Result<()> {
         self.0.iter().try_for_each(Request::wait)
     }
@@ -209,6 +225,13 @@ impl Requests {
     ///
     /// # Errors
     /// As [`Request::wait_timeout`], of the first that fails.
+    ///
+    /// ```
+    /// # fn example(done: &nccl::Requests) -> nccl::Result<()> {
+    /// done.wait_timeout(std::time::Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
         let begun = Instant::now();
         self.0
