@@ -82,6 +82,10 @@ pub struct Counts {
 
 impl DebugLog {
     /// Nothing read yet.
+    ///
+    /// ```
+    /// let log = nccl::debug_log::DebugLog::new();
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         Self::default()

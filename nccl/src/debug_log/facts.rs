@@ -66,6 +66,12 @@ pub struct Process {
 }
 
 /// An interface and its address.
+///
+/// ```
+/// fn show(at: &nccl::debug_log::Endpoint) {
+///     println!("{} {:?}", at.interface, at.address);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
@@ -76,6 +82,12 @@ pub struct Endpoint {
 }
 
 /// What became of a plugin.
+///
+/// ```
+/// fn show(plugin: &nccl::debug_log::PluginFact) {
+///     println!("{}: {:?} ({})", plugin.kind, plugin.state, plugin.text);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PluginFact {
@@ -88,6 +100,11 @@ pub struct PluginFact {
 }
 
 /// Whether a plugin is used.
+///
+/// ```
+/// use nccl::debug_log::PluginState;
+/// assert_ne!(PluginState::Missing, PluginState::Failed);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PluginState {
@@ -100,6 +117,12 @@ pub enum PluginState {
 }
 
 /// One rank of a communicator, as its process describes it.
+///
+/// ```
+/// fn show(member: &nccl::debug_log::Membership) {
+///     println!("rank {} of {}: {:?}", member.rank, member.ranks, member.state);
+/// }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Membership {
@@ -138,6 +161,11 @@ pub struct Membership {
 }
 
 /// How far the start of a communicator has come.
+///
+/// ```
+/// use nccl::debug_log::InitState;
+/// assert_eq!(InitState::default(), InitState::Started);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InitState {
@@ -149,6 +177,14 @@ pub enum InitState {
 }
 
 /// How a communicator ended.
+///
+/// ```
+/// use nccl::debug_log::{Ended, Membership};
+///
+/// fn was_aborted(member: &Membership) -> bool {
+///     member.ended == Some(Ended::Aborted)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
@@ -163,6 +199,12 @@ pub enum Ended {
 }
 
 /// A connection between two ranks; its value in [`Membership::links`] is the number of channels.
+///
+/// ```
+/// fn show(link: &nccl::debug_log::Link) {
+///     println!("{} -> {} by {:?}", link.from, link.to, link.via);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Link {
@@ -175,6 +217,14 @@ pub struct Link {
 }
 
 /// Through what data goes.
+///
+/// ```
+/// use nccl::debug_log::Transport;
+///
+/// fn leaves_the_host(via: &Transport) -> bool {
+///     matches!(via, Transport::Net { .. })
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Transport {
@@ -194,6 +244,12 @@ pub enum Transport {
 }
 
 /// Attempts to connect to one address.
+///
+/// ```
+/// fn show(retry: &nccl::debug_log::Retry) {
+///     println!("{:?}: {} ({} times)", retry.address, retry.reason, retry.times);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Retry {
@@ -206,6 +262,12 @@ pub struct Retry {
 }
 
 /// A warning.
+///
+/// ```
+/// fn show(warning: &nccl::debug_log::Warning) {
+///     println!("{}:{}: {}", warning.at.0, warning.at.1, warning.text);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warning {

@@ -91,6 +91,15 @@ impl FleetBuilder {
     /// The ranks of this host are part of a world of `world_size`, and begin with `first_rank`. They meet at
     /// [`rendezvous`](Self::rendezvous), which then has to be told, and have the secret of
     /// [`secret`](Self::secret) or [`secret_file`](Self::secret_file) only.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// // The second of two hosts with eight ranks each.
+    /// let builder = Fleet::builder(8)
+    ///     .among(16, 8)
+    ///     .rendezvous("tcp:node-a:29400")
+    ///     .secret_file("/etc/server/secret");
+    /// ```
     pub fn among(mut self, world_size: usize, first_rank: usize) -> Self {
         self.among = Some((world_size, first_rank));
         self
@@ -98,18 +107,33 @@ impl FleetBuilder {
 
     /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`: `tcp:HOST:PORT`, say. Unless set, at a Unix socket in a
     /// directory that only this user can enter, and that is removed with the fleet.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(8).among(16, 0).rendezvous("tcp:10.0.0.5:29400-29415");
+    /// ```
     pub fn rendezvous(mut self, address: impl Into<String>) -> Self {
         self.rendezvous = Some(address.into());
         self
     }
 
     /// What to call the job (`NCCL_RUN_JOB`); a name of its own unless set.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).job("prefill");
+    /// ```
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = Some(name.into());
         self
     }
 
     /// Which attempt of the job this is (`NCCL_RUN_EPOCH`); 0 unless set. Restarts count on from there.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).epoch(3);
+    /// ```
     pub fn epoch(mut self, epoch: u64) -> Self {
         self.epoch = epoch;
         self
@@ -117,12 +141,22 @@ impl FleetBuilder {
 
     /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
     /// handed over in a file that only this user can read.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).secret(std::env::var("SECRET").unwrap_or_default());
+    /// ```
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Secret::Given(secret.into());
         self
     }
 
     /// The file of the secret (`NCCL_RUN_SECRET_FILE`), which the ranks read themselves.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).secret_file("/etc/server/secret");
+    /// ```
     pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.secret = Secret::File(path.into());
         self
@@ -131,6 +165,11 @@ impl FleetBuilder {
     /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`): a
     /// name, the beginning of one, a subnet, or an address, as for
     /// [`Rendezvous::interface`](crate::Rendezvous::interface).
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).interface("10.0.0.0/8");
+    /// ```
     pub fn interface(mut self, interface: impl Into<String>) -> Self {
         self.interface = Some(interface.into());
         self
@@ -138,6 +177,11 @@ impl FleetBuilder {
 
     /// A directory for what NCCL itself says, a file for each rank (`NCCL_DEBUG_FILE`). How much it says is up
     /// to `NCCL_DEBUG`.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).nccl_debug("/var/log/server");
+    /// ```
     pub fn nccl_debug(mut self, directory: impl Into<PathBuf>) -> Self {
         self.nccl_debug = Some(directory.into());
         self
@@ -145,12 +189,22 @@ impl FleetBuilder {
 
     /// Each rank of this host gets to see one of these devices only (`CUDA_VISIBLE_DEVICES`), which is device 0
     /// to it. Unless set, ranks see what this process sees.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(2).one_device_each(vec!["4".into(), "5".into()]);
+    /// ```
     pub fn one_device_each(mut self, devices: Vec<String>) -> Self {
         self.devices = Some(devices);
         self
     }
 
     /// Where the ranks' output goes; [`Output::Prefixed`] unless set.
+    ///
+    /// ```
+    /// # use nccl::launch::{Fleet, Output};
+    /// let builder = Fleet::builder(4).output(Output::Timed);
+    /// ```
     pub fn output(mut self, output: Output) -> Self {
         self.settings.output = output;
         self
@@ -158,12 +212,22 @@ impl FleetBuilder {
 
     /// A directory, which is made, for what the ranks print as well: `rank-3.stdout` and `rank-3.stderr`, as
     /// they are. A rank that is started again goes on in the same files.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).log_dir("/var/log/server");
+    /// ```
     pub fn log_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.settings.files = Some(directory.into());
         self
     }
 
     /// How many of the last lines of standard error to keep for a report; 12 unless set.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).stderr_tail(50);
+    /// ```
     pub fn stderr_tail(mut self, lines: usize) -> Self {
         self.settings.tail = lines;
         self
@@ -171,6 +235,11 @@ impl FleetBuilder {
 
     /// Whether the other ranks go on when one fails, so that it can be restarted alone. Unless set, all are
     /// ended.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).keep_others(true);
+    /// ```
     pub fn keep_others(mut self, keep: bool) -> Self {
         self.end_all = !keep;
         self
@@ -178,12 +247,22 @@ impl FleetBuilder {
 
     /// How long after the first failure the other ranks may go on before they are asked to end, so that they
     /// can say what they know; 1 s unless set.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).linger(std::time::Duration::from_millis(300));
+    /// ```
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
     /// How long ranks that were asked to end may take before they are killed; 5 s unless set.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).grace(std::time::Duration::from_secs(30));
+    /// ```
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -193,6 +272,11 @@ impl FleetBuilder {
     /// this is set, read nothing.
     ///
     /// Ranks are not in the terminal's foreground: one that reads from a terminal is stopped by it.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).first_reads_stdin(true);
+    /// ```
     pub fn first_reads_stdin(mut self, reads: bool) -> Self {
         self.stdin = reads;
         self

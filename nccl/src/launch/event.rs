@@ -11,6 +11,18 @@ use super::report::RankEnd;
 const KEPT: usize = 4096;
 
 /// Something that happened to a fleet.
+///
+/// ```
+/// use nccl::launch::Event;
+///
+/// fn show(event: &Event) {
+///     match event {
+///         Event::Started { rank, pid, .. } => println!("rank {rank} is process {pid}"),
+///         Event::Exited(end) => println!("{end}"),
+///         _ => {}
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {

@@ -80,12 +80,23 @@ signals! {
 
 impl Signal {
     /// The signal of this number.
+    ///
+    /// ```
+    /// # use nccl::launch::Signal;
+    /// assert_eq!(Signal::new(9), Signal::KILL);
+    /// ```
     #[must_use]
     pub const fn new(number: i32) -> Self {
         Self(number)
     }
 
     /// The signal of this name, with or without `SIG`, in either case.
+    ///
+    /// ```
+    /// # use nccl::launch::Signal;
+    /// assert_eq!(Signal::named("SIGHUP"), Some(Signal::HUP));
+    /// assert_eq!(Signal::named("SIGNAL"), None);
+    /// ```
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase();
@@ -95,12 +106,20 @@ impl Signal {
     }
 
     /// Its number.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Signal::TERM.number(), 15);
+    /// ```
     #[must_use]
     pub const fn number(self) -> i32 {
         self.0
     }
 
     /// What a shell returns for a process that this signal ended.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Signal::KILL.exit_code(), 137);
+    /// ```
     #[must_use]
     pub fn exit_code(self) -> u8 {
         u8::try_from(128 + self.0).unwrap_or(1)
@@ -147,12 +166,21 @@ pub enum Exit {
 
 impl Exit {
     /// Whether it returned 0.
+    ///
+    /// ```
+    /// # use nccl::launch::Exit;
+    /// assert!(Exit::Code(0).is_success() && !Exit::Unknown.is_success());
+    /// ```
     #[must_use]
     pub fn is_success(&self) -> bool {
         *self == Self::Code(0)
     }
 
     /// What a shell returns for it: the exit code, or 128 and the signal.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Exit::Code(3).code(), 3);
+    /// ```
     #[must_use]
     pub fn code(&self) -> u8 {
         match *self {
@@ -163,6 +191,10 @@ impl Exit {
     }
 
     /// The signal that ended it.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Exit::Code(3).signal(), None);
+    /// ```
     #[must_use]
     pub fn signal(&self) -> Option<Signal> {
         match *self {

@@ -50,6 +50,13 @@ pub struct Fleet {
 impl Fleet {
     /// Prepares `ranks` ranks on this host, which are all there are unless
     /// [`FleetBuilder::among`] says otherwise.
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     pub fn builder(ranks: usize) -> FleetBuilder {
         FleetBuilder::new(ranks)
     }
@@ -107,12 +114,35 @@ impl Fleet {
     }
 
     /// What has happened since the start, and what happens from now on. Each caller gets all of it.
+    ///
+    /// ```
+    /// # use std::{process::Command, time::Duration};
+    /// # use nccl::launch::{Event, Fleet};
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// let mut events = fleet.events();
+    /// while let Some(event) = events.next_within(Duration::from_secs(10)) {
+    ///     if let Event::Exited(end) = event {
+    ///         println!("{end}");
+    ///     }
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn events(&self) -> Events {
         Events::new(Arc::clone(&self.board))
     }
 
     /// The process of each rank of this host, in the order of ranks; `None` for one that does not run.
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// for (rank, pid) in fleet.pids().iter().enumerate() {
+    ///     println!("rank {rank}: {pid:?}");
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn pids(&self) -> Vec<Option<u32>> {
         let board = self.board.lock();
@@ -142,6 +172,14 @@ impl Fleet {
 
     /// The shell that kills what the ranks have started themselves when this process is killed; `None` where
     /// there is no `/bin/sh`. See the [module](super).
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// println!("watched over by {:?}", fleet.keeper());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn keeper(&self) -> Option<u32> {
         self.board.lock().keeper
@@ -149,6 +187,13 @@ impl Fleet {
 
     /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and
     /// SIGALRM to the ranks' first processes alone. They are not expected to end by it.
+    ///
+    /// ```
+    /// # use nccl::launch::{Fleet, Signal};
+    /// # fn example(fleet: &Fleet) {
+    /// fleet.signal_all(Signal::USR1);
+    /// # }
+    /// ```
     pub fn signal_all(&self, signal: Signal) {
         self.pass_on(None, signal);
     }
@@ -182,11 +227,25 @@ impl Fleet {
 
     /// Begins to end all ranks: by `signal`, and after the grace period by SIGKILL. Returns at once;
     /// [`wait`](Self::wait) waits.
+    ///
+    /// ```
+    /// # use nccl::launch::{Fleet, Signal};
+    /// # fn example(fleet: &Fleet) {
+    /// fleet.stop(Signal::TERM);
+    /// # }
+    /// ```
     pub fn stop(&self, signal: Signal) {
         self.order(Order::Stop(signal));
     }
 
     /// Kills all ranks. Returns at once.
+    ///
+    /// ```
+    /// # fn example(fleet: &nccl::launch::Fleet) {
+    /// fleet.kill();
+    /// println!("{}", fleet.wait());
+    /// # }
+    /// ```
     pub fn kill(&self) {
         self.order(Order::Kill);
     }
@@ -234,11 +293,27 @@ impl Fleet {
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) when one cannot be started; then none runs.
+    ///
+    /// ```
+    /// # fn example(fleet: &nccl::launch::Fleet) -> nccl::Result<()> {
+    /// let epoch = fleet.restart_all()?;
+    /// println!("attempt {epoch} has begun");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn restart_all(&self) -> Result<u64> {
         self.ask(Order::RestartAll)
     }
 
     /// Waits until no rank runs any more, however long they run, and everything they said has been passed on.
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// assert!(fleet.wait().is_success());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
     #[must_use]
     pub fn wait(&self) -> Report {
         let report = self.wait_until(None);

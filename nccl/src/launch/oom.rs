@@ -31,18 +31,36 @@ pub struct OomKill {
 
 impl OomKill {
     /// The control group whose counter rose.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("in {}", oom.group());
+    /// # }
+    /// ```
     #[must_use]
     pub fn group(&self) -> &str {
         &self.group
     }
 
     /// How many of its processes the OOM killer ended while the rank ran.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("{} processes", oom.killed());
+    /// # }
+    /// ```
     #[must_use]
     pub fn killed(&self) -> u64 {
         self.killed
     }
 
     /// The group's memory limit in bytes, if it has one.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("at {:?} bytes", oom.limit());
+    /// # }
+    /// ```
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         self.limit

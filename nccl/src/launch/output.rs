@@ -17,6 +17,14 @@ pub(super) use pump::{Pumps, Source, wake};
 pub(super) use tail::Tail;
 
 /// Which of its two streams a rank wrote to.
+///
+/// ```
+/// use nccl::launch::{Line, Stream};
+///
+/// fn is_error(line: &Line<'_>) -> bool {
+///     line.stream == Stream::Stderr
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -35,6 +43,12 @@ impl Stream {
 }
 
 /// A line of a rank.
+///
+/// ```
+/// fn show(line: nccl::launch::Line<'_>) {
+///     println!("{}: {}", line.rank, String::from_utf8_lossy(line.bytes));
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Line<'a> {
@@ -48,6 +62,14 @@ pub struct Line<'a> {
 }
 
 /// Where the ranks' output goes.
+///
+/// ```
+/// use std::sync::Arc;
+/// use nccl::launch::{Fleet, Output};
+///
+/// let lines = Output::Lines(Arc::new(|line| println!("{} bytes", line.bytes.len())));
+/// let builder = Fleet::builder(4).output(lines);
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Output {

@@ -46,42 +46,84 @@ pub struct RankEnd {
 
 impl RankEnd {
     /// The rank.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("rank {}", end.rank());
+    /// # }
+    /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// Its process.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("process {}", end.pid());
+    /// # }
+    /// ```
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// The host it ran on.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("on {}", end.host());
+    /// # }
+    /// ```
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
     /// The attempt that it belonged to.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("in attempt {}", end.epoch());
+    /// # }
+    /// ```
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// How it ended.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("{}", end.exit());
+    /// # }
+    /// ```
     #[must_use]
     pub fn exit(&self) -> Exit {
         self.exit
     }
 
     /// How long it ran.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("after {:?}", end.ran());
+    /// # }
+    /// ```
     #[must_use]
     pub fn ran(&self) -> Duration {
         self.ran
     }
 
     /// When it ended, since the start of the fleet.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("at {:?}", end.at());
+    /// # }
+    /// ```
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
@@ -89,18 +131,38 @@ impl RankEnd {
 
     /// The last lines on its standard error, at most as many as
     /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("{}", end.stderr().join("\n"));
+    /// # }
+    /// ```
     #[must_use]
     pub fn stderr(&self) -> &[String] {
         &self.stderr
     }
 
     /// That the kernel's OOM killer is what ended it, as far as its control group tells.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// if let Some(oom) = end.oom() {
+    ///     println!("{oom:?}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn oom(&self) -> Option<&OomKill> {
         self.oom.as_ref()
     }
 
     /// The signal that the fleet had sent it to make it end.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// println!("asked to end by {:?}", end.asked_by());
+    /// # }
+    /// ```
     #[must_use]
     pub fn asked_by(&self) -> Option<Signal> {
         self.sent
@@ -108,12 +170,28 @@ impl RankEnd {
 
     /// Whether it had been stopped, by a signal or a debugger, when the first rank failed or the fleet was
     /// asked to end: others may have waited for it.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// if end.was_stopped() {
+    ///     println!("a debugger?");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn was_stopped(&self) -> bool {
         self.stopped
     }
 
     /// Whether it failed, and nobody had asked it to end.
+    ///
+    /// ```
+    /// # fn example(end: &nccl::launch::RankEnd) {
+    /// if end.is_failure() {
+    ///     eprintln!("{end}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.sent.is_none() && !self.exit.is_success()
@@ -176,29 +254,63 @@ impl Report {
     /// The rank that died first of itself, if one did: by the order in which the kernel told of their ends, but
     /// that a rank which was already on its way out, by a signal, when the first end was noticed goes before
     /// one that returned an error.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// if let Some(end) = report.first() {
+    ///     eprintln!("look at rank {}", end.rank());
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn first(&self) -> Option<&RankEnd> {
         self.first.as_deref()
     }
 
     /// How each rank ended last, in the order of ranks.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// for end in report.ranks() {
+    ///     println!("{end}");
+    /// }
+    /// # }
+    /// ```
     pub fn ranks(&self) -> impl Iterator<Item = &RankEnd> {
         self.ranks.iter().map(AsRef::as_ref)
     }
 
     /// The signal by which the fleet was asked to end, if it was.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// println!("{:?}", report.interrupted());
+    /// # }
+    /// ```
     #[must_use]
     pub fn interrupted(&self) -> Option<Signal> {
         self.interrupted
     }
 
     /// Ranks whose processes were still there, deep in the kernel, some time after they were killed.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// assert!(report.left_behind().is_empty());
+    /// # }
+    /// ```
     #[must_use]
     pub fn left_behind(&self) -> &[usize] {
         &self.left
     }
 
     /// Whether every rank returned 0.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// println!("{}", if report.is_success() { "well" } else { "failed" });
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.left.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
@@ -206,6 +318,12 @@ impl Report {
 
     /// The exit code for all: that of the rank that died first (128 and the signal, if it was one); else 128 and
     /// the signal by which the fleet was asked to end; 0 when every rank returned 0.
+    ///
+    /// ```
+    /// # fn example(report: &nccl::launch::Report) {
+    /// std::process::exit(report.exit_code().into());
+    /// # }
+    /// ```
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         if let Some(first) = &self.first {

@@ -10,6 +10,14 @@ use super::message::Departure;
 const KEPT: usize = 4096;
 
 /// Something that happened in a world, as an [`Observer`](crate::Observer) has seen it.
+///
+/// ```
+/// use nccl::WorldEvent;
+///
+/// fn is_bad(event: &WorldEvent) -> bool {
+///     matches!(event, WorldEvent::Failed { .. } | WorldEvent::Gone { .. })
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorldEvent {
@@ -68,6 +76,14 @@ pub enum WorldEvent {
 }
 
 /// How a rank ended.
+///
+/// ```
+/// use nccl::RankEnd;
+///
+/// fn is_bad(end: &RankEnd) -> bool {
+///     *end != RankEnd::Left
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RankEnd {
@@ -80,6 +96,12 @@ pub enum RankEnd {
 }
 
 /// How it stands with one rank.
+///
+/// ```
+/// fn runs(state: &nccl::RankState) -> bool {
+///     state.has_joined() && state.end.is_none()
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankState {
@@ -111,6 +133,12 @@ impl RankState {
 }
 
 /// How it stands with a world, as an [`Observer`](crate::Observer) has seen it.
+///
+/// ```
+/// fn is_ready(world: &nccl::WorldState) -> bool {
+///     world.ended.is_none() && world.ranks.iter().all(nccl::RankState::has_joined)
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorldState {

@@ -71,6 +71,12 @@ pub struct Channel<'w> {
 }
 
 /// A message, from [`Channel::recv`].
+///
+/// ```
+/// fn show(message: &nccl::ChannelMessage) {
+///     println!("{} bytes from rank {}", message.bytes.len(), message.from);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelMessage {

@@ -377,6 +377,12 @@ impl fmt::Debug for Observer {
 }
 
 /// A reader of an observer's events, from [`Observer::events`].
+///
+/// ```
+/// fn wait_for_the_end(mut events: nccl::Events) {
+///     while events.next_within(std::time::Duration::from_secs(60)).is_some() {}
+/// }
+/// ```
 pub struct Events {
     shared: Arc<Shared>,
     next: u64,
