@@ -26,7 +26,7 @@ use crate::time::deadline_after;
 /// of them and one more for each rank.
 ///
 /// It belongs to one attempt of the job, as a rank does: when rank 0 goes, that world has ended. When only
-/// its own connection breaks, it connects again, once.
+/// its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
 ///
 /// ```
 /// use std::time::Duration;
@@ -352,6 +352,16 @@ impl Sink for Shared {
         state.board.connected = false;
         drop(state);
         self.notify();
+    }
+}
+
+#[cfg(test)]
+impl Observer {
+    /// As if the network had broken it.
+    pub(super) fn cut_for_a_test(&self) {
+        if let Some(link) = &self.shared.state().link {
+            link.connection.shut();
+        }
     }
 }
 

@@ -308,3 +308,57 @@ fn a_rank_0_that_ended_before_it_listened_is_named_to_all_who_come() {
         });
     }
 }
+
+#[test]
+fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
+    let meet = |rank| rendezvous("again", rank, 3);
+    std::thread::scope(|scope| {
+        let observer = Observer::start(meet(0)).unwrap();
+        observer.rank_started(1, 4711).unwrap();
+        let dying = scope.spawn(move || fragile(meet(1)));
+        let others: Vec<_> = [0, 2]
+            .into_iter()
+            .map(|rank| {
+                scope.spawn(move || {
+                    let world = World::join(meet(rank)).unwrap();
+                    world.phase("waiting");
+                    world.barrier("never").unwrap_err().to_string()
+                })
+            })
+            .collect();
+        let dying = dying.join().unwrap();
+        let mut events = observer.events();
+        for _ in 0..2 {
+            wait_for(&mut events, |event| {
+                matches!(event, WorldEvent::Phase { .. }).then_some(())
+            });
+        }
+        observer.cut_for_a_test();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(observer.snapshot().connected, "it comes again");
+        dying.connection.shut();
+        std::thread::sleep(Duration::from_millis(20));
+        observer
+            .rank_ended(1, 4711, "killed by SIGBUS", "")
+            .unwrap();
+        for rank in others {
+            let error = rank.join().unwrap();
+            assert!(
+                error.contains("its process ended: killed by SIGBUS"),
+                "{error}"
+            );
+        }
+        wait_for(&mut events, |event| {
+            matches!(event, WorldEvent::Gone { rank: 1, how } if how.contains("SIGBUS"))
+                .then_some(())
+        });
+    });
+}
+
+#[test]
+fn observers_and_what_they_give_can_be_used_on_any_thread() {
+    fn any_thread<T: Send + Sync>() {}
+    any_thread::<Observer>();
+    any_thread::<Events>();
+    any_thread::<crate::rendezvous::Channel<'_>>();
+}
