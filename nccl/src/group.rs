@@ -78,7 +78,10 @@ impl<'a> Group<'a> {
         let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
-        let address = self.frame.read(buffer)?;
+        let address = match self.frame.is_home(&buffer) {
+            true => self.frame.lease(buffer),
+            false => self.frame.read(buffer)?,
+        };
         let message = Recorded::new(Function::Send, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
         Ok(())
@@ -108,7 +111,10 @@ impl<'a> Group<'a> {
         let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
-        let address = self.frame.write(buffer)?;
+        let address = match self.frame.is_home(&buffer) {
+            true => self.frame.lease(buffer),
+            false => self.frame.write(buffer)?,
+        };
         let message = Recorded::new(Function::Recv, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
         Ok(())
@@ -210,7 +216,7 @@ impl<'a> Group<'a> {
         let all_but = |function| {
             let of_side = messages
                 .clone()
-                .filter(move |message| message.function != function);
+                .filter(move |message| message.function() != function);
             of_side.map(bytes)
         };
         if all_but(Function::Recv).eq(all_but(Function::Send)) {

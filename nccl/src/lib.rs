@@ -74,7 +74,7 @@ pub use rendezvous::{
     WorldEvent, WorldState, install_panic_hook,
 };
 pub use request::Request;
-pub use supervision::{Fault, FaultClass};
+pub use supervision::{Fault, FaultClass, recorder};
 pub use unique_id::UniqueId;
 
 mod abort;

@@ -75,6 +75,14 @@ impl OperationKind {
         Self::Replay,
     ];
 
+    /// The kind whose number (`as u8`) this is.
+    pub(crate) fn from_code(code: u8) -> Self {
+        match Self::ALL.get(usize::from(code)) {
+            Some(&kind) => kind,
+            None => unreachable!("no kind has the number {code}"),
+        }
+    }
+
     fn counts_blocks(self) -> bool {
         matches!(
             self,

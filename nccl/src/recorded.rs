@@ -13,9 +13,12 @@ use crate::dtype::DataType;
 use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
+use crate::operation::OperationKind;
+use crate::supervision::recorder::{Messages, Operation, Writer};
 
 /// Which C function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Function {
     Send,
     Recv,
@@ -29,7 +32,50 @@ pub(crate) enum Function {
     Scatter,
 }
 
+impl Reduced {
+    /// By their codes.
+    const ALL: [Self; 7] = [
+        Self::Not,
+        Self::Sum,
+        Self::Prod,
+        Self::Max,
+        Self::Min,
+        Self::Avg,
+        Self::Made,
+    ];
+}
+
 impl Function {
+    /// By their codes.
+    const ALL: [Self; 10] = [
+        Self::Send,
+        Self::Recv,
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Gather,
+        Self::Scatter,
+    ];
+
+    /// The operation that it does.
+    pub(crate) fn kind(self) -> OperationKind {
+        match self {
+            Self::Send => OperationKind::Send,
+            Self::Recv => OperationKind::Recv,
+            Self::AllReduce => OperationKind::AllReduce,
+            Self::Broadcast => OperationKind::Broadcast,
+            Self::Reduce => OperationKind::Reduce,
+            Self::AllGather => OperationKind::AllGather,
+            Self::ReduceScatter => OperationKind::ReduceScatter,
+            Self::AllToAll => OperationKind::AllToAll,
+            Self::Gather => OperationKind::Gather,
+            Self::Scatter => OperationKind::Scatter,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Send => "ncclSend",
@@ -56,9 +102,23 @@ pub(crate) struct Recorded {
     pub(crate) count: usize,
     /// The peer or root.
     pub(crate) rank: i32,
-    pub(crate) function: Function,
-    /// The type's code, which fits for all whose size is known, and no others get here.
-    data_type: u8,
+    /// Function, type and operator, as the recorder keeps them; [`Kind`] says how.
+    kind: u32,
+}
+
+/// An operator, as far as the recorder tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Reduced {
+    /// Nothing is reduced.
+    Not,
+    Sum,
+    Prod,
+    Max,
+    Min,
+    Avg,
+    /// An operator that the program made.
+    Made,
 }
 
 /// What a collective has besides.
@@ -91,23 +151,52 @@ impl Recorded {
         data_type: DataType,
         rank: i32,
     ) -> Self {
+        // The type's code fits for all whose size is known, and no others get here.
+        let data_type = u32::from(data_type.as_raw() as u8);
         Self {
             address,
             count,
             rank,
-            function,
-            data_type: data_type.as_raw() as u8,
+            kind: (function as u32) << FUNCTION | data_type << DATA_TYPE,
         }
     }
 
+    /// The same with an operator.
+    pub(crate) fn reducing_with(self, op: sys::ncclRedOp_t) -> Self {
+        let reduction = match (self.function(), op) {
+            (Function::AllReduce | Function::Reduce | Function::ReduceScatter, op) => match op {
+                sys::ncclRedOp_t::ncclSum => Reduced::Sum,
+                sys::ncclRedOp_t::ncclProd => Reduced::Prod,
+                sys::ncclRedOp_t::ncclMax => Reduced::Max,
+                sys::ncclRedOp_t::ncclMin => Reduced::Min,
+                sys::ncclRedOp_t::ncclAvg => Reduced::Avg,
+                _ => Reduced::Made,
+            },
+            _ => Reduced::Not,
+        };
+        Self {
+            kind: self.kind | (reduction as u32) << REDUCTION,
+            ..self
+        }
+    }
+
+    #[inline]
+    pub(crate) fn function(&self) -> Function {
+        match Function::ALL.get(usize::from(byte(self.kind, FUNCTION))) {
+            Some(&function) => function,
+            None => unreachable!("it was made from one"),
+        }
+    }
+
+    #[inline]
     pub(crate) fn data_type(&self) -> DataType {
-        DataType::from_raw(self.data_type.into())
+        DataType::from_raw(byte(self.kind, DATA_TYPE).into())
     }
 
     /// Whether NCCL makes a message of rank `own` to itself for it.
     #[inline]
     pub(crate) fn has_message_to(&self, own: usize) -> bool {
-        match self.function {
+        match self.function() {
             Function::Send | Function::Recv | Function::Gather | Function::Scatter => {
                 self.rank as usize == own
             }
@@ -130,7 +219,7 @@ impl Recorded {
         // is done on the stream, which the order of streams sees to, and nothing else accesses what is
         // written; communicator and stream are alive.
         let code = unsafe {
-            match self.function {
+            match self.function() {
                 Function::Send => api
                     .ncclSend
                     .map(|f| f(send, count, data_type, rank, comm, stream)),
@@ -164,54 +253,168 @@ impl Recorded {
             }
         };
         match code {
-            Some(code) => ffi::check(calls.library, self.function.name(), code),
-            None => Err(ffi::missing(calls.library, self.function.name())),
+            Some(code) => ffi::check(calls.library, self.function().name(), code),
+            None => Err(ffi::missing(calls.library, self.function().name())),
         }
     }
 }
 
+/// The bits at which the parts of a kind begin.
+const FUNCTION: u32 = 0;
+const DATA_TYPE: u32 = 8;
+const REDUCTION: u32 = 16;
+
+#[inline]
+fn byte(kind: u32, at: u32) -> u8 {
+    (kind >> at) as u8
+}
+
+/// What the recorder keeps in one word of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) function: Function,
+    pub(crate) data_type: DataType,
+    pub(crate) reduction: Reduced,
+}
+
+impl Kind {
+    /// `None` for a word that no operation has.
+    pub(crate) fn of(word: u32) -> Option<Self> {
+        Some(Self {
+            function: *Function::ALL.get(usize::from(byte(word, FUNCTION)))?,
+            data_type: DataType::from_raw(byte(word, DATA_TYPE).into()),
+            reduction: *Reduced::ALL.get(usize::from(byte(word, REDUCTION)))?,
+        })
+    }
+}
+
 /// Makes the calls for `batch`: one alone, several between group start and group end.
-pub(crate) fn call(batch: Batch<'_>, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
+#[inline]
+pub(crate) fn call(
+    batch: Batch<'_>,
+    calls: &Calls<'_>,
+    writer: &mut Writer,
+) -> Result<Progress, NcclFailure> {
     match batch.recorded {
         [] => Ok(Progress::Done),
-        [alone] if !batch.grouped => alone.call(batch.more.first(), calls),
-        _ => group(calls.library, || call_each(batch, calls)),
+        [alone] if !batch.grouped => {
+            if let [slot] = writer.room(1).slots {
+                slot.write(alone.count, alone.rank, alone.kind, 0);
+            }
+            writer.called(1);
+            alone.call(batch.more.first(), calls)
+        }
+        _ => group(calls.library, || call_each(batch, calls, writer)),
     }
 }
 
 /// Makes the calls for `batch`, inside of a group.
-pub(crate) fn call_each(batch: Batch<'_>, calls: &Calls<'_>) -> Result<(), NcclFailure> {
+pub(crate) fn call_each(
+    batch: Batch<'_>,
+    calls: &Calls<'_>,
+    writer: &mut Writer,
+) -> Result<(), NcclFailure> {
     let api = calls.library.api();
     // Looked up once: a group may hold hundreds of messages.
     let (Some(send), Some(recv)) = (api.ncclSend, api.ncclRecv) else {
         return Err(ffi::missing(calls.library, "ncclSend"));
     };
-    let (comm, stream) = (calls.comm, calls.stream);
-    let mut more = batch.more.iter();
-    for one in batch.recorded {
-        let (count, peer) = (one.count, one.rank);
-        let data_type = sys::ncclDataType_t(one.data_type.into());
-        let code = match one.function {
-            // SAFETY: as in `Recorded::call`.
-            Function::Send => unsafe {
-                let address = one.address as *const c_void;
-                send(address, count, data_type, peer, comm, stream)
-            },
-            // SAFETY: as in `Recorded::call`.
-            Function::Recv => unsafe {
-                let address = one.address as *mut c_void;
-                recv(address, count, data_type, peer, comm, stream)
-            },
-            _ => {
-                one.call(more.next(), calls)?;
-                continue;
+    let mut caller = Caller {
+        calls,
+        send,
+        recv,
+        more: batch.more.iter(),
+    };
+    let mut rest = batch.recorded;
+    while !rest.is_empty() {
+        let room = writer.room(rest.len());
+        let (part, after) = rest.split_at(room.slots.len());
+        match caller.call(part, room.slots, room.messages) {
+            Ok(()) => writer.called(part.len()),
+            Err((called, failure)) => {
+                writer.called(called);
+                return Err(failure);
             }
-        };
-        if code != sys::ncclResult_t::ncclSuccess {
-            looked_up(calls, one, code)?;
         }
+        rest = after;
     }
     Ok(())
+}
+
+type Send = unsafe extern "C" fn(
+    *const c_void,
+    usize,
+    sys::ncclDataType_t,
+    c_int,
+    sys::ncclComm_t,
+    sys::cudaStream_t,
+) -> sys::ncclResult_t;
+type Recv = unsafe extern "C" fn(
+    *mut c_void,
+    usize,
+    sys::ncclDataType_t,
+    c_int,
+    sys::ncclComm_t,
+    sys::cudaStream_t,
+) -> sys::ncclResult_t;
+
+struct Caller<'c> {
+    calls: &'c Calls<'c>,
+    send: Send,
+    recv: Recv,
+    more: std::slice::Iter<'c, More>,
+}
+
+impl Caller<'_> {
+    /// Writes each operation into its slot and makes its call. A failure comes with the number of calls
+    /// that were made, it included.
+    fn call(
+        &mut self,
+        recorded: &[Recorded],
+        slots: &[Operation],
+        messages: &mut Messages,
+    ) -> Result<(), (usize, NcclFailure)> {
+        const SEND: u8 = Function::Send as u8;
+        const RECV: u8 = Function::Recv as u8;
+        let calls = self.calls;
+        let (comm, stream) = (calls.comm, calls.stream);
+        let slots = &slots[..recorded.len()];
+        for (at, one) in recorded.iter().enumerate() {
+            let &Recorded {
+                address,
+                count,
+                rank,
+                kind,
+            } = one;
+            let slot = &slots[at];
+            let data_type = sys::ncclDataType_t(byte(kind, DATA_TYPE).into());
+            let code = match byte(kind, FUNCTION) {
+                SEND => {
+                    slot.write(count, rank, kind, Messages::next(&mut messages.sent, rank));
+                    let address = address as *const c_void;
+                    // SAFETY: as in `Recorded::call`.
+                    unsafe { (self.send)(address, count, data_type, rank, comm, stream) }
+                }
+                RECV => {
+                    let number = Messages::next(&mut messages.received, rank);
+                    slot.write(count, rank, kind, number);
+                    let address = address as *mut c_void;
+                    // SAFETY: as in `Recorded::call`.
+                    unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
+                }
+                _ => {
+                    slot.write(count, rank, kind, 0);
+                    one.call(self.more.next(), calls)
+                        .map_err(|failure| (at + 1, failure))?;
+                    continue;
+                }
+            };
+            if code != sys::ncclResult_t::ncclSuccess {
+                looked_up(calls, one, code).map_err(|failure| (at + 1, failure))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a code that is no success means.
@@ -221,7 +424,7 @@ fn looked_up(
     one: &Recorded,
     code: sys::ncclResult_t,
 ) -> Result<Progress, NcclFailure> {
-    ffi::check(calls.library, one.function.name(), code)
+    ffi::check(calls.library, one.function().name(), code)
 }
 
 /// Makes `calls` between group start and group end. When one of them fails, the group is ended without
@@ -265,4 +468,30 @@ fn poison(library: &Library) {
             std::ptr::null_mut(),
         )
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_survives_the_way_through_its_word() {
+        for (code, function) in Function::ALL.into_iter().enumerate() {
+            assert_eq!(function as usize, code);
+            let one = Recorded::new(function, 0, 1, DataType::BFLOAT16, 3);
+            let one = one.reducing_with(sys::ncclRedOp_t::ncclAvg);
+            let kind = Kind::of(one.kind).unwrap();
+            assert_eq!(
+                (kind.function, kind.data_type),
+                (function, DataType::BFLOAT16)
+            );
+            let reduces = function.name().contains("Reduce");
+            let reduction = if reduces { Reduced::Avg } else { Reduced::Not };
+            assert_eq!(kind.reduction, reduction);
+        }
+        for (code, reduced) in Reduced::ALL.into_iter().enumerate() {
+            assert_eq!(reduced as usize, code);
+        }
+        assert_eq!(Kind::of(u32::MAX), None);
+    }
 }

@@ -13,10 +13,15 @@
 #[path = "../src/communicator/state.rs"]
 mod state;
 
+#[allow(dead_code)]
+#[path = "../src/supervision/recorder/lane.rs"]
+mod lane;
+
 use std::time::Duration;
 
+use lane::{Lane, Slot};
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use state::{Phase, State};
@@ -255,5 +260,42 @@ fn a_drop_beside_an_abort_does_not_free_it_again() {
         drop(comm);
         assert!(aborting.join().unwrap());
         assert_eq!(native.frees.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// A record of two words, which are to be of one number.
+#[derive(Default)]
+struct Pair([AtomicU64; 2]);
+
+impl Slot for Pair {
+    type Record = [u64; 2];
+
+    fn copy(&self) -> [u64; 2] {
+        self.0.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn a_record_that_is_read_is_whole_and_the_one_that_was_asked_for() {
+    loom::model(|| {
+        let lane = Arc::new(Lane::<Pair>::new(2));
+        let writing = Arc::clone(&lane);
+        let writer = thread::spawn(move || {
+            // The third is written over the first.
+            for number in 0..3 {
+                writing.begin(number, 1);
+                for word in &writing.slot(number).0 {
+                    word.store(number + 1, Ordering::Relaxed);
+                }
+                writing.publish(number + 1);
+            }
+        });
+        let read = lane.read();
+        for (number, record) in (read.first..).zip(&read.records) {
+            assert_eq!(*record, [number + 1; 2]);
+        }
+        writer.join().unwrap();
+        let read = lane.read();
+        assert_eq!((read.first, &read.records[..]), (1, &[[2; 2], [3; 2]][..]));
     });
 }

@@ -250,7 +250,7 @@ impl Asked {
             messages(&whole, recv, comm, frame)
         } else {
             let more = More { recv, op: self.op };
-            frame.push_collective(whole, more, comm.rank());
+            frame.push_collective(whole.reducing_with(self.op), more, comm.rank());
             Ok(())
         }
     }
@@ -270,7 +270,7 @@ fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<
         let message = Recorded::new(function, address, count, data_type, peer);
         frame.push_message(message, peer == own);
     };
-    match whole.function {
+    match whole.function() {
         Function::AllToAll => {
             for peer in 0..ranks {
                 push(Function::Send, block(send, peer), peer);

@@ -123,55 +123,46 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Whether a buffer needs no more than [`lease`](Self::lease), without which it is taken as well; to
+    /// ask first is faster.
+    #[inline]
+    pub(crate) fn is_home(&self, buffer: &impl Lend<'a>) -> bool {
+        address(buffer.home()) == self.home
+    }
+
     /// Takes a buffer that the operation reads.
-    // Always: it is the larger half of what a message costs, and the optimizer shares one copy among
-    // messages and collectives otherwise.
-    #[inline(always)]
     pub(crate) fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
-        if address(buffer.home()) == self.home {
-            Ok(self.lease(buffer))
-        } else {
-            self.read_elsewhere(buffer)
+        if !self.is_home(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase().range());
+            }
+            order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
         }
+        Ok(self.lease(buffer))
     }
 
     /// Takes a buffer that the operation writes.
-    #[inline(always)]
     pub(crate) fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
-        if address(buffer.home()) == self.home {
-            Ok(self.lease(buffer))
-        } else {
-            self.write_elsewhere(buffer)
+        if !self.is_home(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase_mut().range());
+            }
+            order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
         }
-    }
-
-    /// Takes a buffer of another stream, or of a plan.
-    #[cold]
-    fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
-        if let Some(owned) = self.owned {
-            return within(owned, &buffer.erase().range());
-        }
-        order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
         Ok(self.lease(buffer))
     }
 
-    #[cold]
-    fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
-        if let Some(owned) = self.owned {
-            return within(owned, &buffer.erase_mut().range());
-        }
-        order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
-        Ok(self.lease(buffer))
-    }
-
+    /// Takes a buffer of the operation's own stream.
+    // Always: this is the larger half of what a message costs, and the optimizer shares one copy among
+    // messages and collectives otherwise.
     #[inline(always)]
-    fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+    pub(crate) fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
         let (address, guard) = buffer.lease(self.stream);
         // By its parts: a guard that is moved has to be put into memory, for every message.
         match &*ManuallyDrop::new(guard) {
             // Does nothing when it is dropped.
             SyncOnDrop::Record(None) => {}
-            &SyncOnDrop::Record(Some((event, stream))) => self.keep_event(event, stream),
+            &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
             &SyncOnDrop::Sync(stream) => self.rest.guards.push(SyncOnDrop::Sync(stream)),
         }
         address
@@ -240,8 +231,8 @@ impl<'a> Frame<'a> {
     }
 
     #[inline(never)]
-    fn keep_event(&mut self, event: &'a CudaEvent, stream: &'a CudaStream) {
-        let guard = SyncOnDrop::Record(Some((event, stream)));
+    fn keep_event(&mut self, event: &'a CudaEvent) {
+        let guard = SyncOnDrop::Record(Some((event, self.stream)));
         self.rest.guards.push(guard);
     }
 }

@@ -13,6 +13,7 @@ use crate::ffi;
 use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::supervision::Cause;
+use crate::supervision::recorder::Writer;
 use crate::time::deadline_after;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
@@ -37,6 +38,8 @@ pub(crate) struct Handle {
     pub(crate) sequence: u64,
     /// Joins two streams: a wait keeps what was recorded when it was put, so one event serves all.
     pub(crate) join: CudaEvent,
+    /// Writes down what is issued.
+    pub(crate) recorder: Writer,
 }
 
 /// What is behind a communicator's lock, and who has it.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
 use super::handle::{Handle, RawComm, Turn, settle};
@@ -20,6 +20,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
+use crate::supervision::recorder::Tracked;
 use crate::supervision::{Board, Cause};
 use crate::unique_id::UniqueId;
 
@@ -51,7 +52,7 @@ pub(super) struct Prepared {
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
     config: sys::ncclConfig_t,
-    handle: Handle,
+    join: CudaEvent,
     pins_stream: Arc<CudaStream>,
     company: Option<Company>,
     board: Option<Arc<Board>>,
@@ -76,11 +77,6 @@ impl Plan<'_> {
         let join = context
             .new_event(None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
-        let handle = Handle {
-            raw: None,
-            sequence: 0,
-            join,
-        };
         Ok(Prepared {
             library: self.library,
             name: Arc::from(self.name),
@@ -91,7 +87,7 @@ impl Plan<'_> {
             abort_signal: self.abort_signal,
             context,
             config,
-            handle,
+            join,
             pins_stream,
             // Alone, there is nobody to tell.
             company: self.company.filter(|_| self.world_size > 1),
@@ -179,8 +175,15 @@ impl Prepared {
     }
 
     /// The communicator around a pointer that is ready.
-    pub(super) fn adopt(mut self, raw: RawComm) -> Inner {
-        self.handle.raw = Some(raw);
+    pub(super) fn adopt(self, raw: RawComm) -> Inner {
+        let phase = Arc::new(Phase::new());
+        let (tracked, recorder) = Tracked::new(&self.name, self.rank, self.world_size, &phase);
+        let handle = Handle {
+            raw: Some(raw),
+            sequence: 0,
+            join: self.join,
+            recorder,
+        };
         Inner {
             library: self.library,
             name: self.name,
@@ -190,12 +193,13 @@ impl Prepared {
             context: self.context,
             stream: self.stream,
             timeouts: self.timeouts,
-            phase: Phase::new(),
+            phase,
+            tracked,
             abort_signal: self.abort_signal,
             marks: Mutex::new(Vec::new()),
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
-            handle: Turn::new(self.handle),
+            handle: Turn::new(handle),
             board: self.board,
             blocks: false,
             pins: Some(Pins {

@@ -115,7 +115,7 @@ impl Inner {
         // The time of others is not that of this operation.
         let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, started, limit) {
+        match self.issue_on(&mut handle, frame, kind, started, limit) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, Some(sequence))),
         }
@@ -125,6 +125,7 @@ impl Inner {
         &self,
         handle: &mut Handle,
         frame: &Frame<'_>,
+        kind: OperationKind,
         started: Instant,
         limit: Duration,
     ) -> Result<(), Refused> {
@@ -149,11 +150,21 @@ impl Inner {
             comm: raw.as_ptr(),
             stream: frame.on.cu_stream().cast(),
         };
-        let launched = match recorded::call(frame.batch(), &calls) {
+        let (batch, writer) = (frame.batch(), &mut handle.recorder);
+        let ticket = writer.begin(
+            handle.sequence,
+            kind,
+            started,
+            frame.on,
+            batch.recorded.len(),
+        );
+        let launched = match recorded::call(batch, &calls, writer) {
             Ok(Progress::Done) => Ok(()),
             Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
             Err(failure) => Err(Error::from(failure)),
         };
+
+        handle.recorder.end(ticket, launched.is_ok());
 
         // 4. On every path.
         let ordered = order::leave(frame.on, frame.foreign(), &handle.join);

@@ -56,10 +56,11 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
 use crate::request::Mark;
+use crate::supervision::recorder::Tracked;
 use crate::supervision::{Board, Fault};
 use crate::unique_id::UniqueId;
 use handle::Turn;
-use state::Phase;
+pub(crate) use state::Phase;
 
 /// The ranks that work together, seen from one of them (`ncclComm_t`).
 ///
@@ -142,7 +143,9 @@ pub(crate) struct Inner {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
     pub(crate) timeouts: Timeouts,
-    pub(crate) phase: Phase,
+    pub(crate) phase: Arc<Phase>,
+    /// What it recorded.
+    pub(crate) tracked: Tracked,
     pub(crate) abort_signal: AbortSignal,
     pub(crate) handle: Turn,
     /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to

@@ -31,14 +31,22 @@ impl Inner {
         limit: Duration,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
-        let sequence = {
+        let (sequence, ticket) = {
             let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), limit)?;
+            let started = Instant::now();
             self.ready(&handle)?;
             handle.sequence += 1;
-            handle.sequence
+            let sequence = handle.sequence;
+            let recorder = &mut handle.recorder;
+            let ticket = recorder.begin(sequence, OperationKind::Replay, started, frame.on, 0);
+            (sequence, ticket)
         };
-        self.ordered_behind_buffers(frame, join)?;
+        if let Err(error) = self.ordered_behind_buffers(frame, join) {
+            self.tracked.end(ticket, false);
+            return Err(error);
+        }
         let launched = launch(self);
+        self.tracked.end(ticket, launched.is_ok());
         let ordered = order::leave(frame.on, frame.foreign(), join);
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),

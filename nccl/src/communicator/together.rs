@@ -25,10 +25,11 @@ enum Refused {
     Underway(usize, Error),
 }
 
+const KIND: OperationKind = OperationKind::Group;
+
 /// Issues what is recorded for each communicator. All of them live in the same library.
 pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     let started = Instant::now();
-    const KIND: OperationKind = OperationKind::Group;
     match issue_locked(all, started) {
         Ok(sequences) => Ok(all
             .iter()
@@ -129,19 +130,21 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     // 2. and 3.
     let lent = Lent;
     let mut sequences = Vec::with_capacity(all.len());
-    for group in all {
-        let handle = &mut handles[handle_of(group.comm)];
-        handle.sequence += 1;
-        sequences.push(handle.sequence);
-    }
+    let mut tickets = Vec::with_capacity(all.len());
     let made = recorded::group(library, || {
         all.iter().zip(&raws).try_for_each(|(group, raw)| {
+            let handle = &mut *handles[handle_of(group.comm)];
+            handle.sequence += 1;
+            sequences.push(handle.sequence);
+            let (batch, writer) = (group.frame.batch(), &mut handle.recorder);
+            let count = batch.recorded.len();
+            tickets.push(writer.begin(handle.sequence, KIND, started, group.frame.on, count));
             let calls = Calls {
                 library,
                 comm: raw.as_ptr(),
                 stream: group.frame.on.cu_stream().cast(),
             };
-            recorded::call_each(group.frame.batch(), &calls)
+            recorded::call_each(batch, &calls, writer)
         })
     });
     let launched = match made {
@@ -160,6 +163,12 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         }
         Err(failure) => Err((0, Error::from(failure))),
     };
+
+    for (group, ticket) in all.iter().zip(tickets) {
+        handles[handle_of(group.comm)]
+            .recorder
+            .end(ticket, launched.is_ok());
+    }
 
     // 4. On every path, for every communicator.
     let mut ordered = Ok(());

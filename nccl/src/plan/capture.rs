@@ -45,13 +45,20 @@ impl Inner {
             stream: stream.cu_stream().cast(),
         };
         let issued = groups.iter().try_for_each(|group| {
+            const KIND: OperationKind = OperationKind::Capture;
+            let handle = &mut *handle;
             handle.sequence += 1;
-            match recorded::call(group.batch(), &calls) {
+            let (batch, writer) = (group.batch(), &mut handle.recorder);
+            let count = batch.recorded.len();
+            let ticket = writer.begin(handle.sequence, KIND, started, stream, count);
+            let captured = match recorded::call(batch, &calls, writer) {
                 Ok(Progress::Done) => Ok(()),
                 // Before that nothing of it needs to be in the graph.
                 Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
                 Err(failure) => Err(failure.into()),
-            }
+            };
+            writer.end(ticket, captured.is_ok());
+            captured
         });
         let graph = issued.and_then(|()| capturing.finish());
         match graph {

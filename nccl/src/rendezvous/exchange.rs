@@ -130,6 +130,7 @@ impl World {
     /// world.phase("load weights");
     /// ```
     pub fn phase(&self, name: &str) {
+        crate::supervision::recorder::phase(name);
         let name = name.to_owned();
         self.send(u64::MAX, Request::Phase { name });
     }

@@ -262,6 +262,8 @@ impl Request {
             return self.ended();
         }
         if done {
+            let stream = self.stream.as_ref().unwrap_or(&self.inner.stream);
+            self.inner.tracked.track().done(stream, self.sequence);
             self.complete.store(true, Ordering::Relaxed);
         }
         Ok(done)

@@ -29,10 +29,11 @@
 //! - `watch`: what a line hears, and whom it concerns.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
-//! anyhow.
+//! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
 mod board;
 mod fault;
+pub mod recorder;
 mod watch;
 
 pub(crate) use board::{Abortable, Board};

@@ -1,0 +1,166 @@
+//! A ring of small records that one thread writes and any other may copy, without either waiting.
+//!
+//! Records are numbered from 0; number `n` lies in slot `n` modulo the length. `begun` is how many may
+//! have been touched, `written` how many are whole:
+//!
+//! ```text
+//! writer                                    reader
+//!   begun = from + count                      written (acquire)
+//!   release fence                             copies the last slots
+//!   writes the slots                          acquire fence
+//!   written = until (release)                 begun: what it may have overtaken is thrown away
+//! ```
+//!
+//! When a copied word is of a newer record, the fences make its `begun` visible as well, and the record
+//! that was there before is not handed out. Whoever writes holds the lock of the communicator; that there
+//! is one writer at a time is all that is asked for. `tests/loom.rs` walks through the interleavings.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Where one record lies: atomic words, so that it may be copied while it is written.
+pub(crate) trait Slot: Default {
+    type Record;
+
+    /// Reads its words, relaxed.
+    fn copy(&self) -> Self::Record;
+}
+
+pub(crate) struct Lane<S> {
+    /// As many as a power of two.
+    slots: Box<[S]>,
+    begun: AtomicU64,
+    written: AtomicU64,
+}
+
+/// The records of a lane that were whole when it was read, oldest first.
+pub(crate) struct Copied<R> {
+    /// The number of the first.
+    pub(crate) first: u64,
+    pub(crate) records: Vec<R>,
+}
+
+impl<S: Slot> Lane<S> {
+    /// A lane that keeps the last `length` records.
+    pub(crate) fn new(length: usize) -> Self {
+        assert!(length.is_power_of_two(), "a mask finds the slot");
+        Self {
+            slots: (0..length).map(|_| S::default()).collect(),
+            begun: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+        }
+    }
+
+    /// Announces `count` records from number `from` on, which is how many were written before.
+    #[inline]
+    pub(crate) fn begin(&self, from: u64, count: usize) {
+        self.begun.store(from + count as u64, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    /// The slot of record `number`, which was announced.
+    #[inline]
+    pub(crate) fn slot(&self, number: u64) -> &S {
+        // In range: the length is a power of two, and not 0.
+        &self.slots[number as usize & (self.slots.len() - 1)]
+    }
+
+    /// The slots of up to `count` announced records from number `from` on: as many as lie in a row.
+    #[inline]
+    pub(crate) fn slots(&self, from: u64, count: usize) -> &[S] {
+        let start = from as usize & (self.slots.len() - 1);
+        let rest = &self.slots[start..];
+        &rest[..count.min(rest.len())]
+    }
+
+    /// Hands out all records before number `until`.
+    #[inline]
+    pub(crate) fn publish(&self, until: u64) {
+        self.written.store(until, Ordering::Release);
+    }
+
+    /// What is whole.
+    pub(crate) fn read(&self) -> Copied<S::Record> {
+        let length = self.slots.len() as u64;
+        let written = self.written.load(Ordering::Acquire);
+        let oldest = written.saturating_sub(length);
+        let mut records: Vec<_> = (oldest..written)
+            .map(|number| self.slot(number).copy())
+            .collect();
+        fence(Ordering::Acquire);
+        let begun = self.begun.load(Ordering::Relaxed);
+        let first = begun.saturating_sub(length).clamp(oldest, written);
+        records.drain(..(first - oldest) as usize);
+        Copied { first, records }
+    }
+}
+
+impl<R> Copied<R> {
+    /// Record `number`, unless it was overwritten or is not there yet.
+    pub(crate) fn get(&self, number: u64) -> Option<&R> {
+        let index = number.checked_sub(self.first)?;
+        self.records.get(usize::try_from(index).ok()?)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Pair([AtomicU64; 2]);
+
+    impl Slot for Pair {
+        type Record = [u64; 2];
+
+        fn copy(&self) -> [u64; 2] {
+            self.0.each_ref().map(|word| word.load(Ordering::Relaxed))
+        }
+    }
+
+    fn write(lane: &Lane<Pair>, number: u64) {
+        lane.begin(number, 1);
+        for word in &lane.slot(number).0 {
+            word.store(number * 10, Ordering::Relaxed);
+        }
+        lane.publish(number + 1);
+    }
+
+    #[test]
+    fn the_last_records_are_read_in_their_order() {
+        let lane = Lane::<Pair>::new(4);
+        assert!(lane.read().records.is_empty());
+        for number in 0..7 {
+            write(&lane, number);
+        }
+        let copied = lane.read();
+        assert_eq!(copied.first, 3);
+        assert_eq!(copied.records, [[30; 2], [40; 2], [50; 2], [60; 2]]);
+        assert_eq!(copied.get(4), Some(&[40; 2]));
+        assert_eq!(copied.get(2), None);
+        assert_eq!(copied.get(7), None);
+    }
+
+    #[test]
+    fn a_record_that_is_being_overwritten_is_not_handed_out() {
+        let lane = Lane::<Pair>::new(4);
+        for number in 0..4 {
+            write(&lane, number);
+        }
+        lane.begin(4, 2);
+        assert_eq!(lane.read().first, 2);
+        assert_eq!(lane.read().records.len(), 2);
+        lane.begin(4, 400);
+        assert!(lane.read().records.is_empty());
+    }
+
+    #[test]
+    fn announced_slots_go_on_at_the_start() {
+        let lane = Lane::<Pair>::new(4);
+        assert_eq!(lane.slots(6, 3).len(), 2);
+        assert_eq!(lane.slots(8, 1).len(), 1);
+        assert_eq!(lane.slots(8, 9).len(), 4);
+    }
+}

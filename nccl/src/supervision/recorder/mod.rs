@@ -1,0 +1,27 @@
+//! The flight recorder: what each communicator did last, for whoever asks why it does not go on.
+//!
+//! It is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
+//! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
+//! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and asks CUDA
+//! nothing; `docs/results/overhead.md` has what it costs.
+//! The last 512 calls and the last 2048 operations of each communicator are kept, also of the last 16 that
+//! ended.
+//!
+//! [`snapshot`] copies everything at any time, from any thread, and holds nobody up.
+//!
+//! - `lane`: the ring, and why a reader never sees half a record;
+//! - `track`: what one communicator writes;
+//! - `notes`: what the program says;
+//! - `snapshot`: what is read.
+
+mod lane;
+mod notes;
+mod snapshot;
+mod track;
+
+pub(crate) use notes::phase;
+pub use notes::{Note, note};
+pub use snapshot::{
+    Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
+};
+pub(crate) use track::{Messages, Operation, Tracked, Writer};

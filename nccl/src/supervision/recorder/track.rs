@@ -1,0 +1,405 @@
+//! What one communicator recorded: two lanes, its marks, and who it is.
+//!
+//! An *issue* is one call of this crate that has a sequence number: a collective, a group, a replay of a
+//! plan. Its *operations* are the C calls it is made of. Both lie in lanes of their own, because a group may
+//! have hundreds; an issue names the first of its operations by number.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Instant, SystemTime};
+
+use cudarc::driver::CudaStream;
+
+use super::lane::{Lane, Slot};
+use crate::communicator::Phase;
+use crate::operation::OperationKind;
+
+/// Issues and operations that are kept of each communicator.
+pub(super) const ISSUES: usize = 512;
+pub(crate) const OPERATIONS: usize = 2048;
+
+/// Streams whose marks are kept apart; of others nothing is known but that they were issued.
+const STREAMS: usize = 8;
+
+/// Communicators that are kept after their end, for whoever asks what they did last.
+const ENDED: usize = 16;
+
+/// The record of one communicator.
+pub(crate) struct Track {
+    /// The how manieth communicator of this process, from 1.
+    pub(super) number: u64,
+    pub(super) name: Arc<str>,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) phase: Arc<Phase>,
+    pub(super) issues: Lane<Issue>,
+    pub(super) operations: Lane<Operation>,
+    marks: [Mark; STREAMS],
+}
+
+/// Where an issue is written.
+#[derive(Default)]
+pub(super) struct Issue {
+    number: AtomicU64,
+    /// Nanoseconds since [`Origin`].
+    time: AtomicU64,
+    stream: AtomicU64,
+    /// The number of its first operation, and how many it has.
+    first: AtomicU64,
+    count: AtomicU64,
+    /// Its [`Progress`] in the lowest byte, and its kind above.
+    state: AtomicU64,
+}
+
+/// A copy of it.
+pub(super) struct IssueRecord {
+    pub(super) number: u64,
+    pub(super) time: u64,
+    pub(super) stream: u64,
+    pub(super) first: u64,
+    pub(super) count: u64,
+    pub(super) state: u64,
+}
+
+impl Slot for Issue {
+    type Record = IssueRecord;
+
+    fn copy(&self) -> IssueRecord {
+        IssueRecord {
+            number: self.number.load(Ordering::Relaxed),
+            time: self.time.load(Ordering::Relaxed),
+            stream: self.stream.load(Ordering::Relaxed),
+            first: self.first.load(Ordering::Relaxed),
+            count: self.count.load(Ordering::Relaxed),
+            state: self.state.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Where an operation is written.
+#[derive(Default)]
+pub(crate) struct Operation {
+    count: AtomicU64,
+    rank: AtomicI32,
+    kind: AtomicU32,
+    number: AtomicU32,
+}
+
+/// A copy of it.
+pub(crate) struct OperationRecord {
+    pub(super) count: u64,
+    /// Its peer or root.
+    pub(super) rank: i32,
+    pub(super) kind: u32,
+    /// For a message: the how manieth of its side and peer, from 1.
+    pub(super) number: u32,
+}
+
+impl Operation {
+    #[inline]
+    pub(crate) fn write(&self, count: usize, rank: i32, kind: u32, number: u32) {
+        self.count.store(count as u64, Ordering::Relaxed);
+        self.rank.store(rank, Ordering::Relaxed);
+        self.kind.store(kind, Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+    }
+}
+
+impl Slot for Operation {
+    type Record = OperationRecord;
+
+    fn copy(&self) -> OperationRecord {
+        OperationRecord {
+            count: self.count.load(Ordering::Relaxed),
+            rank: self.rank.load(Ordering::Relaxed),
+            kind: self.kind.load(Ordering::Relaxed),
+            number: self.number.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Up to which number the operations of a stream are done.
+#[derive(Default)]
+struct Mark {
+    /// 0 while nobody has it: the default stream is counted from 1 like all others.
+    stream: AtomicU64,
+    done: AtomicU64,
+}
+
+/// How far the calls of an issue have come, on this rank and without asking the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Progress {
+    /// NCCL is being called, and has not come back.
+    Issuing = 0,
+    /// The work is on the stream.
+    Issued = 1,
+    /// A call failed, or did not launch in time.
+    Failed = 2,
+}
+
+impl Progress {
+    pub(super) fn from_word(word: u64) -> Self {
+        match word & 0xff {
+            0 => Self::Issuing,
+            1 => Self::Issued,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// The zero of all times: monotonic, and what the clock on the wall said then.
+pub(super) struct Origin {
+    pub(super) monotonic: Instant,
+    pub(super) wall: SystemTime,
+}
+
+pub(super) fn origin() -> &'static Origin {
+    static ORIGIN: OnceLock<Origin> = OnceLock::new();
+    ORIGIN.get_or_init(|| Origin {
+        monotonic: Instant::now(),
+        wall: SystemTime::now(),
+    })
+}
+
+/// CUDA's handle of a stream.
+fn handle_of(stream: &CudaStream) -> u64 {
+    stream.cu_stream().addr() as u64
+}
+
+impl Track {
+    /// Up to which number the operations on `stream` are done; 0 for none.
+    pub(super) fn done_on(&self, stream: u64) -> u64 {
+        let mark = self
+            .marks
+            .iter()
+            .find(|mark| mark.stream.load(Ordering::Acquire) == stream.wrapping_add(1));
+        mark.map_or(0, |mark| mark.done.load(Ordering::Acquire))
+    }
+
+    /// Notes that operation `number` on `stream` is done, and with it all that were put there before.
+    pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
+        let stream = handle_of(stream).wrapping_add(1);
+        for mark in &self.marks {
+            let taken =
+                mark.stream
+                    .compare_exchange(0, stream, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() || taken == Err(stream) {
+                mark.done.fetch_max(number, Ordering::AcqRel);
+                return;
+            }
+        }
+    }
+
+    /// Notes how the calls of issue `number`, which is the lane's `index`, ended.
+    fn progressed(&self, index: u64, number: u64, progress: Progress) {
+        let slot = self.issues.slot(index);
+        // Others may have come meanwhile, when the calls were made without the lock.
+        if slot.number.load(Ordering::Relaxed) == number {
+            let kind = slot.state.load(Ordering::Relaxed) & !0xff;
+            slot.state.store(kind | progress as u64, Ordering::Release);
+        }
+    }
+}
+
+/// The right to write the record, which whoever holds the communicator's lock has.
+pub(crate) struct Writer {
+    track: Arc<Track>,
+    origin: Instant,
+    /// Written so far, whether or not they are still there.
+    issues: u64,
+    operations: u64,
+    messages: Messages,
+}
+
+/// An issue that is being called.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    index: u64,
+    number: u64,
+}
+
+/// Where the next operations are written.
+pub(crate) struct Room<'w> {
+    /// As many as lie in a row.
+    pub(crate) slots: &'w [Operation],
+    pub(crate) messages: &'w mut Messages,
+}
+
+/// How many messages there were, by peer. Those of replays, which are the same on both sides, are not
+/// counted.
+pub(crate) struct Messages {
+    pub(crate) sent: Box<[u32]>,
+    pub(crate) received: Box<[u32]>,
+}
+
+impl Messages {
+    fn new(world_size: usize) -> Self {
+        let zeros = || vec![0; world_size].into_boxed_slice();
+        Self {
+            sent: zeros(),
+            received: zeros(),
+        }
+    }
+
+    /// The number of the next message of one side and peer, from 1.
+    #[inline]
+    pub(crate) fn next(side: &mut [u32], peer: i32) -> u32 {
+        // Others were not admitted.
+        let Some(count) = side.get_mut(peer as u32 as usize) else {
+            return 0;
+        };
+        *count = count.wrapping_add(1);
+        *count
+    }
+}
+
+impl Writer {
+    /// Records the issue `number` of `operations` operations, which is about to be called.
+    #[inline]
+    pub(crate) fn begin(
+        &mut self,
+        number: u64,
+        kind: OperationKind,
+        started: Instant,
+        stream: &CudaStream,
+        operations: usize,
+    ) -> Ticket {
+        let track = &*self.track;
+        let since = started.saturating_duration_since(self.origin);
+        let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
+        let index = self.issues;
+        track.operations.begin(self.operations, operations);
+        track.issues.begin(index, 1);
+        let Issue {
+            number: slot,
+            time: at,
+            stream: on,
+            first,
+            count,
+            state,
+        } = track.issues.slot(index);
+        slot.store(number, Ordering::Relaxed);
+        at.store(time, Ordering::Relaxed);
+        on.store(handle_of(stream), Ordering::Relaxed);
+        first.store(self.operations, Ordering::Relaxed);
+        count.store(operations as u64, Ordering::Relaxed);
+        let kind = (kind as u64) << 8;
+        state.store(kind | Progress::Issuing as u64, Ordering::Relaxed);
+        self.issues += 1;
+        track.issues.publish(self.issues);
+        Ticket { index, number }
+    }
+
+    /// Where the next `operations` of the issue that was begun last are written.
+    #[inline]
+    pub(crate) fn room(&mut self, operations: usize) -> Room<'_> {
+        Room {
+            slots: self.track.operations.slots(self.operations, operations),
+            messages: &mut self.messages,
+        }
+    }
+
+    /// Hands out the operations that were called.
+    #[inline]
+    pub(crate) fn called(&mut self, operations: usize) {
+        self.operations += operations as u64;
+        self.track.operations.publish(self.operations);
+    }
+
+    /// Notes how the calls ended.
+    #[inline]
+    pub(crate) fn end(&self, ticket: Ticket, issued: bool) {
+        let progress = if issued {
+            Progress::Issued
+        } else {
+            Progress::Failed
+        };
+        self.track.progressed(ticket.index, ticket.number, progress);
+    }
+}
+
+/// A communicator's part: keeps its record among those that can be read.
+pub(crate) struct Tracked(Arc<Track>);
+
+impl Tracked {
+    /// Begins the record of a communicator.
+    pub(crate) fn new(
+        name: &Arc<str>,
+        rank: usize,
+        world_size: usize,
+        phase: &Arc<Phase>,
+    ) -> (Self, Writer) {
+        let origin = origin().monotonic;
+        let mut all = all();
+        all.made += 1;
+        let track = Arc::new(Track {
+            number: all.made,
+            name: Arc::clone(name),
+            rank,
+            world_size,
+            phase: Arc::clone(phase),
+            issues: Lane::new(ISSUES),
+            operations: Lane::new(OPERATIONS),
+            marks: Default::default(),
+        });
+        all.live.retain(|track| track.strong_count() > 0);
+        all.live.push(Arc::downgrade(&track));
+        let writer = Writer {
+            track: Arc::clone(&track),
+            origin,
+            issues: 0,
+            operations: 0,
+            messages: Messages::new(world_size),
+        };
+        (Self(track), writer)
+    }
+
+    pub(crate) fn track(&self) -> &Track {
+        &self.0
+    }
+
+    /// Notes how the calls of `ticket` ended, without the communicator's lock.
+    pub(crate) fn end(&self, ticket: Ticket, issued: bool) {
+        let progress = if issued {
+            Progress::Issued
+        } else {
+            Progress::Failed
+        };
+        self.0.progressed(ticket.index, ticket.number, progress);
+    }
+}
+
+impl Drop for Tracked {
+    /// What it recorded can be read for a while.
+    fn drop(&mut self) {
+        let mut all = all();
+        if all.ended.len() == ENDED {
+            all.ended.pop_front();
+        }
+        all.ended.push_back(Arc::clone(&self.0));
+    }
+}
+
+struct All {
+    made: u64,
+    live: Vec<Weak<Track>>,
+    ended: VecDeque<Arc<Track>>,
+}
+
+/// Not on the way of an operation: communicators come and go here, and are read.
+fn all() -> MutexGuard<'static, All> {
+    static ALL: Mutex<All> = Mutex::new(All {
+        made: 0,
+        live: Vec::new(),
+        ended: VecDeque::new(),
+    });
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every communicator that has a record, oldest first.
+pub(super) fn tracks() -> Vec<Arc<Track>> {
+    // Those that ended are in both lists.
+    all().live.iter().filter_map(Weak::upgrade).collect()
+}
