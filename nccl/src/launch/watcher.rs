@@ -85,7 +85,6 @@ struct Restart {
 }
 
 pub(super) struct Watcher {
-    plan: Plan,
     board: Arc<Board>,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
@@ -104,6 +103,9 @@ pub(super) struct Watcher {
     host: Arc<str>,
     epoch: u64,
     leaving: bool,
+    /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may
+    /// have a socket, and which the keeper removes when it is surprised.
+    plan: Plan,
 }
 
 impl Watcher {
@@ -244,8 +246,9 @@ impl Watcher {
     /// Until somebody tells it to leave.
     pub(super) fn run(mut self) {
         loop {
-            self.obey();
+            // In this order: what is sent after its wake-up call was taken wakes again.
             self.look();
+            self.obey();
             self.collect();
             self.advance();
             if self.leaving && self.running.is_empty() {
