@@ -6,6 +6,7 @@
 mod agreement;
 mod between_hosts;
 mod hosts;
+mod real;
 
 /// Not a test of its own: what the ranks of the others run.
 #[test]

@@ -8,6 +8,7 @@ use super::settings::Settings;
 use super::system::System;
 use super::variables::{self, Variable};
 use super::wire;
+use crate::Version;
 
 /// What has to be the same for ranks to understand each other's facts.
 pub(super) const PROTOCOL: u64 = 1;
@@ -52,6 +53,8 @@ pub(super) struct Process {
     /// What the program named for that connection.
     pub(super) interface: Option<String>,
     pub(super) loopback_names: Vec<LoopbackName>,
+    /// NCCL before 2.28.3 is loaded, which takes libvirt's interfaces as well.
+    pub(super) takes_virtual: bool,
     pub(super) ports: Vec<Port>,
     pub(super) limits: Limits,
 }
@@ -70,6 +73,7 @@ wire::fields!(Process {
     control,
     interface,
     loopback_names,
+    takes_virtual,
     ports,
     limits,
 });
@@ -184,9 +188,18 @@ impl Process {
             addresses: system.interfaces.iter().map(Address::of).collect(),
             control: control.address,
             interface: control.interface.clone(),
+            takes_virtual: false,
             ports: rdma::gather(system),
             limits: limits::gather(system),
         }
+    }
+
+    /// What follows from what will be used.
+    pub(super) fn with(mut self, settings: &Settings) -> Self {
+        let library = settings.library.as_ref();
+        self.takes_virtual =
+            library.is_some_and(|library| library.version() < Version::new(2, 28, 3));
+        self
     }
 
     pub(super) fn variable(&self, name: &str) -> Option<&Variable> {
@@ -209,6 +222,7 @@ impl Process {
             names: self.value("NCCL_SOCKET_IFNAME"),
             family: self.value("NCCL_SOCKET_FAMILY"),
             meeting: self.value("NCCL_COMM_ID"),
+            virtual_too: self.takes_virtual,
         }
     }
 

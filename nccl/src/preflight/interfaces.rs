@@ -61,6 +61,8 @@ pub(super) struct Wishes<'v> {
     pub(super) family: Option<&'v str>,
     /// `NCCL_COMM_ID`.
     pub(super) meeting: Option<&'v str>,
+    /// Releases before 2.28.3 take libvirt's interfaces for interfaces like any others.
+    pub(super) virtual_too: bool,
 }
 
 /// By which rule an address was taken.
@@ -113,9 +115,13 @@ pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a 
     if let Some(names) = wishes.names.filter(|names| names.len() > 1) {
         return Some((first(names)?, Rule::Named));
     }
+    let others = match wishes.virtual_too {
+        true => "^docker,lo",
+        false => "^docker,lo,virbr",
+    };
     [
         ("ib", Rule::InfiniBand),
-        ("^docker,lo,virbr", Rule::First),
+        (others, Rule::First),
         ("docker", Rule::Docker),
         ("lo", Rule::Loopback),
         ("virbr", Rule::Virtual),
@@ -206,8 +212,8 @@ mod tests {
     fn chosen(all: &[Address], names: Option<&str>, meeting: Option<&str>) -> Option<String> {
         let wishes = Wishes {
             names,
-            family: None,
             meeting,
+            ..Wishes::default()
         };
         choose(all, wishes).map(|(address, _)| format!("{} {}", address.interface, address.address))
     }
@@ -229,6 +235,22 @@ mod tests {
         assert_eq!(take(&[all[0].clone(), all[2].clone()]), "lo 127.0.0.1");
         assert_eq!(take(&all[2..4]), "virbr0 192.168.122.1");
         assert_eq!(chosen(&all[3..4], None, None), None);
+    }
+
+    #[test]
+    fn older_releases_take_libvirts_interfaces_as_well() {
+        let all = host(&[("lo", "127.0.0.1", true), ("virbr0", "192.168.122.1", true)]);
+        let take = |virtual_too| {
+            let wishes = Wishes {
+                virtual_too,
+                ..Wishes::default()
+            };
+            choose(&all, wishes).unwrap().0.interface.clone()
+        };
+        assert_eq!(
+            (take(false), take(true)),
+            ("lo".to_owned(), "virbr0".to_owned())
+        );
     }
 
     #[test]

@@ -41,7 +41,7 @@ use crate::rendezvous::World;
 #[must_use]
 pub fn host(settings: &Settings) -> Report {
     let facts = [Facts {
-        process: Some(Process::gather(&System::real(), &Control::default())),
+        process: Some(Process::gather(&System::real(), &Control::default()).with(settings)),
         ..Facts::of_rank(settings)
     }];
     let view = View::alone(&facts, settings.local_ranks, settings.world_size);
@@ -107,7 +107,7 @@ pub(super) fn world(
             let mut facts = Facts::of_rank(settings);
             // The threads of one process have it in common.
             if world.rank() == 0 || !world.is_threads() {
-                facts.process = Some(process(&world.control()));
+                facts.process = Some(process(&world.control()).with(settings));
             }
             facts
         }

@@ -120,6 +120,7 @@ fn process(random: &mut fastrand::Rng) -> Process {
             address: word(random),
             line: number(random),
         }),
+        takes_virtual: random.bool(),
         ports: several(random, 3, |random| Port {
             adapter: word(random),
             port: number(random),
