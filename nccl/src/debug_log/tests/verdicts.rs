@@ -128,6 +128,32 @@ fn the_full_shared_memory_is_the_cause_and_closed_connections_are_not() {
 }
 
 #[test]
+fn the_first_cause_is_the_first_by_time_and_not_by_line() {
+    let warn = |second: u32, rank: u32, text: &str| {
+        format!("[2026-04-22 21:34:{second:02}] a:{rank}:9 [{rank}] x.cc:{rank} NCCL WARN {text}\n")
+    };
+    let connect = "ncclOsSocketStartConnect: connect to 10.0.0.2<4> failed : No route to host";
+    // Of what came in the same second, a connection that failed is rather the consequence.
+    let log = read_text(&format!(
+        "{}{}{}",
+        warn(20, 1, "Cuda failure 2 'out of memory'"),
+        warn(5, 2, connect),
+        warn(5, 3, "Call to socket failed: Too many open files"),
+    ));
+    let report = log.report();
+    let checks: Vec<_> = report.errors().map(|one| &one.check[..]).collect();
+    assert_eq!(
+        checks,
+        ["log-open-files", "log-connect", "log-memory"],
+        "{report}"
+    );
+    says(
+        &report.findings()[0].what,
+        &["the first by the hosts' clocks: a, pid 3 at 2026-04-22 21:34:05"],
+    );
+}
+
+#[test]
 fn an_address_that_nobody_reaches_is_told_with_its_owner() {
     let log = read(&["2.21-other-network-h1.log", "2.21-other-network-h2.log"]);
     let report = log.report();
