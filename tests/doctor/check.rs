@@ -1,0 +1,256 @@
+//! One host, and ranks that are processes.
+
+use std::process::Stdio;
+
+use super::{Ranks, code, doctor, doctor_behind, finish, json, meeting, named, one, run, text};
+
+#[test]
+fn a_host_is_checked_without_a_gpu_and_without_others() {
+    let value = json(&run(doctor(&["--emulator", "--json", "--communicate"])));
+    assert_eq!(
+        (&value["kind"], &value["emulator"]),
+        (&"host".into(), &true.into())
+    );
+    assert!(
+        one(&value, "devices")["what"]
+            .as_str()
+            .unwrap()
+            .contains("CPU emulator")
+    );
+    assert_eq!(one(&value, "communicate")["severity"], "ok");
+
+    let output = run(doctor(&["--emulator"]));
+    let stdout = text(&output.stdout);
+    assert!(
+        stdout.contains("nothing is said about its GPUs"),
+        "{stdout}"
+    );
+    assert!(stdout.contains("✓ devices: "), "{stdout}");
+    assert!(!stdout.contains('\x1b'), "no colour in a pipe: {stdout:?}");
+    let quiet = text(&run(doctor(&["--emulator", "--quiet"])).stdout);
+    assert!(!quiet.contains('✓'), "{quiet}");
+}
+
+#[test]
+fn a_library_that_is_not_there_is_an_error_with_what_to_do() {
+    let mut command = doctor(&["--json"]);
+    command.env("NCCL_LIBRARY", "/nowhere/libnccl.so.2");
+    let value = json(&run(command));
+    let library = one(&value, "library");
+    assert_eq!(library["severity"], "error");
+    assert!(
+        library["what"]
+            .as_str()
+            .unwrap()
+            .contains("/nowhere/libnccl.so.2")
+    );
+    assert!(
+        library["fix"].as_str().unwrap().contains("NCCL_LIBRARY"),
+        "{library}"
+    );
+}
+
+#[test]
+fn what_three_ranks_agree_on_is_told_once_by_rank_0() {
+    let mut ranks = Ranks::new(3);
+    for rank in 0..3 {
+        ranks.start(rank, &["--emulator", "--json", "--communicate"], &[]);
+    }
+    let outputs = ranks.finish();
+    let value = json(&outputs[0]);
+    assert_eq!(
+        (&value["kind"], &value["ranks"]),
+        (&"world".into(), &3.into())
+    );
+    let communicate = one(&value, "communicate");
+    assert_eq!(communicate["severity"], "ok", "{communicate}");
+    assert!(
+        communicate["what"]
+            .as_str()
+            .unwrap()
+            .starts_with("all ranks: ")
+    );
+    assert_eq!(communicate["ranks"], serde_json::json!([0, 1, 2]));
+    assert_eq!(
+        one(&value, "devices")["ranks"],
+        serde_json::json!([0, 1, 2])
+    );
+    // Preflight compares them.
+    assert_eq!(one(&value, "device")["severity"], "ok");
+    for output in &outputs[1..] {
+        assert_eq!(text(&output.stdout), "");
+        assert_eq!(
+            code(output.status),
+            code(outputs[0].status),
+            "all ranks end alike"
+        );
+    }
+}
+
+#[test]
+fn a_variable_that_one_of_three_ranks_has_is_an_error_on_all() {
+    let mut ranks = Ranks::new(3);
+    for rank in 0..3 {
+        let more: &[_] = if rank == 1 {
+            &[("NCCL_ALGO", "Ring")]
+        } else {
+            &[]
+        };
+        ranks.start(rank, &["--emulator", "--json"], more);
+    }
+    let outputs = ranks.finish();
+    let value = json(&outputs[0]);
+    let findings = value["findings"].as_array().unwrap();
+    let told = findings.iter().any(|one| {
+        one["severity"] == "error"
+            && one["what"].as_str().unwrap().contains("NCCL_ALGO")
+            && one["ranks"] == serde_json::json!([1])
+    });
+    assert!(told, "{value:#}");
+    for output in &outputs {
+        assert_eq!(code(output.status), 2);
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let mut ranks = Ranks::new(3);
+    for rank in 0..2 {
+        ranks.start(rank, &["--emulator", "--json", "--timeout", "2"], &[]);
+    }
+    let outputs = ranks.finish();
+    let value = json(&outputs[0]);
+    let world = one(&value, "world");
+    assert_eq!(world["severity"], "error");
+    assert!(
+        world["what"].as_str().unwrap().contains("rank 2"),
+        "{world}"
+    );
+    assert_eq!(code(outputs[1].status), 2);
+    assert!(text(&outputs[1].stderr).contains("rank 1 of 3"));
+}
+
+#[test]
+fn ranks_are_named_by_hand_where_there_is_no_launcher() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("unix:{}", directory.path().join("world").display());
+    let children: Vec<_> = ["0", "1"]
+        .into_iter()
+        .map(|rank| {
+            let arguments = [
+                "--emulator",
+                "--rank",
+                rank,
+                "--world-size",
+                "2",
+                "--rendezvous",
+                &place,
+                "--json",
+            ];
+            doctor(&arguments)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let outputs: Vec<_> = children.into_iter().map(finish).collect();
+    assert_eq!(json(&outputs[0])["ranks"], 2);
+}
+
+#[test]
+fn hosts_that_do_not_reach_each_other_where_nccl_tries_are_told_apart() {
+    let Some(hosts) = meeting::Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
+        return;
+    };
+    let check = |interfaces: [&str; 2]| {
+        let children: Vec<_> = [0, 1]
+            .into_iter()
+            .map(|host: usize| {
+                let before = ["ip", "netns", "exec", &hosts.names[host]];
+                let rank = host.to_string();
+                let arguments = [
+                    "--emulator",
+                    "--json",
+                    "--rank",
+                    &rank,
+                    "--world-size",
+                    "2",
+                    "--rendezvous",
+                    "tcp:10.77.0.1:29400",
+                ];
+                let mut command = doctor_behind(&before, &arguments);
+                command.env("NCCL_SOCKET_IFNAME", interfaces[host]);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.spawn().unwrap()
+            })
+            .collect();
+        let outputs: Vec<_> = children.into_iter().map(finish).collect();
+        assert_eq!(code(outputs[0].status), code(outputs[1].status));
+        json(&outputs[0])
+    };
+    let good = check(["eth7", "ens3"]);
+    assert_eq!(
+        named(&good, "reachable")
+            .iter()
+            .filter(|one| one["severity"] == "error")
+            .count(),
+        0,
+        "{good:#}"
+    );
+    // A variable that is right on another host.
+    let bad = check(["eth7", "docker0"]);
+    let findings = bad["findings"].as_array().unwrap();
+    let told = findings.iter().any(|one| {
+        one["severity"] == "error"
+            && one["what"].to_string().contains("docker0")
+            && one["fix"].is_string()
+            && one["ranks"] == serde_json::json!([1])
+    });
+    assert!(told, "{bad:#}");
+}
+
+#[test]
+fn wrong_arguments_are_one_sentence_that_names_them() {
+    for (arguments, says) in [
+        (&["--bogus"][..], "--bogus"),
+        (&["job.log"], "nccl-doctor log job.log"),
+        (&["--rank", "0"], "--world-size and --rendezvous"),
+        (&["log"], "standard input"),
+        (
+            &[
+                "--rank",
+                "2",
+                "--world-size",
+                "2",
+                "--rendezvous",
+                "unix:/tmp/x",
+            ],
+            "NCCL_RUN_RANK=2",
+        ),
+        (
+            &[
+                "--rank",
+                "0",
+                "--world-size",
+                "2",
+                "--rendezvous",
+                "nonsense",
+            ],
+            "nonsense",
+        ),
+    ] {
+        let output = run(doctor(arguments));
+        let stderr = text(&output.stderr);
+        assert_eq!(
+            (code(output.status), stderr.lines().count()),
+            (3, 1),
+            "{stderr}"
+        );
+        assert!(stderr.contains(says), "no {says:?} in {stderr}");
+        assert_eq!(text(&output.stdout), "");
+    }
+    let help = run(doctor(&["--help"]));
+    assert_eq!(code(help.status), 0);
+    assert!(text(&help.stdout).contains("torchrun --nproc-per-node 8"));
+}

@@ -1,0 +1,154 @@
+//! `nccl-doctor`: on one host, among ranks that are processes, and over logs.
+
+mod check;
+mod logs;
+#[path = "../meeting/mod.rs"]
+mod meeting;
+
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nccl_tools::spawn::rank_variables;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a doctor may take, on a machine that has other work to do.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Like `nccl-doctor ARGUMENTS`, without what the environment of the test says about ranks and NCCL.
+fn doctor(arguments: &[&str]) -> Command {
+    doctor_behind(&[], arguments)
+}
+
+/// The same, run by the command `before`.
+fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
+    let words = [before, &[env!("CARGO_BIN_EXE_nccl-doctor")], arguments].concat();
+    let mut command = Command::new(words[0]);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        let launchers = ["NCCL_", "SLURM_", "OMPI_", "PMI_", "MPI_"];
+        let others = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NO_COLOR"];
+        if launchers.iter().any(|prefix| name.starts_with(prefix)) || others.contains(&&name[..]) {
+            command.env_remove(name);
+        }
+    }
+    command.args(&words[1..]).stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end, which has to come before the deadline.
+fn run(mut command: Command) -> Output {
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    finish(child)
+}
+
+fn finish(mut child: Child) -> Output {
+    // What a doctor prints fits into a pipe, so that it can be read at the end.
+    let deadline = Instant::now() + DEADLINE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("it did not end: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn code(status: ExitStatus) -> i32 {
+    status.code().expect("it was not killed")
+}
+
+/// The JSON that it printed, whose severities and exit code have to fit.
+#[track_caller]
+fn json(output: &Output) -> Value {
+    let stdout = text(&output.stdout);
+    let value: Value = serde_json::from_str(&stdout)
+        .unwrap_or_else(|error| panic!("{error} in {stdout}\n{}", text(&output.stderr)));
+    let findings = value["findings"].as_array().unwrap();
+    let has = |severity: &str| findings.iter().any(|one| one["severity"] == severity);
+    let expected = match (has("error"), has("warning")) {
+        (true, _) => ("error", 2),
+        (_, true) => ("warning", 1),
+        _ => ("ok", 0),
+    };
+    assert_eq!(value["worst"], expected.0, "{stdout}");
+    assert_eq!(value["exit_code"], expected.1, "{stdout}");
+    assert_eq!(code(output.status), expected.1, "{stdout}");
+    value
+}
+
+/// The findings of this name.
+fn named<'v>(value: &'v Value, check: &str) -> Vec<&'v Value> {
+    let findings = value["findings"].as_array().unwrap();
+    findings
+        .iter()
+        .filter(|one| one["check"] == check)
+        .collect()
+}
+
+#[track_caller]
+fn one<'v>(value: &'v Value, check: &str) -> &'v Value {
+    let found = named(value, check);
+    assert_eq!(found.len(), 1, "{check} in {value:#}");
+    found[0]
+}
+
+fn log(name: &str) -> String {
+    format!(
+        "{}/nccl/src/debug_log/tests/logs/{name}",
+        env!("CARGO_MANIFEST_DIR")
+    )
+}
+
+/// Doctors that are ranks.
+struct Ranks {
+    directory: TempDir,
+    size: usize,
+    children: Vec<Child>,
+}
+
+impl Ranks {
+    fn new(size: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let children = Vec::new();
+        Self {
+            directory,
+            size,
+            children,
+        }
+    }
+
+    fn start(&mut self, rank: usize, arguments: &[&str], more: &[(&str, &str)]) {
+        let mut command = doctor(arguments);
+        let meeting = self.directory.path().join("world");
+        let variables = rank_variables(rank, self.size, &meeting);
+        // Without the end of the starter's life, which these have nothing to do with.
+        command.envs(
+            variables
+                .into_iter()
+                .filter(|(name, _)| name.starts_with("NCCL_RUN_")),
+        );
+        command.env_remove("NCCL_RUN_LIFELINE");
+        command.envs(more.iter().copied());
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        self.children.push(child);
+    }
+
+    fn finish(self) -> Vec<Output> {
+        self.children.into_iter().map(finish).collect()
+    }
+}
