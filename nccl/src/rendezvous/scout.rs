@@ -14,6 +14,7 @@ use super::hub::Hub;
 use super::launcher;
 use super::message::Departure;
 use super::observer::{Shared, send};
+use super::place::Address;
 use super::request::Request;
 use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
@@ -81,6 +82,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
     let rendezvous = &shared.rendezvous;
     let (address, job) = (&rendezvous.address, &rendezvous.job);
     let claim = Claim::observer(rendezvous.world_size);
+    let several = matches!(address, Address::Tcp(place) if place.is_range());
     let mut pause = Duration::from_millis(2);
     for turn in 0.. {
         let limit = deadline.min(Instant::now() + TRY);
@@ -111,10 +113,10 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
         if let Some(word) = word.filter(|_| !state.was_there) {
             return Found::Dead(word.how.clone());
         }
-        // Rank 0 is not coming back.
+        // Rank 0 is not coming back, unless it is at another port.
         let refused = error.kind() == std::io::ErrorKind::ConnectionRefused
             || error.kind() == std::io::ErrorKind::NotFound;
-        if Instant::now() >= deadline || (state.was_there && refused) {
+        if Instant::now() >= deadline || (state.was_there && refused && !several) {
             return Found::Nobody(format!(
                 "rank 0 does not answer at {address} ({error}): has it been started?"
             ));

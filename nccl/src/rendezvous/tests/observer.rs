@@ -362,3 +362,24 @@ fn observers_and_what_they_give_can_be_used_on_any_thread() {
     any_thread::<Events>();
     any_thread::<crate::rendezvous::Channel<'_>>();
 }
+
+#[test]
+fn an_observer_finds_rank_0_again_behind_the_ports_of_others() {
+    // Somebody has the first port of the range when rank 0 comes, and nobody later.
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = held.local_addr().unwrap().port();
+    let meet = || {
+        let meet = Rendezvous::tcp("127.0.0.1", first, 0, 1).unwrap();
+        meet.up_to_port(first.saturating_add(5)).timeout(LONG)
+    };
+    let world = World::join(meet()).unwrap();
+    let observer = Observer::join(meet()).unwrap();
+    drop(held);
+    observer.cut_for_a_test();
+    let mut events = observer.events();
+    world.phase("after the cut");
+    wait_for(&mut events, |event| {
+        matches!(event, WorldEvent::Phase { name, .. } if name == "after the cut").then_some(())
+    });
+    assert!(observer.snapshot().connected);
+}
