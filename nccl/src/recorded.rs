@@ -368,6 +368,8 @@ struct Caller<'c> {
 impl Caller<'_> {
     /// Writes each operation into its slot and makes its call. A failure comes with the number of calls
     /// that were made, it included.
+    // Never: with what its caller keeps besides there are too few registers.
+    #[inline(never)]
     fn call(
         &mut self,
         recorded: &[Recorded],
@@ -378,15 +380,16 @@ impl Caller<'_> {
         const RECV: u8 = Function::Recv as u8;
         let calls = self.calls;
         let (comm, stream) = (calls.comm, calls.stream);
-        let slots = &slots[..recorded.len()];
-        for (at, one) in recorded.iter().enumerate() {
+        let failed = |one: &Recorded, failure| (position(recorded, one) + 1, failure);
+        let mut slots = slots.iter();
+        for one in recorded {
+            let Some(slot) = slots.next() else { break };
             let &Recorded {
                 address,
                 count,
                 rank,
                 kind,
             } = one;
-            let slot = &slots[at];
             let data_type = sys::ncclDataType_t(byte(kind, DATA_TYPE).into());
             let code = match byte(kind, FUNCTION) {
                 SEND => {
@@ -405,16 +408,22 @@ impl Caller<'_> {
                 _ => {
                     slot.write(count, rank, kind, 0);
                     one.call(self.more.next(), calls)
-                        .map_err(|failure| (at + 1, failure))?;
+                        .map_err(|failure| failed(one, failure))?;
                     continue;
                 }
             };
             if code != sys::ncclResult_t::ncclSuccess {
-                looked_up(calls, one, code).map_err(|failure| (at + 1, failure))?;
+                looked_up(calls, one, code).map_err(|failure| failed(one, failure))?;
             }
         }
         Ok(())
     }
+}
+
+/// Where `one` lies in `recorded`. Not counted along, because it is asked only when a call failed.
+#[cold]
+fn position(recorded: &[Recorded], one: &Recorded) -> usize {
+    (std::ptr::from_ref(one).addr() - recorded.as_ptr().addr()) / size_of::<Recorded>()
 }
 
 /// What a code that is no success means.

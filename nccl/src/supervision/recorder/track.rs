@@ -246,10 +246,8 @@ impl Messages {
     /// The number of the next message of one side and peer, from 1.
     #[inline]
     pub(crate) fn next(side: &mut [u32], peer: i32) -> u32 {
-        // Others were not admitted.
-        let Some(count) = side.get_mut(peer as u32 as usize) else {
-            return 0;
-        };
+        // In range: no other peer was admitted.
+        let count = &mut side[peer as u32 as usize];
         *count = count.wrapping_add(1);
         *count
     }
