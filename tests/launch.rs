@@ -90,7 +90,9 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     assert_eq!(epoch, 1);
     // By then it has found a rank 0 that knows nothing of another epoch yet.
     std::thread::sleep(Duration::from_millis(300));
-    std::fs::write(at("epoch"), epoch.to_string()).unwrap();
+    // Whole, or not there.
+    std::fs::write(at("epoch.partial"), epoch.to_string()).unwrap();
+    std::fs::rename(at("epoch.partial"), at("epoch")).unwrap();
     let report = fleet.wait_timeout(LONG).expect("they end");
     assert!(report.is_success(), "{report}");
     // The survivors are the same processes.
@@ -119,7 +121,8 @@ fn survivor_or_victim(directory: &Path) -> Result<(), String> {
         eventually("there is another epoch", || file.exists());
         let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
         drop(world);
-        join(text.parse().ok())?
+        let epoch = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
+        join(Some(epoch))?
     } else {
         world
     };
