@@ -143,7 +143,8 @@ fn every_ordinary_end_leaves_nothing() {
 fn a_keeper_that_is_killed_is_missed_by_nobody() {
     let notes = Notes::new();
     let text = format!(
-        "{} exec sleep 60",
+        "{} {} exec sleep 60",
+        notes.noting("place-0", "$NCCL_RUN_RENDEZVOUS"),
         notes.noting("rank-$NCCL_RUN_RANK", "$$")
     );
     let running = Running::start(script("-n 2", &text));
@@ -156,6 +157,8 @@ fn a_keeper_that_is_killed_is_missed_by_nobody() {
     assert_eq!(running.finish().code, 137);
     // The kernel ends what nccl-run itself has started.
     all_gone(&ranks);
+    // Nobody was left to do that.
+    std::fs::remove_dir_all(private_directory(&notes)).unwrap();
 }
 
 #[test]
