@@ -10,6 +10,8 @@
 //! In `Settle` ranks may say why *they* failed, and end by themselves. In every stage the end of the last rank
 //! ends the stage. A rank that is restarted goes through the same alone.
 
+mod restart;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -29,6 +31,7 @@ use super::keeper::Keeper;
 use super::output::{Pumps, Settings};
 use super::rank::Running;
 use crate::error::{Error, Result};
+use restart::Restart;
 
 /// How long after SIGKILL; what is still there then waits inside the kernel.
 const KILL: Duration = Duration::from_secs(5);
@@ -74,14 +77,6 @@ enum Stage {
     Settle,
     Asked,
     Killed,
-}
-
-/// A rank that is ended in order to be started again.
-struct Restart {
-    reply: Sender<Result<u64>>,
-    /// When it is killed, or after that, when it is given up.
-    until: Instant,
-    killed: bool,
 }
 
 pub(super) struct Watcher {
@@ -303,26 +298,6 @@ impl Watcher {
         }
     }
 
-    fn restart(&mut self, rank: usize, reply: Sender<Result<u64>>) {
-        if self.stage.is_some() {
-            let _ = reply.send(Err(Error::launch(format!(
-                "rank {rank} cannot be restarted while the fleet is being ended: wait for its end, and \
-                 restart all ranks"
-            ))));
-            return;
-        }
-        let until = Instant::now() + self.plan.grace;
-        if let Some(running) = self.running.get_mut(&rank) {
-            running.end(Signal::TERM);
-        }
-        let restart = Restart {
-            reply,
-            until,
-            killed: false,
-        };
-        self.restarts.insert(rank, restart);
-    }
-
     /// Sends what runs a signal to end by.
     fn ask(&mut self, signal: Signal) {
         if self.running.is_empty() {
@@ -473,39 +448,6 @@ impl Watcher {
         if idle && self.undrained.is_empty() && !self.board.lock().finished {
             self.board
                 .post(Event::Finished, |board| board.finished = true);
-        }
-    }
-
-    fn advance_restarts(&mut self, now: Instant) {
-        let ranks: Vec<usize> = self.restarts.keys().copied().collect();
-        for rank in ranks {
-            let Some(restart) = self.restarts.get_mut(&rank) else {
-                continue;
-            };
-            match self.running.get_mut(&rank) {
-                None => {
-                    let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
-                    self.epoch += 1;
-                    self.attend();
-                    let started = self.start(rank).map(|()| self.epoch);
-                    let _ = reply.map(|reply| reply.send(started));
-                }
-                Some(running) if restart.until <= now && !restart.killed => {
-                    running.end(Signal::KILL);
-                    restart.killed = true;
-                    restart.until = now + KILL;
-                }
-                Some(_) if restart.until <= now => {
-                    let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
-                    let error = Error::launch(format!(
-                        "rank {rank} cannot be restarted: its process is still there {} s after SIGKILL, \
-                         waiting inside the kernel",
-                        KILL.as_secs()
-                    ));
-                    let _ = reply.map(|reply| reply.send(Err(error)));
-                }
-                Some(_) => {}
-            }
         }
     }
 

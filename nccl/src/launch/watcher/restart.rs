@@ -1,0 +1,71 @@
+//! Starting one rank again, while the others run.
+
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use super::super::exit::Signal;
+use super::{KILL, Watcher};
+use crate::error::{Error, Result};
+
+/// A rank that is ended in order to be started again.
+pub(super) struct Restart {
+    pub(super) reply: Sender<Result<u64>>,
+    /// When it is killed, or after that, when it is given up.
+    pub(super) until: Instant,
+    killed: bool,
+}
+
+impl Watcher {
+    pub(super) fn restart(&mut self, rank: usize, reply: Sender<Result<u64>>) {
+        if self.stage.is_some() {
+            let _ = reply.send(Err(Error::launch(format!(
+                "rank {rank} cannot be restarted while the fleet is being ended: wait for its end, and \
+                 restart all ranks"
+            ))));
+            return;
+        }
+        let until = Instant::now() + self.plan.grace;
+        if let Some(running) = self.running.get_mut(&rank) {
+            running.end(Signal::TERM);
+        }
+        let restart = Restart {
+            reply,
+            until,
+            killed: false,
+        };
+        self.restarts.insert(rank, restart);
+    }
+
+    pub(super) fn advance_restarts(&mut self, now: Instant) {
+        let ranks: Vec<usize> = self.restarts.keys().copied().collect();
+        for rank in ranks {
+            let Some(restart) = self.restarts.get_mut(&rank) else {
+                continue;
+            };
+            match self.running.get_mut(&rank) {
+                None => {
+                    let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
+                    self.epoch += 1;
+                    self.attend();
+                    let started = self.start(rank).map(|()| self.epoch);
+                    let _ = reply.map(|reply| reply.send(started));
+                }
+                Some(running) if restart.until <= now && !restart.killed => {
+                    running.end(Signal::KILL);
+                    restart.killed = true;
+                    restart.until = now + KILL;
+                }
+                Some(_) if restart.until <= now => {
+                    let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
+                    let error = Error::launch(format!(
+                        "rank {rank} cannot be restarted: its process is still there {} s after SIGKILL, \
+                         waiting inside the kernel",
+                        KILL.as_secs()
+                    ));
+                    let _ = reply.map(|reply| reply.send(Err(error)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
