@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::CUresult;
 use crate::exec::{Kind, Stream};
 use crate::memory;
-use crate::options::options;
 use crate::registry::Registry;
 use crate::violations::{self, Violation};
 
@@ -343,7 +342,11 @@ struct Primary {
 
 fn primaries(device: i32) -> Result<&'static Mutex<Primary>, CUresult> {
     static PRIMARIES: OnceLock<Vec<Mutex<Primary>>> = OnceLock::new();
-    let all = PRIMARIES.get_or_init(|| (0..options().devices).map(|_| Mutex::default()).collect());
+    let all = PRIMARIES.get_or_init(|| {
+        (0..super::visible::count())
+            .map(|_| Mutex::default())
+            .collect()
+    });
     usize::try_from(device)
         .ok()
         .and_then(|device| all.get(device))

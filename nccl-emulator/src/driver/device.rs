@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hash::{Hash, Hasher};
 
-use super::{CUresult, context, enter, store};
+use super::{CUresult, context, enter, store, visible};
 use crate::elf::Symbol;
 use crate::options::options;
 
@@ -70,7 +70,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
 fn known(device: c_int) -> Result<u32, CUresult> {
     u32::try_from(device)
         .ok()
-        .filter(|&device| device < options().devices)
+        .filter(|&device| device < visible::count())
         .ok_or(CUresult::ERROR_INVALID_DEVICE)
 }
 
@@ -84,7 +84,7 @@ unsafe extern "C" fn get(device: *mut c_int, ordinal: c_int) -> CUresult {
 
 unsafe extern "C" fn get_count(count: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the number.
-    enter(|| unsafe { store(count, options().devices as c_int) })
+    enter(|| unsafe { store(count, visible::count() as c_int) })
 }
 
 /// Writes a C string into a buffer, cut to fit.
@@ -113,7 +113,7 @@ unsafe extern "C" fn get_name(name: *mut c_char, len: c_int, device: c_int) -> C
     })
 }
 
-/// The same for a device of the same number in any process of this host and boot.
+/// Of a device by its number on this host: the same in any process of this host and boot.
 pub(crate) fn uuid(device: u32) -> [u8; 16] {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -137,7 +137,7 @@ unsafe extern "C" fn get_uuid(place: *mut [u8; 16], device: c_int) -> CUresult {
     enter(|| {
         let device = known(device)?;
         // SAFETY: the caller passes null or a place for a CUuuid, which is 16 bytes.
-        unsafe { store(place, uuid(device)) }
+        unsafe { store(place, uuid(visible::physical(device))) }
     })
 }
 
@@ -211,7 +211,7 @@ fn pci_bus(device: u32) -> u32 {
 unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int) -> CUresult {
     enter(|| {
         let device = known(device)?;
-        let id = format!("0000:{:02X}:00.0\0", pci_bus(device));
+        let id = format!("0000:{:02X}:00.0\0", pci_bus(visible::physical(device)));
         let id = CStr::from_bytes_with_nul(id.as_bytes()).map_err(|_| CUresult::ERROR_UNKNOWN)?;
         // SAFETY: the caller passes a buffer of `len` characters.
         unsafe { store_text(text, len, id) }
@@ -233,9 +233,9 @@ unsafe extern "C" fn get_by_pci_bus_id(device: *mut c_int, text: *const c_char) 
         let found = bus
             .and_then(|bus| bus.checked_sub(1))
             .ok_or(CUresult::ERROR_INVALID_VALUE)?;
-        known(found as c_int)?;
+        let found = visible::ordinal(found).ok_or(CUresult::ERROR_INVALID_DEVICE)?;
         // SAFETY: the caller passes null or a place for the device.
-        unsafe { store(device, found as c_int) }
+        unsafe { store(device, found) }
     })
 }
 

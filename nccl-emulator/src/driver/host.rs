@@ -43,7 +43,7 @@ fn settle(address: *mut c_void) -> Result<(), CUresult> {
     let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     exec::synchronize_device(block.device);
     if block.flags & PORTABLE != 0 {
-        (0..crate::options::options().devices as i32).for_each(exec::synchronize_device);
+        (0..super::visible::count() as i32).for_each(exec::synchronize_device);
     }
     Ok(())
 }

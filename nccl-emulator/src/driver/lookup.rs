@@ -28,6 +28,9 @@ unsafe extern "C" fn init(flags: c_uint) -> CUresult {
         if flags != 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
+        if super::visible::count() == 0 {
+            return Err(CUresult::ERROR_NO_DEVICE);
+        }
         match STATE.compare_exchange(NEW, READY, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 // SAFETY: the handler only stores to an atomic.

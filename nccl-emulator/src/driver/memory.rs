@@ -8,7 +8,6 @@ use super::{CUresult, capture, enter, refuse, store, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{self, Step, Stream, Work};
 use crate::memory::{self, Freeing, Placement, Pool};
-use crate::options::options;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -172,7 +171,7 @@ const POOL: usize = 0x47 << 56;
 
 fn pool_of(handle: *mut c_void) -> Result<&'static Pool, CUresult> {
     let device = handle.addr().wrapping_sub(POOL) >> 4;
-    if handle.addr() & 0xf != 0 || device >= options().devices as usize {
+    if handle.addr() & 0xf != 0 || device >= super::visible::count() as usize {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
     memory::pool(device as i32)

@@ -19,6 +19,7 @@ mod pointer;
 mod refused;
 pub(crate) mod result;
 mod stream;
+pub(crate) mod visible;
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -21,7 +21,6 @@ use crate::nccl::group::{self, Job, JobKind};
 use crate::nccl::timer;
 use crate::nccl::unique_id::{self, UniqueId};
 use crate::nccl::version;
-use crate::options::options;
 
 /// Faults that cannot be read would make every test of them pass.
 fn check_faults() -> Result {
@@ -337,7 +336,7 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
             unsafe { devlist.add(at).read() }
         };
         let devices: Vec<c_int> = (0..count).map(device).collect();
-        let total = options().devices;
+        let total = crate::driver::visible::count();
         if !devlist.is_null() {
             for (at, &device) in devices.iter().enumerate() {
                 if device < 0 || device as u32 >= total {

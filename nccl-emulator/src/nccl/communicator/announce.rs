@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::Communicator;
 use super::identity;
+use crate::driver::visible;
 use crate::nccl::debug::{info, subsystem};
 use crate::nccl::version;
 
@@ -112,10 +113,11 @@ impl<'c> Birth<'c> {
             }
         };
         format!(
-            "{function}comm {:#x} rank {} nranks {} cudaDev {device} nvmlDev {device} busId {:x}{before}{parent}{after}",
+            "{function}comm {:#x} rank {} nranks {} cudaDev {device} nvmlDev {} busId {:x}{before}{parent}{after}",
             communicator.handle(),
             communicator.rank,
             communicator.ranks,
+            visible::physical(device.unsigned_abs()),
             identity::bus_id(device)
         )
     }

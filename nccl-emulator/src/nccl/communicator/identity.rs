@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::OnceLock;
 
+use crate::driver::visible;
 use crate::memory::Pool;
 use crate::nccl::environment;
 use crate::nccl::unique_id::{hash, namespace, random};
@@ -23,14 +24,14 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
         process: process(),
         bus_id: bus_id(device),
         pool_token: [(token >> 64) as u64, token as u64],
-        uuid: crate::driver::device::uuid(device.unsigned_abs()),
+        uuid: crate::driver::device::uuid(visible::physical(device.unsigned_abs())),
     }
 }
 
 /// A device's PCI bus, as NCCL packs it into a number: the driver side says `0000:01:00.0` of
 /// device 0.
 pub(crate) fn bus_id(device: i32) -> i64 {
-    (i64::from(device) + 1) << 12
+    (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
 /// When a process started, in clock ticks since boot: field 22 of its `stat`.
