@@ -22,9 +22,18 @@ fn buses() -> Vec<String> {
         }
         .result()
         .unwrap();
+        // SAFETY: asks a device that there is.
+        let number = unsafe {
+            result::device::get_attribute(
+                context.cu_device(),
+                cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+            )
+        };
         let bytes = text.map(|c| c as u8);
         let text = std::ffi::CStr::from_bytes_until_nul(&bytes).unwrap();
-        text.to_string_lossy().into_owned()
+        let text = text.to_string_lossy().into_owned();
+        assert_eq!(text, format!("0000:{:02X}:00.0", number.unwrap()));
+        text
     };
     (0..count).map(bus).collect()
 }

@@ -203,15 +203,15 @@ unsafe extern "C" fn compute_capability(
     })
 }
 
-/// Each device sits on a bus of its own; 0 is the host's.
+/// Each device of the host sits on a bus of its own; 0 is the host's.
 fn pci_bus(device: u32) -> u32 {
-    device + 1
+    visible::physical(device) + 1
 }
 
 unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int) -> CUresult {
     enter(|| {
         let device = known(device)?;
-        let id = format!("0000:{:02X}:00.0\0", pci_bus(visible::physical(device)));
+        let id = format!("0000:{:02X}:00.0\0", pci_bus(device));
         let id = CStr::from_bytes_with_nul(id.as_bytes()).map_err(|_| CUresult::ERROR_UNKNOWN)?;
         // SAFETY: the caller passes a buffer of `len` characters.
         unsafe { store_text(text, len, id) }
