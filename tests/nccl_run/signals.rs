@@ -112,7 +112,17 @@ fn state(pid: u32) -> char {
 #[test]
 fn all_stop_together_and_go_on_together() {
     let notes = Notes::new();
-    let running = two_ranks("", &notes, ":");
+    // No shell: one that has just started something else shows as waiting for that, not as stopped.
+    let text = format!(
+        "{} exec sleep 60",
+        notes.noting("rank-$NCCL_RUN_RANK", "$$")
+    );
+    let running = Running::start(script("-n 2", &text));
+    let sleeps = |rank: &str| {
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", notes.pid(rank)));
+        comm.is_ok_and(|comm| comm == "sleep\n")
+    };
+    eventually("both sleep", || sleeps("rank-0") && sleeps("rank-1"));
     let all = [running.id(), notes.pid("rank-0"), notes.pid("rank-1")];
     running.signal(Signal::TSTP);
     eventually("all stand still", || {
