@@ -68,7 +68,7 @@ fn a_second_ctrl_c_kills_at_once() {
     let running = two_ranks("--grace 50s", &notes, "trap '' INT");
     running.signal(Signal::INT);
     // One that a wrapper passes on as well is not a second one.
-    std::thread::sleep(Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(5));
     running.signal(Signal::INT);
     std::thread::sleep(Duration::from_millis(500));
     assert!(nccl_tools::testing::lives(notes.pid("rank-0")));
