@@ -7,7 +7,7 @@
 //! process die after that, they hear of it like of any other death.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
@@ -338,6 +338,7 @@ impl Line {
             let mut open = lock(&OPEN);
             open.retain(|line| line.strong_count() > 0);
             open.push(Arc::downgrade(self));
+            *lock(&UNSAID) += 1;
             reaper::register_exit();
             Watch::start(self)
         }))
@@ -378,6 +379,10 @@ impl Line {
 /// The lines that communicators have.
 static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
 
+/// How many of them have not said goodbye yet, and who waits for that.
+static UNSAID: Mutex<usize> = Mutex::new(0);
+static SAID: Condvar = Condvar::new();
+
 /// The process exits with this status, and with communicators that were not dropped. When it is not 0,
 /// the other ranks are not to wait for it.
 pub(crate) fn say_goodbye(status: i32) {
@@ -385,6 +390,7 @@ pub(crate) fn say_goodbye(status: i32) {
     for line in &open {
         if matches!(line.link, Link::Here { server: None, .. }) {
             // The other ranks are threads that end as well.
+            line.has_left();
             continue;
         }
         if status != 0 {
@@ -395,6 +401,9 @@ pub(crate) fn say_goodbye(status: i32) {
     }
     // Their own goodbye would be the second.
     open.into_iter().for_each(std::mem::forget);
+    // Another thread has dropped one just now, and is about to say it.
+    let unsaid = lock(&UNSAID);
+    let _ = SAID.wait_timeout_while(unsaid, FAREWELL, |unsaid| *unsaid > 0);
 }
 
 impl Drop for Line {
@@ -420,6 +429,15 @@ impl Line {
                 connection.forget();
                 connection.shut();
             }
+        }
+        self.has_left();
+    }
+
+    /// Whoever ends the process need not wait for it any more.
+    fn has_left(&self) {
+        if self.watch.get().is_some() {
+            *lock(&UNSAID) -= 1;
+            SAID.notify_all();
         }
     }
 }

@@ -298,6 +298,8 @@ impl Peer {
 
     fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
         match talk.stage {
+            // It was the door that closed, and nobody died.
+            _ if lock(&door.state).closed => {}
             Stage::Member { rank, .. } => {
                 door.hub.lost(rank, why.to_owned());
                 self.close(door, None);

@@ -76,7 +76,7 @@ pub(super) struct State {
     scheduled: Option<Instant>,
     paused: bool,
     turned_away: usize,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 impl Server {
@@ -194,8 +194,8 @@ impl Door {
         }
         drop(listener);
         for peer in peers.into_values() {
-            peer.connection.shut();
             peer.connection.forget();
+            peer.connection.shut();
         }
     }
 
