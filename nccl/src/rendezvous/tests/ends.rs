@@ -141,3 +141,33 @@ fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
         });
     });
 }
+
+#[test]
+fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
+    const RANKS: usize = 6;
+    for _ in 0..60 {
+        let met = std::sync::Barrier::new(RANKS);
+        let seen = std::sync::Barrier::new(RANKS);
+        std::thread::scope(|scope| {
+            for rank in 0..RANKS {
+                let (met, seen) = (&met, &seen);
+                scope.spawn(move || {
+                    let world = World::join(rendezvous("closes", rank, RANKS)).unwrap();
+                    let heard = departures(&world);
+                    met.wait();
+                    if rank == 0 {
+                        drop(world);
+                        seen.wait();
+                        return;
+                    }
+                    let of_0 = |(gone, _): &(usize, Departure)| *gone == 0;
+                    eventually("rank 0 leaves", || lock(&heard).iter().any(of_0));
+                    // What rank 0 says of others as it goes comes no later than its own end.
+                    std::thread::sleep(Duration::from_millis(5));
+                    seen.wait();
+                    assert_eq!(*lock(&heard), [(0, Departure::Left)]);
+                });
+            }
+        });
+    }
+}
