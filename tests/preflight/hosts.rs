@@ -231,7 +231,7 @@ pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
             )
         })
     };
-    ranks
+    let said: Vec<_> = ranks
         .into_iter()
         .map(|rank| {
             let output = rank.wait_with_output().expect("its output");
@@ -240,7 +240,13 @@ pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
                 took: Duration::from_millis(line(&output, "took:").parse().unwrap()),
             }
         })
-        .collect()
+        .collect();
+    // What docs/start-up-faults.md quotes: `--nocapture` shows it.
+    for (rank, Said { text, took }) in said.iter().enumerate() {
+        println!("rank {rank} after {took:?}:");
+        text.split(" | ").for_each(|line| println!("    {line}"));
+    }
+    said
 }
 
 /// The one thing that all ranks said, in time.
