@@ -12,33 +12,7 @@ use std::time::{Duration, Instant};
 use nccl::World;
 use random::Outcome;
 use support::Ranks;
-
-/// What a process holds.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    descriptors: usize,
-    threads: usize,
-    /// Memory of its own, in KiB.
-    anonymous: u64,
-    /// Memory that it shares, as devices' memory is, in KiB.
-    shared: u64,
-}
-
-fn held() -> Outcome<Held> {
-    let entries = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let kibibytes = |field: &str| -> Outcome<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        Ok(number.ok_or("a field is missing")?.parse()?)
-    };
-    Ok(Held {
-        descriptors: entries("/proc/self/fd")?,
-        threads: entries("/proc/self/task")?,
-        anonymous: kibibytes("RssAnon:")?,
-        shared: kibibytes("RssShmem:")?,
-    })
-}
+use support::held::held;
 
 fn seconds() -> u64 {
     std::env::var("NCCL_TEST_SOAK_SECONDS")
@@ -103,13 +77,7 @@ fn soak(world: &World) -> Outcome {
         "rank {}: {turn} communicators, {before:?} became {after:?}",
         world.rank()
     );
-    // Devices' memory is given out elsewhere each time, so ever more of it has been touched once.
-    let grown = |before: u64, after: u64| after > before + before / 10 + (64 << 10);
-    if after.descriptors > before.descriptors + 4
-        || after.threads > before.threads + 8
-        || grown(before.anonymous, after.anonymous)
-        || grown(before.shared, after.shared)
-    {
+    if after.is_more_than(&before) {
         return Err(format!("{turn} turns: {before:?} became {after:?}").into());
     }
     Ok(())

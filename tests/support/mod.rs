@@ -28,6 +28,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod apart;
+pub mod held;
 
 use std::collections::HashMap;
 use std::ffi::OsString;

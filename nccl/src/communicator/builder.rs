@@ -393,7 +393,7 @@ impl<'a> CommunicatorBuilder<'a> {
                 }));
             }
         };
-        let inner = prepared.join(&id, deadline)?;
+        let inner = prepared.join(&id, deadline, || false)?;
         tracing::info!(
             target: "nccl",
             comm = self.name,

@@ -97,8 +97,13 @@ impl Plan<'_> {
 }
 
 impl Prepared {
-    /// Joins the other ranks, until `deadline`.
-    pub(super) fn join(mut self, id: &UniqueId, deadline: Instant) -> Result<Inner> {
+    /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
+    pub(super) fn join(
+        mut self,
+        id: &UniqueId,
+        deadline: Instant,
+        is_void: impl Fn() -> bool,
+    ) -> Result<Inner> {
         let started = Instant::now();
         // Before NCCL is asked: what happens to the others meanwhile ends this, too.
         let board = self.company.take().map(|(line, members)| {
@@ -106,7 +111,7 @@ impl Prepared {
             Board::new(&line, &self.name, id, members, self.rank, confirm)
         });
         self.board = board.clone();
-        let (raw, error) = match self.join_nccl(id, deadline) {
+        let (raw, error) = match self.join_nccl(id, deadline, is_void) {
             Ok(raw) => return Ok(self.adopt(raw)),
             Err(failed) => failed,
         };
@@ -151,6 +156,7 @@ impl Prepared {
         &mut self,
         id: &UniqueId,
         deadline: Instant,
+        is_void: impl Fn() -> bool,
     ) -> Result<RawComm, (Option<RawComm>, Error)> {
         self.context.bind_to_thread().map_err(|error| {
             let what = "binding the context to this thread (cuCtxSetCurrent)";
@@ -164,7 +170,7 @@ impl Prepared {
                 let board = self.board.as_ref();
                 board.is_some_and(|board| board.fault().is_some())
             };
-            let interrupted = || self.abort_signal.is_aborted() || struck();
+            let interrupted = || self.abort_signal.is_aborted() || struck() || is_void();
             settle(&self.library, raw, CALL, deadline, interrupted)
                 .map_err(|unsettled| unsettled.into_error("joining the ranks", self.timeouts.init))
         });

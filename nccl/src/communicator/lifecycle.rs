@@ -12,6 +12,7 @@ use cudarc::driver::CudaStream;
 
 use super::handle::{RawComm, Unsettled, settle};
 use super::{Communicator, Inner, Pins, State, Timeouts};
+use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
@@ -472,6 +473,7 @@ struct Remains {
     pins: Option<Pins>,
     stream: Arc<CudaStream>,
     board: Option<Arc<Board>>,
+    abort_signal: AbortSignal,
 }
 
 impl Drop for Inner {
@@ -503,6 +505,7 @@ impl Drop for Inner {
             pins: self.pins.take(),
             stream: Arc::clone(&self.stream),
             board: self.board.take(),
+            abort_signal: self.abort_signal.clone(),
         };
         if let Err(remains) = reaper::on_a_thread(remains, reap) {
             std::mem::forget(remains);
@@ -512,14 +515,19 @@ impl Drop for Inner {
 
 fn reap(remains: Remains) {
     let limit = remains.timeouts.finalize;
-    let board = remains.board;
+    let (board, signal) = (remains.board, remains.abort_signal);
     let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
     let retired = retire(
         &remains.library,
         remains.raw,
         limit,
-        || reaper::is_in_a_hurry() || at_fault(),
-        |_| (),
+        || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted(),
+        |_| {
+            // The others may be waiting in an operation to which nobody comes from here.
+            if let (true, Some(board)) = (signal.is_aborted(), &board) {
+                board.announce(Cause::asked("its abort signal was given"));
+            }
+        },
     );
     if let Err(unsettled) = retired.settled {
         tracing::warn!(

@@ -177,7 +177,13 @@ impl Communicator {
                 self.name()
             ))
         })?;
-        let inner = prepared.join(&id, deadline_after(limit))?;
+        // When this one ends meanwhile, some ranks may not have come so far.
+        let is_void = || self.inner.phase.get().is_aborted();
+        let inner = prepared.join(&id, deadline_after(limit), is_void);
+        let inner = inner.map_err(|error| match is_void() {
+            true => self.inner.conclude(self.inner.out_of_use()),
+            false => error,
+        })?;
         Ok(Some(Self::of(inner)))
     }
 

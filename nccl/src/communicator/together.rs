@@ -115,12 +115,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             comm.inner.prepare(handle, &group.frame)?;
             Ok(raw)
         });
-        raws.push(ready.map_err(|error| {
-            if comm.inner.abort_signal.is_aborted() {
-                comm.inner.abort_in_background("its abort signal was given");
-            }
-            Refused::Before(at, error)
-        })?);
+        raws.push(ready.map_err(|error| Refused::Before(at, error))?);
     }
     let Some(first) = all.first() else {
         return Ok(Vec::new());
@@ -185,13 +180,15 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
 }
 
 impl Inner {
-    /// NCCL's pointer, while operations may be issued.
-    pub(crate) fn ready(&self, handle: &Handle) -> Result<RawComm> {
+    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
+    /// abort.
+    pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
         let raw = match handle.raw {
             Some(raw) if self.phase.get() == State::Ready => raw,
             _ => return Err(self.out_of_use()),
         };
         if self.abort_signal.is_aborted() {
+            self.abort_in_background("its abort signal was given");
             return Err(Error::new(ErrorKind::Aborted {
                 reason: String::from("its abort signal was given"),
             }));

@@ -1,0 +1,181 @@
+//! Aborts at random moments, many of them: each ends all ranks soon, and nothing is left.
+//!
+//! 60 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
+//! `NCCL_TEST_ABORTS=1000 cargo test --test aborts -- --nocapture`.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{AbortSignal, Communicator, ReduceOp, World};
+use support::Ranks;
+use support::held::held;
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+const RANKS: usize = 3;
+/// No operation takes as long, unless nobody ends it.
+const LIMIT: Duration = Duration::from_secs(40);
+/// Aborts after which every pool has been filled.
+const WARM: u64 = 20;
+
+fn turns() -> u64 {
+    std::env::var("NCCL_TEST_ABORTS")
+        .ok()
+        .and_then(|turns| turns.parse().ok())
+        .unwrap_or(60)
+}
+
+/// How one rank ends a communicator.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Signal,
+    Abort,
+    /// It stays away from what the others do, until one of them runs into its limit.
+    StayAway,
+}
+
+/// One operation of several kinds.
+fn operation(
+    comm: &Communicator,
+    stream: &Arc<CudaStream>,
+    random: &mut fastrand::Rng,
+) -> nccl::Result<()> {
+    let elements = 1 << random.usize(0..16);
+    let memory = || stream.alloc_zeros::<f32>(elements).expect("memory");
+    match random.u8(..6) {
+        0 => {
+            let part = comm.split("part", Some(comm.rank() as u32 % 2), 0)?;
+            let mut y = memory();
+            let part = part.expect("a colour was given");
+            part.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
+        }
+        1 => {
+            let mut plan = comm.capture(memory(), |capture, y| {
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Max))
+            })?;
+            plan.launch()?;
+            plan.launch()?.wait()
+        }
+        2 => {
+            let (x, mut y) = (memory(), memory());
+            let (rank, size) = (comm.rank(), comm.world_size());
+            comm.group(|group| {
+                group.isend(&x, (rank + 1) % size)?;
+                group.irecv(&mut y, (rank + size - 1) % size)
+            })?
+            .wait()
+        }
+        // Not waited for: the next one finds out.
+        3 => {
+            let mut y = comm.buffer::<f32>(elements)?;
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum).map(drop)
+        }
+        _ => {
+            let mut y = memory();
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
+        }
+    }
+}
+
+/// One communicator, which is ended at a random moment.
+fn life(world: &World, turn: u64) -> Outcome {
+    // The same on all ranks.
+    let mut random = fastrand::Rng::with_seed(turn);
+    let ends = random.usize(..world.size()) == world.rank();
+    let way = [Way::Signal, Way::Abort, Way::StayAway][random.usize(..3)];
+    let after = Duration::from_micros(random.u64(..12_000));
+    let stream = support::device(world)?.new_stream()?;
+    let stop = AbortSignal::new();
+    let done = AtomicBool::new(false);
+    let begun = Instant::now();
+    let pause = || {
+        while begun.elapsed() < after && !done.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    };
+    let ended = std::thread::scope(|scope| {
+        let comm = world
+            .communicator("brief")
+            .stream(&stream)
+            .timeout(LIMIT)
+            .abort_signal(&stop)
+            .build()?;
+        if let (true, Way::Signal) = (ends, way) {
+            scope.spawn(|| {
+                pause();
+                stop.abort();
+            });
+        }
+        if let (true, Way::Abort) = (ends, way) {
+            let (comm, pause) = (comm.clone(), &pause);
+            scope.spawn(move || {
+                pause();
+                let _ = comm.abort("it is time");
+            });
+        }
+        loop {
+            if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
+                while comm.fault().is_none() && begun.elapsed() < LIMIT {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+            let impatient = match way {
+                // Any of them may run into it.
+                Way::StayAway => comm.within(Duration::from_millis(50)),
+                Way::Signal | Way::Abort => comm.clone(),
+            };
+            if let Err(error) = operation(&impatient, &stream, &mut random) {
+                done.store(true, Ordering::Release);
+                break Err::<(), _>(error);
+            }
+        }
+    });
+    done.store(true, Ordering::Release);
+    let error = ended.expect_err("it ends with an error");
+    let took = begun.elapsed();
+    if took > LIMIT / 2 {
+        return Err(format!("turn {turn}, {way:?}: {took:?} until {error}").into());
+    }
+    Ok(())
+}
+
+fn lives(world: &World) -> Outcome {
+    let mut before = None;
+    for turn in 0..WARM + turns() {
+        life(world, turn)?;
+        world.barrier("next")?;
+        if turn + 1 == WARM {
+            std::thread::sleep(Duration::from_millis(500));
+            before = Some(held()?);
+        }
+    }
+    // The last ends go on in the background.
+    std::thread::sleep(Duration::from_secs(1));
+    let (before, after) = (before.ok_or("never warm")?, held()?);
+    println!("rank {}: {before:?} became {after:?}", world.rank());
+    match after.is_more_than(&before) {
+        true => Err(format!("{} aborts: {before:?} became {after:?}", turns()).into()),
+        false => Ok(()),
+    }
+}
+
+#[test]
+fn aborts_at_random_moments_leave_nothing_between_threads() {
+    if !support::needs_devices(RANKS) {
+        return;
+    }
+    Ranks::new(RANKS)
+        .deadline(Duration::from_secs(120 + turns()))
+        .threads(|world| lives(&world));
+}
+
+#[test]
+fn aborts_at_random_moments_leave_nothing_between_processes() {
+    Ranks::new(RANKS)
+        .deadline(Duration::from_secs(120 + turns()))
+        .processes(|world| lives(&world));
+}
