@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
@@ -63,6 +63,20 @@ pub(crate) fn script(options: &str, script: &str) -> Command {
     command
 }
 
+/// Tests may run in the background of a shell, which ignores Ctrl-C for them and all that they start; and a
+/// shell does not heed what was ignored when it began.
+fn heed_the_keyboard(command: &mut Command) {
+    // SAFETY: between fork and exec, `signal` may be called, and nothing else is done.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
+}
+
 pub(crate) fn options_only(options: &str) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(options.split_whitespace());
@@ -72,6 +86,7 @@ pub(crate) fn options_only(options: &str) -> Command {
         }
     }
     command.stdin(Stdio::null());
+    heed_the_keyboard(&mut command);
     command
 }
 
