@@ -91,6 +91,34 @@ fn a_rank_that_left_before_init_is_named_on_the_others() {
     });
 }
 
+#[test]
+fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
+    if !support::needs_emulator("an init that fails on purpose") {
+        return;
+    }
+    ranks_as_processes(3, |world| -> Outcome {
+        let stream = stream(&world)?;
+        // The call itself has returned "in progress" by then.
+        let _fault = (world.rank() == 1).then(|| {
+            let system_error = 2;
+            faults::at_call("ncclCommGetAsyncError").fail(system_error)
+        });
+        let begun = Instant::now();
+        let error = world
+            .communicator("late")
+            .stream(&stream)
+            .build()
+            .unwrap_err();
+        assert!(begun.elapsed() < SOON);
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 1 (") && text.contains("system error"),
+            "{text}"
+        );
+        Ok(())
+    });
+}
+
 /// Rank 0 receives what rank 1 never sends.
 fn unmatched(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<nccl::Request> {
     let mut y = stream.alloc_zeros::<f32>(1024).expect("memory");
