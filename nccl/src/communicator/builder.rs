@@ -380,9 +380,12 @@ impl<'a> CommunicatorBuilder<'a> {
                 let about = self.checks.then(|| self.about());
                 let checked = world.check(about.as_ref(), deadline, &interrupted);
                 let prepared = match (prepared, checked) {
-                    (Err(error), Err(_)) | (Ok(_), Err(error)) => return Err(error),
+                    // It is the same on all ranks.
+                    (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
+                        return Err(error);
+                    }
                     (Ok((prepared, _)), Ok(())) => self.token().map(|id| (prepared, id)),
-                    (Err(error), Ok(())) => Err(error),
+                    (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
                 agree(world, self.name, prepared, deadline, &signal)?
             }

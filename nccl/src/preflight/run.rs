@@ -11,6 +11,7 @@
 //!
 //! Facts go to rank 0 only: everybody's to everybody would be too much for a thousand ranks.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,12 @@ struct Check<'w> {
     world: &'w World,
     deadline: Instant,
     interrupted: &'w dyn Fn() -> bool,
+    /// The rounds that this rank has not been in.
+    left: RefCell<Vec<&'static str>>,
 }
+
+/// All that there may be, in order.
+const ROUNDS: [&str; 5] = ["facts", "plan", "doors", "failures", "report"];
 
 /// Checks a world; all ranks get the same report. `settings` is `None` on a rank that wants no checks, which
 /// then are not made on any.
@@ -100,6 +106,7 @@ pub(super) fn world(
         world,
         deadline,
         interrupted,
+        left: RefCell::new(ROUNDS.to_vec()),
     };
     let facts = match settings {
         None => Facts::off(PROTOCOL, &crate::host::name()),
@@ -112,7 +119,11 @@ pub(super) fn world(
             facts
         }
     };
-    check.run(facts)
+    let report = check.run(facts);
+    if report.is_err() {
+        check.give_up();
+    }
+    report
 }
 
 impl Check<'_> {
@@ -155,7 +166,17 @@ impl Check<'_> {
         })
     }
 
+    /// The others may have come through the round that this rank was in when it failed, and wait in the next.
+    fn give_up(&self) {
+        let now: &dyn Fn() -> bool = &|| true;
+        for what in self.left.take() {
+            let topic = format!("preflight/{what}");
+            let _ = self.world.collect(&topic, &[], self.deadline, now);
+        }
+    }
+
     fn round(&self, what: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.left.borrow_mut().retain(|left| *left != what);
         let topic = format!("preflight/{what}");
         self.world
             .collect(&topic, part, self.deadline, self.interrupted)

@@ -105,7 +105,14 @@ impl World {
         }
         let off = self.checks.off || is_off();
         let settings = settings.filter(|_| !off);
-        let report = run::world(self, settings, deadline, interrupted)?;
+        let report = match run::world(self, settings, deadline, interrupted) {
+            Ok(report) => report,
+            Err(error) => {
+                // Others may have come through, and will not be there another time.
+                *passed = true;
+                return Err(error);
+            }
+        };
         if self.rank() == 0 {
             report.warnings().for_each(warn);
         }
