@@ -36,7 +36,7 @@ pub(super) fn gather(stream: &Arc<CudaStream>) -> Option<Device> {
     let version = driver_version();
     Some(Device {
         ordinal: context.ordinal() as u64,
-        uuid: written(uuid.bytes.map(|byte| byte.cast_unsigned())),
+        uuid: written(uuid.bytes.map(|byte| byte.to_ne_bytes()[0])),
         name: context.name().unwrap_or_default(),
         bound_to: bound_to(),
         count: cudarc::driver::CudaContext::device_count()
