@@ -41,6 +41,13 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("gpu_check", "it tests the check itself"),
     ("support_itself", "it tests the helpers of the other tests"),
     ("all_to_all_perf", "it runs on the emulator wherever it is"),
+    ("doctor", "it needs no GPU"),
+    ("launch", "it needs no GPU"),
+    ("nccl_run", "it needs no GPU"),
+    ("observer", "it needs no GPU"),
+    ("preflight", "it needs no GPU"),
+    ("rendezvous", "it needs no GPU"),
+    ("start_up_faults", "it needs no GPU"),
 ];
 
 /// What a bundle is made with.
