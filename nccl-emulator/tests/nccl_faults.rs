@@ -5,6 +5,7 @@ mod ranks;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaContext;
 use nccl_emulator::faults;
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::{Rank, alone, last_error, nccl, processes_ending, threads, unique_id, wait_until};
@@ -226,8 +227,8 @@ fn a_specification_that_cannot_be_read_fails_every_init() {
         || {
             let mut id = nccl_sys::ncclUniqueId::default();
             assert_eq!(nccl!(ncclGetUniqueId(&mut id)), 4);
-            let text = "NCCL_EMULATOR_FAULTS: in \"call=ncclSends,action=hang\": NCCL has no function \
-                    \"ncclSends\"";
+            let text = "NCCL_EMULATOR_FAULTS: in \"call=ncclSends,action=hang\": neither NCCL nor the \
+                    driver has a function \"ncclSends\"";
             assert_eq!(last_error(), text);
         },
     );
@@ -279,5 +280,29 @@ fn aborting_a_blocking_communicator_whose_call_hangs_is_a_violation() {
             found[0].to_string().contains("inside a call on it"),
             "{found:?}"
         );
+    });
+}
+
+#[test]
+fn a_call_of_the_driver_hangs_and_fails_as_well() {
+    alone("a_call_of_the_driver_hangs_and_fails_as_well", &[], || {
+        nccl_emulator::install().unwrap();
+        let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        let event = stream.record_event(None).unwrap();
+        let guard = faults::at_call("cuEventQuery").nth(1).hang();
+        thread::scope(|scope| {
+            let hung = scope.spawn(|| event.is_complete());
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            thread::sleep(Duration::from_millis(30));
+            assert!(!hung.is_finished());
+            drop(guard);
+            assert!(hung.join().unwrap());
+        });
+        let launch_failure = 719;
+        let guard = faults::at_call("cuStreamQuery").fail(launch_failure);
+        // SAFETY: the stream lives.
+        let code = unsafe { cudarc::driver::sys::cuStreamQuery(stream.cu_stream()) };
+        assert_eq!(code as u32, launch_failure);
+        assert_eq!(guard.hits(), 1);
     });
 }

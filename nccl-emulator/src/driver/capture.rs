@@ -103,7 +103,7 @@ pub(super) fn refuse(stream: &Stream, code: CUresult) -> Result<(), CUresult> {
 }
 
 unsafe extern "C" fn begin(handle: *mut c_void, mode: c_uint) -> CUresult {
-    enter(|| {
+    enter("cuStreamBeginCapture", || {
         let stream = stream_of(handle)?;
         stream.context().check()?;
         if mode > RELAXED {
@@ -114,7 +114,7 @@ unsafe extern "C" fn begin(handle: *mut c_void, mode: c_uint) -> CUresult {
 }
 
 unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuStreamEndCapture", || {
         let stream = stream_of(handle)?;
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -154,7 +154,9 @@ fn asked(handle: *mut c_void) -> Result<std::sync::Arc<Stream>, CUresult> {
 
 unsafe extern "C" fn is_capturing(handle: *mut c_void, place: *mut c_uint) -> CUresult {
     // SAFETY: the caller passes null or a place for the status.
-    enter(|| unsafe { store(place, status(&*asked(handle)?).0) })
+    enter("cuStreamIsCapturing", || unsafe {
+        store(place, status(&*asked(handle)?).0)
+    })
 }
 
 unsafe extern "C" fn get_info_v2(
@@ -198,7 +200,7 @@ unsafe extern "C" fn get_info_v3(
             unsafe { place.write(value) };
         }
     }
-    enter(|| {
+    enter("cuStreamGetCaptureInfo", || {
         let (status, number) = status(&*asked(handle)?);
         if status == STATUS_ACTIVE
             && !(graph.is_null() && dependencies.is_null() && count.is_null())
@@ -223,7 +225,7 @@ unsafe extern "C" fn get_info_v3(
 }
 
 unsafe extern "C" fn exchange_mode(place: *mut c_uint) -> CUresult {
-    enter(|| {
+    enter("cuThreadExchangeStreamCaptureMode", || {
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }

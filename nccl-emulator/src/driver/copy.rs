@@ -337,15 +337,21 @@ fn anywhere(
 }
 
 unsafe extern "C" fn any_sync(to: u64, from: u64, len: usize) -> CUresult {
-    enter(|| anywhere(&default_stream()?, to, from, len, true))
+    enter("cuMemcpy", || {
+        anywhere(&default_stream()?, to, from, len, true)
+    })
 }
 
 unsafe extern "C" fn any(to: u64, from: u64, len: usize, stream: *mut c_void) -> CUresult {
-    enter(|| anywhere(&stream_of(stream)?, to, from, len, false))
+    enter("cuMemcpyAsync", || {
+        anywhere(&stream_of(stream)?, to, from, len, false)
+    })
 }
 
 unsafe extern "C" fn htod_sync(to: u64, from: *const c_void, len: usize) -> CUresult {
-    enter(|| host_to_device(&default_stream()?, to, from.cast(), len, true))
+    enter("cuMemcpyHtoD", || {
+        host_to_device(&default_stream()?, to, from.cast(), len, true)
+    })
 }
 
 unsafe extern "C" fn htod(
@@ -354,23 +360,33 @@ unsafe extern "C" fn htod(
     len: usize,
     stream: *mut c_void,
 ) -> CUresult {
-    enter(|| host_to_device(&stream_of(stream)?, to, from.cast(), len, false))
+    enter("cuMemcpyHtoDAsync", || {
+        host_to_device(&stream_of(stream)?, to, from.cast(), len, false)
+    })
 }
 
 unsafe extern "C" fn dtoh_sync(to: *mut c_void, from: u64, len: usize) -> CUresult {
-    enter(|| device_to_host(&default_stream()?, to.cast(), from, len, true))
+    enter("cuMemcpyDtoH", || {
+        device_to_host(&default_stream()?, to.cast(), from, len, true)
+    })
 }
 
 unsafe extern "C" fn dtoh(to: *mut c_void, from: u64, len: usize, stream: *mut c_void) -> CUresult {
-    enter(|| device_to_host(&stream_of(stream)?, to.cast(), from, len, false))
+    enter("cuMemcpyDtoHAsync", || {
+        device_to_host(&stream_of(stream)?, to.cast(), from, len, false)
+    })
 }
 
 unsafe extern "C" fn dtod_sync(to: u64, from: u64, len: usize) -> CUresult {
-    enter(|| device_to_device(&default_stream()?, to, from, len))
+    enter("cuMemcpyDtoD", || {
+        device_to_device(&default_stream()?, to, from, len)
+    })
 }
 
 unsafe extern "C" fn dtod(to: u64, from: u64, len: usize, stream: *mut c_void) -> CUresult {
-    enter(|| device_to_device(&stream_of(stream)?, to, from, len))
+    enter("cuMemcpyDtoDAsync", || {
+        device_to_device(&stream_of(stream)?, to, from, len)
+    })
 }
 
 /// The contexts of a copy between devices must exist; the addresses say the rest.
@@ -386,7 +402,7 @@ unsafe extern "C" fn peer_sync(
     from_context: *mut c_void,
     len: usize,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemcpyPeer", || {
         known_contexts(to_context, from_context)?;
         device_to_device(&default_stream()?, to, from, len)
     })
@@ -400,7 +416,7 @@ unsafe extern "C" fn peer(
     len: usize,
     stream: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemcpyPeerAsync", || {
         known_contexts(to_context, from_context)?;
         device_to_device(&stream_of(stream)?, to, from, len)
     })
@@ -497,25 +513,37 @@ fn twice(value: u16) -> [u8; 4] {
 }
 
 unsafe extern "C" fn set_d8_sync(to: u64, value: u8, count: usize) -> CUresult {
-    enter(|| fill(&default_stream()?, to, [value; 4], 1, count))
+    enter("cuMemsetD8", || {
+        fill(&default_stream()?, to, [value; 4], 1, count)
+    })
 }
 
 unsafe extern "C" fn set_d8(to: u64, value: u8, count: usize, stream: *mut c_void) -> CUresult {
-    enter(|| fill(&stream_of(stream)?, to, [value; 4], 1, count))
+    enter("cuMemsetD8Async", || {
+        fill(&stream_of(stream)?, to, [value; 4], 1, count)
+    })
 }
 
 unsafe extern "C" fn set_d16_sync(to: u64, value: u16, count: usize) -> CUresult {
-    enter(|| fill(&default_stream()?, to, twice(value), 2, count))
+    enter("cuMemsetD16", || {
+        fill(&default_stream()?, to, twice(value), 2, count)
+    })
 }
 
 unsafe extern "C" fn set_d16(to: u64, value: u16, count: usize, stream: *mut c_void) -> CUresult {
-    enter(|| fill(&stream_of(stream)?, to, twice(value), 2, count))
+    enter("cuMemsetD16Async", || {
+        fill(&stream_of(stream)?, to, twice(value), 2, count)
+    })
 }
 
 unsafe extern "C" fn set_d32_sync(to: u64, value: u32, count: usize) -> CUresult {
-    enter(|| fill(&default_stream()?, to, value.to_ne_bytes(), 4, count))
+    enter("cuMemsetD32", || {
+        fill(&default_stream()?, to, value.to_ne_bytes(), 4, count)
+    })
 }
 
 unsafe extern "C" fn set_d32(to: u64, value: u32, count: usize, stream: *mut c_void) -> CUresult {
-    enter(|| fill(&stream_of(stream)?, to, value.to_ne_bytes(), 4, count))
+    enter("cuMemsetD32Async", || {
+        fill(&stream_of(stream)?, to, value.to_ne_bytes(), 4, count)
+    })
 }

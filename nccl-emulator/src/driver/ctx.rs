@@ -52,7 +52,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
 pub(super) const GREATEST_PRIORITY: c_int = -5;
 
 fn create(place: *mut *mut c_void, flags: c_uint, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuCtxCreate", || {
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -94,7 +94,7 @@ unsafe extern "C" fn create_v4(
 }
 
 unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxDestroy", || {
         let context = Context::lookup(handle)?;
         if context.primary() {
             return Err(CUresult::ERROR_INVALID_CONTEXT);
@@ -109,11 +109,13 @@ unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
 
 unsafe extern "C" fn get_current(place: *mut *mut c_void) -> CUresult {
     // SAFETY: the caller passes null or a place for the context.
-    enter(|| unsafe { store(place, context::current_handle()) })
+    enter("cuCtxGetCurrent", || unsafe {
+        store(place, context::current_handle())
+    })
 }
 
 unsafe extern "C" fn set_current(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxSetCurrent", || {
         let context = if handle.is_null() {
             None
         } else {
@@ -125,14 +127,14 @@ unsafe extern "C" fn set_current(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn push_current(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxPushCurrent", || {
         context::push(Context::lookup(handle)?);
         Ok(())
     })
 }
 
 unsafe extern "C" fn pop_current(place: *mut *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxPopCurrent", || {
         let context = context::pop()?;
         if place.is_null() {
             return Ok(());
@@ -144,7 +146,9 @@ unsafe extern "C" fn pop_current(place: *mut *mut c_void) -> CUresult {
 
 unsafe extern "C" fn get_device(place: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the device.
-    enter(|| unsafe { store(place, super::current_device()?) })
+    enter("cuCtxGetDevice", || unsafe {
+        store(place, super::current_device()?)
+    })
 }
 
 /// The context of a handle, the current one if it is null.
@@ -158,16 +162,20 @@ fn given_or_current(handle: *mut c_void) -> Result<Arc<Context>, CUresult> {
 
 unsafe extern "C" fn get_device_v2(place: *mut c_int, handle: *mut c_void) -> CUresult {
     // SAFETY: the caller passes null or a place for the device.
-    enter(|| unsafe { store(place, given_or_current(handle)?.device()) })
+    enter("cuCtxGetDevice", || unsafe {
+        store(place, given_or_current(handle)?.device())
+    })
 }
 
 unsafe extern "C" fn get_id(handle: *mut c_void, place: *mut u64) -> CUresult {
     // SAFETY: the caller passes null or a place for the number.
-    enter(|| unsafe { store(place, u64::from(given_or_current(handle)?.number())) })
+    enter("cuCtxGetId", || unsafe {
+        store(place, u64::from(given_or_current(handle)?.number()))
+    })
 }
 
 unsafe extern "C" fn get_api_version(handle: *mut c_void, place: *mut c_uint) -> CUresult {
-    enter(|| {
+    enter("cuCtxGetApiVersion", || {
         given_or_current(handle)?;
         // SAFETY: the caller passes null or a place for the number.
         unsafe { store(place, 3020) }
@@ -176,18 +184,20 @@ unsafe extern "C" fn get_api_version(handle: *mut c_void, place: *mut c_uint) ->
 
 unsafe extern "C" fn get_flags(place: *mut c_uint) -> CUresult {
     // SAFETY: the caller passes null or a place for the flags.
-    enter(|| unsafe { store(place, context::current()?.flags().load(Ordering::Relaxed)) })
+    enter("cuCtxGetFlags", || unsafe {
+        store(place, context::current()?.flags().load(Ordering::Relaxed))
+    })
 }
 
 unsafe extern "C" fn set_flags(flags: c_uint) -> CUresult {
-    enter(|| {
+    enter("cuCtxSetFlags", || {
         context::current()?.flags().store(flags, Ordering::Relaxed);
         Ok(())
     })
 }
 
 unsafe extern "C" fn get_limit(place: *mut usize, limit: c_int) -> CUresult {
-    enter(|| {
+    enter("cuCtxGetLimit", || {
         context::current()?;
         let value = match limit {
             0 => 1 << 10, // stack of a thread
@@ -201,7 +211,7 @@ unsafe extern "C" fn get_limit(place: *mut usize, limit: c_int) -> CUresult {
 }
 
 unsafe extern "C" fn set_limit(limit: c_int, _value: usize) -> CUresult {
-    enter(|| {
+    enter("cuCtxSetLimit", || {
         context::current()?;
         // Limits of kernels, of which there are none.
         if (0..=2).contains(&limit) {
@@ -213,7 +223,7 @@ unsafe extern "C" fn set_limit(limit: c_int, _value: usize) -> CUresult {
 }
 
 unsafe extern "C" fn get_cache_config(place: *mut c_uint) -> CUresult {
-    enter(|| {
+    enter("cuCtxGetCacheConfig", || {
         context::current()?;
         // SAFETY: the caller passes null or a place for the value.
         unsafe { store(place, 0) }
@@ -221,14 +231,14 @@ unsafe extern "C" fn get_cache_config(place: *mut c_uint) -> CUresult {
 }
 
 unsafe extern "C" fn set_cache_config(_config: c_uint) -> CUresult {
-    enter(|| context::current().map(drop))
+    enter("cuCtxSetCacheConfig", || context::current().map(drop))
 }
 
 unsafe extern "C" fn get_stream_priority_range(
     least: *mut c_int,
     greatest: *mut c_int,
 ) -> CUresult {
-    enter(|| {
+    enter("cuCtxGetStreamPriorityRange", || {
         context::current()?;
         for (place, value) in [(least, 0), (greatest, GREATEST_PRIORITY)] {
             if !place.is_null() {
@@ -241,7 +251,7 @@ unsafe extern "C" fn get_stream_priority_range(
 }
 
 unsafe extern "C" fn synchronize() -> CUresult {
-    enter(|| {
+    enter("cuCtxSynchronize", || {
         let context = context::current()?;
         capture::unsafe_use_of_all(&context)?;
         context.synchronize()
@@ -249,7 +259,7 @@ unsafe extern "C" fn synchronize() -> CUresult {
 }
 
 unsafe extern "C" fn synchronize_v2(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxSynchronize", || {
         let context = given_or_current(handle)?;
         capture::unsafe_use_of_all(&context)?;
         context.synchronize()
@@ -257,7 +267,7 @@ unsafe extern "C" fn synchronize_v2(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn enable_peer_access(peer: *mut c_void, flags: c_uint) -> CUresult {
-    enter(|| {
+    enter("cuCtxEnablePeerAccess", || {
         let (context, peer) = (context::current()?, Context::lookup(peer)?);
         if flags != 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -274,7 +284,7 @@ unsafe extern "C" fn enable_peer_access(peer: *mut c_void, flags: c_uint) -> CUr
 }
 
 unsafe extern "C" fn disable_peer_access(peer: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuCtxDisablePeerAccess", || {
         let (context, peer) = (context::current()?, Context::lookup(peer)?);
         if context.set_peer(peer.number(), false) {
             Ok(())

@@ -75,7 +75,7 @@ fn known(device: c_int) -> Result<u32, CUresult> {
 }
 
 unsafe extern "C" fn get(device: *mut c_int, ordinal: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGet", || {
         known(ordinal)?;
         // SAFETY: the caller passes null or a place for the device.
         unsafe { store(device, ordinal) }
@@ -84,7 +84,9 @@ unsafe extern "C" fn get(device: *mut c_int, ordinal: c_int) -> CUresult {
 
 unsafe extern "C" fn get_count(count: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the number.
-    enter(|| unsafe { store(count, visible::count() as c_int) })
+    enter("cuDeviceGetCount", || unsafe {
+        store(count, visible::count() as c_int)
+    })
 }
 
 /// Writes a C string into a buffer, cut to fit.
@@ -106,7 +108,7 @@ unsafe fn store_text(place: *mut c_char, len: c_int, text: &CStr) -> Result<(), 
 }
 
 unsafe extern "C" fn get_name(name: *mut c_char, len: c_int, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetName", || {
         known(device)?;
         // SAFETY: the caller passes a buffer of `len` characters.
         unsafe { store_text(name, len, NAME) }
@@ -134,7 +136,7 @@ pub(crate) fn uuid(device: u32) -> [u8; 16] {
 }
 
 unsafe extern "C" fn get_uuid(place: *mut [u8; 16], device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetUuid", || {
         let device = known(device)?;
         // SAFETY: the caller passes null or a place for a CUuuid, which is 16 bytes.
         unsafe { store(place, uuid(visible::physical(device))) }
@@ -142,7 +144,7 @@ unsafe extern "C" fn get_uuid(place: *mut [u8; 16], device: c_int) -> CUresult {
 }
 
 unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetAttribute", || {
         let device = known(device)?;
         let answer = match attribute {
             1..=3 => 1024,                  // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
@@ -181,7 +183,7 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
 }
 
 unsafe extern "C" fn total_mem(bytes: *mut usize, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceTotalMem", || {
         known(device)?;
         // SAFETY: the caller passes null or a place for the number.
         unsafe { store(bytes, options().memory as usize) }
@@ -193,7 +195,7 @@ unsafe extern "C" fn compute_capability(
     minor: *mut c_int,
     device: c_int,
 ) -> CUresult {
-    enter(|| {
+    enter("cuDeviceComputeCapability", || {
         known(device)?;
         // SAFETY: the caller passes null or places for the numbers.
         unsafe {
@@ -209,7 +211,7 @@ fn pci_bus(device: u32) -> u32 {
 }
 
 unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetPCIBusId", || {
         let device = known(device)?;
         let id = format!("0000:{:02X}:00.0\0", pci_bus(device));
         let id = CStr::from_bytes_with_nul(id.as_bytes()).map_err(|_| CUresult::ERROR_UNKNOWN)?;
@@ -219,7 +221,7 @@ unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int
 }
 
 unsafe extern "C" fn get_by_pci_bus_id(device: *mut c_int, text: *const c_char) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetByPCIBusId", || {
         if text.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -240,7 +242,7 @@ unsafe extern "C" fn get_by_pci_bus_id(device: *mut c_int, text: *const c_char) 
 }
 
 unsafe extern "C" fn can_access_peer(answer: *mut c_int, device: c_int, peer: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceCanAccessPeer", || {
         let other = known(device)? != known(peer)?;
         // SAFETY: the caller passes null or a place for the answer.
         unsafe { store(answer, c_int::from(other)) }
@@ -253,7 +255,7 @@ unsafe extern "C" fn get_p2p_attribute(
     from: c_int,
     to: c_int,
 ) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetP2PAttribute", || {
         if known(from)? == known(to)? {
             return Err(CUresult::ERROR_INVALID_DEVICE);
         }
@@ -269,7 +271,7 @@ unsafe extern "C" fn get_p2p_attribute(
 }
 
 unsafe extern "C" fn primary_ctx_retain(place: *mut *mut c_void, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDevicePrimaryCtxRetain", || {
         known(device)?;
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -281,11 +283,11 @@ unsafe extern "C" fn primary_ctx_retain(place: *mut *mut c_void, device: c_int) 
 }
 
 unsafe extern "C" fn primary_ctx_release(device: c_int) -> CUresult {
-    enter(|| context::release(device))
+    enter("cuDevicePrimaryCtxRelease", || context::release(device))
 }
 
 unsafe extern "C" fn primary_ctx_reset(device: c_int) -> CUresult {
-    enter(|| context::reset(device))
+    enter("cuDevicePrimaryCtxReset", || context::reset(device))
 }
 
 unsafe extern "C" fn primary_ctx_get_state(
@@ -293,7 +295,7 @@ unsafe extern "C" fn primary_ctx_get_state(
     flags: *mut c_uint,
     active: *mut c_int,
 ) -> CUresult {
-    enter(|| {
+    enter("cuDevicePrimaryCtxGetState", || {
         let (set, alive) = context::primary_state(device)?;
         // SAFETY: the caller passes null or places for the two.
         unsafe {
@@ -304,7 +306,9 @@ unsafe extern "C" fn primary_ctx_get_state(
 }
 
 unsafe extern "C" fn primary_ctx_set_flags(device: c_int, flags: c_uint) -> CUresult {
-    enter(|| context::set_primary_flags(device, flags))
+    enter("cuDevicePrimaryCtxSetFlags", || {
+        context::set_primary_flags(device, flags)
+    })
 }
 
 #[cfg(test)]

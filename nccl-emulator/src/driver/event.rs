@@ -33,7 +33,7 @@ fn event_of(handle: *mut c_void) -> Result<Arc<Event>, CUresult> {
 }
 
 unsafe extern "C" fn create(place: *mut *mut c_void, flags: c_uint) -> CUresult {
-    enter(|| {
+    enter("cuEventCreate", || {
         if flags & INTERPROCESS != 0 {
             super::refused::say("cuEventCreate", super::refused::NO_IPC);
             return Err(CUresult::ERROR_NOT_SUPPORTED);
@@ -48,7 +48,7 @@ unsafe extern "C" fn create(place: *mut *mut c_void, flags: c_uint) -> CUresult 
 }
 
 unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuEventDestroy", || {
         Event::destroy(handle)
             .map_err(|_| bad_handle("event", handle))?
             .context()
@@ -57,7 +57,9 @@ unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn record(handle: *mut c_void, stream: *mut c_void) -> CUresult {
-    enter(|| event_of(handle)?.record(&stream_of(stream)?, false))
+    enter("cuEventRecord", || {
+        event_of(handle)?.record(&stream_of(stream)?, false)
+    })
 }
 
 /// In a capture: a node that records the event whenever the graph runs.
@@ -68,7 +70,7 @@ unsafe extern "C" fn record_with_flags(
     stream: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    enter(|| {
+    enter("cuEventRecordWithFlags", || {
         if flags & !EXTERNAL != 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -77,7 +79,7 @@ unsafe extern "C" fn record_with_flags(
 }
 
 unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuEventSynchronize", || {
         let event = event_of(handle)?;
         event.check_captured()?;
         capture::unsafe_call()?;
@@ -86,7 +88,7 @@ unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn query(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuEventQuery", || {
         let event = event_of(handle)?;
         event.check_captured()?;
         capture::unsafe_call()?;
@@ -103,7 +105,7 @@ unsafe extern "C" fn elapsed_time(
     start: *mut c_void,
     end: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuEventElapsedTime", || {
         let (start, end) = (event_of(start)?, event_of(end)?);
         start.context().check()?;
         // SAFETY: the caller passes null or a place for the number.

@@ -27,7 +27,7 @@ unsafe extern "C" fn instantiate(
     graph: *mut c_void,
     flags: u64,
 ) -> CUresult {
-    enter(|| {
+    enter("cuGraphInstantiateWithFlags", || {
         let known = AUTO_FREE_ON_LAUNCH | DEVICE_LAUNCH | USE_NODE_PRIORITY;
         let both = AUTO_FREE_ON_LAUNCH | DEVICE_LAUNCH;
         if place.is_null() || flags & !known != 0 || flags & both == both {
@@ -60,12 +60,14 @@ fn executable_of(handle: *mut c_void) -> Result<Arc<Executable>, CUresult> {
 }
 
 unsafe extern "C" fn launch(handle: *mut c_void, stream: *mut c_void) -> CUresult {
-    enter(|| executable_of(handle)?.launch(&stream_of(stream)?))
+    enter("cuGraphLaunch", || {
+        executable_of(handle)?.launch(&stream_of(stream)?)
+    })
 }
 
 /// Brings nothing anywhere: there is no other place.
 unsafe extern "C" fn upload(handle: *mut c_void, stream: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuGraphUpload", || {
         executable_of(handle)?;
         let stream = stream_of(stream)?;
         stream.context().check()?;
@@ -75,7 +77,7 @@ unsafe extern "C" fn upload(handle: *mut c_void, stream: *mut c_void) -> CUresul
 
 /// Replays that were launched are not disturbed.
 unsafe extern "C" fn destroy_executable(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuGraphExecDestroy", || {
         EXECUTABLES
             .remove(handle)
             .map(drop)
@@ -85,7 +87,7 @@ unsafe extern "C" fn destroy_executable(handle: *mut c_void) -> CUresult {
 
 /// Executable graphs that were made from it are not disturbed.
 unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuGraphDestroy", || {
         GRAPHS
             .remove(handle)
             .map(drop)
@@ -99,7 +101,7 @@ unsafe extern "C" fn get_nodes(
     nodes: *mut *mut c_void,
     count: *mut usize,
 ) -> CUresult {
-    enter(|| {
+    enter("cuGraphGetNodes", || {
         let graph = GRAPHS.get(handle).ok_or_else(|| unknown("graph", handle))?;
         if !nodes.is_null() {
             super::refused::say("cuGraphGetNodes", "the emulator's nodes have no handles");

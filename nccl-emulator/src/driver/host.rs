@@ -19,7 +19,15 @@ pub(super) fn symbols() -> Vec<Symbol> {
 }
 
 unsafe extern "C" fn alloc(place: *mut *mut c_void, size: usize, flags: c_uint) -> CUresult {
-    enter(|| {
+    block("cuMemHostAlloc", place, size, flags)
+}
+
+unsafe extern "C" fn alloc_host(place: *mut *mut c_void, size: usize) -> CUresult {
+    block("cuMemAllocHost", place, size, 0)
+}
+
+fn block(function: &'static str, place: *mut *mut c_void, size: usize, flags: c_uint) -> CUresult {
+    enter(function, || {
         // PORTABLE, DEVICEMAP, WRITECOMBINED: all the same here.
         if place.is_null() || flags > 7 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -30,11 +38,6 @@ unsafe extern "C" fn alloc(place: *mut *mut c_void, size: usize, flags: c_uint) 
         // SAFETY: not null, and the caller passes a place for the address.
         unsafe { store(place, block.cast()) }
     })
-}
-
-unsafe extern "C" fn alloc_host(place: *mut *mut c_void, size: usize) -> CUresult {
-    // SAFETY: the same promises.
-    unsafe { alloc(place, size, 0) }
 }
 
 /// The device whose work may use a block, once that work is done.
@@ -52,7 +55,7 @@ fn settle(address: *mut c_void) -> Result<(), CUresult> {
 const PORTABLE: c_uint = 1;
 
 unsafe extern "C" fn free(address: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuMemFreeHost", || {
         if address.is_null() {
             return Ok(());
         }
@@ -63,21 +66,21 @@ unsafe extern "C" fn free(address: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn register(address: *mut c_void, size: usize, flags: c_uint) -> CUresult {
-    enter(|| {
+    enter("cuMemHostRegister", || {
         let context = context::current()?;
         memory::register_host(address.expose_provenance(), size, context.device(), flags)
     })
 }
 
 unsafe extern "C" fn unregister(address: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuMemHostUnregister", || {
         settle(address).map_err(|_| CUresult::ERROR_HOST_MEMORY_NOT_REGISTERED)?;
         memory::unregister_host(address.addr())
     })
 }
 
 unsafe extern "C" fn get_flags(place: *mut c_uint, address: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuMemHostGetFlags", || {
         let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
         // SAFETY: the caller passes null or a place for the flags.
         unsafe { store(place, block.flags) }

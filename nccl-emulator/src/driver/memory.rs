@@ -36,7 +36,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
 }
 
 unsafe extern "C" fn alloc(place: *mut u64, size: usize) -> CUresult {
-    enter(|| {
+    enter("cuMemAlloc", || {
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -50,7 +50,7 @@ unsafe extern "C" fn alloc(place: *mut u64, size: usize) -> CUresult {
 }
 
 unsafe extern "C" fn free(address: u64) -> CUresult {
-    enter(|| {
+    enter("cuMemFree", || {
         if address == 0 {
             return Ok(());
         }
@@ -119,7 +119,7 @@ fn allocate_on(stream: &std::sync::Arc<Stream>, size: usize) -> Result<u64, CUre
 }
 
 unsafe extern "C" fn alloc_async(place: *mut u64, size: usize, stream: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuMemAllocAsync", || {
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -136,7 +136,7 @@ unsafe extern "C" fn alloc_async(place: *mut u64, size: usize, stream: *mut c_vo
 }
 
 unsafe extern "C" fn free_async(address: u64, stream: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuMemFreeAsync", || {
         let stream = stream_of(stream)?;
         if address == 0 {
             return stream.context().check();
@@ -156,7 +156,7 @@ unsafe extern "C" fn free_async(address: u64, stream: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn get_info(free: *mut usize, total: *mut usize) -> CUresult {
-    enter(|| {
+    enter("cuMemGetInfo", || {
         let (left, all) = memory::pool(context::current()?.device())?.usage();
         // SAFETY: the caller passes null or places for the numbers.
         unsafe {
@@ -178,7 +178,7 @@ fn pool_of(handle: *mut c_void) -> Result<&'static Pool, CUresult> {
 }
 
 unsafe extern "C" fn get_mem_pool(place: *mut *mut c_void, device: c_int) -> CUresult {
-    enter(|| {
+    enter("cuDeviceGetDefaultMemPool", || {
         memory::pool(device)?;
         // SAFETY: the caller passes null or a place for the pool.
         unsafe {
@@ -191,7 +191,7 @@ unsafe extern "C" fn get_mem_pool(place: *mut *mut c_void, device: c_int) -> CUr
 }
 
 unsafe extern "C" fn set_mem_pool(device: c_int, pool: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuDeviceSetMemPool", || {
         if pool_of(pool)?.device() == device {
             Ok(())
         } else {
@@ -206,7 +206,7 @@ unsafe extern "C" fn alloc_from_pool_async(
     pool: *mut c_void,
     stream: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemAllocFromPoolAsync", || {
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -229,7 +229,7 @@ unsafe extern "C" fn pool_get_attribute(
     attribute: c_int,
     value: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemPoolGetAttribute", || {
         let (free, total) = pool_of(pool)?.usage();
         let used = total - free;
         match attribute {
@@ -251,7 +251,7 @@ unsafe extern "C" fn pool_set_attribute(
     attribute: c_int,
     _value: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemPoolSetAttribute", || {
         pool_of(pool)?;
         // Hints for a cache that the emulator has no use for.
         if (1..=8).contains(&attribute) {
@@ -263,5 +263,5 @@ unsafe extern "C" fn pool_set_attribute(
 }
 
 unsafe extern "C" fn pool_trim_to(pool: *mut c_void, _keep: usize) -> CUresult {
-    enter(|| pool_of(pool).map(drop))
+    enter("cuMemPoolTrimTo", || pool_of(pool).map(drop))
 }

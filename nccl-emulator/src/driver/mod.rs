@@ -30,6 +30,7 @@ pub(crate) use result::CUresult;
 
 use crate::elf::Symbol;
 use crate::exec::{self, Stream};
+use crate::faults;
 use crate::violations::{self, Violation, ViolationKind};
 use context::Context;
 
@@ -70,15 +71,46 @@ pub(crate) fn symbols() -> Vec<Symbol> {
     all
 }
 
-/// Runs the body of a driver function, on a driver that was started.
-fn enter(body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+/// Whether faults can sit at this function: at those that do something on a driver that was started.
+pub(crate) fn has_faults_at(function: &str) -> bool {
+    let mut all = device::symbols();
+    all.extend(ctx::symbols());
+    all.extend(stream::symbols());
+    all.extend(capture::symbols());
+    all.extend(graph::symbols());
+    all.extend(event::symbols());
+    all.extend(memory::symbols());
+    all.extend(pointer::symbols());
+    all.extend(host::symbols());
+    all.extend(copy::symbols());
+    all.iter()
+        .filter_map(|(name, _)| name.to_str().ok())
+        .any(|name| without_version(name) == function && name != SAME)
+}
+
+/// The one that is another function under a second name.
+const SAME: &str = "cuDeviceGetMemPool";
+
+/// The name as C programs write it: `cuMemAlloc` for `cuMemAlloc_v2`.
+fn without_version(name: &str) -> &str {
+    match name.rsplit_once("_v") {
+        Some((plain, version)) if version.bytes().all(|byte| byte.is_ascii_digit()) => plain,
+        _ => name,
+    }
+}
+
+/// Runs the body of a driver function, on a driver that was started, after the faults at it.
+fn enter(function: &'static str, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     if STATE.load(Ordering::Acquire) != READY {
         return CUresult::ERROR_NOT_INITIALIZED;
     }
     if exec::in_host_function() {
         return CUresult::ERROR_NOT_PERMITTED;
     }
-    caught(body)
+    caught(|| {
+        faults::check_driver_call(function)?;
+        body()
+    })
 }
 
 /// Runs the body of a driver function that needs no started driver.
@@ -160,6 +192,36 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn every_function_at_which_a_fault_can_sit_looks_for_it() {
+        let files = [
+            (include_str!("device.rs"), device::symbols()),
+            (include_str!("ctx.rs"), ctx::symbols()),
+            (include_str!("stream.rs"), stream::symbols()),
+            (include_str!("capture.rs"), capture::symbols()),
+            (include_str!("graph.rs"), graph::symbols()),
+            (include_str!("event.rs"), event::symbols()),
+            (include_str!("memory.rs"), memory::symbols()),
+            (include_str!("pointer.rs"), pointer::symbols()),
+            (include_str!("host.rs"), host::symbols()),
+            (include_str!("copy.rs"), copy::symbols()),
+        ];
+        for (text, symbols) in files {
+            for (name, _) in symbols {
+                let name = without_version(name.to_str().unwrap());
+                if name == SAME {
+                    continue;
+                }
+                assert!(has_faults_at(name), "{name}");
+                let looks = ["enter", "make", "block"]
+                    .iter()
+                    .any(|function| text.contains(&format!("{function}(\"{name}\"")));
+                assert!(looks, "{name}");
+            }
+        }
+        assert!(!has_faults_at("cuLaunchKernel"));
     }
 
     #[test]

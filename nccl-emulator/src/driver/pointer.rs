@@ -84,7 +84,7 @@ unsafe fn answer(
 }
 
 unsafe extern "C" fn get_attribute(place: *mut c_void, attribute: c_int, address: u64) -> CUresult {
-    enter(|| {
+    enter("cuPointerGetAttribute", || {
         let known = identify(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
         // SAFETY: the caller passes null or a place for this attribute.
         unsafe { answer(&known, address, attribute, place) }
@@ -97,7 +97,7 @@ unsafe extern "C" fn get_attributes(
     places: *const *mut c_void,
     address: u64,
 ) -> CUresult {
-    enter(|| {
+    enter("cuPointerGetAttributes", || {
         if attributes.is_null() || places.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -134,7 +134,7 @@ unsafe extern "C" fn get_address_range(
     size: *mut usize,
     address: u64,
 ) -> CUresult {
-    enter(|| {
+    enter("cuMemGetAddressRange", || {
         let (_, from, len) = memory::range(address).ok_or(CUresult::ERROR_NOT_FOUND)?;
         for (place, value) in [(start, from), (size.cast::<u64>(), len)] {
             if !place.is_null() {

@@ -31,8 +31,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
 const NON_BLOCKING: c_uint = 1;
 
 unsafe extern "C" fn create(place: *mut *mut c_void, flags: c_uint) -> CUresult {
-    // SAFETY: the same promises.
-    unsafe { create_with_priority(place, flags, 0) }
+    make("cuStreamCreate", place, flags, 0)
 }
 
 unsafe extern "C" fn create_with_priority(
@@ -40,7 +39,16 @@ unsafe extern "C" fn create_with_priority(
     flags: c_uint,
     priority: c_int,
 ) -> CUresult {
-    enter(|| {
+    make("cuStreamCreateWithPriority", place, flags, priority)
+}
+
+fn make(
+    function: &'static str,
+    place: *mut *mut c_void,
+    flags: c_uint,
+    priority: c_int,
+) -> CUresult {
+    enter(function, || {
         let context = context::current()?;
         let kind = match flags {
             0 => Kind::Blocking,
@@ -64,7 +72,7 @@ unsafe extern "C" fn create_with_priority(
 }
 
 unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuStreamDestroy", || {
         if handle.addr() <= 2 {
             return Err(CUresult::ERROR_INVALID_HANDLE);
         }
@@ -77,7 +85,7 @@ unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuStreamSynchronize", || {
         let stream = stream_of(handle)?;
         capture::unsafe_use_of(&stream)?;
         stream.synchronize()
@@ -85,7 +93,7 @@ unsafe extern "C" fn synchronize(handle: *mut c_void) -> CUresult {
 }
 
 unsafe extern "C" fn query(handle: *mut c_void) -> CUresult {
-    enter(|| {
+    enter("cuStreamQuery", || {
         let stream = stream_of(handle)?;
         capture::unsafe_use_of(&stream)?;
         if stream.query()? {
@@ -103,7 +111,7 @@ unsafe extern "C" fn wait_event(
 ) -> CUresult {
     /// In a capture: a node that waits for what the event marks whenever the graph is launched.
     const EXTERNAL: c_uint = 1;
-    enter(|| {
+    enter("cuStreamWaitEvent", || {
         let stream = stream_of(handle)?;
         if flags & !EXTERNAL != 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -116,16 +124,20 @@ unsafe extern "C" fn wait_event(
 
 unsafe extern "C" fn get_ctx(handle: *mut c_void, place: *mut *mut c_void) -> CUresult {
     // SAFETY: the caller passes null or a place for the context.
-    enter(|| unsafe { store(place, stream_of(handle)?.context().handle()) })
+    enter("cuStreamGetCtx", || unsafe {
+        store(place, stream_of(handle)?.context().handle())
+    })
 }
 
 unsafe extern "C" fn get_device(handle: *mut c_void, place: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the device.
-    enter(|| unsafe { store(place, stream_of(handle)?.device()) })
+    enter("cuStreamGetDevice", || unsafe {
+        store(place, stream_of(handle)?.device())
+    })
 }
 
 unsafe extern "C" fn get_flags(handle: *mut c_void, place: *mut c_uint) -> CUresult {
-    enter(|| {
+    enter("cuStreamGetFlags", || {
         let flags = if stream_of(handle)?.kind() == Kind::NonBlocking {
             NON_BLOCKING
         } else {
@@ -138,12 +150,16 @@ unsafe extern "C" fn get_flags(handle: *mut c_void, place: *mut c_uint) -> CUres
 
 unsafe extern "C" fn get_priority(handle: *mut c_void, place: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the number.
-    enter(|| unsafe { store(place, stream_of(handle)?.priority()) })
+    enter("cuStreamGetPriority", || unsafe {
+        store(place, stream_of(handle)?.priority())
+    })
 }
 
 unsafe extern "C" fn get_id(handle: *mut c_void, place: *mut u64) -> CUresult {
     // SAFETY: the caller passes null or a place for the number.
-    enter(|| unsafe { store(place, stream_of(handle)?.number()) })
+    enter("cuStreamGetId", || unsafe {
+        store(place, stream_of(handle)?.number())
+    })
 }
 
 unsafe extern "C" fn launch_host_func(
@@ -151,7 +167,7 @@ unsafe extern "C" fn launch_host_func(
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     argument: *mut c_void,
 ) -> CUresult {
-    enter(|| {
+    enter("cuLaunchHostFunc", || {
         let function = function.ok_or(CUresult::ERROR_INVALID_VALUE)?;
         stream_of(handle)?.submit_host(HostCall { function, argument })
     })

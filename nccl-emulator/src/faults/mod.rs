@@ -1,7 +1,7 @@
 //! Faults on purpose: delay, hang or fail a chosen call on a chosen rank, or end the process in it.
 //!
-//! For tests of what is built on NCCL. A fault sits at an NCCL function ([`at_call`]), and strikes
-//! when it is called; or at an operation ([`at_operation`]), and strikes when the operation begins
+//! For tests of what is built on NCCL. A fault sits at a function of NCCL's or of the CUDA driver's
+//! ([`at_call`]), and strikes when it is called; or at an operation ([`at_operation`]), and strikes when the operation begins
 //! to run on its stream. It may be limited to one rank and to the n-th time. [`late`] makes every
 //! operation begin late: what is only right because the work was quick, goes wrong.
 //!
@@ -28,6 +28,10 @@
 //! | `fail=CODE` | returns the code, or counts as failed in its group | never begins; the communicator reports the code |
 //! | `kill` | the process ends by SIGKILL | the process ends by SIGKILL |
 //!
+//! Functions of the driver have no rank and no communicator: a fault at one strikes whoever calls it, and
+//! nothing but the end of the fault ends its `stall`. They are named without the version that some have
+//! in their symbols (`cuMemAlloc`), and fail with codes of CUDA's.
+//!
 //! `ncclCommInitRankConfig` and `ncclCommInitRankScalable` with `fail=1` leave the thread inside a
 //! group, as NCCL's do when CUDA cannot tell the current device.
 //!
@@ -44,6 +48,7 @@ use std::time::{Duration, Instant};
 pub(crate) use rule::OperationFault;
 pub use specification::SpecificationError;
 
+use crate::driver::CUresult;
 use crate::nccl::{AbortFlag, Code};
 use rule::Rule;
 
@@ -108,21 +113,22 @@ fn read_environment() {
     LazyLock::force(&READ);
 }
 
-/// A fault at every call of an NCCL function, by its C name. Choose what it does to put it in
-/// place.
+/// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what
+/// it does to put it in place.
 ///
 /// # Panics
-/// If NCCL has no such function.
+/// If there is no such function.
 ///
 /// ```
 /// use nccl_emulator::faults;
 /// let guard = faults::at_call("ncclCommInitRankConfig").rank(1).fail(2);
+/// let wedged = faults::at_call("cuEventQuery").hang();
 /// ```
 #[must_use]
 pub fn at_call(function: &str) -> Fault {
     assert!(
-        nccl_sys::Api::NAMES.contains(&function),
-        "NCCL has no function {function}"
+        specification::is_function(function),
+        "neither NCCL nor the driver has a function {function}"
     );
     Fault {
         point: Point::Call(function.to_owned()),
@@ -202,7 +208,8 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Only on this rank of whatever communicator. A group counts for each rank in it.
+    /// Only on this rank of whatever communicator. A group counts for each rank in it, and a call of
+    /// the driver's, like `ncclGetUniqueId`, for none.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -463,6 +470,29 @@ pub(crate) fn check_call(
             Action::Delay(by) => std::thread::sleep(by),
             Action::Hang | Action::Stall => rule.hold(abort),
             Action::Fail(code) => result = Code::new(code).map_or(Ok(()), Err),
+            Action::Kill => kill(),
+        }
+    }
+    result
+}
+
+/// Lets faults strike that sit at this call of the driver's.
+///
+/// # Errors
+/// The code of a fault that makes it fail.
+pub(crate) fn check_driver_call(function: &str) -> Result<(), CUresult> {
+    if !any() {
+        return Ok(());
+    }
+    let mut result = Ok(());
+    for rule in striking(
+        |point| matches!(point, Point::Call(name) if name == function),
+        &[],
+    ) {
+        match rule.action {
+            Action::Delay(by) => std::thread::sleep(by),
+            Action::Hang | Action::Stall => rule.hold(None),
+            Action::Fail(code) => result = Err(CUresult(code)),
             Action::Kill => kill(),
         }
     }

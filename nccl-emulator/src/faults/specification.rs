@@ -64,6 +64,11 @@ const OPERATIONS: &[&str] = &[
     "Send",
 ];
 
+/// Whether a fault can sit at this function.
+pub(super) fn is_function(name: &str) -> bool {
+    nccl_sys::Api::NAMES.contains(&name) || crate::driver::has_faults_at(name)
+}
+
 /// The point of an operation's name.
 pub(super) fn operation(name: &str) -> Option<Point> {
     match name {
@@ -103,10 +108,12 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
             .split_once('=')
             .ok_or_else(|| format!("\"{field}\" is not of the form key=value"))?;
         match key {
-            "call" if nccl_sys::Api::NAMES.contains(&value) => {
-                point = Some(Point::Call(value.to_owned()))
+            "call" if is_function(value) => point = Some(Point::Call(value.to_owned())),
+            "call" => {
+                return Err(format!(
+                    "neither NCCL nor the driver has a function \"{value}\""
+                ));
             }
-            "call" => return Err(format!("NCCL has no function \"{value}\"")),
             "run" => {
                 let names = OPERATIONS.join(", ");
                 let found = operation(value);
@@ -135,8 +142,20 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
     }
     let point = point.ok_or("it says neither call=FUNCTION nor run=OPERATION")?;
     let action = action.ok_or("it says no action=delay=TIME, hang, stall, fail=CODE or kill")?;
-    if rank.is_some() && point == Point::Call("ncclGetUniqueId".to_owned()) {
-        return Err("ncclGetUniqueId belongs to no rank".to_owned());
+    let of_nccl = match &point {
+        Point::Call(function) => function.starts_with("nccl"),
+        Point::Operation(_) => true,
+    };
+    match (&point, action) {
+        (Point::Call(function), _)
+            if rank.is_some() && (!of_nccl || function == "ncclGetUniqueId") =>
+        {
+            return Err(format!("{function} belongs to no rank"));
+        }
+        (_, Action::Fail(code)) if of_nccl && !(1..=8).contains(&code) => {
+            return Err(format!("\"{code}\" is no error code of NCCL (1 to 8)"));
+        }
+        _ => {}
     }
     Ok(Entry {
         point,
@@ -153,8 +172,8 @@ fn parse_action(text: &str) -> Result<Action, String> {
         None if text == "kill" => Ok(Action::Kill),
         Some(("delay", time)) => Ok(Action::Delay(duration(time)?)),
         Some(("fail", code)) => match code.parse() {
-            Ok(code @ 1..=8) => Ok(Action::Fail(code)),
-            _ => Err(format!("\"{code}\" is no error code of NCCL (1 to 8)")),
+            Ok(code @ 1..) => Ok(Action::Fail(code)),
+            _ => Err(format!("\"{code}\" is no error code")),
         },
         _ => Err(format!(
             "\"{text}\" is none of delay=TIME, hang, stall, fail=CODE, kill"
@@ -212,7 +231,7 @@ mod tests {
         for (text, problem) in [
             (
                 "call=ncclGroupEnds,action=hang",
-                "NCCL has no function \"ncclGroupEnds\"",
+                "neither NCCL nor the driver has a function \"ncclGroupEnds\"",
             ),
             ("call=ncclSend", "no action"),
             ("action=hang", "neither call"),
@@ -225,6 +244,9 @@ mod tests {
                 "call=ncclGetUniqueId,rank=1,action=hang",
                 "belongs to no rank",
             ),
+            ("call=cuEventQuery,rank=0,action=hang", "belongs to no rank"),
+            ("call=cuEventQuery_v2,action=hang", "has a function"),
+            ("call=ncclSend,action=fail=9", "no error code of NCCL"),
             ("hang", "key=value"),
         ] {
             let error = parse(text).unwrap_err().to_string();
