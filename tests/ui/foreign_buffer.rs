@@ -1,10 +1,10 @@
 // cudarc's `DevicePtr` is a safe trait, so what implements it is not taken for memory.
 fn main() {}
 
-struct Anything;
-impl<'a> nccl::SendBuffer<'a> for Anything {
+struct Anything<'a>(nccl::Erased<'a>);
+impl<'a> nccl::SendBuffer<'a> for Anything<'a> {
     type Element = f32;
     fn erase(self) -> nccl::Erased<'a> {
-        unimplemented!()
+        self.0
     }
 }
