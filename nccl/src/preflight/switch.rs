@@ -24,6 +24,17 @@ pub(crate) struct Checks {
     passed: Mutex<bool>,
 }
 
+impl Checks {
+    /// Of the next epoch of a world, whose ranks are all of this one, or not.
+    pub(crate) fn of_next(&self, all_known: bool) -> Self {
+        Self {
+            off: self.off,
+            interface: self.interface.clone(),
+            passed: Mutex::new(all_known && *lock(&self.passed)),
+        }
+    }
+}
+
 /// Whether the environment switches the checks off.
 fn is_off() -> bool {
     let value = std::env::var("NCCL_RUN_PREFLIGHT").unwrap_or_default();

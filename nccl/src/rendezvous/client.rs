@@ -71,6 +71,15 @@ impl Claim {
         }
     }
 
+    /// One who asks to be a rank of the next epoch.
+    pub(super) fn newcomer() -> Self {
+        Self {
+            role: Role::Newcomer,
+            rank: 0,
+            size: 0,
+        }
+    }
+
     pub(super) fn observer(size: usize) -> Self {
         Self {
             role: Role::Observer,
@@ -85,6 +94,7 @@ impl fmt::Display for Claim {
         match self.role {
             Role::Rank => write!(f, "rank {}", self.rank),
             Role::Observer => f.write_str("an observer"),
+            Role::Newcomer => f.write_str("a newcomer"),
         }
     }
 }

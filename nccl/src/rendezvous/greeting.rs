@@ -22,7 +22,7 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::secret::Secret;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 4;
 
 pub(super) const NONCE: usize = 32;
 type Proof = [u8; 32];
@@ -41,6 +41,8 @@ pub(super) enum Role {
     Rank,
     /// No rank: it sees what becomes of them, and may say how their processes ended.
     Observer,
+    /// No rank yet: it asks to be one of the next epoch.
+    Newcomer,
 }
 
 /// Who a rank says it is.
@@ -119,6 +121,7 @@ impl Greeting {
                     match hello.role {
                         Role::Rank => 0,
                         Role::Observer => 1,
+                        Role::Newcomer => 2,
                     },
                 );
                 put_index(&mut to, hello.rank);
@@ -170,6 +173,7 @@ impl Greeting {
                     role: match fields.number()? {
                         0 => Role::Rank,
                         1 => Role::Observer,
+                        2 => Role::Newcomer,
                         _ => return Err(Broken("a greeting of an unknown role")),
                     },
                     rank: fields.index()?,
@@ -260,6 +264,7 @@ impl Hello {
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
             Role::Observer => format!("{host}, pid {pid}, which wants to observe"),
+            Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
         }
     }
 }

@@ -16,6 +16,7 @@ use std::time::Instant;
 use super::channels::{Channels, Sending};
 use super::connection::Connection;
 use super::frame::Outgoing;
+use super::going::Going;
 use super::incoming::{Answer, Push};
 use super::mailbox::Mailbox;
 use super::message::Departure;
@@ -46,6 +47,10 @@ pub(super) struct Hub {
 
 impl Hub {
     pub(super) fn new(size: usize) -> Self {
+        Self::of_epoch(size, 0)
+    }
+
+    pub(super) fn of_epoch(size: usize, number: u64) -> Self {
         let members = (0..size).map(|_| Member::default()).collect();
         let state = State {
             members,
@@ -59,6 +64,7 @@ impl Hub {
             dirty: Vec::new(),
             observers: HashMap::new(),
             channels: Channels::default(),
+            going: Going::of_epoch(number),
         };
         Self {
             size,
@@ -119,6 +125,10 @@ impl Hub {
         if state.members[0].parent.is_some() {
             outlet.push(&Push::Watched(true), &mut None);
         }
+        if state.going.newcomers() > 0 {
+            let count = state.going.newcomers();
+            outlet.push(&Push::Newcomers(count), &mut None);
+        }
         state.dirty.push(outlet);
         state.show(rank);
         Ok(())
@@ -139,6 +149,46 @@ impl Hub {
         connection.enqueue(welcome);
         state.observe(number, Outlet::Remote(connection));
         Ok(())
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        lock(&self.state).going.number
+    }
+
+    /// Somebody asks to be taken into the next epoch.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn receive_newcomer(
+        &self,
+        number: u64,
+        connection: Arc<Connection>,
+        welcome: Outgoing,
+    ) -> Result<(), String> {
+        lock(&self.state).receive_newcomer(number, connection, welcome)
+    }
+
+    pub(super) fn newcomer_gone(&self, number: u64, how: &str) {
+        lock(&self.state).newcomer_gone(number, how);
+        self.flush();
+    }
+
+    /// A rank will not come, unless it has.
+    pub(super) fn never_comes(&self, rank: usize, departure: Departure) {
+        let mut state = lock(&self.state);
+        if !state.members[rank].has_come() {
+            state.leave(rank, departure, false);
+        }
+    }
+
+    /// The hub of the epoch that was agreed upon last.
+    pub(super) fn next(&self) -> Option<Arc<Hub>> {
+        lock(&self.state).going.next().cloned()
+    }
+
+    /// The epoch that was agreed upon last came to nothing.
+    pub(super) fn give_up_next(&self) {
+        lock(&self.state).going.give_up_next();
     }
 
     pub(super) fn unobserve(&self, number: u64) {
@@ -179,6 +229,10 @@ impl Hub {
                 part,
             } => state.collect(rank, id, round, later(now, patience), part, self.size),
             Request::Cancel { reason } => state.cancel(rank, id, reason),
+            Request::GoOn {
+                patience,
+                leaves_behind,
+            } => state.go_on(rank, id, later(now, patience), leaves_behind),
             Request::Set { key, value } => state.set(rank, id, key, value.into()),
             Request::Get { key, patience } => {
                 let deadline = later(now, patience);
@@ -298,7 +352,13 @@ impl Hub {
 
     /// Sends what was queued. Outside of the lock, because it runs the handlers of notices.
     pub(super) fn flush(&self) {
-        let dirty = std::mem::take(&mut lock(&self.state).dirty);
+        let (dirty, next) = {
+            let mut state = lock(&self.state);
+            (
+                std::mem::take(&mut state.dirty),
+                state.going.next().cloned(),
+            )
+        };
         for outlet in dirty {
             match outlet {
                 Outlet::Local(mailbox) => {
@@ -306,6 +366,10 @@ impl Hub {
                 }
                 Outlet::Remote(connection) => connection.flush_quietly(),
             }
+        }
+        // What happened here may have been told there.
+        if let Some(next) = next {
+            next.flush();
         }
     }
 }

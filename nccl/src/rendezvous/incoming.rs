@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use super::going::Epoch;
 use super::message::{Departure, Incomplete, Parts, departure, duration, millis, put_departure};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub(super) enum Answer {
     Done,
     Value(Arc<[u8]>),
     Incomplete(Arc<Incomplete>),
+    /// All that are left go on.
+    Epoch(Arc<Epoch>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +41,13 @@ pub(super) enum Push {
     },
     /// Whether somebody has said that it will tell how rank 0's process ends.
     Watched(bool),
+    /// So many wait to be taken into the next epoch.
+    Newcomers(usize),
+    /// For one of them: it is this rank of that epoch.
+    Invited {
+        epoch: Arc<Epoch>,
+        rank: usize,
+    },
     /// For observers, at first: how many ranks there are.
     Size(usize),
     /// For observers: everything about a rank, at first and whenever it changes.
@@ -69,6 +79,9 @@ mod kind {
     pub(super) const MEMBER: u8 = 52;
     pub(super) const MESSAGE: u8 = 53;
     pub(super) const OVER: u8 = 54;
+    pub(super) const EPOCH: u8 = 65;
+    pub(super) const NEWCOMERS: u8 = 66;
+    pub(super) const INVITED: u8 = 67;
 }
 
 impl Answer {
@@ -88,6 +101,11 @@ impl Answer {
                 let mut to = Vec::new();
                 incomplete.put(&mut to);
                 (kind::INCOMPLETE, to.into())
+            }
+            Self::Epoch(epoch) => {
+                let mut to = Vec::new();
+                epoch.put(&mut to);
+                (kind::EPOCH, to.into())
             }
         }
     }
@@ -177,6 +195,15 @@ impl Push {
                 put_number(&mut to, (*watched).into());
                 kind::WATCHED
             }
+            Self::Newcomers(count) => {
+                put_index(&mut to, *count);
+                kind::NEWCOMERS
+            }
+            Self::Invited { epoch, rank } => {
+                epoch.put(&mut to);
+                put_index(&mut to, *rank);
+                kind::INVITED
+            }
             Self::Size(size) => {
                 put_index(&mut to, *size);
                 kind::SIZE
@@ -235,6 +262,15 @@ impl Incoming {
                 departure: departure(&mut fields)?,
             }),
             kind::WATCHED => Self::Push(Push::Watched(fields.number()? != 0)),
+            kind::EPOCH => {
+                let epoch = Arc::new(Epoch::take(&mut fields)?);
+                Self::Answer(frame.id, Answer::Epoch(epoch))
+            }
+            kind::NEWCOMERS => Self::Push(Push::Newcomers(fields.index()?)),
+            kind::INVITED => Self::Push(Push::Invited {
+                epoch: Arc::new(Epoch::take(&mut fields)?),
+                rank: fields.index()?,
+            }),
             kind::SIZE => Self::Push(Push::Size(fields.index()?)),
             kind::MEMBER => Self::Push(Push::Member(Known::take(&mut fields)?)),
             _ => return Err(Broken("an answer of an unknown kind")),

@@ -7,6 +7,7 @@
 //! process die after that, they hear of it like of any other death.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use crate::time::{deadline_after, later};
 pub(crate) struct Line {
     pub(super) rank: usize,
     pub(super) size: usize,
-    link: Link,
+    pub(super) link: Link,
     pub(super) mailbox: Arc<Mailbox>,
     /// Known when all have met.
     members: Arc<OnceLock<Vec<Member>>>,
@@ -35,6 +36,8 @@ pub(crate) struct Line {
     watch: OnceLock<Arc<Watch>>,
     /// The job's name and epoch.
     pub(super) job: (String, u64),
+    /// The epoch to which the world has gone on; 0 before.
+    gone_on: AtomicU64,
     /// What the others are told when this value goes.
     farewell: Mutex<Departure>,
 }
@@ -101,6 +104,7 @@ impl Line {
             members: Arc::default(),
             watch: OnceLock::new(),
             job,
+            gone_on: AtomicU64::new(0),
             farewell: Mutex::new(Departure::Left),
         });
         panics::remember(Arc::downgrade(&line));
@@ -148,6 +152,28 @@ impl Line {
         }
     }
 
+    /// The world has gone on to `epoch`: what is left of this one ends.
+    pub(super) fn has_gone_on(&self, epoch: u64) {
+        self.gone_on.store(epoch, Ordering::Release);
+        if let Some(watch) = self.watch.get() {
+            watch.end_all(&format!("the world has gone on to epoch {epoch}"));
+        }
+    }
+
+    /// The epoch to which the world has gone on.
+    pub(crate) fn gone_on(&self) -> Option<u64> {
+        let epoch = self.gone_on.load(Ordering::Acquire);
+        (epoch > 0).then_some(epoch)
+    }
+
+    /// Rank 0's door.
+    pub(super) fn server(&self) -> Option<&Server> {
+        match &self.link {
+            Link::Here { server, .. } => server.as_ref(),
+            Link::Elsewhere { .. } => None,
+        }
+    }
+
     /// Where a rank listens; `None` for one that is a thread of this process.
     pub(crate) fn address_of(&self, rank: usize) -> Option<&str> {
         self.members.get()?.get(rank)?.at.as_deref()
@@ -176,6 +202,19 @@ impl Line {
         refused: Option<Incomplete>,
     ) -> Result<Answer> {
         let started = Instant::now();
+        // The others go on without this rank, and nobody would answer.
+        if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
+            let rank = self.rank;
+            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
+            return Err(Error::rendezvous(text));
+        }
+        if let Some(epoch) = self.gone_on() {
+            return Err(Error::rendezvous(format!(
+                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
+                 world that next_epoch has returned",
+                self.job.1
+            )));
+        }
         let ticket = self.mailbox.ticket();
         self.send(
             ticket.id,

@@ -51,6 +51,8 @@ struct State {
     channels: HashMap<String, Queue>,
     /// Who left first, and how: the end of all channels.
     over: Option<(usize, Departure)>,
+    /// How many wait to be taken into the next epoch.
+    newcomers: usize,
     /// Why nothing comes any more.
     closed: Option<String>,
 }
@@ -169,10 +171,19 @@ impl Mailbox {
                 self.bell.notify_all();
                 return;
             }
-            // What observers are told.
-            Push::Size(_) | Push::Member(_) => return,
+            Push::Newcomers(count) => {
+                state.newcomers = count;
+                return;
+            }
+            // What others are told.
+            Push::Size(_) | Push::Member(_) | Push::Invited { .. } => return,
         };
         state.inbox.push_back(notice);
+    }
+
+    /// How many wait to be taken into the next epoch.
+    pub(super) fn newcomers(&self) -> usize {
+        lock(&self.state).newcomers
     }
 
     /// How a rank left, if it did.

@@ -15,6 +15,7 @@
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
+//! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod board;
@@ -24,9 +25,11 @@ mod client;
 mod connection;
 mod envelope;
 mod environment;
+mod epoch;
 mod exchange;
 mod explain;
 mod frame;
+mod going;
 mod greeting;
 mod holder;
 mod hub;

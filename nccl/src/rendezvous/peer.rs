@@ -17,7 +17,7 @@ use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::request::Request;
-use super::server::{Door, LATER_EPOCH, OTHER_JOB, PATIENCE};
+use super::server::{Door, GOES_ON, LATER_EPOCH, OTHER_JOB, PATIENCE};
 use crate::communicator::lock;
 
 /// The largest message of an observer: it may have started many ranks.
@@ -52,6 +52,8 @@ pub(super) enum Stage {
         /// Nobody asks for it; its end is heard of as long as it is kept.
         _vigil: Option<Arc<Vigil>>,
     },
+    /// It waits to be taken into the next epoch, at the coordinator's door.
+    Newcomer,
     /// At the coordinator's door.
     Observer,
     /// An observer at the door of a rank that does not coordinate.
@@ -107,7 +109,7 @@ impl Source for Peer {
         };
         let talk = &mut *lock(&self.talk);
         match talk.stage {
-            Stage::Member { .. } | Stage::Observer => {}
+            Stage::Member { .. } | Stage::Observer | Stage::Newcomer => {}
             Stage::Dismissed | Stage::Messenger => self.close(&door, None),
             Stage::Hello | Stage::Proof { .. } => {
                 let limit = PATIENCE.as_secs();
@@ -147,6 +149,12 @@ impl Peer {
         }
         match talk.stage {
             Stage::Dismissed => return Ok(()),
+            // All that it can say is that it has come, or gives up.
+            Stage::Newcomer => {
+                door.hub.newcomer_gone(self.number, "it gave up");
+                talk.stage = Stage::Dismissed;
+                return Ok(());
+            }
             Stage::Observer | Stage::Messenger => {
                 return self.take_from_observer(door, talk, &frame);
             }
@@ -213,6 +221,11 @@ impl Peer {
                         };
                         talk.decoder.set_limit(LARGEST_FRAME);
                     }
+                    Role::Newcomer => {
+                        door.hub
+                            .receive_newcomer(self.number, connection, welcome)?;
+                        talk.stage = Stage::Newcomer;
+                    }
                     Role::Observer if door.coordinates() => {
                         door.hub.observe(self.number, connection, welcome)?;
                         talk.stage = Stage::Observer;
@@ -274,6 +287,10 @@ impl Peer {
                 self.close(door, None);
             }
             Stage::Dismissed => self.close(door, None),
+            Stage::Newcomer => {
+                door.hub.newcomer_gone(self.number, why);
+                self.close(door, None);
+            }
             Stage::Observer | Stage::Messenger => {
                 door.note(&self.from, why);
                 door.hub.unobserve(self.number);
@@ -286,6 +303,7 @@ impl Peer {
                     again: match why {
                         why if why.starts_with(OTHER_JOB) => Again::Elsewhere,
                         why if why.starts_with(LATER_EPOCH) => Again::Later,
+                        why if why.starts_with(GOES_ON) => Again::Later,
                         _ => Again::Never,
                     },
                 };
@@ -305,6 +323,10 @@ impl Peer {
                 self.close(door, None);
             }
             Stage::Dismissed | Stage::Messenger => self.close(door, None),
+            Stage::Newcomer => {
+                door.hub.newcomer_gone(self.number, why);
+                self.close(door, None);
+            }
             Stage::Observer => {
                 door.hub.unobserve(self.number);
                 self.close(door, None);

@@ -129,19 +129,20 @@ pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<Stri
     }
 }
 
-/// Where a rank other than 0 listens, which is connected to rank 0 at `address`.
+/// Where a rank other than 0 listens, which is connected to rank 0 at `address`. `name` is another one for
+/// each rank and epoch.
 pub(super) fn listen_beside(
     address: &Address,
-    rank: usize,
+    name: &str,
     connection: BorrowedFd<'_>,
 ) -> Result<Listener> {
     match address {
         Address::Path(path) => {
             let mut path = path.as_os_str().to_owned();
-            path.push(format!(".{rank}"));
+            path.push(format!(".{name}"));
             listen(&Address::Path(path.into()))
         }
-        Address::Abstract(name) => listen(&Address::Abstract(format!("{name}.{rank}"))),
+        Address::Abstract(place) => listen(&Address::Abstract(format!("{place}.{name}"))),
         Address::Tcp(_) => {
             let listening = tcp::listen_beside(connection);
             let (socket, at) = listening.map_err(Error::io("listening on the way to rank 0"))?;

@@ -47,6 +47,12 @@ pub(super) enum Request {
         chain: Option<String>,
     },
     Goodbye,
+    /// This rank wants to go on in the next epoch; answered when all that are left do.
+    GoOn {
+        patience: Duration,
+        /// Without those who do not come in time.
+        leaves_behind: bool,
+    },
     /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
     Send {
         channel: String,
@@ -90,6 +96,7 @@ mod kind {
     pub(super) const ENDED: u8 = 27;
     pub(super) const SEND: u8 = 28;
     pub(super) const TOOK: u8 = 29;
+    pub(super) const GO_ON: u8 = 64;
 }
 
 impl Request {
@@ -147,6 +154,14 @@ impl Request {
                 kind::STAY
             }
             Self::Goodbye => kind::GOODBYE,
+            Self::GoOn {
+                patience,
+                leaves_behind,
+            } => {
+                put_number(&mut to, millis(*patience));
+                put_number(&mut to, (*leaves_behind).into());
+                kind::GO_ON
+            }
             Self::Send {
                 channel,
                 to: target,
@@ -238,6 +253,10 @@ impl Request {
                 Self::Stay { chain }
             }
             kind::GOODBYE => Self::Goodbye,
+            kind::GO_ON => Self::GoOn {
+                patience: duration(&mut fields)?,
+                leaves_behind: fields.number()? != 0,
+            },
             kind::SEND => Self::Send {
                 channel: fields.text()?,
                 to: fields.index()?.checked_sub(1),

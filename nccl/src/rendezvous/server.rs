@@ -37,6 +37,9 @@ pub(super) const OTHER_JOB: &str = "it belongs to job";
 /// How the refusal of one begins that has come before this attempt is over.
 pub(super) const LATER_EPOCH: &str = "it is already of epoch";
 
+/// How the refusal of one begins that is to come again when the next epoch has begun.
+pub(super) const GOES_ON: &str = "the world just goes on";
+
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
@@ -97,6 +100,21 @@ impl Server {
         Self::open(listener, 0, hub, job, None)
     }
 
+    /// Rank 0's of the next epoch, at the same address.
+    pub(super) fn of_next(listener: Listener, hub: Arc<Hub>, job: Job) -> Result<Self> {
+        Self::open(listener, 0, hub, job, None)
+    }
+
+    /// The listener, for the next epoch: who is here stays here, who comes from now on comes there.
+    pub(super) fn hand_over(&self) -> Option<Listener> {
+        self.door.hand_over()
+    }
+
+    /// What was handed over comes back: there was no next epoch.
+    pub(super) fn take_back(&self, listener: Listener) -> Result<()> {
+        self.door.listen(listener)
+    }
+
     /// Another rank's: those who can prove that they belong to the job learn who coordinates, and an
     /// observer may say there that rank 0 is dead.
     pub(super) fn beside(
@@ -133,23 +151,17 @@ impl Server {
         on_word: Option<OnWord>,
     ) -> Result<Self> {
         let at = listener.at.clone();
-        let failed = |error| Error::io(format!("listening at {at}"))(error);
-        let reactor = Reactor::get().map_err(failed)?;
         let door = Arc::new_cyclic(|this| Door {
             this: Weak::clone(this),
             rank,
-            at: at.clone(),
+            at,
             hub,
             job,
             on_word,
             listener: Mutex::default(),
             state: Mutex::default(),
         });
-        let source = Arc::clone(&door) as Arc<dyn Source>;
-        let token = reactor.add(&listener, EventFlags::IN, source);
-        lock(&door.state).token = Some(token.map_err(failed)?);
-        // Whoever came already still waits: readiness is not told only once.
-        *lock(&door.listener) = Some(listener);
+        door.listen(listener)?;
         Ok(Self { door })
     }
 }
@@ -179,6 +191,27 @@ impl Door {
                 .peers
                 .values()
                 .any(|peer| peer.connection.has_backlog())
+    }
+
+    /// Lets in who comes.
+    fn listen(self: &Arc<Self>, listener: Listener) -> Result<()> {
+        let failed = |error| Error::io(format!("listening at {}", self.at))(error);
+        let reactor = Reactor::get().map_err(failed)?;
+        let source = Arc::clone(self) as Arc<dyn Source>;
+        let token = reactor.add(&listener, EventFlags::IN, source);
+        lock(&self.state).token = Some(token.map_err(failed)?);
+        // Whoever came already still waits: readiness is not told only once.
+        *lock(&self.listener) = Some(listener);
+        Ok(())
+    }
+
+    fn hand_over(&self) -> Option<Listener> {
+        let listener = lock(&self.listener).take()?;
+        let token = lock(&self.state).token.take();
+        if let (Some(token), Ok(reactor)) = (token, Reactor::get()) {
+            reactor.remove(&listener, token);
+        }
+        Some(listener)
     }
 
     fn close(&self) {
@@ -336,6 +369,18 @@ impl Door {
                  two jobs were given one address",
                 self.job.name
             ));
+        }
+        if *role == Role::Newcomer {
+            // Of whatever attempt it was started for.
+            return match (self.rank, self.hub.next()) {
+                (0, None) => Ok(()),
+                (0, Some(_)) => Err(format!(
+                    "{GOES_ON}, and this was the door of its last epoch"
+                )),
+                (rank, _) => Err(format!(
+                    "this is rank {rank}, and rank 0 coordinates the job"
+                )),
+            };
         }
         if *epoch > self.job.epoch {
             return Err(format!(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::channels::Channels;
 use super::frame::LARGEST;
+use super::going::Going;
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::message::{Departure, Incomplete, Missing, Parts, Round};
@@ -31,6 +32,7 @@ pub(super) struct State {
     /// By the number of their connection.
     pub(super) observers: HashMap<u64, Outlet>,
     pub(super) channels: Channels,
+    pub(super) going: Going,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:
@@ -285,6 +287,7 @@ impl State {
 
     pub(super) fn cancel(&mut self, rank: usize, id: u64, reason: String) {
         self.gets.retain(|get| (get.rank, get.id) != (rank, id));
+        self.cancel_going_on(rank, id);
         let key = self
             .rounds
             .iter()
@@ -385,9 +388,12 @@ impl State {
         }
         self.end_channels(rank, &departure);
         if tell {
+            let departure = departure.clone();
             self.push(&Push::Gone { rank, departure });
         }
         self.show(rank);
+        // Behind the news of it, so that whoever goes on knows why the rank does not.
+        self.departed_before_going(rank, &departure);
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
@@ -414,12 +420,14 @@ impl State {
         }
         self.give_up_waiting(now);
         self.give_up_sending(now);
+        self.tick_going(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
         self.earliest = rounds
             .map(|open| open.deadline)
             .chain(self.gets.iter().map(|get| get.deadline))
             .chain(self.members.iter().filter_map(|member| member.until))
             .chain(self.next_send_deadline())
+            .chain(self.going.deadline())
             .min();
     }
 

@@ -14,10 +14,10 @@ use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
 use super::message::{Departure, Incomplete, Round};
 use super::panics;
-use super::place;
+use super::place::{self, Address};
 use super::process;
 use super::request::Request;
-use super::server::Server;
+use super::server::{Job, Server};
 use crate::communicator::{CommunicatorBuilder, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
@@ -40,19 +40,33 @@ use crate::time::deadline_after;
 /// });
 /// ```
 pub struct World {
-    local_rank: usize,
+    pub(super) local_rank: usize,
     timeout: Duration,
     /// Its communicators keep it as well.
     pub(crate) line: Arc<Line>,
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     rounds: Mutex<HashMap<String, u64>>,
     /// Whether its communicators are NCCL's.
-    needs_nccl: bool,
+    pub(super) needs_nccl: bool,
     /// What the others are told when this value goes.
     farewell: Departure,
     /// Whether what NCCL needs is checked before its communicators are made, and has been.
     pub(crate) checks: Checks,
+    /// Where its ranks meet; `None` for threads of this process.
+    pub(super) origin: Option<Origin>,
+    /// Which rank of the epoch before each of its ranks was; empty in the first.
+    pub(super) from: Vec<Option<usize>>,
 }
+
+/// Where and as what the ranks of a world meet, for its next epochs.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) address: Address,
+    pub(super) job: Job,
+}
+
+/// Opens rank 0's door.
+pub(super) type Open = Box<dyn FnOnce(Arc<Hub>) -> Result<Server>>;
 
 impl World {
     /// Meets the other ranks.
@@ -81,6 +95,34 @@ impl World {
     }
 
     fn meet(rendezvous: Rendezvous) -> Result<Self> {
+        if rendezvous.world_size == 0 {
+            return Err(Error::rendezvous(
+                "an observer's rendezvous has no rank to join as: use Observer::join",
+            ));
+        }
+        let deadline = deadline_after(rendezvous.timeout);
+        let job = rendezvous.job.clone();
+        let coordinating = (rendezvous.rank == 0).then(|| {
+            let hub = Arc::new(Hub::of_epoch(rendezvous.world_size, job.epoch));
+            let address = rendezvous.address.clone();
+            let open: Open = Box::new(move |hub| Server::start(&address, hub, job));
+            (hub, open)
+        });
+        let beside = rendezvous.rank.to_string();
+        Self::enter(rendezvous, coordinating, &beside, deadline).map_err(|(error, _)| error)
+    }
+
+    /// Meets the ranks of an epoch. Rank 0 of it opens its door for its hub; another rank has a door of its own,
+    /// at the same place and with the name `beside`.
+    ///
+    /// # Errors
+    /// With what there was of its line: others may have to hear from rank 0 that it came to nothing.
+    pub(super) fn enter(
+        rendezvous: Rendezvous,
+        coordinating: Option<(Arc<Hub>, Open)>,
+        beside: &str,
+        deadline: Instant,
+    ) -> Result<Self, (Error, Option<Arc<Line>>)> {
         let Rendezvous {
             rank,
             world_size,
@@ -91,22 +133,22 @@ impl World {
             counts_local,
             said: _,
         } = rendezvous;
-        if world_size == 0 {
-            return Err(Error::rendezvous(
-                "an observer's rendezvous has no rank to join as: use Observer::join",
-            ));
-        }
-        let deadline = deadline_after(timeout);
-        let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, world_size);
+        let span = tracing::info_span!(
+            target: "nccl", "nccl.rendezvous", rank, world_size, epoch = job.epoch
+        );
         let _entered = span.enter();
+        let alone = |error| (error, None);
         let mailbox = Arc::new(Mailbox::default());
         let identity = (job.name.clone(), job.epoch);
+        let origin = Origin {
+            address: address.clone(),
+            job: job.clone(),
+        };
         let at: String;
         let mut reader = None;
-        let link = if rank == 0 {
-            let hub = Arc::new(Hub::new(world_size));
+        let link = if let Some((hub, open)) = coordinating {
             attach(&hub, rank, &mailbox);
-            let server = Server::start(&address, Arc::clone(&hub), job)?;
+            let server = open(Arc::clone(&hub)).map_err(alone)?;
             at = server.at().to_owned();
             Link::Here {
                 hub,
@@ -115,11 +157,13 @@ impl World {
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
             let claim = client::Claim::rank(rank, world_size);
-            let coming = client::join(&address, &job, claim, deadline, sink)?;
+            let coming = client::join(&address, &job, claim, deadline, sink).map_err(alone)?;
             let connection = Arc::clone(&coming.connection);
             reader = Some(Arc::clone(&coming));
-            let listener = place::listen_beside(&address, rank, connection.fd())?;
-            let server = Server::beside(listener, rank, job, move |how| coming.rank_0_ended(how))?;
+            let listener =
+                place::listen_beside(&address, beside, connection.fd()).map_err(alone)?;
+            let server = Server::beside(listener, rank, job, move |how| coming.rank_0_ended(how));
+            let server = server.map_err(alone)?;
             at = server.at().to_owned();
             Link::Elsewhere {
                 connection,
@@ -128,8 +172,12 @@ impl World {
         };
         let line = Line::open(rank, world_size, identity, link, mailbox);
         let mut world = Self::new(line, local_rank, timeout);
+        world.origin = Some(origin);
         world.send(u64::MAX, Request::Listens { at: at.clone() });
-        let (members, kernel) = world.introduce(&at, deadline)?;
+        let (members, kernel) = match world.introduce(&at, deadline) {
+            Ok(introduced) => introduced,
+            Err(error) => return Err((error, Some(Arc::clone(&world.line)))),
+        };
         if let Some(reader) = reader {
             reader.watch_rank_0(members[0].pid.into(), &kernel);
         }
@@ -180,14 +228,21 @@ impl World {
         world
     }
 
-    fn local(hub: &Arc<Hub>, rank: usize, local_rank: usize, timeout: Duration) -> Self {
+    /// A rank that is a thread of the hub's own process.
+    pub(super) fn local(hub: &Arc<Hub>, rank: usize, local_rank: usize, timeout: Duration) -> Self {
         let mailbox = Arc::new(Mailbox::default());
         attach(hub, rank, &mailbox);
         let link = Link::Here {
             hub: Arc::clone(hub),
             server: None,
         };
-        let line = Line::open(rank, hub.size(), (String::new(), 0), link, mailbox);
+        let line = Line::open(
+            rank,
+            hub.size(),
+            (String::new(), hub.epoch()),
+            link,
+            mailbox,
+        );
         line.meet(vec![Member::here(); hub.size()]);
         Self::new(line, local_rank, timeout)
     }
@@ -205,6 +260,8 @@ impl World {
             needs_nccl: true,
             farewell: Departure::Left,
             checks: Checks::default(),
+            origin: None,
+            from: Vec::new(),
         }
     }
 

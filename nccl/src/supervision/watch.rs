@@ -181,6 +181,38 @@ impl Watch {
         self.respond(vec![(Weak::new(), key.into(), members.into())]);
     }
 
+    /// Ends all communicators that there are: this rank is done with them, and so are the others.
+    pub(crate) fn end_all(&self, why: &str) {
+        let state = lock(&self.state);
+        let mut struck = Vec::new();
+        for (key, entry) in &state.boards {
+            // The same on all ranks.
+            let first = entry.members.first().copied().unwrap_or_default();
+            let (host, pid) = self.person(first);
+            let place = Place {
+                communicator: &entry.name,
+                rank: 0,
+                host: &host,
+                pid,
+            };
+            let fault = Fault::new(Cause::asked(why), place);
+            if entry.verdict.set(Arc::new(fault)).is_ok() {
+                let members = Arc::clone(&entry.members);
+                struck.push((Weak::clone(&entry.board), Arc::clone(key), members));
+            }
+        }
+        drop(state);
+        self.respond(struck);
+    }
+
+    fn person(&self, rank: usize) -> (String, u32) {
+        let person = self.members.get().and_then(|members| members.get(rank));
+        match person {
+            Some(member) => (member.host.clone(), member.pid),
+            None => (String::from("unknown host"), 0),
+        }
+    }
+
     /// A rank can be reached no more.
     fn bury(&self, rank: usize, how: String) {
         let mut state = lock(&self.state);
@@ -212,15 +244,11 @@ impl Watch {
         communicator: &str,
     ) -> Option<Arc<Fault>> {
         let place = members.iter().position(|&member| member == rank)?;
-        let person = self.members.get().and_then(|members| members.get(rank));
-        let (host, pid) = match person {
-            Some(member) => (&member.host[..], member.pid),
-            None => ("unknown host", 0),
-        };
+        let (host, pid) = self.person(rank);
         let place = Place {
             communicator,
             rank: place,
-            host,
+            host: &host,
             pid,
         };
         Some(Arc::new(Fault::new(Cause::gone(how.to_owned()), place)))

@@ -3,6 +3,7 @@
 mod channels;
 mod codec;
 mod ends;
+mod epochs;
 mod failing;
 mod observer;
 mod strangers;

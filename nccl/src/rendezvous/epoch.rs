@@ -1,0 +1,444 @@
+//! A rank's part of going on: the next epoch of a world, and how a new process comes into it.
+//!
+//! ```text
+//! world ──agree (over the line that there is)──▶ epoch n + 1 ──meet (a new line)──▶ world of epoch n + 1
+//!   ▲                                                │
+//!   └────────a rank died on its way there────────────┘
+//! ```
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::client::{self, Claim, Sink};
+use super::environment::Rendezvous;
+use super::going::Epoch;
+use super::incoming::{Answer, Push};
+use super::line::{Line, Link};
+use super::message::{Departure, Incomplete};
+use super::request::Request;
+use super::server::Server;
+use super::world::{Open, Origin, World};
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+use crate::time::deadline_after;
+#[cfg(doc)]
+use crate::{Communicator, ErrorKind};
+
+/// The topic, in errors.
+const TOPIC: &str = "the next epoch";
+
+impl World {
+    /// Goes on with the ranks that are left, and those that have asked to come in
+    /// ([`rejoin`](Self::rejoin)): the world of the next epoch.
+    ///
+    /// Every rank that is not gone has to call it; those that wait for each other here agree on who is
+    /// left, once for each epoch and all alike. The ranks that were there keep their order and become
+    /// ranks 0, 1, …; new ones come behind them. [`previous_rank`](Self::previous_rank) says who was who.
+    /// Processes, CUDA contexts and memory are what they were.
+    ///
+    /// `limit` is for each of the two steps, agreeing and meeting. A rank that dies on the way is no
+    /// failure: the others agree again. When one does not come, nobody goes on; this world is as it was,
+    /// and the call can be made again, or
+    /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
+    ///
+    /// The communicators of this world end with it, on every rank: those of the next epoch are made anew.
+    /// Drop this value when the next epoch is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`; or says that rank 0 is
+    /// gone, without which a world cannot go on yet: all have to be started again then.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nccl::World;
+    ///
+    /// let mut worlds = World::threads(3);
+    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
+    /// std::thread::scope(|scope| {
+    ///     for world in worlds {
+    ///         scope.spawn(move || {
+    ///             let next = world.next_epoch(Duration::from_secs(5))?;
+    ///             assert_eq!((next.epoch(), next.size()), (1, 2));
+    ///             assert_eq!(next.previous_rank(1), Some(2));
+    ///             next.barrier("all that are left")
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn next_epoch(&self, limit: Duration) -> Result<Self> {
+        self.go_on(limit, false)
+    }
+
+    /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
+    /// hang, or have something else to do. All ranks have to say so; when only some do, nobody is left
+    /// behind.
+    ///
+    /// A rank that is left behind counts as gone. Should it run again, its communicators end and its world
+    /// tells that it was left behind; it may end, or [`rejoin`](Self::rejoin).
+    ///
+    /// # Errors
+    /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let mut worlds = nccl::World::threads(2);
+    /// let hangs = worlds.pop();
+    /// let next = worlds[0].next_epoch_leaving_behind(Duration::from_millis(50))?;
+    /// assert_eq!(next.size(), 1);
+    /// let error = hangs.unwrap().barrier("too late").unwrap_err();
+    /// assert!(error.to_string().contains("left behind"), "{error}");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn next_epoch_leaving_behind(&self, limit: Duration) -> Result<Self> {
+        self.go_on(limit, true)
+    }
+
+    /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
+    /// and one more (at least) each time it goes on.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().epoch(), 0);
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.line.job().1
+    }
+
+    /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let next = nccl::World::single().next_epoch(Duration::from_secs(1))?;
+    /// assert_eq!(next.previous_rank(0), Some(0));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn previous_rank(&self, rank: usize) -> Option<usize> {
+        *self.from.get(rank)?
+    }
+
+    /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    ///
+    /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
+    /// every rank goes on.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().newcomers(), 0);
+    /// ```
+    #[must_use]
+    pub fn newcomers(&self) -> usize {
+        self.line.mailbox.newcomers()
+    }
+
+    /// The ranks that are gone, and how each ended.
+    ///
+    /// ```
+    /// let mut worlds = nccl::World::threads(2);
+    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
+    /// assert_eq!(worlds[0].departed(), [(1, "it failed: it broke".to_string())]);
+    /// ```
+    #[must_use]
+    pub fn departed(&self) -> Vec<(usize, String)> {
+        let mut departed = self.line.departures();
+        departed.sort_by_key(|(rank, _)| *rank);
+        let text = |(rank, departure): (usize, Departure)| (rank, departure.to_string());
+        departed.into_iter().map(text).collect()
+    }
+
+    /// Comes as a new rank into a world that runs: in the place of a process that died, or in addition.
+    ///
+    /// Waits at the address of the rendezvous until the ranks that are there go on to their next epoch
+    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. The rank is given by them,
+    /// behind theirs: rank, number of ranks and epoch of the rendezvous do not count; job, secret and local
+    /// rank do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when nobody answers there, or they do not go on in time.
+    ///
+    /// ```no_run
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// // Started by `Fleet::restart`, or by hand with the same variables.
+    /// let world = World::rejoin(Rendezvous::from_env()?)?;
+    /// println!("rank {} of {} in epoch {}", world.rank(), world.size(), world.epoch());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+        let begun = Instant::now();
+        let deadline = deadline_after(rendezvous.timeout);
+        loop {
+            let (waiting, invitation) = wait_for_invitation(&rendezvous, begun, deadline)?;
+            let (epoch, rank) = invitation;
+            let mut next = rendezvous.clone();
+            next.rank = rank;
+            next.world_size = epoch.from.len();
+            next.job.epoch = epoch.number;
+            let entered = Self::enter(next, None, &beside(epoch.number, rank), deadline);
+            waiting.leave();
+            match entered {
+                Ok(mut world) => {
+                    world.from = epoch.from.clone();
+                    return Ok(world);
+                }
+                // Another rank died on its way there, and they agree again.
+                Err((error, _)) if Instant::now() < deadline => {
+                    tracing::info!(target: "nccl", %error, "asking once more to come in");
+                    std::thread::sleep(PAUSE);
+                }
+                Err((error, _)) => return Err(error),
+            }
+        }
+    }
+
+    fn go_on(&self, limit: Duration, leaves_behind: bool) -> Result<Self> {
+        let begun = Instant::now();
+        // What came to nothing, and has to say so to those who come late.
+        let mut failed = Vec::new();
+        for attempt in 0.. {
+            let deadline = match leaves_behind {
+                true => deadline_after(limit),
+                false => begun + limit,
+            };
+            let outcome = self
+                .agree(deadline, leaves_behind)
+                .and_then(|epoch| self.meet_in(&epoch, deadline_after(limit), &mut failed));
+            match outcome {
+                Ok(next) => {
+                    tracing::info!(
+                        target: "nccl",
+                        epoch = next.epoch(),
+                        rank = next.rank(),
+                        world_size = next.size(),
+                        elapsed = ?begun.elapsed(),
+                        "the world goes on"
+                    );
+                    self.line.has_gone_on(next.epoch());
+                    return Ok(next);
+                }
+                // Somebody died on the way: what is left agrees again.
+                Err((error, Step::Meeting))
+                    if attempt < self.size() && (leaves_behind || begun.elapsed() < limit) =>
+                {
+                    tracing::warn!(target: "nccl", %error, "an epoch came to nothing; once more");
+                }
+                Err((error, _)) => {
+                    self.reopen(&failed);
+                    return Err(error);
+                }
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// The first step alone.
+    #[cfg(test)]
+    pub(super) fn agree_for_a_test(&self, limit: Duration) -> Result<u64> {
+        let agreed = self.agree(deadline_after(limit), false);
+        agreed.map(|epoch| epoch.number).map_err(|(error, _)| error)
+    }
+
+    /// The first step: which epoch it is.
+    fn agree(&self, deadline: Instant, leaves_behind: bool) -> Result<Arc<Epoch>, (Error, Step)> {
+        let request = |patience| Request::GoOn {
+            patience,
+            leaves_behind,
+        };
+        let agreeing = |error| (error, Step::Agreeing);
+        match self
+            .ask(TOPIC, request, deadline, None, None)
+            .map_err(agreeing)?
+        {
+            Answer::Epoch(epoch) => Ok(epoch),
+            _ => Err(agreeing(self.explain(TOPIC, &Incomplete::OtherMembers))),
+        }
+    }
+
+    /// The second: its ranks meet.
+    fn meet_in(
+        &self,
+        epoch: &Epoch,
+        deadline: Instant,
+        failed: &mut Vec<Arc<Line>>,
+    ) -> Result<Self, (Error, Step)> {
+        let meeting = |error| (error, Step::Meeting);
+        let Some(rank) = epoch.rank_of(self.rank()) else {
+            let text = format!("rank {} is not in epoch {}", self.rank(), epoch.number);
+            return Err((Error::rendezvous(text), Step::Agreeing));
+        };
+        let mut world = match (&self.origin, &self.line.link) {
+            (None, Link::Here { hub, .. }) => {
+                let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
+                World::local(&hub, rank, self.local_rank, self.timeout())
+            }
+            (None, Link::Elsewhere { .. }) => unreachable!("threads have their hub here"),
+            (Some(Origin { address, job }), link) => {
+                let mut rendezvous = Rendezvous::observing(address.clone());
+                rendezvous.rank = rank;
+                rendezvous.world_size = epoch.from.len();
+                rendezvous.local_rank = self.local_rank;
+                rendezvous.timeout = self.timeout();
+                rendezvous.job = job.clone();
+                rendezvous.job.epoch = epoch.number;
+                let coordinating = match link {
+                    Link::Here { hub, server } => {
+                        let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
+                        let listener = failed
+                            .iter()
+                            .filter_map(|line| line.server()?.hand_over())
+                            .last()
+                            .or_else(|| server.as_ref()?.hand_over());
+                        // What came to nothing has been heard of by all who go on.
+                        failed.clear();
+                        let listener = listener.ok_or_else(|| {
+                            meeting(Error::rendezvous("rank 0 does not listen any more"))
+                        })?;
+                        let job = rendezvous.job.clone();
+                        let open: Open = Box::new(move |hub| Server::of_next(listener, hub, job));
+                        Some((hub, open))
+                    }
+                    Link::Elsewhere { .. } => None,
+                };
+                let beside = beside(epoch.number, rank);
+                let entered = World::enter(rendezvous, coordinating, &beside, deadline);
+                entered.map_err(|(error, line)| {
+                    failed.extend(line.filter(|line| line.server().is_some()));
+                    meeting(error)
+                })?
+            }
+        };
+        let all_known = epoch.from.iter().all(Option::is_some);
+        world.checks = self.checks.of_next(all_known);
+        world.needs_nccl = self.needs_nccl;
+        world.from = epoch.from.clone();
+        Ok(world)
+    }
+
+    /// Whoever comes is let in here again.
+    fn reopen(&self, failed: &[Arc<Line>]) {
+        let Link::Here {
+            hub,
+            server: Some(server),
+        } = &self.line.link
+        else {
+            return;
+        };
+        hub.give_up_next();
+        for line in failed {
+            if let Some(listener) = line.server().and_then(Server::hand_over)
+                && let Err(error) = server.take_back(listener)
+            {
+                tracing::error!(target: "nccl", %error, "nobody can come to this world any more");
+            }
+        }
+    }
+}
+
+/// Where an attempt to go on ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Agreeing,
+    Meeting,
+}
+
+/// Before a newcomer asks again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+fn given_up(epoch: &Epoch) -> Error {
+    Error::rendezvous(format!("epoch {} was given up by rank 0", epoch.number))
+}
+
+/// What a rank's own door is called: those of the epoch before may still be open.
+fn beside(epoch: u64, rank: usize) -> String {
+    format!("{epoch}-{rank}")
+}
+
+type Invitation = (Arc<Epoch>, usize);
+
+/// What a newcomer's connection has brought.
+#[derive(Default)]
+struct Waiting {
+    heard: Mutex<Option<Result<Invitation, String>>>,
+    bell: Condvar,
+}
+
+/// A newcomer's place at the door.
+struct AtTheDoor {
+    reader: Arc<client::Reader>,
+}
+
+impl AtTheDoor {
+    fn leave(self) {
+        let connection = &self.reader.connection;
+        connection.enqueue(Request::Goodbye.encode(0));
+        let _ = connection.drain(Instant::now() + Duration::from_secs(1));
+        connection.forget();
+        connection.shut();
+    }
+}
+
+impl Sink for Waiting {
+    fn answer(&self, _: u64, _: Answer) {}
+
+    fn push(&self, push: Push) {
+        if let Push::Invited { epoch, rank } = push {
+            lock(&self.heard).get_or_insert(Ok((epoch, rank)));
+            self.bell.notify_all();
+        }
+    }
+
+    fn waits_for_word(&self) -> bool {
+        false
+    }
+
+    fn close(&self, why: &str) {
+        lock(&self.heard).get_or_insert(Err(why.to_owned()));
+        self.bell.notify_all();
+    }
+}
+
+/// Asks to come in, and waits until the others go on.
+fn wait_for_invitation(
+    rendezvous: &Rendezvous,
+    begun: Instant,
+    deadline: Instant,
+) -> Result<(AtTheDoor, Invitation)> {
+    let Rendezvous { address, job, .. } = rendezvous;
+    loop {
+        let waiting = Arc::new(Waiting::default());
+        let sink = Arc::clone(&waiting) as Arc<dyn Sink>;
+        let reader = client::join(address, job, Claim::newcomer(), deadline, sink)?;
+        let place = AtTheDoor { reader };
+        let mut heard = lock(&waiting.heard);
+        loop {
+            match heard.take() {
+                Some(Ok(invitation)) => {
+                    drop(heard);
+                    return Ok((place, invitation));
+                }
+                // The door was that of an epoch that ends.
+                Some(Err(_)) if Instant::now() < deadline => break,
+                Some(Err(why)) => {
+                    return Err(Error::rendezvous(format!(
+                        "the world at {address} took nobody in: {why}"
+                    )));
+                }
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(heard);
+                place.leave();
+                return Err(Error::rendezvous(format!(
+                    "the world at {address} did not go on to a next epoch within {:.1} s, so that this \
+                     process could not come in: its ranks have to call World::next_epoch",
+                    begun.elapsed().as_secs_f64()
+                )));
+            }
+            let waited = waiting.bell.wait_timeout(heard, left);
+            heard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(heard);
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,278 @@
+//! The coordinator's part of going on: the ranks that are left agree on the next epoch, and take in those
+//! who have asked to come.
+//!
+//! ```text
+//! rank      ──go on──▶  an agreement is open: it waits for every rank that has not departed
+//! newcomer  ──hello──▶  waits at the door
+//!                       a rank dies: it is not waited for any more
+//!                       the limit of one that came passes ──▶ those who are missing are named to all
+//!                                   (all said so)         ──▶ they are left behind, and named
+//!                       all are there: the epoch is made, and written once
+//! rank      ◀──epoch──
+//! newcomer  ◀─invited─  which rank of it it is
+//! ```
+//!
+//! The epoch has a [`Hub`] of its own from the moment on in which it is made. A rank that dies on its way
+//! there is heard of here alone, so this hub tells that one; who has come there speaks for itself. An epoch
+//! whose ranks do not all get there is given up, and the next one is agreed upon here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::frame::{Broken, Fields, Outgoing, put_index, put_number};
+use super::hub::{Hub, Outlet};
+use super::incoming::{Answer, Push};
+use super::message::{Departure, Incomplete, Missing};
+use super::state::State;
+
+/// An epoch that ranks have agreed upon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Epoch {
+    pub(super) number: u64,
+    /// For each of its ranks, which one it was before; `None` for one that is new.
+    pub(super) from: Vec<Option<usize>>,
+}
+
+impl Epoch {
+    pub(super) fn rank_of(&self, before: usize) -> Option<usize> {
+        self.from.iter().position(|&from| from == Some(before))
+    }
+
+    pub(super) fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, self.number);
+        put_index(to, self.from.len());
+        for from in &self.from {
+            put_number(to, from.map_or(0, |rank| rank as u64 + 1));
+        }
+    }
+
+    pub(super) fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let number = fields.number()?;
+        let from = (0..fields.count(8)?)
+            .map(|_| Ok(fields.index()?.checked_sub(1)))
+            .collect::<Result<_, Broken>>()?;
+        Ok(Self { number, from })
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Going {
+    /// The epoch of this hub.
+    pub(super) number: u64,
+    came: BTreeMap<usize, Coming>,
+    begun: Option<Instant>,
+    newcomers: BTreeMap<u64, Outlet>,
+    /// The last epoch that was agreed upon.
+    next: Option<Next>,
+    /// How many were, if they came to nothing.
+    agreed: u64,
+}
+
+/// A rank that wants to go on.
+struct Coming {
+    id: u64,
+    deadline: Instant,
+    leaves_behind: bool,
+}
+
+/// An epoch to which the ranks are on their way, or in which they are.
+struct Next {
+    epoch: Arc<Epoch>,
+    hub: Arc<Hub>,
+    /// Which rank of it who waited at the door is, by the number of its connection.
+    invited: HashMap<u64, usize>,
+}
+
+impl Going {
+    pub(super) fn of_epoch(number: u64) -> Self {
+        Self {
+            number,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.came.values().map(|coming| coming.deadline).min()
+    }
+
+    pub(super) fn newcomers(&self) -> usize {
+        self.newcomers.len()
+    }
+
+    /// The last agreement came to nothing, and there is no other yet.
+    pub(super) fn give_up_next(&mut self) {
+        self.next = None;
+    }
+
+    /// The hub of the last epoch that was agreed upon.
+    pub(super) fn next(&self) -> Option<&Arc<Hub>> {
+        self.next.as_ref().map(|next| &next.hub)
+    }
+}
+
+impl State {
+    /// A rank wants to go on.
+    pub(super) fn go_on(&mut self, rank: usize, id: u64, deadline: Instant, leaves_behind: bool) {
+        if self.members[rank].departure.is_some() {
+            let departure = Departure::Left;
+            return self.refuse(rank, id, Incomplete::Gone { rank, departure });
+        }
+        if self.going.came.contains_key(&rank) {
+            return self.refuse(rank, id, Incomplete::Twice);
+        }
+        self.going.begun.get_or_insert_with(Instant::now);
+        let coming = Coming {
+            id,
+            deadline,
+            leaves_behind,
+        };
+        self.going.came.insert(rank, coming);
+        self.due(deadline);
+        self.agree_if_all_are_there();
+    }
+
+    /// A rank gives its request up: it can come again.
+    pub(super) fn cancel_going_on(&mut self, rank: usize, id: u64) {
+        if self.going.came.get(&rank).is_some_and(|own| own.id == id) {
+            self.going.came.remove(&rank);
+        }
+    }
+
+    fn missing_from_going(&self) -> Vec<usize> {
+        let members = self.members.iter().enumerate();
+        members
+            .filter(|(rank, member)| {
+                member.departure.is_none() && !self.going.came.contains_key(rank)
+            })
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    fn agree_if_all_are_there(&mut self) {
+        if self.going.came.is_empty() || !self.missing_from_going().is_empty() {
+            return;
+        }
+        let came = std::mem::take(&mut self.going.came);
+        self.going.begun = None;
+        let newcomers = std::mem::take(&mut self.going.newcomers);
+        self.going.agreed += 1;
+        let number = self.going.number + self.going.agreed;
+        let mut from: Vec<_> = came.keys().copied().map(Some).collect();
+        let first_new = from.len();
+        from.extend(newcomers.iter().map(|_| None));
+        let epoch = Arc::new(Epoch { number, from });
+        let none_is_left = newcomers.is_empty();
+        let hub = Arc::new(Hub::of_epoch(epoch.from.len(), number));
+        let invited = newcomers.keys().copied().zip(first_new..).collect();
+        self.going.next = Some(Next {
+            epoch: Arc::clone(&epoch),
+            hub,
+            invited,
+        });
+        for (outlet, rank) in newcomers.into_values().zip(first_new..) {
+            let epoch = Arc::clone(&epoch);
+            outlet.push(&Push::Invited { epoch, rank }, &mut None);
+            self.dirty.push(outlet);
+        }
+        let to: Vec<_> = came.iter().map(|(&rank, own)| (rank, own.id)).collect();
+        self.answer_all(&to, &Answer::Epoch(epoch));
+        if !none_is_left {
+            self.tell_newcomers();
+        }
+    }
+
+    /// A rank has departed: whoever waits for it here, or where it was to go, does so no more.
+    pub(super) fn departed_before_going(&mut self, rank: usize, departure: &Departure) {
+        self.going.came.remove(&rank);
+        self.agree_if_all_are_there();
+        if let Some(next) = &self.going.next
+            && let Some(there) = next.epoch.rank_of(rank)
+        {
+            next.hub.never_comes(there, departure.clone());
+        }
+    }
+
+    /// Ends an agreement that has run out of time.
+    pub(super) fn tick_going(&mut self, now: Instant) {
+        if self.going.deadline().is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let waited = self.going.begun.take().map_or(Duration::ZERO, since);
+        let missing = self.missing_from_going();
+        if self.going.came.values().all(|coming| coming.leaves_behind) {
+            let limit = waited.as_secs_f64();
+            for rank in missing {
+                let departure = Departure::Lost(format!(
+                    "it did not come to the next epoch within {limit:.1} s, and was left behind"
+                ));
+                // So that it knows, should it ever look.
+                if let Some(outlet) = self.members[rank].outlet.clone() {
+                    let departure = departure.clone();
+                    outlet.push(&Push::Gone { rank, departure }, &mut None);
+                    self.dirty.push(outlet);
+                }
+                // The last of them makes the epoch.
+                self.leave(rank, departure, false);
+            }
+            return;
+        }
+        let missing = missing
+            .into_iter()
+            .map(|rank| {
+                let phase = self.members[rank].phase.as_ref();
+                let phase = phase.map(|(name, at)| (name.clone(), since(*at)));
+                Missing { rank, phase }
+            })
+            .collect();
+        let came = std::mem::take(&mut self.going.came);
+        let to: Vec<_> = came.iter().map(|(&rank, own)| (rank, own.id)).collect();
+        let why = Incomplete::TimedOut {
+            missing,
+            waited,
+            remarks: Vec::new(),
+        };
+        self.answer_all(&to, &Answer::Incomplete(Arc::new(why)));
+    }
+
+    /// Somebody asks to come in.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn receive_newcomer(
+        &mut self,
+        number: u64,
+        connection: Arc<Connection>,
+        welcome: Outgoing,
+    ) -> Result<(), String> {
+        let most = 64 + self.members.len();
+        if self.going.newcomers.len() >= most {
+            return Err(format!("{most} newcomers wait already"));
+        }
+        connection.enqueue(welcome);
+        let outlet = Outlet::Remote(connection);
+        self.going.newcomers.insert(number, outlet.clone());
+        self.dirty.push(outlet);
+        self.tell_newcomers();
+        Ok(())
+    }
+
+    /// One who asked to come in is gone, or has come.
+    pub(super) fn newcomer_gone(&mut self, number: u64, how: &str) {
+        if self.going.newcomers.remove(&number).is_some() {
+            return self.tell_newcomers();
+        }
+        if let Some(next) = &self.going.next
+            && let Some(&rank) = next.invited.get(&number)
+        {
+            next.hub.never_comes(rank, Departure::Lost(how.to_owned()));
+        }
+    }
+
+    fn tell_newcomers(&mut self) {
+        let count = self.going.newcomers();
+        self.push(&Push::Newcomers(count));
+    }
+}

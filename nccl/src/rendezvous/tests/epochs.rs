@@ -1,0 +1,272 @@
+//! Going on: who is left agrees on the next epoch, whatever happens meanwhile.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use super::super::{Rendezvous, World};
+use super::rendezvous;
+use crate::error::Result;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// As if the process of this world died.
+fn die(world: &World) {
+    world.line.cut_for_a_test();
+}
+
+/// Runs `rank` as each of so many ranks, which are threads with connections of their own.
+fn ranks(name: &str, size: usize, rank: impl Fn(World) + Sync) {
+    std::thread::scope(|scope| {
+        for number in 0..size {
+            let rank = &rank;
+            scope.spawn(move || rank(World::join(rendezvous(name, number, size)).unwrap()));
+        }
+    });
+}
+
+fn talk(world: &World) {
+    let ranks = world.all_gather("ranks", &[world.rank() as u8]).unwrap();
+    let expected: Vec<_> = (0..world.size()).map(|rank| vec![rank as u8]).collect();
+    assert_eq!(ranks, expected);
+}
+
+#[test]
+fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
+    ranks("on", 4, |world| {
+        if world.rank() == 1 {
+            return die(&world);
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        let before = world.rank();
+        assert_eq!(next.epoch(), 1);
+        assert_eq!(next.size(), 3);
+        assert_eq!(next.rank(), [0, 9, 1, 2][before]);
+        assert_eq!(
+            next.local_rank(),
+            world.local_rank(),
+            "its device is what it was"
+        );
+        let from: Vec<_> = (0..4).map(|rank| next.previous_rank(rank)).collect();
+        assert_eq!(from, [Some(0), Some(2), Some(3), None]);
+        talk(&next);
+        let error = world.barrier("of the past").unwrap_err().to_string();
+        assert!(error.contains("gone on to epoch 1"), "{error}");
+        drop(world);
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_world_goes_on_as_often_as_ranks_die() {
+    ranks("twice", 4, |mut world| {
+        for epoch in 1..4 {
+            if world.rank() + 1 == world.size() {
+                return die(&world);
+            }
+            world = world.next_epoch(LIMIT).unwrap();
+            assert_eq!((world.epoch(), world.size()), (epoch, 4 - epoch as usize));
+            talk(&world);
+        }
+        assert_eq!(world.rank(), 0);
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
+    let (late, over) = (Barrier::new(3), Barrier::new(3));
+    ranks("late", 3, |world| {
+        if world.rank() == 2 {
+            world.phase("load weights");
+            late.wait();
+        } else {
+            let error = world.next_epoch(Duration::from_millis(300)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("rank 2 of 3 did not come"), "{error}");
+            assert!(error.contains("load weights"), "{error}");
+            late.wait();
+        }
+        // It is as it was.
+        talk(&world);
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!((next.epoch(), next.size()), (1, 3));
+        talk(&next);
+        over.wait();
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_left_behind_where_all_want_that() {
+    let late = Barrier::new(3);
+    ranks("behind", 3, |world| {
+        if world.rank() == 1 {
+            late.wait();
+            let error = world.next_epoch(LIMIT).unwrap_err().to_string();
+            assert!(error.contains("left behind"), "{error}");
+            return;
+        }
+        let next = world.next_epoch_leaving_behind(Duration::from_millis(200));
+        let next = next.unwrap();
+        assert_eq!(next.size(), 2);
+        let departed = world.departed();
+        assert!(
+            departed.len() == 1 && departed[0].0 == 1 && departed[0].1.contains("left behind"),
+            "{departed:?}"
+        );
+        talk(&next);
+        late.wait();
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
+    let begun = Instant::now();
+    ranks("agree", 4, |world| {
+        match world.rank() {
+            3 => return die(&world),
+            2 => {
+                std::thread::sleep(Duration::from_millis(100));
+                return die(&world);
+            }
+            _ => {}
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!(next.size(), 2);
+        talk(&next);
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn a_rank_that_dies_between_agreeing_and_meeting_is_not_waited_for() {
+    let begun = Instant::now();
+    ranks("between", 4, |world| {
+        if world.rank() == 1 {
+            let epoch = world.agree_for_a_test(LIMIT).unwrap();
+            assert_eq!(epoch, 1);
+            std::thread::sleep(Duration::from_millis(50));
+            return die(&world);
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!((next.epoch(), next.size()), (2, 3));
+        talk(&next);
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn without_rank_0_nobody_goes_on_and_all_say_so() {
+    ranks("zero", 3, |world| {
+        if world.rank() == 0 {
+            return die(&world);
+        }
+        let error = world.next_epoch(LIMIT).unwrap_err().to_string();
+        assert!(
+            error.contains("rank 0 (") && error.contains("is gone"),
+            "{error}"
+        );
+    });
+}
+
+fn newcomer(name: &str, limit: Duration) -> Result<World> {
+    // Whatever it was started as.
+    let rendezvous: Rendezvous = rendezvous(name, 1, 9).epoch(7).timeout(limit);
+    World::rejoin(rendezvous)
+}
+
+#[test]
+fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
+    std::thread::scope(|scope| {
+        let new = scope.spawn(|| {
+            let world = newcomer("new", LIMIT).unwrap();
+            assert_eq!((world.rank(), world.size(), world.epoch()), (2, 3, 1));
+            assert_eq!(world.previous_rank(2), None);
+            talk(&world);
+            let next = world.next_epoch(LIMIT).unwrap();
+            assert_eq!(next.previous_rank(2), Some(2));
+            talk(&next);
+        });
+        ranks("new", 2, |world| {
+            let begun = Instant::now();
+            while world.newcomers() == 0 {
+                assert!(begun.elapsed() < LIMIT, "nobody came");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let world = world.next_epoch(LIMIT).unwrap();
+            assert_eq!((world.rank() < 2, world.newcomers()), (true, 0));
+            talk(&world);
+            talk(&world.next_epoch(LIMIT).unwrap());
+        });
+        new.join().unwrap();
+    });
+}
+
+#[test]
+fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
+    let over = Barrier::new(2);
+    ranks("closed", 2, |world| {
+        if world.rank() == 1 {
+            let error = newcomer("closed", Duration::from_millis(200)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("World::next_epoch"), "{error}");
+        }
+        over.wait();
+        // It does not wait any more.
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!(next.size(), 2);
+        talk(&next);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_many_epochs() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let once = |rounds: u64| {
+        let gate = &Barrier::new(3);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let world = newcomer("many", LIMIT).unwrap();
+                    assert_eq!(world.size(), 3, "round {round}");
+                    talk(&world);
+                    die(&world);
+                    drop(world);
+                    gate.wait();
+                    // Not before they are two again.
+                    gate.wait();
+                }
+            });
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let mut world = World::join(super::rendezvous("many", rank, 2)).unwrap();
+                    for _ in 0..rounds {
+                        while world.newcomers() == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        // Both have seen it.
+                        world.barrier("somebody is there").unwrap();
+                        world = world.next_epoch(LIMIT).unwrap();
+                        talk(&world);
+                        gate.wait();
+                        world = world.next_epoch(LIMIT).unwrap();
+                        assert_eq!(world.size(), 2);
+                        gate.wait();
+                    }
+                });
+            }
+        });
+    };
+    once(2);
+    let before = descriptors();
+    once(20);
+    let begun = Instant::now();
+    // What is closed by other threads is closed soon.
+    while descriptors() > before {
+        assert!(
+            begun.elapsed() < LIMIT,
+            "{before} descriptors are {} now",
+            descriptors()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
