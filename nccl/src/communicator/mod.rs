@@ -32,7 +32,7 @@ mod state;
 mod together;
 mod warm_up;
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -416,10 +416,21 @@ impl Inner {
 
     fn abort_reason(&self) -> String {
         let fault = self.board.as_ref().and_then(|board| board.fault());
-        fault
+        let mut reason = fault
             .map(ToString::to_string)
             .or_else(|| self.phase.reason())
-            .unwrap_or_else(|| String::from("no reason was given"))
+            .unwrap_or_else(|| String::from("no reason was given"));
+        let line = self.board.as_ref().map(|board| board.line().0);
+        if let Some(line) = line
+            && let Some(epoch) = line.gone_on()
+        {
+            let old = line.job().1;
+            let _ = write!(
+                reason,
+                "; it is of epoch {old} of its world, which has gone on to epoch {epoch}: make it anew there"
+            );
+        }
+        reason
     }
 }
 

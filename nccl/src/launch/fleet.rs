@@ -253,7 +253,8 @@ impl Fleet {
     /// Starts one rank again, in the next epoch (`NCCL_RUN_EPOCH`), and returns that. A rank that runs is ended
     /// first, by SIGTERM, and after the grace period by SIGKILL.
     ///
-    /// The other ranks know nothing of it: they have to leave their world and join one of that epoch
+    /// It comes into the world of the others with [`World::rejoin`](crate::World::rejoin), as soon as they go on
+    /// ([`World::next_epoch`](crate::World::next_epoch)). Or all leave their worlds and join one of that epoch
     /// ([`Rendezvous::epoch`](crate::Rendezvous::epoch)).
     ///
     /// # Errors

@@ -285,8 +285,8 @@ impl World {
                         let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
                         let listener = failed
                             .iter()
-                            .filter_map(|line| line.server()?.hand_over())
-                            .last()
+                            .rev()
+                            .find_map(|line| line.server()?.hand_over())
                             .or_else(|| server.as_ref()?.hand_over());
                         // What came to nothing has been heard of by all who go on.
                         failed.clear();

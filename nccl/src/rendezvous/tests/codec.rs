@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
+use crate::rendezvous::going::Epoch;
 use crate::rendezvous::greeting::{Again, Greeting, Hello, NONCE, Role};
 use crate::rendezvous::incoming::{Answer, Incoming, Known, Push};
 use crate::rendezvous::message::{Departure, Incomplete, Missing};
@@ -24,6 +25,11 @@ fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
 fn answer(answer: &Answer) -> Outgoing {
     let (kind, payload) = answer.encode();
     Outgoing::new(kind, 7, payload)
+}
+
+fn epoch() -> Arc<Epoch> {
+    let from = vec![Some(0), Some(2), None];
+    Arc::new(Epoch { number: 4, from })
 }
 
 /// One of each message.
@@ -146,6 +152,14 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         (
+            "go-on",
+            Request::GoOn {
+                patience: Duration::from_secs(1),
+                leaves_behind: true,
+            }
+            .encode(3),
+        ),
+        (
             "listens",
             Request::Listens {
                 at: text("unix:@a"),
@@ -229,6 +243,16 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Push::Gone {
                 rank: 1,
                 departure: Departure::Failed(text("a: b")),
+            }
+            .encode(),
+        ),
+        ("epoch", answer(&Answer::Epoch(epoch()))),
+        ("newcomers", Push::Newcomers(2).encode()),
+        (
+            "invited",
+            Push::Invited {
+                epoch: epoch(),
+                rank: 2,
             }
             .encode(),
         ),
@@ -355,7 +379,7 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
                     bytes.extend_from_slice(other);
                 }
                 // The kind of one message with the payload of another.
-                _ => bytes[4.min(at)] = random.u8(0..56),
+                _ => bytes[4.min(at)] = random.u8(0..70),
             }
         }
         let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();

@@ -1,0 +1,171 @@
+//! Four ranks work; one is killed, and the other three go on in the same processes; a new one comes, and
+//! four go on.
+//!
+//! ```text
+//! cargo run --release --example going_on [ROUNDS]
+//! ```
+//!
+//! The program starts itself four times. Each rank adds up numbers with the others, over and over, and looks
+//! at every result. In each of the ROUNDS (1 unless said), the process of one rank is killed with SIGKILL,
+//! and started again when the others work without it. The times at the end are those of the program that
+//! kills: from before the signal until it has read, from the last of the survivors, that it has a right
+//! result again.
+
+use std::collections::{BTreeSet, HashSet};
+use std::error::Error;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::launch::{Fleet, Output, Signal};
+use nccl::{ReduceOp, Rendezvous, World};
+use nccl_tools::perf;
+
+const RANKS: usize = 4;
+/// How long ranks wait for each other in order to go on.
+const LIMIT: Duration = Duration::from_secs(20);
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [word] if word == "rank" => rank(false),
+        [word] if word == "rank-again" => rank(true),
+        [rounds] => launch(rounds.parse()?),
+        _ => launch(1),
+    }
+}
+
+// What a rank does: this is what a program of one's own needs.
+
+fn rank(started_again: bool) -> Outcome<()> {
+    perf::install(RANKS)?;
+    let rendezvous = Rendezvous::from_env()?.timeout(LIMIT);
+    let mut world = match started_again {
+        false => World::join(rendezvous)?,
+        // The others work already, and take it in.
+        true => World::rejoin(rendezvous)?,
+    };
+    // Made once: the device and what lies in its memory outlive every epoch.
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    loop {
+        match work(&world, &stream) {
+            Ok(()) => println!("a new process wants to come in"),
+            // Whatever failed, this is why.
+            Err(error) => match world.departed().first() {
+                Some((rank, how)) => println!("rank {rank} is gone: {how}"),
+                None => return Err(error),
+            },
+        }
+        world = world.next_epoch(LIMIT)?;
+    }
+}
+
+/// Works with all ranks of this epoch, until somebody wants to come in.
+fn work(world: &World, stream: &Arc<CudaStream>) -> Outcome<()> {
+    const NUMBERS: usize = 1000;
+    let (ranks, epoch) = (world.size(), world.epoch());
+    let comm = world.communicator("sum").stream(stream).build()?;
+    let expected = (ranks * (ranks + 1) / 2) as f32;
+    let mut worked = 0;
+    loop {
+        let mut numbers = vec![comm.rank() as f32 + 1.0; NUMBERS];
+        // Ranks hear of a newcomer one after another, and have to go on together: the sum tells all.
+        numbers.push(world.newcomers() as f32);
+        let mut y = stream.clone_htod(&numbers)?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        let y = stream.clone_dtoh(&y)?;
+        if let Some(wrong) = y[..NUMBERS].iter().find(|&&sum| sum != expected) {
+            return Err(format!("{wrong} instead of {expected}").into());
+        }
+        worked += 1;
+        match worked {
+            1 => println!("right: {ranks} ranks in epoch {epoch}"),
+            100 => println!("at work: {ranks} ranks in epoch {epoch}"),
+            _ => {}
+        }
+        if y[NUMBERS] > 0.0 && worked > 100 {
+            return Ok(());
+        }
+    }
+}
+
+// What starts the ranks, and does them harm.
+
+fn launch(rounds: usize) -> Outcome<()> {
+    let (said, lines) = mpsc::channel();
+    let output = Output::Lines(Arc::new(move |line| {
+        let text = String::from_utf8_lossy(line.bytes).into_owned();
+        // Nobody listens at the end.
+        let _ = said.send((line.rank, text, Instant::now()));
+    }));
+    let program = std::env::current_exe()?;
+    let mut started = HashSet::new();
+    let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
+    let fleet = fleet.start(move |rank| {
+        let mut command = Command::new(&program);
+        command.arg(if started.insert(rank) {
+            "rank"
+        } else {
+            "rank-again"
+        });
+        command
+    })?;
+    let script = Script { lines };
+    script.all_say(0..RANKS, "at work: 4 ranks")?;
+    let before = fleet.pids();
+    let mut times = Vec::new();
+    for round in 0..rounds {
+        // Rank 0 leads: without it, nobody goes on.
+        let victim = 1 + round % (RANKS - 1);
+        let survivors = || (0..RANKS).filter(move |&rank| rank != victim);
+        let begun = Instant::now();
+        fleet.signal(victim, Signal::KILL);
+        println!("launcher: killed rank {victim}");
+        let right = script.all_say(survivors(), "right: 3 ranks")?;
+        times.push(right - begun);
+        script.all_say(survivors(), "at work: 3 ranks")?;
+        fleet.restart(victim)?;
+        println!("launcher: started rank {victim} again");
+        script.all_say(0..RANKS, "at work: 4 ranks")?;
+    }
+    let after = fleet.pids();
+    println!("launcher: processes before {before:?}, after {after:?}");
+    times.sort();
+    println!(
+        "launcher: three ranks went on {:.1} ms after SIGKILL (median of {rounds}; at most {:.1} ms)",
+        times[rounds / 2].as_secs_f64() * 1e3,
+        times[rounds - 1].as_secs_f64() * 1e3,
+    );
+    fleet.kill();
+    Ok(())
+}
+
+/// Reads what the ranks say.
+struct Script {
+    lines: mpsc::Receiver<(usize, String, Instant)>,
+}
+
+impl Script {
+    /// Waits until all of these ranks have said it; when the last of them had.
+    fn all_say(&self, ranks: impl Iterator<Item = usize>, words: &str) -> Outcome<Instant> {
+        let mut silent: BTreeSet<usize> = ranks.collect();
+        let deadline = Instant::now() + 2 * LIMIT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (rank, text, at) = self
+                .lines
+                .recv_timeout(left)
+                .map_err(|_| format!("nobody hears {words:?} from ranks {silent:?}"))?;
+            println!("rank {rank}: {text}");
+            if text.starts_with(words) {
+                silent.remove(&rank);
+            }
+            if silent.is_empty() {
+                return Ok(at);
+            }
+        }
+    }
+}
