@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 /// Operations that are recorded to be issued together; see [`Communicator::group`].
 ///
@@ -80,7 +81,10 @@ impl<'a> Group<'a> {
         };
         let address = match self.frame.is_home(&buffer) {
             true => self.frame.lease(buffer),
-            false => self.frame.read(buffer)?,
+            false => {
+                let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+                self.frame.read(buffer)?
+            }
         };
         let message = Recorded::new(Function::Send, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
@@ -113,7 +117,10 @@ impl<'a> Group<'a> {
         };
         let address = match self.frame.is_home(&buffer) {
             true => self.frame.lease(buffer),
-            false => self.frame.write(buffer)?,
+            false => {
+                let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+                self.frame.write(buffer)?
+            }
         };
         let message = Recorded::new(Function::Recv, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
@@ -258,7 +265,11 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
-        if let Err(error) = Frame::admit(&self.stream) {
+        let admitted = {
+            let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
+            Frame::admit(&self.stream)
+        };
+        if let Err(error) = admitted {
             return Err(self.in_group(error));
         }
         let mut group = Group::of(self);

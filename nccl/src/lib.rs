@@ -86,6 +86,7 @@ mod config;
 pub mod debug_log;
 mod dtype;
 mod error;
+mod expendable;
 mod ffi;
 mod group;
 mod groups;

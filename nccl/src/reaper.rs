@@ -69,7 +69,7 @@ struct State {
     /// Counts the threads; all but the last one end when they come back from their call.
     generation: u64,
     running: bool,
-    /// Since when the thread is in a call that lets go of something.
+    /// Since when the thread is in a call: a look, or one that lets go of something.
     busy_since: Option<Instant>,
 }
 
@@ -215,9 +215,13 @@ fn run(generation: u64) {
             pause = SHORTEST;
         } else {
             let entries = std::mem::take(&mut state.queue);
+            state.busy_since = Some(Instant::now());
             drop(state);
             let (over, left) = look_at(entries);
             state = lock(&STATE);
+            if state.generation == generation {
+                state.busy_since = None;
+            }
             state.queue.extend(left);
             state.over.extend(over);
             if state.over.is_empty() && !state.queue.is_empty() {

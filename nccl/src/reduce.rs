@@ -3,13 +3,16 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, State};
+use crate::communicator::{Communicator, Kept, State};
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
+use crate::reaper::{self, Remains, Turn};
+use crate::time::deadline_after;
+use crate::{expendable, ffi};
 
 /// How the values of all ranks become one (`ncclRedOp_t`).
 ///
@@ -128,8 +131,12 @@ pub struct PreMulSum<T: NcclType> {
 /// An operator that was made for a communicator; destroyed with the last that needs it.
 pub struct Operator {
     op: sys::ncclRedOp_t,
-    comm: Communicator,
+    /// `None` only while it is dropped.
+    comm: Option<Communicator>,
 }
+
+/// How much longer the thread of a call may take, which also waits for what has the same limit.
+const SLACK: Duration = Duration::from_secs(1);
 
 impl Communicator {
     /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
@@ -154,30 +161,48 @@ impl Communicator {
         let library = &self.inner.library;
         let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
         library.admit(T::DATA_TYPE)?;
-        let (handle, _) = self.inner.handle.take(None, self.limit)?;
-        let raw = match handle.raw {
-            Some(raw) if self.inner.phase.get() == State::Ready => raw,
-            _ => return Err(self.inner.out_of_use()),
+        const CALL: &str = "ncclRedOpCreatePreMulSum";
+        let (inner, limit) = (Arc::clone(&self.inner), self.limit);
+        let made = expendable::call(
+            // Waiting for a turn ends by itself.
+            deadline_after(limit.saturating_add(SLACK)),
+            || false,
+            move || {
+                let (handle, _) = inner.handle.take(None, limit)?;
+                let raw = inner.ready(&handle)?;
+                let mut factor = factor;
+                let mut op = sys::ncclRedOp_t::ncclSum;
+                // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
+                // during the call only (it lies in host memory); the communicator is alive, under its
+                // lock.
+                let code = unsafe {
+                    create(
+                        &mut op,
+                        (&raw mut factor).cast(),
+                        T::DATA_TYPE.raw(),
+                        sys::ncclScalarResidence_t::ncclScalarHostImmediate,
+                        raw.as_ptr(),
+                    )
+                };
+                ffi::check(&inner.library, CALL, code)?;
+                Ok::<_, Error>(op)
+            },
+            drop,
+        );
+        let op = match made {
+            Ok(op) => op?,
+            Err(not_back) => {
+                let error = not_back.into_error(CALL, limit);
+                if error.is_timeout() {
+                    self.inner.abort(&error);
+                }
+                return Err(self.inner.conclude(error));
+            }
         };
-        let mut factor = factor;
-        let mut op = sys::ncclRedOp_t::ncclSum;
-        // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
-        // during the call only (it lies in host memory); the communicator is alive, under its lock.
-        let code = unsafe {
-            create(
-                &mut op,
-                (&raw mut factor).cast(),
-                T::DATA_TYPE.raw(),
-                sys::ncclScalarResidence_t::ncclScalarHostImmediate,
-                raw.as_ptr(),
-            )
-        };
-        ffi::check(library, "ncclRedOpCreatePreMulSum", code)?;
-        drop(handle);
         Ok(PreMulSum {
             operator: Arc::new(Operator {
                 op,
-                comm: self.clone(),
+                comm: Some(self.clone()),
             }),
             element: PhantomData,
         })
@@ -187,7 +212,9 @@ impl Communicator {
 impl<T: NcclType> Reduction for &PreMulSum<T> {}
 impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
     fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved> {
-        let made_for = &self.operator.comm;
+        let Some(made_for) = &self.operator.comm else {
+            unreachable!("it is being dropped, and somebody has it");
+        };
         let wrong = |made_for: String, used_for: String| {
             Err(Error::new(ErrorKind::WrongReduction { made_for, used_for }))
         };
@@ -206,25 +233,64 @@ impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
 }
 
 impl Drop for Operator {
+    /// Never waits: somebody may be inside a call on the communicator.
     fn drop(&mut self) {
-        let handle = self.comm.inner.handle.wait_for_it();
+        if let (Some(comm), false) = (self.comm.take(), reaper::is_closed()) {
+            let comm = Kept::new(comm);
+            reaper::take(Box::new(Remnant { op: self.op, comm }), reaper::LIMIT);
+        }
+    }
+}
+
+/// What is left of an operator.
+struct Remnant {
+    op: sys::ncclRedOp_t,
+    comm: Kept,
+}
+
+impl Remains for Remnant {
+    fn poll(&mut self) -> Turn {
+        self.comm.watch();
+        let inner = &self.comm.inner;
+        let Some(handle) = inner.handle.try_take() else {
+            return match inner.phase.get() {
+                // Somebody who does not come back has the lock.
+                State::Leaked => Turn::Over,
+                _ => Turn::Wait,
+            };
+        };
         // Otherwise it went with the communicator.
-        let Some(raw) = handle.raw else { return };
-        if let Some(destroy) = self.comm.inner.library.api().ncclRedOpDestroy {
+        let Some(raw) = handle.raw else {
+            return Turn::Over;
+        };
+        if let Some(destroy) = inner.library.api().ncclRedOpDestroy {
             // SAFETY: the operator was made for this communicator, which is alive, under its lock, and
-            // is destroyed once. Operations copied it when they were issued.
+            // is destroyed once, because this is over then. Operations copied it when they were issued.
             let code = unsafe { destroy(self.op, raw.as_ptr()) };
-            if let Err(failure) = ffi::check(&self.comm.inner.library, "ncclRedOpDestroy", code) {
+            if let Err(failure) = ffi::check(&inner.library, "ncclRedOpDestroy", code) {
                 tracing::warn!(target: "nccl", %failure, "a reduction operator is leaked");
             }
         }
+        Turn::Over
+    }
+
+    fn release(self: Box<Self>) {}
+
+    fn describe(&self) -> String {
+        format!(
+            "a reduction operator of communicator {:?}",
+            self.comm.name()
+        )
     }
 }
 
 impl<T: NcclType> fmt::Debug for PreMulSum<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreMulSum")
-            .field("communicator", &self.operator.comm.name())
+            .field(
+                "communicator",
+                &self.operator.comm.as_ref().map(Communicator::name),
+            )
             .field("data_type", &T::DATA_TYPE)
             .finish()
     }

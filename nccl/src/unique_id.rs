@@ -1,10 +1,13 @@
 //! The token with which ranks find each other inside NCCL.
 
 use std::fmt;
+use std::time::Duration;
 
 use nccl_sys as sys;
 
-use crate::{Error, Library, Result, ffi};
+use crate::communicator::Timeouts;
+use crate::time::deadline_after;
+use crate::{Error, Library, Result, expendable, ffi};
 
 /// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and given to all.
 ///
@@ -39,7 +42,8 @@ impl UniqueId {
     /// ends.
     ///
     /// # Errors
-    /// [`ErrorKind::Nccl`](crate::ErrorKind::Nccl), for instance when no network interface is usable.
+    /// [`ErrorKind::Nccl`](crate::ErrorKind::Nccl), for instance when no network interface is usable;
+    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when NCCL does not come back within 60 s.
     ///
     /// Wraps `ncclGetUniqueId`.
     ///
@@ -52,14 +56,29 @@ impl UniqueId {
     /// # }
     /// ```
     pub fn new(library: &Library) -> Result<Self> {
+        Self::within(library, Timeouts::default().init)
+    }
+
+    /// As [`new`](Self::new), within `limit`.
+    pub(crate) fn within(library: &Library, limit: Duration) -> Result<Self> {
+        const CALL: &str = "ncclGetUniqueId";
         let get = library.function(sys::Api::ncclGetUniqueId)?;
-        let mut raw = sys::ncclUniqueId {
-            internal: [0; Self::LEN],
-        };
-        // SAFETY: `raw` is a valid out-pointer for the duration of the call.
-        let code = unsafe { get(&mut raw) };
-        ffi::check(library, "ncclGetUniqueId", code).map_err(Error::from)?;
-        Ok(Self(raw.internal.map(ffi::byte)))
+        let library = library.clone();
+        let made = expendable::call(
+            deadline_after(limit),
+            || false,
+            move || {
+                let mut raw = sys::ncclUniqueId {
+                    internal: [0; Self::LEN],
+                };
+                // SAFETY: `raw` is a valid out-pointer for the duration of the call.
+                let code = unsafe { get(&mut raw) };
+                ffi::check(&library, CALL, code).map_err(Error::from)?;
+                Ok(Self(raw.internal.map(ffi::byte)))
+            },
+            drop,
+        );
+        made.map_err(|not_back| not_back.into_error(CALL, limit))?
     }
 
     /// A token received from another rank.

@@ -120,13 +120,26 @@ impl Apart {
     ///
     /// # Panics
     /// When it does not end.
-    pub fn end(mut self, limit: Duration) -> (String, ExitStatus) {
+    pub fn end(self, limit: Duration) -> (String, ExitStatus) {
+        self.try_end(limit)
+            .unwrap_or_else(|said| panic!("a rank did not end in {limit:?}; it said:\n{said}"))
+    }
+
+    /// As [`end`](Self::end).
+    ///
+    /// # Errors
+    /// When it does not end: what it said until then.
+    pub fn try_end(mut self, limit: Duration) -> Result<(String, ExitStatus), String> {
         let begun = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                break status;
+                break Some(status);
             }
-            assert!(begun.elapsed() < limit, "a rank did not end in {limit:?}");
+            if begun.elapsed() > limit {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break None;
+            }
             std::thread::sleep(Duration::from_millis(2));
         };
         let mut said = String::new();
@@ -134,7 +147,10 @@ impl Apart {
             said.push_str(&line);
             said.push('\n');
         }
-        (said, status)
+        match status {
+            Some(status) => Ok((said, status)),
+            None => Err(said),
+        }
     }
 }
 

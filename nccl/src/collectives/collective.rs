@@ -13,6 +13,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, More, Recorded};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
+use crate::supervision::inside;
 
 /// A collective that was asked for: its row of the table, and its buffers.
 ///
@@ -340,12 +341,16 @@ impl Communicator {
             count: counted,
             data_type: given.data_type(),
         };
+        // Taking buffers asks CUDA about their streams; the issue looks after itself.
+        let inside = inside::enter(&self.inner, inside::Place::Issue, self.limit);
         if let Err(error) = Frame::admit(&self.stream) {
             let shape = shape(self.count(rule, root, &given));
             return Err(self.failed_check(kind, shape, error));
         }
         let mut frame = Frame::empty(&self.stream, None);
-        match collective.record(self, &mut frame) {
+        let recorded = collective.record(self, &mut frame);
+        drop(inside);
+        match recorded {
             Ok(count) => self.issue(&frame, kind, shape(Some(count))),
             Err(error) => {
                 let shape = shape(self.count(rule, root, &given));

@@ -384,7 +384,11 @@ impl<'a> CommunicatorBuilder<'a> {
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
                         return Err(error);
                     }
-                    (Ok((prepared, _)), Ok(())) => self.token().map(|id| (prepared, id)),
+                    (Ok((prepared, _)), Ok(())) => {
+                        // So that there is time left to tell the others why there is none.
+                        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
+                        self.token(limit).map(|id| (prepared, id))
+                    }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
                 agree(world, self.name, prepared, deadline, &signal)?
@@ -429,10 +433,10 @@ impl<'a> CommunicatorBuilder<'a> {
     }
 
     /// The token, which rank 0 makes.
-    fn token(&self) -> Result<Option<UniqueId>> {
+    fn token(&self, limit: Duration) -> Result<Option<UniqueId>> {
         let makes_id = self.rank == 0;
         makes_id
-            .then(|| UniqueId::new(&self.wanted_library()?))
+            .then(|| UniqueId::within(&self.wanted_library()?, limit))
             .transpose()
     }
 
@@ -467,7 +471,10 @@ impl<'a> CommunicatorBuilder<'a> {
         };
         refuse_contradictions()?;
         let prepared = plan.prepare()?;
-        let id = makes_id.then(|| UniqueId::new(&library)).transpose()?;
+        let limit = self.timeouts.init.min(self.timeouts.operation / 2);
+        let id = makes_id
+            .then(|| UniqueId::within(&library, limit))
+            .transpose()?;
         Ok((prepared, id))
     }
 }

@@ -98,6 +98,13 @@ impl Turn {
         self.handle.get_mut()
     }
 
+    /// Who had the lock last: the kind and the number of the operation, if it was one.
+    pub(crate) fn holder(&self) -> (Option<OperationKind>, u64) {
+        let holder = self.holder.load(Ordering::Relaxed);
+        let kind = OperationKind::ALL.get((holder & NO_OPERATION) as usize);
+        (kind.copied(), holder >> 8)
+    }
+
     #[cold]
     fn wait(&self, limit: Duration) -> Result<Guard<'_>> {
         let before = self.holder.load(Ordering::Relaxed);
@@ -126,6 +133,8 @@ pub(crate) enum Unsettled {
     Failed(NcclFailure),
     TimedOut,
     Interrupted,
+    /// The call that asks for its state does not come back.
+    Lost,
 }
 
 /// Waits a little longer each time: a few turns of the loop cost nothing, and a long wait must not take
@@ -196,6 +205,7 @@ impl Unsettled {
             Self::Failed(failure) => Self::Failed(failure.clone()),
             Self::TimedOut => Self::TimedOut,
             Self::Interrupted => Self::Interrupted,
+            Self::Lost => Self::Lost,
         };
         Cause::from(&error.into_error(what, limit))
     }
@@ -206,6 +216,12 @@ impl Unsettled {
             Self::Failed(failure) => ErrorKind::Nccl(failure),
             Self::TimedOut => ErrorKind::TimedOut {
                 what: what.to_owned(),
+                limit,
+            },
+            Self::Lost => ErrorKind::TimedOut {
+                what: format!(
+                    "{what}, in ncclCommGetAsyncError, which should not wait and has not come back,"
+                ),
                 limit,
             },
             Self::Interrupted => ErrorKind::Aborted {

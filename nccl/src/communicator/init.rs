@@ -1,20 +1,22 @@
 //! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
 
+use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
-use super::handle::{Handle, RawComm, Turn, settle};
+use super::handle::{Handle, RawComm, Turn, Unsettled, settle};
 use super::lifecycle::{Outcome, discard};
 use super::state::Phase;
 use super::{Inner, Pins, Timeouts, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
+use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
@@ -22,6 +24,7 @@ use crate::plan::Plans;
 use crate::rendezvous::Line;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::{Board, Cause};
+use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
 /// Everything that is known before NCCL is asked.
@@ -69,14 +72,8 @@ impl Plan<'_> {
             return Err(Error::new(ErrorKind::Stream { what: WHAT, reason }));
         }
         order::admit(WHAT, &self.stream, &context)?;
-        order::not_capturing(WHAT, &self.stream)?;
+        let (pins_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
         let config = self.config.to_raw(&self.library, self.name)?;
-        let pins_stream = context
-            .new_stream()
-            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-        let join = context
-            .new_event(None)
-            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         Ok(Prepared {
             library: self.library,
             name: Arc::from(self.name),
@@ -94,6 +91,33 @@ impl Plan<'_> {
             board: None,
         })
     }
+}
+
+/// Of the communicator's own, beside a `stream` that may carry its operations; within `limit`, because a device
+/// may be wedged before it is first used here.
+fn stream_and_event(
+    what: &'static str,
+    stream: &Arc<CudaStream>,
+    limit: Duration,
+) -> Result<(Arc<CudaStream>, CudaEvent)> {
+    let stream = Arc::clone(stream);
+    let made = expendable::call(
+        deadline_after(limit),
+        || false,
+        move || {
+            order::not_capturing(what, &stream)?;
+            let context = stream.context();
+            let stream = context
+                .new_stream()
+                .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+            let event = context
+                .new_event(None)
+                .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+            Ok((stream, event))
+        },
+        drop,
+    );
+    made.map_err(|not_back| not_back.into_error("cuStreamCreate or cuEventCreate", limit))?
 }
 
 impl Prepared {
@@ -153,29 +177,46 @@ impl Prepared {
 
     /// A failure leaves a communicator that is to be freed, or none.
     fn join_nccl(
-        &mut self,
+        &self,
         id: &UniqueId,
         deadline: Instant,
         is_void: impl Fn() -> bool,
     ) -> Result<RawComm, (Option<RawComm>, Error)> {
-        self.context.bind_to_thread().map_err(|error| {
-            let what = "binding the context to this thread (cuCtxSetCurrent)";
-            (None, Error::cuda(what)(error))
-        })?;
-        let config = &mut self.config;
-        let (raw, started) = start(&self.library, self.rank, self.world_size, id, config)
-            .map_err(|error| (None, error))?;
+        self.context
+            .bind_to_thread()
+            .map_err(|error| (None, Error::cuda(BINDING)(error)))?;
+        let struck = || {
+            let board = self.board.as_ref();
+            board.is_some_and(|board| board.fault().is_some())
+        };
+        let interrupted = || self.abort_signal.is_aborted() || struck() || is_void();
+        let patience = Patience {
+            context: &self.context,
+            deadline,
+            limit: self.timeouts.init,
+            interrupted: &interrupted,
+        };
+        let config = &self.config;
+        let (raw, started) = start(
+            &self.library,
+            self.rank,
+            self.world_size,
+            id,
+            config,
+            patience,
+        )
+        .map_err(|error| (None, error))?;
+        let mut lost = false;
         let settled = started.and_then(|()| {
-            let struck = || {
-                let board = self.board.as_ref();
-                board.is_some_and(|board| board.fault().is_some())
-            };
-            let interrupted = || self.abort_signal.is_aborted() || struck() || is_void();
-            settle(&self.library, raw, CALL, deadline, interrupted)
-                .map_err(|unsettled| unsettled.into_error("joining the ranks", self.timeouts.init))
+            settle_apart(&self.library, raw, CALL, deadline, &interrupted).map_err(|unsettled| {
+                lost = matches!(unsettled, Unsettled::Lost);
+                unsettled.into_error("joining the ranks", self.timeouts.init)
+            })
         });
         match settled {
             Ok(()) => Ok(raw),
+            // A thread is inside a call on it, and frees it if it ever comes out.
+            Err(error) if lost => Err((None, error)),
             Err(error) => Err((Some(raw), error)),
         }
     }
@@ -216,38 +257,117 @@ impl Prepared {
 }
 
 const CALL: &str = "ncclCommInitRankConfig";
+const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
 
-/// Makes the call. The communicator that comes back is not ready yet, and has to be freed when the call
-/// failed.
+/// Makes the call, on a thread that can be given up: it may wait although it should not. The communicator that
+/// comes back is not ready yet, and has to be freed when the call failed.
 fn start(
     library: &Library,
     rank: usize,
     world_size: usize,
     id: &UniqueId,
-    config: &mut sys::ncclConfig_t,
+    config: &sys::ncclConfig_t,
+    patience: Patience<'_>,
 ) -> Result<(RawComm, Result<()>)> {
     let init = library.function(sys::Api::ncclCommInitRankConfig)?;
     let (rank, world_size) = (as_int(rank)?, as_int(world_size)?);
-    // Null, because releases up to 2.18 follow whatever they find here when they fail.
-    let mut comm: sys::ncclComm_t = std::ptr::null_mut();
-    // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
-    // returns; the strings that `config` points to are never freed.
-    let code = unsafe { init(&mut comm, world_size, id.raw(), rank, config) };
-    let raw = NonNull::new(comm).map(RawComm);
-    match (ffi::check(library, CALL, code), raw) {
-        (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
-        (Ok(_), None) => Err(ffi::missing(library, CALL).into()),
-        (Err(failure), raw) => {
-            if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
-                close_leaked_group(library);
+    let Patience {
+        context,
+        deadline,
+        limit,
+        interrupted,
+    } = patience;
+    let (id, mut config) = (id.raw(), Sent(*config));
+    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+    let made = expendable::call(
+        deadline,
+        interrupted,
+        move || {
+            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+            let config = &mut config;
+            // Null, because releases up to 2.18 follow whatever they find here when they fail.
+            let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+            // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
+            // returns; the strings that `config` points to are never freed.
+            let code = unsafe { init(&mut comm, world_size, id, rank, &mut config.0) };
+            let raw = NonNull::new(comm).map(RawComm);
+            match (ffi::check(&theirs, CALL, code), raw) {
+                (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
+                (Ok(_), None) => Err(ffi::missing(&theirs, CALL).into()),
+                (Err(failure), raw) => {
+                    if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
+                        close_leaked_group(&theirs);
+                    }
+                    match raw {
+                        Some(raw) => Ok((raw, Err(failure.into()))),
+                        None => Err(failure.into()),
+                    }
+                }
             }
-            match raw {
-                Some(raw) => Ok((raw, Err(failure.into()))),
-                None => Err(failure.into()),
+        },
+        // Nobody knows of it, and this thread may wait.
+        move |made: Result<(RawComm, Result<()>)>| {
+            if let Ok((raw, _)) = made {
+                let _ = discard(&freeing, raw, Timeouts::default().abort);
             }
-        }
+        },
+    );
+    made.map_err(|not_back| not_back.into_error(CALL, limit))?
+}
+
+/// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
+/// that do not come back.
+fn settle_apart(
+    library: &Library,
+    raw: RawComm,
+    call: &'static str,
+    deadline: Instant,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<(), Unsettled> {
+    /// How long a look at NCCL's state may take.
+    const LOOK: Duration = Duration::from_secs(1);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (theirs, stopped, freeing) = (library.clone(), Arc::clone(&stop), library.clone());
+    let since: Cell<Option<Instant>> = Cell::new(None);
+    let settled = expendable::call(
+        deadline.checked_add(LOOK).unwrap_or(deadline),
+        || {
+            if since.get().is_none() && interrupted() {
+                stop.store(true, Ordering::Release);
+                since.set(Some(Instant::now()));
+            }
+            since.get().is_some_and(|since| since.elapsed() > LOOK)
+        },
+        move || {
+            settle(&theirs, raw, call, deadline, || {
+                stopped.load(Ordering::Acquire)
+            })
+        },
+        move |_| {
+            let _ = discard(&freeing, raw, Timeouts::default().abort);
+        },
+    );
+    match settled {
+        Ok(settled) => settled,
+        Err(NotBack::NoThread(_)) => settle(library, raw, call, deadline, interrupted),
+        Err(NotBack::TimedOut | NotBack::Interrupted) => Err(Unsettled::Lost),
     }
 }
+
+/// How long, and until when, the call may take.
+struct Patience<'p> {
+    context: &'p Arc<CudaContext>,
+    deadline: Instant,
+    /// For the error.
+    limit: Duration,
+    interrupted: &'p dyn Fn() -> bool,
+}
+
+/// On its way to the thread of the call.
+struct Sent(sys::ncclConfig_t);
+
+// SAFETY: its pointers are null or lead to strings that are never freed nor changed.
+unsafe impl Send for Sent {}
 
 /// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
 /// later call on this thread would be queued for ever. This crate never calls init inside a group of

@@ -33,6 +33,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 use crate::time::{deadline_after, later};
 
 /// What the C calls of one operation need.
@@ -139,6 +140,7 @@ impl Inner {
             })));
         }
 
+        let _inside = inside::enter(self, Place::Issue, limit);
         // 1. Nothing of this reaches NCCL.
         self.prepare(handle, frame).map_err(Refused::Before)?;
 
@@ -212,6 +214,7 @@ impl Inner {
         if self.abort(reason) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
         }
+        let _inside = inside::enter(self, Place::Issue, self.timeouts.abort);
         let ordered = order::leave(frame.on, frame.foreign(), &self.handle.wait_for_it().join);
         if ordered.is_err() && !self.is_over(frame) {
             self.end_the_process("work of an aborted operation did not end");

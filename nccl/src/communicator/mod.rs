@@ -56,6 +56,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
 use crate::request::Mark;
+use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::{Board, Fault};
 use crate::unique_id::UniqueId;
@@ -320,6 +321,7 @@ impl Communicator {
 
     pub(crate) fn of(inner: Inner) -> Self {
         let inner = Arc::new(inner);
+        inside::watch(&inner);
         inner.come_under_protection();
         Self {
             stream: Arc::clone(&inner.stream),

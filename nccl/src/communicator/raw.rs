@@ -12,8 +12,9 @@ use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
 use crate::library::Library;
+use crate::time::deadline_after;
+use crate::{expendable, ffi};
 
 impl Communicator {
     /// Takes over a communicator that was made elsewhere, for instance by another binding.
@@ -29,7 +30,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a null pointer or a stream of another device, [`ErrorKind::Nccl`]
-    /// when NCCL refuses to tell about it; it is left as it was then.
+    /// when NCCL refuses to tell about it, [`ErrorKind::TimedOut`] when it does not come back within 30 s;
+    /// it is left as it was then.
     ///
     /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
     ///
@@ -104,11 +106,22 @@ impl Communicator {
             .ok_or_else(|| invalid("raw", String::from("a null pointer is no communicator")))?;
         let ask = |call: &'static str, function: Option<Ask>| -> Result<i32> {
             let function = function.ok_or_else(|| ffi::missing(library, call))?;
-            let mut answer = 0;
-            // SAFETY: the caller gives a communicator that is ready; `answer` is a valid place.
-            let code = unsafe { function(raw.as_ptr(), &mut answer) };
-            ffi::check(library, call, code)?;
-            Ok(answer)
+            let theirs = library.clone();
+            let limit = Timeouts::default().operation;
+            let asked = expendable::call(
+                deadline_after(limit),
+                || false,
+                move || {
+                    let raw = raw;
+                    let mut answer = 0;
+                    // SAFETY: the caller gives a communicator that is ready; `answer` is a valid place.
+                    let code = unsafe { function(raw.as_ptr(), &mut answer) };
+                    ffi::check(&theirs, call, code)?;
+                    Ok::<_, Error>(answer)
+                },
+                drop,
+            );
+            asked.map_err(|not_back| not_back.into_error(call, limit))?
         };
         let api = library.api();
         let rank = ask("ncclCommUserRank", api.ncclCommUserRank)?;

@@ -12,6 +12,7 @@ use super::frame::Frame;
 use super::{Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
+use crate::supervision::inside::{self, Place};
 
 /// Why there is no replay.
 pub(crate) enum NotLaunched {
@@ -41,6 +42,7 @@ impl Inner {
             let ticket = recorder.begin(sequence, OperationKind::Replay, started, frame.on, 0);
             (sequence, ticket)
         };
+        let inside = inside::enter(self, Place::Replay, limit);
         if let Err(error) = self.ordered_behind_buffers(frame, join) {
             self.tracked.end(ticket, false);
             return Err(error);
@@ -48,6 +50,7 @@ impl Inner {
         let launched = launch(self);
         self.tracked.end(ticket, launched.is_ok());
         let ordered = order::leave(frame.on, frame.foreign(), join);
+        drop(inside);
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),
             (Err(NotLaunched::Refused(error)), _) => Err(error),

@@ -11,6 +11,7 @@ use super::{Communicator, CommunicatorBuilder};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::rendezvous;
+use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -208,6 +209,7 @@ impl Communicator {
             .alloc_zeros::<u8>(bytes.len() * self.world_size())
             .map_err(Error::cuda("allocating device memory"))?;
         self.on(&stream).all_gather(&x, &mut y)?.wait()?;
+        let _inside = inside::enter(&self.inner, Place::Look, self.limit);
         stream
             .clone_dtoh(&y)
             .map_err(Error::cuda("copying from the device"))

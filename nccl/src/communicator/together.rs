@@ -16,6 +16,7 @@ use crate::group::Group;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 /// Why nothing, or not everything, was issued.
 enum Refused {
@@ -121,6 +122,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         return Ok(Vec::new());
     };
     let library = first.comm.library();
+    let _inside = inside::enter(&first.comm.inner, Place::Issue, first.comm.limit);
 
     // 2. and 3.
     let lent = Lent;

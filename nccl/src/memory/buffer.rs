@@ -5,20 +5,22 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, result,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, result,
 };
 use nccl_sys as sys;
 
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Communicator, admit_owner};
+use crate::communicator::{Communicator, Timeouts, admit_owner};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
 use crate::library::Library;
 use crate::reaper::{self, Behind, Remains, Turn};
+use crate::time::deadline_after;
+use crate::{expendable, ffi};
 
 /// Device memory from NCCL's own allocator, of `len` elements of `T`.
 ///
@@ -73,7 +75,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn buffer<T: NcclType>(&self, len: usize) -> Result<Buffer<T>> {
-        Buffer::zeroed(self.library(), self.stream(), len)
+        Buffer::zeroed_within(self.library(), self.stream(), len, self.limit)
     }
 }
 
@@ -83,7 +85,8 @@ impl<T: NcclType> Buffer<T> {
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when the
     /// memory does not suffice, [`ErrorKind::Stream`] for a stream that operations refuse as well,
-    /// [`ErrorKind::Cuda`] when the device failed.
+    /// [`ErrorKind::Cuda`] when the device failed, [`ErrorKind::TimedOut`] when NCCL does not come back
+    /// within the communicator's limit for operations, or 30 s.
     ///
     /// Wraps `ncclMemAlloc`.
     ///
@@ -99,7 +102,16 @@ impl<T: NcclType> Buffer<T> {
     /// # }
     /// ```
     pub fn zeroed(library: &Library, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
-        let allocate = library.function(sys::Api::ncclMemAlloc)?;
+        Self::zeroed_within(library, stream, len, Timeouts::default().operation)
+    }
+
+    fn zeroed_within(
+        library: &Library,
+        stream: &Arc<CudaStream>,
+        len: usize,
+        limit: Duration,
+    ) -> Result<Self> {
+        library.function(sys::Api::ncclMemAlloc)?;
         library.function(sys::Api::ncclMemFree)?;
         library.admit(T::DATA_TYPE)?;
         admit_owner(stream)?;
@@ -120,15 +132,7 @@ impl<T: NcclType> Buffer<T> {
                 })
             })?
             .max(size_of::<T>());
-        // NCCL allocates on the device that is current.
-        context.bind_to_thread().map_err(Error::cuda(
-            "binding the context to this thread (cuCtxSetCurrent)",
-        ))?;
-        let mut address: *mut c_void = std::ptr::null_mut();
-        // SAFETY: `address` is a valid place.
-        let code = unsafe { allocate(&mut address, bytes) };
-        ffi::check(library, "ncclMemAlloc", code)?;
-        let address = address.addr() as CUdeviceptr;
+        let address = allocate(library, context, bytes, limit)?;
         // SAFETY: an allocation of that many bytes, which is written below before it is handed out; the
         // slice is never dropped, so cudarc does not free it.
         let memory = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
@@ -278,6 +282,41 @@ impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut Buffer<T> {
     fn erase_mut(self) -> ErasedMut<'a> {
         self.view_mut().erase_mut()
     }
+}
+
+/// Memory of NCCL's, on a thread that can be given up: it may have to wait for the device.
+fn allocate(
+    library: &Library,
+    context: &Arc<CudaContext>,
+    bytes: usize,
+    limit: Duration,
+) -> Result<CUdeviceptr> {
+    const CALL: &str = "ncclMemAlloc";
+    let allocate = library.function(sys::Api::ncclMemAlloc)?;
+    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+    let allocated = expendable::call(
+        deadline_after(limit),
+        || false,
+        move || {
+            // NCCL allocates on the device that is current.
+            context.bind_to_thread().map_err(Error::cuda(
+                "binding the context to this thread (cuCtxSetCurrent)",
+            ))?;
+            reaper::relax_capture_mode();
+            let mut address: *mut c_void = std::ptr::null_mut();
+            // SAFETY: `address` is a valid place.
+            let code = unsafe { allocate(&mut address, bytes) };
+            ffi::check(&theirs, CALL, code)?;
+            Ok::<_, Error>(address.addr() as CUdeviceptr)
+        },
+        move |allocated| {
+            if let (Ok(address), Some(free)) = (allocated, freeing.api().ncclMemFree) {
+                // SAFETY: an allocation of NCCL's that nobody has heard of.
+                let _ = unsafe { free(std::ptr::with_exposed_provenance_mut(address as usize)) };
+            }
+        },
+    );
+    allocated.map_err(|not_back| not_back.into_error(CALL, limit))?
 }
 
 /// Memory of a dropped buffer.

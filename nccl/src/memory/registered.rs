@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, CudaView, CudaViewMut};
 use nccl_sys as sys;
@@ -15,9 +15,9 @@ use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
 use crate::reaper::{self, Behind, Remains, Turn};
 use crate::time::deadline_after;
+use crate::{expendable, ffi};
 
 /// A buffer that is registered with a communicator, and belongs to the registration.
 ///
@@ -54,7 +54,7 @@ pub struct Registered<B: OwnedBuffer> {
 }
 
 /// NCCL's handle; none where it does without.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Registration(Option<NonNull<c_void>>);
 
 // SAFETY: a number for NCCL, given back under the communicator's lock; never followed.
@@ -71,7 +71,9 @@ impl Communicator {
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
     /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
-    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use.
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use;
+    /// [`ErrorKind::TimedOut`] when NCCL does not come back within the limit for operations. The
+    /// communicator is aborted then, and the buffer leaked.
     ///
     /// Wraps `ncclCommRegister`.
     ///
@@ -86,6 +88,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn register<B: OwnedBuffer>(&self, mut buffer: B) -> Result<Registered<B>> {
+        const CALL: &str = "ncclCommRegister";
         let library = self.library();
         let register = library.function(sys::Api::ncclCommRegister)?;
         library.function(sys::Api::ncclCommDeregister)?;
@@ -99,29 +102,55 @@ impl Communicator {
             let range = erased.range();
             (range.start, (range.end - range.start) as usize)
         };
-        context.bind_to_thread().map_err(Error::cuda(
-            "binding the context to this thread (cuCtxSetCurrent)",
-        ))?;
-        let (guard, _) = self.inner.handle.take(None, self.limit)?;
-        let raw = self.inner.ready(&guard)?;
-        let mut handle: *mut c_void = std::ptr::null_mut();
-        if bytes > 0 {
-            // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
-            // value below owns it. `handle` is a valid place; the communicator is alive, under its lock.
-            let code = unsafe {
-                register(
-                    raw.as_ptr(),
-                    std::ptr::with_exposed_provenance_mut(address as usize),
-                    bytes,
-                    &mut handle,
+        let handle = match bytes {
+            0 => Ok(Ok(Registration(None))),
+            bytes => {
+                let (inner, limit) = (Arc::clone(&self.inner), self.limit);
+                expendable::call(
+                    // Waiting for a turn ends by itself.
+                    deadline_after(limit.saturating_add(SLACK)),
+                    || false,
+                    move || {
+                        inner.context.bind_to_thread().map_err(Error::cuda(
+                            "binding the context to this thread (cuCtxSetCurrent)",
+                        ))?;
+                        reaper::relax_capture_mode();
+                        let (guard, _) = inner.handle.take(None, limit)?;
+                        let raw = inner.ready(&guard)?;
+                        let mut handle: *mut c_void = std::ptr::null_mut();
+                        // SAFETY: memory of that many bytes, which stays where it is until it is
+                        // deregistered: the value below owns it, and it is leaked when this does not come
+                        // back. `handle` is a valid place; the communicator is alive, under its lock.
+                        let code = unsafe {
+                            register(
+                                raw.as_ptr(),
+                                std::ptr::with_exposed_provenance_mut(address as usize),
+                                bytes,
+                                &mut handle,
+                            )
+                        };
+                        ffi::check(&inner.library, CALL, code)?;
+                        Ok::<_, Error>(Registration(NonNull::new(handle)))
+                    },
+                    drop,
                 )
-            };
-            ffi::check(library, "ncclCommRegister", code)?;
-        }
-        drop(guard);
+            }
+        };
+        let handle = match handle {
+            Ok(handle) => handle?,
+            Err(not_back) => {
+                let error = not_back.into_error(CALL, self.limit);
+                if error.is_timeout() {
+                    // NCCL may still look at it.
+                    std::mem::forget(buffer);
+                    self.inner.abort(&error);
+                }
+                return Err(self.inner.conclude(error));
+            }
+        };
         Ok(Registered {
             buffer: ManuallyDrop::new(buffer),
-            handle: Registration(NonNull::new(handle)),
+            handle,
             comm: ManuallyDrop::new(Kept::new(self.clone())),
             last: ManuallyDrop::new(last),
         })
@@ -209,25 +238,32 @@ impl<B: OwnedBuffer> Registered<B> {
     /// # }
     /// ```
     pub fn into_inner(self) -> Result<B> {
-        let mut remains = self.take_apart();
+        const CALL: &str = "ncclCommDeregister";
+        let remains = self.take_apart();
         let limit = remains.comm.limit;
         let deadline = deadline_after(limit);
-        let mut backoff = Backoff::new();
-        loop {
-            match remains.look() {
-                Look::Deregistered => return Ok(ManuallyDrop::into_inner(remains.buffer)),
-                Look::Refused(error) => {
-                    tracing::error!(target: "nccl", %error, "leaked: {}", remains.describe());
-                    return Err(error);
+        if remains.handle.0.is_none() {
+            return remains.let_go(deadline, limit);
+        }
+        let comm = (*remains.comm).clone();
+        let let_go = expendable::call(
+            // What it does itself at the deadline, it does a little later.
+            deadline_after(limit.saturating_add(SLACK)),
+            || false,
+            move || {
+                reaper::relax_capture_mode();
+                remains.let_go(deadline, limit)
+            },
+            drop,
+        );
+        match let_go {
+            Ok(let_go) => let_go,
+            Err(not_back) => {
+                let error = not_back.into_error(CALL, limit);
+                if error.is_timeout() {
+                    comm.inner.abort(&error);
                 }
-                Look::Busy if Instant::now() < deadline => backoff.pause(),
-                Look::Busy => {
-                    reaper::take(Box::new(remains), reaper::LIMIT);
-                    return Err(Error::new(ErrorKind::TimedOut {
-                        what: String::from("the work that uses a registered buffer"),
-                        limit,
-                    }));
-                }
+                Err(comm.inner.conclude(error))
             }
         }
     }
@@ -258,6 +294,9 @@ impl<B: OwnedBuffer> Registered<B> {
     }
 }
 
+/// How much longer the thread of a call may take, which also waits for what has the same limit.
+const SLACK: Duration = Duration::from_secs(1);
+
 /// What is left of a registered buffer. Dropping it leaks the buffer.
 struct Remnant<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
@@ -273,6 +312,28 @@ enum Look {
 }
 
 impl<B: OwnedBuffer> Remnant<B> {
+    /// Waits until the buffer is deregistered.
+    fn let_go(mut self, deadline: Instant, limit: Duration) -> Result<B> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.look() {
+                Look::Deregistered => return Ok(ManuallyDrop::into_inner(self.buffer)),
+                Look::Refused(error) => {
+                    tracing::error!(target: "nccl", %error, "leaked: {}", self.describe());
+                    return Err(error);
+                }
+                Look::Busy if Instant::now() < deadline => backoff.pause(),
+                Look::Busy => {
+                    reaper::take(Box::new(self), reaper::LIMIT);
+                    return Err(Error::new(ErrorKind::TimedOut {
+                        what: String::from("the work that uses a registered buffer"),
+                        limit,
+                    }));
+                }
+            }
+        }
+    }
+
     /// Deregisters, if that can be done now.
     fn look(&mut self) -> Look {
         if !self.behind.is_over() {

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded;
+use crate::supervision::inside::{self, Place};
 
 /// How long an abort gets to join NCCL's threads before the capture is ended.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -38,6 +39,7 @@ impl Inner {
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
         let stream = self.own_stream();
+        let inside = inside::enter(self, Place::Capture, limit);
         let capturing = Capturing::begin(stream)?;
         let calls = Calls {
             library: &self.library,
@@ -61,6 +63,7 @@ impl Inner {
             captured
         });
         let graph = issued.and_then(|()| capturing.finish());
+        drop(inside);
         match graph {
             // Under the lock, so that whoever ends the communicator finds it in the list.
             Ok(graph) => Ok(self.plans.add(graph, &self.context)),

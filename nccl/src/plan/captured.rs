@@ -18,6 +18,7 @@ use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind, Remains, Turn};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
 /// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
@@ -302,7 +303,10 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         }
         // SAFETY: likewise.
         let slot = unsafe { std::ptr::read(&raw const plan.slot) };
-        comm.inner.plans.destroy(&slot);
+        {
+            let _inside = inside::enter(&comm.inner, Place::Replay, comm.limit);
+            comm.inner.plans.destroy(&slot);
+        }
         if comm.inner.phase.get() == State::Aborting {
             // Other ranks may still write into them.
             comm.inner.wait_for_the_end();
@@ -326,9 +330,13 @@ impl Pace {
         // The older of the two, which is about to be recorded again; never recorded at first.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
         reaper::bind(mark.context());
-        while !mark.try_is_complete().map_err(Error::cuda(
-            "asking whether earlier launches are done (cuEventQuery)",
-        ))? {
+        let is_over = || {
+            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            mark.try_is_complete().map_err(Error::cuda(
+                "asking whether earlier launches are done (cuEventQuery)",
+            ))
+        };
+        while !is_over()? {
             if comm.inner.interrupted() {
                 return Err(comm.inner.out_of_use());
             }

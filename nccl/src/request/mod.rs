@@ -7,6 +7,8 @@
 
 mod poller;
 
+pub(crate) use poller::replace as replace_poller;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,6 +25,7 @@ use crate::communicator::{self, Backoff, Communicator, Inner, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::operation::{OperationKind, Shape};
+use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
 /// An issued operation.
@@ -254,9 +257,11 @@ impl Request {
         if self.inner.phase.get().is_aborted() {
             return self.ended();
         }
+        let inside = inside::enter(&self.inner, Place::Look, self.limit);
         let done = self.mark()?.event.try_is_complete().map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
+        drop(inside);
         // After the query: an abort is announced before it frees the stream.
         if self.inner.phase.get().is_aborted() {
             return self.ended();
@@ -320,7 +325,10 @@ impl Request {
         };
         let Some(raw) = handle.raw else { return Ok(()) };
         let library = &self.inner.library;
-        let state = communicator::state(library, raw);
+        let state = {
+            let _inside = inside::enter(&self.inner, Place::Look, self.limit);
+            communicator::state(library, raw)
+        };
         drop(handle);
         let failure = match state {
             Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => {

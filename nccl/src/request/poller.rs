@@ -16,6 +16,7 @@ use super::Mark;
 use crate::communicator::{Inner, lock};
 use crate::error::{Error, Result};
 use crate::reaper;
+use crate::supervision::inside::{self, Place};
 
 /// One awaited request.
 struct Watched {
@@ -35,6 +36,8 @@ struct Registry {
     next: u64,
     watched: HashMap<u64, Watched>,
     running: bool,
+    /// Counts the threads; all but the last one end when they come back from their call.
+    generation: u64,
 }
 
 static POLLER: LazyLock<Poller> = LazyLock::new(|| Poller {
@@ -71,9 +74,7 @@ pub(super) fn watch(
 ) -> Result<Ticket> {
     let mut registry = lock(&POLLER.state);
     if !registry.running {
-        std::thread::Builder::new()
-            .name(String::from("nccl-poller"))
-            .spawn(run)
+        start(registry.generation)
             .map_err(Error::io("starting the thread that wakes awaiting tasks"))?;
         registry.running = true;
         reaper::register_exit();
@@ -93,34 +94,61 @@ pub(super) fn watch(
     Ok(Ticket { key, deadline })
 }
 
-fn run() {
+fn start(generation: u64) -> std::io::Result<()> {
+    std::thread::Builder::new()
+        .name(String::from("nccl-poller"))
+        .spawn(move || run(generation))
+        .map(drop)
+}
+
+/// The thread does not come back from a call: another one takes its place.
+pub(crate) fn replace() {
+    let mut registry = lock(&POLLER.state);
+    registry.generation += 1;
+    if let Err(error) = start(registry.generation) {
+        tracing::error!(target: "nccl", %error, "no other thread to wake awaiting tasks");
+    }
+}
+
+fn run(generation: u64) {
     reaper::relax_capture_mode();
     let mut busy_since = Instant::now();
+    let mut all: Vec<(u64, Arc<Mark>, Arc<Inner>, Instant)> = Vec::new();
     loop {
         let mut registry = lock(&POLLER.state);
-        while registry.watched.is_empty() {
+        while registry.watched.is_empty() && registry.generation == generation {
             registry = POLLER
                 .work
                 .wait(registry)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             busy_since = Instant::now();
         }
-        // CUDA is not asked any more while the process exits.
-        let Some(working) = reaper::Working::begin() else {
+        if registry.generation != generation {
             return;
-        };
+        }
+        all.extend(registry.watched.iter().map(|(&key, watched)| {
+            let (mark, inner) = (Arc::clone(&watched.mark), Arc::clone(&watched.inner));
+            (key, mark, inner, watched.deadline)
+        }));
+        // Whoever begins or ceases to await does not wait for CUDA.
+        drop(registry);
         let now = Instant::now();
-        let ready: Vec<u64> = registry
-            .watched
-            .iter()
-            .filter(|(_, watched)| watched.is_ready(now))
-            .map(|(&key, _)| key)
-            .collect();
+        let mut ready: Vec<u64> = Vec::new();
+        for (key, mark, inner, deadline) in all.drain(..) {
+            // CUDA is not asked any more while the process exits.
+            let Some(_working) = reaper::Working::begin() else {
+                return;
+            };
+            if is_ready(&mark, &inner, deadline, now) {
+                ready.push(key);
+            }
+        }
+        let mut registry = lock(&POLLER.state);
         let woken: Vec<Watched> = ready
             .iter()
             .filter_map(|key| registry.watched.remove(key))
             .collect();
-        drop((registry, working));
+        drop(registry);
         if !woken.is_empty() {
             busy_since = now;
         }
@@ -146,18 +174,18 @@ fn pause(waiting: Duration) -> Duration {
     }
 }
 
-impl Watched {
-    fn is_ready(&self, now: Instant) -> bool {
-        let state = self.inner.phase.get();
-        if state.is_aborted() {
-            // What its stream says means nothing any more.
-            return now >= self.deadline || state.is_final();
-        }
-        now >= self.deadline
-            || self.inner.abort_signal.is_aborted()
-            // An error is for the task to find.
-            || !matches!(self.mark.event.try_is_complete(), Ok(false))
+fn is_ready(mark: &Mark, inner: &Inner, deadline: Instant, now: Instant) -> bool {
+    let state = inner.phase.get();
+    if state.is_aborted() {
+        // What its stream says means nothing any more.
+        return now >= deadline || state.is_final();
     }
+    if now >= deadline || inner.abort_signal.is_aborted() {
+        return true;
+    }
+    let _inside = inside::enter(inner, Place::Poller, inner.timeouts.operation);
+    // An error is for the task to find.
+    !matches!(mark.event.try_is_complete(), Ok(false))
 }
 
 #[cfg(test)]

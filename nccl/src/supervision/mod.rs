@@ -26,13 +26,15 @@
 //!
 //! - `fault`: the cause, as it travels and as it reads;
 //! - `board`: one communicator as its rank sees it;
-//! - `watch`: what a line hears, and whom it concerns.
+//! - `watch`: what a line hears, and whom it concerns;
+//! - `inside`: threads that do not come back from a call of NCCL's or CUDA's.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
 mod board;
 mod fault;
+pub(crate) mod inside;
 pub mod recorder;
 mod watch;
 

@@ -1,0 +1,414 @@
+//! Which threads are inside calls of NCCL or CUDA, so that one that does not come out is noticed.
+//!
+//! Every wait of this crate's own ends at a limit, but a call that does not come back never gets there: a
+//! function of NCCL's that waits although it should not, or a driver that is wedged. A call on the way of an
+//! operation cannot have a thread of its own (`expendable.rs`), because that costs more than the operation.
+//! So its thread writes down that it is inside, and the sentinel looks:
+//!
+//! ```text
+//! inside beyond its limit ──▶ its communicator is aborted, and with it those of the other ranks
+//!                             the thread may come out by that; when it is still inside a while after
+//!                             the abort ended or was given up ──▶ the process ends, with a sentence
+//! ```
+//!
+//! The process has to end because the call cannot return: it may have been lent memory, and nobody else can
+//! bring its thread back. Threads of this crate's own that are stuck get a successor instead.
+//!
+//! The sentinel is one thread for the process, while there are communicators. It calls neither NCCL nor CUDA
+//! and takes no lock that anybody holds during a call, so that nothing of what it looks for can happen to it.
+//! It counts its own looks and not the time: of a process that was stopped, nobody was inside any longer.
+//!
+//! A slot belongs to one thread, which alone writes to it. [`Slot::turn`] is odd while the thread is inside,
+//! and another number each time; whoever reads the rest between two reads of the same odd number reads what
+//! belongs together.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use crate::communicator::{Inner, lock};
+use crate::error::{Error, ErrorKind};
+use crate::operation::Shape;
+use crate::{reaper, request};
+
+/// How often the sentinel looks.
+const TICK: Duration = Duration::from_millis(100);
+/// How much longer than its limit a call may be inside: the waits of this crate end by themselves before.
+const SLACK: Duration = Duration::from_secs(2);
+/// How long a thread may need to come out once its communicator has ended.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long the sentinel stays when there are no communicators any more.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What a thread is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Place {
+    Issue = 0,
+    Replay = 1,
+    Capture = 2,
+    /// Asks whether something is done, or NCCL for its state.
+    Look = 3,
+    /// A look of this crate's own thread.
+    Poller = 4,
+}
+
+impl Place {
+    fn of(code: u8) -> Self {
+        match code {
+            0 => Self::Issue,
+            1 => Self::Replay,
+            2 => Self::Capture,
+            3 => Self::Look,
+            _ => Self::Poller,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Issue => "a call of NCCL's or CUDA's that issues an operation",
+            Self::Replay => "a call of CUDA's that launches a graph",
+            Self::Capture => "a call of NCCL's or CUDA's that captures",
+            Self::Look | Self::Poller => "a call of NCCL's or CUDA's that asks how far things are",
+        }
+    }
+}
+
+/// Where one thread writes down that it is inside.
+#[derive(Default)]
+struct Slot {
+    turn: AtomicU64,
+    /// The address of the communicator.
+    of: AtomicUsize,
+    seconds: AtomicU64,
+    nanoseconds: AtomicU32,
+    place: AtomicU8,
+}
+
+/// All slots there have ever been, and those without a thread.
+struct Slots {
+    all: Vec<&'static Slot>,
+    free: Vec<&'static Slot>,
+}
+
+static SLOTS: Mutex<Slots> = Mutex::new(Slots {
+    all: Vec::new(),
+    free: Vec::new(),
+});
+
+thread_local! {
+    static SLOT: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static GIVES_BACK: GivesBack = const { GivesBack };
+}
+
+/// Gives the thread's slot to others when the thread ends.
+struct GivesBack;
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        if let Some(slot) = SLOT.take() {
+            lock(&SLOTS).free.push(slot);
+        }
+    }
+}
+
+/// A thread is inside while this lives.
+pub(crate) struct Inside {
+    slot: Option<&'static Slot>,
+    /// Of its thread alone.
+    _thread: PhantomData<*const ()>,
+}
+
+/// This thread enters a call on `inner`, which should be over after `limit`. Inside of another such call it
+/// changes nothing.
+#[inline]
+pub(crate) fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
+    let slot = SLOT.get().or_else(own_slot);
+    let slot = slot.filter(|slot| slot.turn.load(Ordering::Relaxed).is_multiple_of(2));
+    if let Some(slot) = slot {
+        let turn = slot.turn.load(Ordering::Relaxed);
+        // Whoever sees one of the following sees as well that the call before is over.
+        fence(Ordering::Release);
+        slot.of
+            .store(std::ptr::from_ref(inner).addr(), Ordering::Relaxed);
+        slot.seconds.store(limit.as_secs(), Ordering::Relaxed);
+        slot.nanoseconds
+            .store(limit.subsec_nanos(), Ordering::Relaxed);
+        slot.place.store(place as u8, Ordering::Relaxed);
+        slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+    }
+    Inside {
+        slot,
+        _thread: PhantomData,
+    }
+}
+
+#[cold]
+fn own_slot() -> Option<&'static Slot> {
+    // A thread that is ending has nobody to give a slot back.
+    GIVES_BACK.try_with(|_| ()).ok()?;
+    let mut slots = lock(&SLOTS);
+    let slot = slots.free.pop().unwrap_or_else(|| {
+        let slot: &'static Slot = Box::leak(Box::default());
+        slots.all.push(slot);
+        slot
+    });
+    drop(slots);
+    SLOT.set(Some(slot));
+    Some(slot)
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            let turn = slot.turn.load(Ordering::Relaxed);
+            slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+        }
+    }
+}
+
+/// What a look at a slot found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    turn: u64,
+    of: usize,
+    limit: Duration,
+    place: Place,
+}
+
+impl Slot {
+    /// `None` when nobody is inside.
+    fn look(&self) -> Option<Found> {
+        let turn = self.turn.load(Ordering::Acquire);
+        if turn.is_multiple_of(2) {
+            return None;
+        }
+        let found = Found {
+            turn,
+            of: self.of.load(Ordering::Relaxed),
+            limit: Duration::new(
+                self.seconds.load(Ordering::Relaxed),
+                self.nanoseconds.load(Ordering::Relaxed),
+            ),
+            place: Place::of(self.place.load(Ordering::Relaxed)),
+        };
+        fence(Ordering::Acquire);
+        (self.turn.load(Ordering::Relaxed) == turn).then_some(found)
+    }
+}
+
+struct Sentinel {
+    lives: Vec<Weak<Inner>>,
+    running: bool,
+}
+
+static SENTINEL: Mutex<Sentinel> = Mutex::new(Sentinel {
+    lives: Vec::new(),
+    running: false,
+});
+
+/// From now on calls on this communicator are looked at.
+pub(crate) fn watch(inner: &Arc<Inner>) {
+    let mut sentinel = lock(&SENTINEL);
+    sentinel.lives.retain(|inner| inner.strong_count() > 0);
+    sentinel.lives.push(Arc::downgrade(inner));
+    if sentinel.running {
+        return;
+    }
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-sentinel"))
+        .spawn(run);
+    match spawned {
+        Ok(_) => sentinel.running = true,
+        Err(error) => {
+            tracing::error!(target: "nccl", %error, "no thread that looks for calls that do not come back");
+        }
+    }
+}
+
+/// What is known of a thread that is inside.
+struct Stay {
+    found: Found,
+    looks: u32,
+    /// How many looks ago its communicator ended.
+    over: Option<u32>,
+    /// Whether its limit has passed, and what follows was begun.
+    expired: bool,
+}
+
+fn run() {
+    let mut stays: HashMap<usize, Stay> = HashMap::new();
+    let mut idle = 0;
+    loop {
+        std::thread::sleep(TICK);
+        if reaper::is_in_a_hurry() {
+            // The exit of the process waits for nobody.
+            return;
+        }
+        {
+            let mut sentinel = lock(&SENTINEL);
+            sentinel.lives.retain(|inner| inner.strong_count() > 0);
+            idle = if sentinel.lives.is_empty() {
+                idle + 1
+            } else {
+                0
+            };
+            if TICK * idle > IDLE {
+                sentinel.running = false;
+                return;
+            }
+        }
+        let slots = lock(&SLOTS).all.clone();
+        for slot in slots {
+            let key = std::ptr::from_ref(slot).addr();
+            let Some(found) = slot.look() else {
+                stays.remove(&key);
+                continue;
+            };
+            let stay = stays.entry(key).or_insert(Stay {
+                found,
+                looks: 0,
+                over: None,
+                expired: false,
+            });
+            if stay.found != found {
+                *stay = Stay {
+                    found,
+                    looks: 0,
+                    over: None,
+                    expired: false,
+                };
+            }
+            stay.looks += 1;
+            if stay.looks > 1 {
+                look_at(stay);
+            }
+        }
+    }
+}
+
+fn look_at(stay: &mut Stay) {
+    // Nobody can be inside of one that is gone.
+    let Some(inner) = alive(stay.found.of) else {
+        return;
+    };
+    let inside = TICK * stay.looks;
+    if !stay.expired && inside > stay.found.limit.saturating_add(SLACK) {
+        stay.expired = true;
+        let error = stuck(&inner, &stay.found);
+        tracing::error!(
+            target: "nccl",
+            communicator = &*inner.name,
+            rank = inner.rank,
+            %error,
+            "a thread does not come back"
+        );
+        inner.abort_in_background(&error);
+    }
+    if !inner.phase.get().is_final() {
+        return;
+    }
+    let over = stay.over.get_or_insert(0);
+    *over += 1;
+    if TICK * *over <= GRACE {
+        return;
+    }
+    if stay.found.place == Place::Poller {
+        stay.over = None;
+        request::replace_poller();
+        // It is looked at no more.
+        stay.found.limit = Duration::MAX;
+        return;
+    }
+    end_the_process(&inner, &stay.found, inside);
+}
+
+fn alive(of: usize) -> Option<Arc<Inner>> {
+    let sentinel = lock(&SENTINEL);
+    let inner = sentinel
+        .lives
+        .iter()
+        .find(|inner| inner.as_ptr().addr() == of);
+    inner.and_then(Weak::upgrade)
+}
+
+fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
+    let (kind, sequence) = inner.handle.holder();
+    let error = Error::new(ErrorKind::TimedOut {
+        what: format!("{}, and has not come back,", found.place.text()),
+        limit: found.limit,
+    });
+    let now = Instant::now();
+    match kind {
+        Some(kind) => error.during(|| inner.operation(kind, Shape::default(), Some(sequence), now)),
+        None => error,
+    }
+}
+
+#[cold]
+fn end_the_process(inner: &Inner, found: &Found, inside: Duration) -> ! {
+    // Nobody may be reading, and this is the last word.
+    let _ = writeln!(
+        std::io::stderr(),
+        "nccl: rank {} of {:?}: a thread has been inside {} for {inside:?}, its limit is {:?}, and the end of \
+         the communicator did not bring it back; ending the process",
+        inner.rank,
+        &*inner.name,
+        found.place.text(),
+        found.limit,
+    );
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_finds_who_is_inside_and_nobody_afterwards() {
+        let slot = Slot::default();
+        assert_eq!(slot.look(), None);
+        slot.of.store(7, Ordering::Relaxed);
+        slot.seconds.store(3, Ordering::Relaxed);
+        slot.nanoseconds.store(5, Ordering::Relaxed);
+        slot.place.store(Place::Capture as u8, Ordering::Relaxed);
+        slot.turn.store(1, Ordering::Release);
+        let found = slot.look().expect("somebody is inside");
+        assert_eq!((found.turn, found.of), (1, 7));
+        assert_eq!(found.limit, Duration::new(3, 5));
+        assert_eq!(found.place, Place::Capture);
+        slot.turn.store(2, Ordering::Release);
+        assert_eq!(slot.look(), None);
+    }
+
+    #[test]
+    fn a_thread_that_ends_leaves_its_slot_to_the_next() {
+        let slot = || {
+            std::thread::spawn(|| own_slot().map(|slot| std::ptr::from_ref(slot).addr()))
+                .join()
+                .expect("no panic")
+        };
+        let slots: std::collections::HashSet<_> = (0..64).map(|_| slot()).collect();
+        // Other tests have some as well.
+        assert!(slots.len() < 16, "{}", slots.len());
+    }
+
+    #[test]
+    fn every_place_survives_the_way_through_its_code() {
+        for place in [
+            Place::Issue,
+            Place::Replay,
+            Place::Capture,
+            Place::Look,
+            Place::Poller,
+        ] {
+            assert_eq!(Place::of(place as u8), place);
+            assert!(!place.text().is_empty());
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! No call that hangs inside NCCL or CUDA makes a rank hang: every row of the table is tried with two
+//! processes, and each of them ends, as the row says, within its bound.
+
+// Of the rooms of these tests, each uses a part.
+#[path = "../support/mod.rs"]
+mod support;
+mod table;
+
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{CudaSlice, CudaStream};
+use nccl::{CapturedPlan, Communicator, ErrorKind, ReduceOp, World};
+use nccl_emulator::faults;
+use nccl_tools::testing::name;
+use support::apart::{self, Apart};
+use table::{ABORT, CONFIRM, Ends, FINALIZE, INIT, OPERATION, Others, Program, ROWS, Row};
+
+const RANKS: usize = 2;
+/// What a loaded machine may take on top of every bound.
+const LOADED: Duration = Duration::from_secs(15);
+/// Of ranks that are not to run into a limit of their own.
+const LONG: Duration = Duration::from_secs(60);
+/// Rows that are tried at the same time: they sleep most of it.
+const TOGETHER: usize = 6;
+
+/// A communicator with the limits of the table, or of a rank that is not to run into one of its own.
+fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result<Communicator> {
+    let limit = |limit| if patient { LONG } else { limit };
+    world
+        .communicator("hangs")
+        .stream(stream)
+        .init_timeout(limit(INIT))
+        .timeout(limit(OPERATION))
+        .finalize_timeout(limit(FINALIZE))
+        .abort_timeout(ABORT)
+        .confirm_timeout(CONFIRM)
+        .without_preflight()
+        .build()
+}
+
+fn memory(stream: &Arc<CudaStream>) -> CudaSlice<f32> {
+    stream.alloc_zeros(1 << 10).expect("memory")
+}
+
+fn all_reduce(comm: &Communicator, y: &mut CudaSlice<f32>) -> nccl::Result<()> {
+    comm.all_reduce_in_place(y, ReduceOp::Sum)?.wait()
+}
+
+/// Sends to the other rank and receives from it.
+fn exchange(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
+    let (x, mut y, peer) = (memory(stream), memory(stream), 1 - comm.rank());
+    comm.group(|group| {
+        group.isend(&x, peer)?;
+        group.irecv(&mut y, peer)
+    })?
+    .wait()
+}
+
+fn plan(
+    comm: &Communicator,
+    stream: &Arc<CudaStream>,
+) -> nccl::Result<CapturedPlan<CudaSlice<f32>>> {
+    comm.capture(memory(stream), |capture, y| {
+        capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+    })
+}
+
+/// The rank on which it happens: what it does up to there, and how long the call in question took.
+fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl::Result<()>) {
+    let hang = || {
+        if !row.call.is_empty() {
+            faults::at_call(row.call).nth(row.nth).hang().keep();
+        }
+        Instant::now()
+    };
+    if matches!(row.program, Program::Absent | Program::Build) {
+        let begun = hang();
+        let built = build(world, stream, false);
+        return (begun.elapsed(), built.map(drop));
+    }
+    let comm = build(world, stream, false).expect("a communicator");
+    let mut y = memory(stream);
+    if row.program == Program::FirstContact {
+        let begun = Instant::now();
+        let received = comm.group(|group| group.irecv(&mut y, 1)).map(drop);
+        return (begun.elapsed(), received);
+    }
+    if row.program != Program::First {
+        exchange(&comm, stream).expect("both are there");
+        all_reduce(&comm, &mut y).expect("both are there");
+    }
+    let meet = || world.barrier("it begins").expect("both are there");
+    let waiting = || {
+        let mut y = memory(stream);
+        let waiting = comm.group(|group| group.irecv(&mut y, 1 - comm.rank()));
+        waiting.expect("they are connected")
+    };
+    let timed = |begun: Instant, result: nccl::Result<()>| (begun.elapsed(), result);
+    match row.program {
+        Program::Absent | Program::Build | Program::FirstContact => unreachable!("they are above"),
+        Program::AllReduce => {
+            meet();
+            let begun = hang();
+            timed(begun, all_reduce(&comm, &mut y))
+        }
+        Program::AllReduceElsewhere => {
+            let other = stream.context().new_stream().expect("a stream");
+            let mut y = memory(&other);
+            meet();
+            let begun = hang();
+            timed(begun, all_reduce(&comm, &mut y))
+        }
+        Program::Group | Program::First => {
+            meet();
+            let begun = hang();
+            timed(begun, exchange(&comm, stream))
+        }
+        Program::Wait => {
+            let waiting = waiting();
+            meet();
+            let begun = hang();
+            timed(begun, waiting.wait())
+        }
+        Program::Await => {
+            let waiting = waiting();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .expect("a runtime");
+            meet();
+            let begun = hang();
+            timed(begun, runtime.block_on(waiting))
+        }
+        Program::Abort => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.abort("on purpose"))
+        }
+        Program::AbortLent => {
+            meet();
+            let begun = hang();
+            // A message to nobody: its launch waits, with the memory.
+            let fresh = comm.split("fresh", Some(0), 0);
+            let _ = fresh.map(|fresh| fresh.map(|fresh| exchange(&fresh, stream)));
+            timed(begun, Ok(()))
+        }
+        Program::AbortOwned => {
+            let mut plan = plan(&comm, stream).expect("a plan");
+            meet();
+            let begun = hang();
+            let waited = plan.launch().and_then(|done| done.wait());
+            assert!(waited.is_err_and(|error| error.is_timeout()));
+            // They do not come back: NCCL may still use them.
+            timed(begun, plan.into_buffers().map(drop))
+        }
+        Program::Finalize => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.finalize())
+        }
+        Program::DropCommunicator => {
+            if row.call == "ncclCommAbort" {
+                // Nobody sends: its finalize does not end, and an abort has to end it.
+                drop(waiting());
+            }
+            meet();
+            let begun = hang();
+            drop(comm);
+            timed(begun, Ok(()))
+        }
+        Program::Buffer => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.buffer::<f32>(8).map(drop))
+        }
+        Program::DropBuffer => {
+            let buffer = comm.buffer::<f32>(8).expect("memory");
+            meet();
+            let begun = hang();
+            drop(buffer);
+            timed(begun, Ok(()))
+        }
+        Program::Register => {
+            let buffer = comm.buffer::<f32>(8).expect("memory");
+            meet();
+            let begun = hang();
+            timed(begun, comm.register(buffer).map(drop))
+        }
+        Program::IntoInner | Program::DropRegistered => {
+            let buffer = comm.buffer::<f32>(8).expect("memory");
+            let registered = comm.register(buffer).expect("it is registered");
+            meet();
+            let begun = hang();
+            if row.program == Program::IntoInner {
+                return timed(begun, registered.into_inner().map(drop));
+            }
+            drop(registered);
+            timed(begun, Ok(()))
+        }
+        Program::PreMulSum => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.pre_mul_sum(2.0f32).map(drop))
+        }
+        Program::DropOperator => {
+            let operator = comm.pre_mul_sum(2.0f32).expect("an operator");
+            meet();
+            let begun = hang();
+            drop(operator);
+            timed(begun, Ok(()))
+        }
+        Program::FromRaw => {
+            meet();
+            let raw = comm.as_raw().expect("it is in use");
+            let begun = hang();
+            // SAFETY: it never gets as far as to use it.
+            let other = unsafe { Communicator::from_raw(comm.library(), raw, "other", stream) };
+            timed(begun, other.map(drop))
+        }
+        Program::Capture => {
+            meet();
+            let begun = hang();
+            timed(begun, plan(&comm, stream).map(drop))
+        }
+        Program::Launch => {
+            let mut plan = plan(&comm, stream).expect("a plan");
+            meet();
+            let begun = hang();
+            timed(begun, plan.launch().and_then(|done| done.wait()))
+        }
+        Program::IntoBuffers | Program::DropPlan => {
+            let plan = plan(&comm, stream).expect("a plan");
+            meet();
+            let begun = hang();
+            if row.program == Program::IntoBuffers {
+                return timed(begun, plan.into_buffers().map(drop));
+            }
+            drop(plan);
+            timed(begun, Ok(()))
+        }
+        Program::Split => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.split("part", Some(0), 0).map(drop))
+        }
+    }
+}
+
+/// The other rank.
+fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()> {
+    if row.program == Program::Absent {
+        // It is there, and never comes.
+        std::thread::sleep(INIT + Duration::from_secs(2));
+        return Ok(());
+    }
+    let comm = build(world, stream, true)?;
+    match row.program {
+        Program::Build | Program::FirstContact => return heard(&comm),
+        Program::First => {
+            world.barrier("it begins")?;
+            return exchange(&comm, stream);
+        }
+        _ => {}
+    }
+    let mut y = memory(stream);
+    exchange(&comm, stream)?;
+    all_reduce(&comm, &mut y)?;
+    let kept = match row.program {
+        Program::AbortOwned | Program::Launch | Program::IntoBuffers | Program::DropPlan => {
+            Some(plan(&comm, stream)?)
+        }
+        _ => None,
+    };
+    world.barrier("it begins")?;
+    match (row.program, row.others) {
+        (Program::Finalize, _) => comm.finalize(),
+        (_, Others::Unharmed) => {
+            drop(kept);
+            Ok(())
+        }
+        (Program::AllReduce | Program::AllReduceElsewhere, _) => all_reduce(&comm, &mut y),
+        (Program::Group, _) => exchange(&comm, stream),
+        (Program::Capture, _) => plan(&comm, stream).and_then(|_| heard(&comm)),
+        (Program::AbortLent, _) => {
+            comm.split("fresh", Some(0), 0)?;
+            heard(&comm)
+        }
+        (Program::Split, _) => comm.split("part", Some(0), 0).map(drop),
+        _ => heard(&comm),
+    }
+}
+
+/// Waits until the communicator has ended, without a call on it; then what a call says.
+fn heard(comm: &Communicator) -> nccl::Result<()> {
+    let begun = Instant::now();
+    while comm.fault().is_none() && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    all_reduce(comm, &mut memory(comm.stream()))
+}
+
+/// One rank of one row; what it says is read by the test.
+fn rank(row: &Row, world: &World) {
+    // The last words of a process are among what it says.
+    // SAFETY: both are open.
+    unsafe { libc::dup2(1, 2) };
+    let stream = support::device(world)
+        .and_then(|context| context.new_stream())
+        .expect("a stream");
+    if world.rank() == row.rank {
+        let (took, result) = victim(row, world, &stream);
+        println!("ended: {} {}", took.as_millis(), said(result));
+    } else {
+        println!("other: {}", said(other(row, world, &stream)));
+    }
+    println!("main returns");
+}
+
+/// The kind of an error, whom it names, and what it says, in one line.
+fn said(result: nccl::Result<()>) -> String {
+    let error = match result {
+        Ok(()) => return String::from("returned"),
+        Err(error) => error,
+    };
+    let kind = match error.kind() {
+        ErrorKind::TimedOut { .. } => "TimedOut",
+        ErrorKind::Aborted { .. } => "Aborted",
+        ErrorKind::Rendezvous { .. } => "Rendezvous",
+        _ => "another kind",
+    };
+    let cause = error
+        .fault()
+        .map_or(String::from("nobody"), |fault| fault.rank().to_string());
+    format!(
+        "{kind} because of {cause}: {}",
+        error.to_string().replace('\n', " ")
+    )
+}
+
+/// Tries one row; what is wrong with it.
+fn attempt(test: &str, index: usize) -> Result<(), String> {
+    let row = &ROWS[index];
+    let mut ranks = apart::start(test, &index.to_string(), RANKS, &[]);
+    let victim = ranks.remove(row.rank);
+    let begun = Instant::now();
+    let within = row.bound.time() + LOADED;
+    match row.ends {
+        Ends::Process(sentence) => {
+            let (said, status) = end(victim, Duration::from_secs(20) + within)?;
+            if status.success() || !said.contains(sentence) || !said.contains("ending the process")
+            {
+                return Err(format!("{status}, and it said:\n{said}"));
+            }
+        }
+        Ends::Error(..) | Ends::Returns => {
+            let (said, status) = end(victim, Duration::from_secs(20) + within)?;
+            let ended = said
+                .lines()
+                .find_map(|line| line.split_once("ended: "))
+                .map(|(_, ended)| ended.to_owned());
+            let ended = ended.ok_or_else(|| format!("{status}, and it said:\n{said}"))?;
+            let (took, ended) = ended.split_once(' ').unwrap_or_default();
+            let took = Duration::from_millis(took.parse().unwrap_or(u64::MAX));
+            let right = match row.ends {
+                Ends::Error(kind, words) => ended.starts_with(kind) && ended.contains(words),
+                _ => ended == "returned",
+            };
+            if !right {
+                return Err(format!("it said: {ended}"));
+            }
+            if took > within {
+                return Err(format!("{took:?} instead of {:?}", row.bound.time()));
+            }
+            if !status.success() || !said.contains("main returns") {
+                return Err(format!("{status}, and it said:\n{said}"));
+            }
+        }
+    }
+    for other in ranks {
+        let (said, status) = end(other, within)?;
+        let heard = said.lines().find_map(|line| line.split_once("other: "));
+        let heard = heard.map_or("", |(_, heard)| heard);
+        let told = format!("because of {}:", row.rank);
+        let right = match row.others {
+            Others::Told => heard.contains(&told),
+            Others::Fail => !heard.is_empty() && heard != "returned",
+            Others::Unharmed => heard == "returned",
+        };
+        if !right || !status.success() {
+            return Err(format!("{status}, and the other rank said:\n{said}"));
+        }
+    }
+    println!("{:?} {}: {:?}", row.program, row.call, begun.elapsed());
+    Ok(())
+}
+
+/// What it says, and how it ended; or that it did not.
+fn end(rank: Apart, limit: Duration) -> Result<(String, ExitStatus), String> {
+    let ended = rank.try_end(limit);
+    ended.map_err(|said| format!("its process did not end within {limit:?}; it said:\n{said}"))
+}
+
+#[test]
+fn every_call_that_hangs_ends_as_the_table_says() {
+    let test = name(&|| ());
+    if let Some((role, world)) = apart::rank(&test, RANKS) {
+        let index: usize = role.parse().expect("a number");
+        rank(&ROWS[index], &world);
+        return;
+    }
+    if !support::needs_emulator("calls that hang on purpose") {
+        return;
+    }
+    let only = std::env::var("NCCL_TEST_HANG").ok();
+    let wanted = |row: &Row| {
+        let words = format!("{:?} {}", row.program, row.call);
+        only.as_ref()
+            .is_none_or(|only| words.contains(only.as_str()))
+    };
+    let next = AtomicUsize::new(0);
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let tries = || {
+            let mut failures = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(row) = ROWS.get(index) else {
+                    return failures;
+                };
+                if !wanted(row) {
+                    continue;
+                }
+                if let Err(why) = attempt(&test, index) {
+                    failures.push(format!("{:?}, {}: {why}", row.program, row.call));
+                }
+            }
+        };
+        let tries: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(tries)).collect();
+        let failures = tries
+            .into_iter()
+            .map(|tries| tries.join().expect("no panic"));
+        failures.flatten().collect()
+    });
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
+
+#[test]
+fn the_page_has_the_table() {
+    let page = include_str!("../../docs/deadlines-and-abort.md");
+    let missing: Vec<_> = ROWS
+        .iter()
+        .map(Row::line)
+        .filter(|line| !page.lines().any(|other| other == line))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/deadlines-and-abort.md lacks these lines:\n{}",
+        missing.join("\n")
+    );
+}

@@ -1,0 +1,425 @@
+//! What a rank meets, call by call, and what comes of it: the table of `docs/deadlines-and-abort.md`, which
+//! is compared with this one, and of which every row is tried.
+
+use std::time::Duration;
+
+/// The limits of every communicator here: short, and each another one.
+pub(crate) const INIT: Duration = Duration::from_secs(3);
+pub(crate) const OPERATION: Duration = Duration::from_millis(1000);
+pub(crate) const FINALIZE: Duration = Duration::from_millis(800);
+pub(crate) const ABORT: Duration = Duration::from_millis(500);
+pub(crate) const CONFIRM: Duration = Duration::from_millis(700);
+/// Of what has no communicator.
+const DEFAULT_OPERATION: Duration = Duration::from_secs(30);
+
+/// What the rank is doing that the call belongs to; the name is that of our call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    Absent,
+    Build,
+    FirstContact,
+    First,
+    AllReduce,
+    AllReduceElsewhere,
+    Group,
+    Wait,
+    Await,
+    Abort,
+    AbortLent,
+    AbortOwned,
+    Finalize,
+    DropCommunicator,
+    Buffer,
+    DropBuffer,
+    Register,
+    IntoInner,
+    DropRegistered,
+    PreMulSum,
+    DropOperator,
+    FromRaw,
+    Capture,
+    Launch,
+    IntoBuffers,
+    DropPlan,
+    Split,
+}
+
+/// What becomes of the rank on which it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// The call fails with this kind of error, which says this.
+    Error(&'static str, &'static str),
+    /// The call succeeds, as if nothing had happened.
+    Returns,
+    /// The process ends, with this sentence.
+    Process(&'static str),
+}
+
+/// What the other ranks hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// Their calls fail, with this rank as the cause.
+    Told,
+    /// Their call fails as well, whether or not they know why.
+    Fail,
+    /// Nothing happens to them.
+    Unharmed,
+}
+
+/// Within what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    AtOnce,
+    Init,
+    HalfInit,
+    Operation,
+    OperationAndAbort,
+    Abort,
+    OrderlyEnd,
+    Sentinel,
+    DefaultOperation,
+}
+
+impl Bound {
+    /// With the limits of these tests.
+    pub(crate) fn time(self) -> Duration {
+        let sentinel = OPERATION + Duration::from_secs(2) + ABORT + Duration::from_secs(4);
+        match self {
+            Self::AtOnce => Duration::ZERO,
+            Self::Init => INIT + ABORT + CONFIRM,
+            Self::HalfInit => INIT / 2,
+            Self::Operation => OPERATION,
+            Self::OperationAndAbort => OPERATION + Duration::from_secs(1) + ABORT + CONFIRM,
+            Self::Abort => ABORT + CONFIRM,
+            Self::OrderlyEnd => OPERATION + FINALIZE + ABORT + CONFIRM + Duration::from_secs(2),
+            Self::Sentinel => sentinel,
+            Self::DefaultOperation => DEFAULT_OPERATION,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::AtOnce => "at once",
+            Self::Init => "init",
+            Self::HalfInit => "half of init",
+            Self::Operation => "operation",
+            Self::OperationAndAbort => "operation + 1 s + abort",
+            Self::Abort => "abort",
+            Self::OrderlyEnd => "operation + finalize + abort + confirm + 2 s",
+            Self::Sentinel => "operation + 2 s + abort + 3 s",
+            Self::DefaultOperation => "30 s",
+        }
+    }
+}
+
+pub(crate) struct Row {
+    /// The C function that does not come back; none where it is a rank that does not come.
+    pub(crate) call: &'static str,
+    /// The how manieth call of it hangs.
+    pub(crate) nth: u64,
+    /// On which of the two ranks.
+    pub(crate) rank: usize,
+    pub(crate) program: Program,
+    pub(crate) ends: Ends,
+    pub(crate) bound: Bound,
+    pub(crate) others: Others,
+}
+
+const fn row(
+    program: Program,
+    call: &'static str,
+    ends: Ends,
+    bound: Bound,
+    others: Others,
+) -> Row {
+    Row {
+        call,
+        nth: 1,
+        rank: 1,
+        program,
+        ends,
+        bound,
+        others,
+    }
+}
+
+impl Row {
+    const fn nth(mut self, nth: u64) -> Self {
+        self.nth = nth;
+        self
+    }
+
+    const fn on_rank(mut self, rank: usize) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// The row of the page.
+    pub(crate) fn line(&self) -> String {
+        let what = match self.call {
+            "" => String::from("(another rank never comes)"),
+            call => format!("`{call}`"),
+        };
+        let ours = match self.program {
+            Program::Absent | Program::Build => "`build`",
+            Program::FirstContact | Program::First => "an operation, the first with its peer",
+            Program::AllReduce => "an operation",
+            Program::AllReduceElsewhere => "an operation on a buffer of another stream",
+            Program::Group => "a group",
+            Program::Wait => "`Request::wait`",
+            Program::Await => "`.await`, in the thread that looks after it",
+            Program::Abort => "`abort`",
+            Program::AbortLent => "an abort under an operation on lent memory",
+            Program::AbortOwned => "an abort under a plan, which owns its memory",
+            Program::Finalize => "`finalize`",
+            Program::DropCommunicator => "drop of a communicator",
+            Program::Buffer => "`Communicator::buffer`",
+            Program::DropBuffer => "drop of a `Buffer`",
+            Program::Register => "`register`",
+            Program::IntoInner => "`Registered::into_inner`",
+            Program::DropRegistered => "drop of a `Registered`",
+            Program::PreMulSum => "`pre_mul_sum`",
+            Program::DropOperator => "drop of a `PreMulSum`",
+            Program::FromRaw => "`from_raw`",
+            Program::Capture => "`capture`",
+            Program::Launch => "`CapturedPlan::launch`",
+            Program::IntoBuffers => "`into_buffers`",
+            Program::DropPlan => "drop of a plan",
+            Program::Split => "`split`",
+        };
+        let ends = match self.ends {
+            Ends::Error(kind, _) => format!("`{kind}`"),
+            Ends::Returns => String::from("returns"),
+            Ends::Process(_) => String::from("the process ends"),
+        };
+        let others = match self.others {
+            Others::Told => "fail with this rank as the cause",
+            Others::Fail => "fail",
+            Others::Unharmed => "go on",
+        };
+        format!(
+            "| {ours} | {what} | {ends} | {} | {others} |",
+            self.bound.text()
+        )
+    }
+}
+
+const NOT_BACK: &str = "has not come back";
+
+/// All of them.
+pub(crate) const ROWS: &[Row] = {
+    use Bound::{
+        Abort, AtOnce, DefaultOperation, HalfInit, Init, Operation, OperationAndAbort, OrderlyEnd,
+        Sentinel,
+    };
+    use Ends::{Error, Process, Returns};
+    use Others::{Fail, Told, Unharmed};
+    use Program as P;
+    const OUT: &str = "TimedOut";
+    const INSIDE: Ends = Process("a thread has been inside");
+    &[
+        row(P::Absent, "", Error("Rendezvous", "rank 1"), Init, Unharmed).on_rank(0),
+        row(
+            P::Build,
+            "ncclGetUniqueId",
+            Error(OUT, NOT_BACK),
+            HalfInit,
+            Told,
+        )
+        .on_rank(0),
+        row(
+            P::Build,
+            "ncclCommInitRankConfig",
+            Error(OUT, NOT_BACK),
+            Init,
+            Told,
+        ),
+        row(
+            P::Build,
+            "ncclCommGetAsyncError",
+            Error(OUT, NOT_BACK),
+            Init,
+            Told,
+        ),
+        row(
+            P::Build,
+            "cuStreamCreate",
+            Error(OUT, NOT_BACK),
+            HalfInit,
+            Fail,
+        ),
+        row(
+            P::Build,
+            "cuEventCreate",
+            Error(OUT, NOT_BACK),
+            HalfInit,
+            Fail,
+        ),
+        row(P::FirstContact, "", Error(OUT, ""), OperationAndAbort, Told).on_rank(0),
+        row(
+            P::First,
+            "ncclCommGetAsyncError",
+            INSIDE,
+            Sentinel,
+            Unharmed,
+        ),
+        row(P::AllReduce, "ncclAllReduce", INSIDE, Sentinel, Told),
+        row(P::AllReduce, "cuStreamIsCapturing", INSIDE, Sentinel, Told),
+        row(
+            P::AllReduceElsewhere,
+            "cuEventRecord",
+            INSIDE,
+            Sentinel,
+            Told,
+        ),
+        row(
+            P::AllReduceElsewhere,
+            "cuStreamWaitEvent",
+            INSIDE,
+            Sentinel,
+            Told,
+        ),
+        row(P::Group, "ncclGroupStart", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclSend", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclRecv", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told),
+        row(P::Wait, "cuEventRecord", INSIDE, Sentinel, Told),
+        row(P::Wait, "cuEventQuery", INSIDE, Sentinel, Told),
+        row(P::Wait, "ncclCommGetAsyncError", INSIDE, Sentinel, Told),
+        row(
+            P::Await,
+            "cuEventQuery",
+            Error("Aborted", NOT_BACK),
+            Sentinel,
+            Told,
+        )
+        .nth(2),
+        row(
+            P::Abort,
+            "ncclCommAbort",
+            Error(OUT, "ncclCommAbort"),
+            Abort,
+            Told,
+        ),
+        row(
+            P::AbortLent,
+            "ncclCommAbort",
+            Process("may still use memory that was lent"),
+            Sentinel,
+            Told,
+        ),
+        row(
+            P::AbortOwned,
+            "ncclCommAbort",
+            Error("Aborted", "replay"),
+            OperationAndAbort,
+            Told,
+        ),
+        row(
+            P::Finalize,
+            "ncclCommFinalize",
+            Error(OUT, "finalize"),
+            OrderlyEnd,
+            Told,
+        ),
+        row(
+            P::Finalize,
+            "ncclCommGetAsyncError",
+            Error(OUT, "finalize"),
+            OrderlyEnd,
+            Unharmed,
+        ),
+        row(
+            P::Finalize,
+            "ncclCommDestroy",
+            Error(OUT, "finalize"),
+            OrderlyEnd,
+            Unharmed,
+        ),
+        row(
+            P::DropCommunicator,
+            "ncclCommFinalize",
+            Returns,
+            AtOnce,
+            Unharmed,
+        ),
+        row(
+            P::DropCommunicator,
+            "ncclCommDestroy",
+            Returns,
+            AtOnce,
+            Unharmed,
+        ),
+        row(
+            P::DropCommunicator,
+            "ncclCommAbort",
+            Returns,
+            AtOnce,
+            Unharmed,
+        ),
+        row(
+            P::Buffer,
+            "ncclMemAlloc",
+            Error(OUT, NOT_BACK),
+            Operation,
+            Unharmed,
+        ),
+        row(P::DropBuffer, "ncclMemFree", Returns, AtOnce, Unharmed),
+        row(P::DropBuffer, "cuEventQuery", Returns, AtOnce, Unharmed),
+        row(
+            P::Register,
+            "ncclCommRegister",
+            Error(OUT, NOT_BACK),
+            OperationAndAbort,
+            Told,
+        ),
+        row(
+            P::IntoInner,
+            "ncclCommDeregister",
+            Error(OUT, NOT_BACK),
+            OperationAndAbort,
+            Told,
+        ),
+        row(
+            P::DropRegistered,
+            "ncclCommDeregister",
+            Returns,
+            AtOnce,
+            Unharmed,
+        ),
+        row(
+            P::PreMulSum,
+            "ncclRedOpCreatePreMulSum",
+            Error(OUT, NOT_BACK),
+            OperationAndAbort,
+            Told,
+        ),
+        row(
+            P::DropOperator,
+            "ncclRedOpDestroy",
+            Returns,
+            AtOnce,
+            Unharmed,
+        ),
+        row(
+            P::FromRaw,
+            "ncclCommCount",
+            Error(OUT, NOT_BACK),
+            DefaultOperation,
+            Unharmed,
+        ),
+        row(P::Capture, "cuStreamBeginCapture", INSIDE, Sentinel, Told),
+        row(P::Capture, "cuStreamEndCapture", INSIDE, Sentinel, Told),
+        row(
+            P::Capture,
+            "cuGraphInstantiateWithFlags",
+            INSIDE,
+            Sentinel,
+            Told,
+        ),
+        row(P::Launch, "cuGraphLaunch", INSIDE, Sentinel, Told),
+        row(P::IntoBuffers, "cuGraphExecDestroy", INSIDE, Sentinel, Told),
+        row(P::DropPlan, "cuGraphExecDestroy", Returns, AtOnce, Unharmed),
+        row(P::Split, "cuMemcpyDtoHAsync", INSIDE, Sentinel, Told),
+    ]
+};
