@@ -58,7 +58,10 @@ pub use nccl_sys::Version;
 pub use abort::AbortSignal;
 pub use all_to_all::Algorithm as AllToAllAlgorithm;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
-pub use communicator::{Communicator, CommunicatorBuilder};
+pub use communicator::{
+    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, State as CommunicatorState,
+    abort_all,
+};
 pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};
 pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};

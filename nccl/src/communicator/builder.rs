@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
+use super::everybody::Birth;
 use super::init::{Company, Plan, Prepared, refuse_contradictions};
 use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
@@ -370,11 +371,11 @@ impl<'a> CommunicatorBuilder<'a> {
 
     fn build_until(self, started: Instant) -> Result<Communicator> {
         let deadline = deadline_after(self.timeouts.init);
-        let signal = AbortSignal::any(&self.abort_signals);
+        let (birth, signal) = self.begin();
         let (id, prepared) = match self.origin {
-            Origin::Given(id) => (id, self.prepare(false, signal)?.0),
+            Origin::Given(id) => (id, self.prepare(false, signal, &birth)?.0),
             Origin::World(world) => {
-                let prepared = self.prepare(false, signal.clone());
+                let prepared = self.prepare(false, signal.clone(), &birth);
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
                 let interrupted = || signal.is_aborted();
                 let about = self.checks.then(|| self.about());
@@ -391,7 +392,8 @@ impl<'a> CommunicatorBuilder<'a> {
                     }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
-                agree(world, self.name, prepared, deadline, &signal)?
+                agree(world, self.name, prepared, deadline, &signal)
+                    .map_err(|error| birth.explain(error))?
             }
             Origin::Split => {
                 return Err(Error::new(ErrorKind::InvalidConfig {
@@ -442,7 +444,16 @@ impl<'a> CommunicatorBuilder<'a> {
 
     /// As [`prepare`](Self::prepare), for a split.
     pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
-        self.prepare(makes_id, AbortSignal::any(&self.abort_signals))
+        let (birth, signal) = self.begin();
+        self.prepare(makes_id, signal, &birth)
+    }
+
+    /// From here on, it is among what is aborted with all communicators of the process; and what else ends it.
+    fn begin(&self) -> (Arc<Birth>, AbortSignal) {
+        let birth = Birth::begin(self.name, self.rank, &self.timeouts);
+        let mut signals = self.abort_signals.clone();
+        signals.push(birth.signal().clone());
+        (birth, AbortSignal::any(&signals))
     }
 
     /// Everything this rank can check alone; one rank also makes the token.
@@ -450,6 +461,7 @@ impl<'a> CommunicatorBuilder<'a> {
         &self,
         makes_id: bool,
         abort_signal: AbortSignal,
+        birth: &Arc<Birth>,
     ) -> Result<(Prepared, Option<UniqueId>)> {
         let stream = self.stream.clone().ok_or_else(|| {
             Error::new(ErrorKind::InvalidConfig {
@@ -468,6 +480,7 @@ impl<'a> CommunicatorBuilder<'a> {
             timeouts: self.timeouts,
             abort_signal,
             company: self.company.clone(),
+            birth: Arc::clone(birth),
         };
         refuse_contradictions()?;
         let prepared = plan.prepare()?;

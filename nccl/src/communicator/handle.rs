@@ -89,6 +89,11 @@ impl Turn {
         self.handle.lock()
     }
 
+    /// As [`wait_for_it`](Self::wait_for_it), until `deadline`.
+    pub(crate) fn take_until(&self, deadline: Instant) -> Option<Guard<'_>> {
+        self.handle.try_lock_until(deadline)
+    }
+
     /// For what has time.
     pub(crate) fn try_take(&self) -> Option<Guard<'_>> {
         self.handle.try_lock()

@@ -1,4 +1,7 @@
 //! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
+//!
+//! It is [`Inner`] from before NCCL is asked, so that whatever ends communicators ends this one as well. Until
+//! it is ready, the thread that makes it has NCCL's pointer, and frees it when it comes to nothing.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -9,21 +12,23 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
+use super::everybody::Birth;
+use super::free::{free, within};
 use super::handle::{Handle, RawComm, Turn, Unsettled, settle};
-use super::lifecycle::{Outcome, discard};
-use super::state::Phase;
-use super::{Inner, Pins, Timeouts, order};
+use super::lifecycle::Why;
+use super::state::{Left, Phase, Way};
+use super::{Inner, Pins, State, Timeouts, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
-use crate::operation::{Operation, OperationKind, Shape};
+use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
+use crate::supervision::Board;
 use crate::supervision::recorder::Tracked;
-use crate::supervision::{Board, Cause};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -39,6 +44,8 @@ pub(super) struct Plan<'a> {
     pub(super) abort_signal: AbortSignal,
     /// The way to the other ranks, and which of its ranks they are.
     pub(super) company: Option<Company>,
+    /// The call that makes it.
+    pub(super) birth: Arc<Birth>,
 }
 
 /// The way to the other ranks of a communicator, and which of its ranks they are, in order.
@@ -58,7 +65,7 @@ pub(super) struct Prepared {
     join: CudaEvent,
     pins_stream: Arc<CudaStream>,
     company: Option<Company>,
-    board: Option<Arc<Board>>,
+    birth: Arc<Birth>,
 }
 
 impl Plan<'_> {
@@ -88,7 +95,7 @@ impl Plan<'_> {
             pins_stream,
             // Alone, there is nobody to tell.
             company: self.company.filter(|_| self.world_size > 1),
-            board: None,
+            birth: self.birth,
         })
     }
 }
@@ -123,115 +130,53 @@ fn stream_and_event(
 impl Prepared {
     /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
     pub(super) fn join(
-        mut self,
+        self,
         id: &UniqueId,
         deadline: Instant,
         is_void: impl Fn() -> bool,
-    ) -> Result<Inner> {
+    ) -> Result<Arc<Inner>> {
         let started = Instant::now();
-        // Before NCCL is asked: what happens to the others meanwhile ends this, too.
-        let board = self.company.take().map(|(line, members)| {
-            let confirm = self.timeouts.confirm;
-            Board::new(&line, &self.name, id, members, self.rank, confirm)
-        });
-        self.board = board.clone();
-        let (raw, error) = match self.join_nccl(id, deadline, is_void) {
-            Ok(raw) => return Ok(self.adopt(raw)),
+        let config = self.config;
+        let birth = Arc::clone(&self.birth);
+        let inner = self.into_inner(Some(id), false);
+        // What happens to the others meanwhile ends this, too.
+        inner.come_under_protection();
+        let (left, error) = match inner.join_nccl(id, &config, deadline, is_void) {
+            Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
+            // At the last moment.
+            Ok(raw) => (Left::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
-        let error = error.during(|| Operation {
-            kind: OperationKind::Init,
-            communicator: Arc::clone(&self.name),
-            rank: self.rank,
-            world_size: self.world_size,
-            host: crate::host::name(),
-            pid: std::process::id(),
-            sequence: None,
-            shape: Shape::default(),
-            elapsed: started.elapsed(),
-        });
-        if let Some(board) = &board
-            && board.fault().is_none()
-        {
-            // Before the end here: it may need that of the others.
-            board.announce(Cause::from(&error));
-        }
-        let freed = match raw {
-            Some(raw) => discard(&self.library, raw, self.timeouts.abort) == Outcome::Freed,
-            None => true,
-        };
-        if !freed {
-            // NCCL may still be at work in the context.
-            std::mem::forget(self.context);
-            tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
-        }
-        let Some(board) = board else {
-            return Err(error);
-        };
-        let also = board.conclude(freed);
-        Err(match board.fault() {
-            Some(fault) => error.because_of(fault, board.is_own(fault), also),
-            None => error,
-        })
-    }
-
-    /// A failure leaves a communicator that is to be freed, or none.
-    fn join_nccl(
-        &self,
-        id: &UniqueId,
-        deadline: Instant,
-        is_void: impl Fn() -> bool,
-    ) -> Result<RawComm, (Option<RawComm>, Error)> {
-        self.context
-            .bind_to_thread()
-            .map_err(|error| (None, Error::cuda(BINDING)(error)))?;
-        let struck = || {
-            let board = self.board.as_ref();
-            board.is_some_and(|board| board.fault().is_some())
-        };
-        let interrupted = || self.abort_signal.is_aborted() || struck() || is_void();
-        let patience = Patience {
-            context: &self.context,
-            deadline,
-            limit: self.timeouts.init,
-            interrupted: &interrupted,
-        };
-        let config = &self.config;
-        let (raw, started) = start(
-            &self.library,
-            self.rank,
-            self.world_size,
-            id,
-            config,
-            patience,
-        )
-        .map_err(|error| (None, error))?;
-        let mut lost = false;
-        let settled = started.and_then(|()| {
-            settle_apart(&self.library, raw, CALL, deadline, &interrupted).map_err(|unsettled| {
-                lost = matches!(unsettled, Unsettled::Lost);
-                unsettled.into_error("joining the ranks", self.timeouts.init)
-            })
-        });
-        match settled {
-            Ok(()) => Ok(raw),
-            // A thread is inside a call on it, and frees it if it ever comes out.
-            Err(error) if lost => Err((None, error)),
-            Err(error) => Err((Some(raw), error)),
-        }
+        Err(inner.not_made(left, birth.explain(error), started))
     }
 
     /// The communicator around a pointer that is ready.
-    pub(super) fn adopt(self, raw: RawComm) -> Inner {
+    pub(super) fn adopt(self, raw: RawComm, blocks: bool) -> Arc<Inner> {
+        let inner = self.into_inner(None, blocks);
+        inner.come_under_protection();
+        if !inner.phase.made(&inner, raw) {
+            // All communicators of the process are being aborted.
+            inner.end_unmade(Left::Here(raw));
+        }
+        inner
+    }
+
+    /// The communicator before NCCL is asked; with the token that its ranks have in common.
+    fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
         let phase = Arc::new(Phase::new());
+        self.birth.lives(&phase);
         let (tracked, recorder) = Tracked::new(&self.name, self.rank, self.world_size, &phase);
+        let board = self.company.zip(id).map(|((line, members), id)| {
+            let confirm = self.timeouts.confirm;
+            Board::new(&line, &self.name, id, members, self.rank, confirm)
+        });
         let handle = Handle {
-            raw: Some(raw),
+            raw: None,
             sequence: 0,
             join: self.join,
             recorder,
         };
-        Inner {
+        Arc::new(Inner {
             library: self.library,
             name: self.name,
             rank: self.rank,
@@ -247,12 +192,90 @@ impl Prepared {
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
             handle: Turn::new(handle),
-            board: self.board,
-            blocks: false,
+            board,
+            blocks,
             pins: Some(Pins {
                 stream: self.pins_stream,
             }),
+        })
+    }
+}
+
+impl Inner {
+    /// A failure comes with what it leaves behind.
+    fn join_nccl(
+        &self,
+        id: &UniqueId,
+        config: &sys::ncclConfig_t,
+        deadline: Instant,
+        is_void: impl Fn() -> bool,
+    ) -> Result<RawComm, (Left<RawComm>, Error)> {
+        self.context
+            .bind_to_thread()
+            .map_err(|error| (Left::Nothing, Error::cuda(BINDING)(error)))?;
+        let interrupted = || self.interrupted() || is_void();
+        let patience = Patience {
+            context: &self.context,
+            deadline,
+            limit: self.timeouts.init,
+            interrupted: &interrupted,
+        };
+        let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
+        let (raw, started) = start(library, rank, world_size, id, config, patience)?;
+        let settled = match started {
+            Ok(()) => settle_apart(library, raw, CALL, deadline, &interrupted),
+            Err(error) => return Err((Left::Here(raw), error)),
+        };
+        settled.map_err(|unsettled| {
+            let left = match unsettled {
+                // A thread is inside a call on it, and frees it if it ever comes out.
+                Unsettled::Lost => Left::Lost,
+                _ => Left::Here(raw),
+            };
+            let error = unsettled.into_error("joining the ranks", self.timeouts.init);
+            (left, error)
+        })?;
+        Ok(raw)
+    }
+
+    /// The end of one that did not come up, and the error to hand out.
+    fn not_made(self: &Arc<Self>, left: Left<RawComm>, error: Error, started: Instant) -> Error {
+        let describe = || self.operation(OperationKind::Init, Shape::default(), None, started);
+        let error = error.during(describe);
+        let ours = self.begin_abort(Why::from(&error));
+        let freed = self.end_unmade(left);
+        if ours {
+            let _ = self.conclude_end(freed);
+        } else {
+            self.wait_for_the_end();
         }
+        if self.phase.get() == State::Leaked {
+            tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
+        }
+        let fault = self
+            .board
+            .as_ref()
+            .and_then(|board| board.fault().map(|fault| (board, fault)));
+        match fault {
+            Some((board, fault)) => {
+                error.because_of(fault, board.is_own(fault), board.conclusion())
+            }
+            // Whoever ended it knows why.
+            None if !ours => self.out_of_use().during(describe),
+            None => error,
+        }
+    }
+
+    /// Frees what NCCL had built, on a thread that can be given up.
+    fn end_unmade(self: &Arc<Self>, left: Left<RawComm>) -> bool {
+        if !matches!(left, Left::Here(_)) {
+            return self.phase.unmade(self, left);
+        }
+        let inner = Arc::clone(self);
+        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+            inner.phase.unmade(&inner, left)
+        });
+        freed == Some(true)
     }
 }
 
@@ -268,9 +291,12 @@ fn start(
     id: &UniqueId,
     config: &sys::ncclConfig_t,
     patience: Patience<'_>,
-) -> Result<(RawComm, Result<()>)> {
-    let init = library.function(sys::Api::ncclCommInitRankConfig)?;
-    let (rank, world_size) = (as_int(rank)?, as_int(world_size)?);
+) -> Result<(RawComm, Result<()>), (Left<RawComm>, Error)> {
+    let nothing = |error| (Left::Nothing, error);
+    let init = library.function(sys::Api::ncclCommInitRankConfig);
+    let init = init.map_err(nothing)?;
+    let rank = as_int(rank).map_err(nothing)?;
+    let world_size = as_int(world_size).map_err(nothing)?;
     let Patience {
         context,
         deadline,
@@ -308,11 +334,17 @@ fn start(
         // Nobody knows of it, and this thread may wait.
         move |made: Result<(RawComm, Result<()>)>| {
             if let Ok((raw, _)) = made {
-                let _ = discard(&freeing, raw, Timeouts::default().abort);
+                let _ = free(&freeing, Way::Abort, raw);
             }
         },
     );
-    made.map_err(|not_back| not_back.into_error(CALL, limit))?
+    match made {
+        Ok(made) => made.map_err(nothing),
+        Err(NotBack::NoThread(error)) => {
+            Err(nothing(NotBack::NoThread(error).into_error(CALL, limit)))
+        }
+        Err(not_back) => Err((Left::Lost, not_back.into_error(CALL, limit))),
+    }
 }
 
 /// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
@@ -344,7 +376,7 @@ fn settle_apart(
             })
         },
         move |_| {
-            let _ = discard(&freeing, raw, Timeouts::default().abort);
+            let _ = free(&freeing, Way::Abort, raw);
         },
     );
     match settled {

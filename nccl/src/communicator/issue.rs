@@ -26,7 +26,7 @@ use nccl_sys as sys;
 use super::frame::Frame;
 use super::handle::{Backoff, Handle, RawComm, settle};
 use super::lifecycle::Outcome;
-use super::{Communicator, Inner, State, order};
+use super::{Communicator, Inner, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
@@ -130,9 +130,8 @@ impl Inner {
         started: Instant,
         limit: Duration,
     ) -> Result<(), Refused> {
-        let raw = match handle.raw {
-            Some(raw) if self.phase.get() == State::Ready => raw,
-            _ => return Err(Refused::Before(self.out_of_use())),
+        let Some(raw) = self.phase.usable(handle.raw) else {
+            return Err(Refused::Before(self.out_of_use()));
         };
         if self.abort_signal.is_aborted() {
             return Err(Refused::Signalled(Error::new(ErrorKind::Aborted {

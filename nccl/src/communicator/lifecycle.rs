@@ -1,24 +1,20 @@
-//! The end of a communicator: finalized, aborted, or dropped.
+//! The end of a communicator that somebody asks for: finalize and abort.
 //!
-//! `ncclCommDestroy` and `ncclCommAbort` may block although they should not, so each runs on a thread
-//! that can be given up. Whoever takes NCCL's pointer out of the handle frees it, and there is only one
-//! who does.
+//! `state` says who has NCCL's pointer and frees it. Here is what surrounds that: the deadlines, what other
+//! ranks are told, and what the caller is.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaStream;
-
-use super::handle::{RawComm, Unsettled, settle};
-use super::{Communicator, Inner, Pins, State, Timeouts};
-use crate::abort::AbortSignal;
-use crate::error::{Error, ErrorKind, NcclFailure, Result};
-use crate::ffi;
-use crate::library::Library;
+use super::free::{finalize_raw, within};
+use super::handle::Unsettled;
+use super::state::Retired;
+use super::{Communicator, Inner, State, everybody};
+use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
-use crate::supervision::{Abortable, Board, Cause, Fault};
+use crate::supervision::{Abortable, Cause, Fault};
 use crate::time::deadline_after;
 
 /// How an abort ended.
@@ -163,8 +159,9 @@ impl Inner {
         }
     }
 
-    /// From now on, what happens on other ranks ends this communicator.
+    /// From now on, what happens on other ranks ends this communicator, and what ends all of this process.
     pub(super) fn come_under_protection(self: &Arc<Self>) {
+        everybody::lives(self);
         let Some(board) = &self.board else { return };
         let inner = Arc::downgrade(self);
         board.protects(inner);
@@ -175,7 +172,7 @@ impl Inner {
     }
 
     /// True for the one caller that is to carry it out.
-    fn begin_abort(&self, why: Why<'_>) -> bool {
+    pub(super) fn begin_abort(&self, why: Why<'_>) -> bool {
         let reason = match &why {
             Why::Own(cause) => cause.text().to_owned(),
             Why::Told(fault) => fault.to_string(),
@@ -198,33 +195,16 @@ impl Inner {
         true
     }
 
-    fn carry_out_abort(self: &Arc<Self>) -> Outcome {
+    pub(super) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
         let inner = Arc::clone(self);
         let limit = self.timeouts.abort;
-        let freed = within(limit, "nccl-abort", move || {
-            // A thread inside a call on it notices the abort and lets go of the lock.
-            let raw = inner.handle.wait_for_it().raw.take();
-            inner.destroy_plans();
-            match raw {
-                Some(raw) => {
-                    let freed = free(&inner.library, Free::Abort, raw).is_ok();
-                    inner.phase.set_freed(freed);
-                    freed
-                }
-                // A finalize has taken it, and frees it when it notices the abort.
-                None => inner.phase.wait_freed(limit),
-            }
-        });
-        self.conclude_end(freed == Some(true));
-        match freed {
-            Some(true) => Outcome::Freed,
-            _ => Outcome::Leaked,
-        }
+        let freed = within(limit, "nccl-abort", move || inner.phase.end(&inner, limit));
+        self.conclude_end(freed == Some(true))
     }
 
     /// Destroys the graphs that captured operations: NCCL waits for that before it lets go. Beside the
     /// end itself, because a launch may wait inside CUDA for what only an abort ends.
-    fn destroy_plans(self: &Arc<Self>) {
+    pub(super) fn destroy_plans(self: &Arc<Self>) {
         if self.plans.is_empty() {
             return;
         }
@@ -263,25 +243,25 @@ impl Inner {
         let retired = {
             let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
             within(self.timeouts.orderly_end(), "nccl-finalize", move || {
-                // Waits for an operation that is being issued: it is one of those to wait for.
-                let raw = inner.handle.wait_for_it().raw.take()?;
-                inner.destroy_plans();
                 let interrupted =
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
+                let settle = |raw| {
+                    inner.destroy_plans();
+                    finalize_raw(&inner.library, raw, deadline_after(limit), interrupted)
+                };
                 // Said before NCCL ends what is under way: no request must take that for success.
-                let aborting = |cause: Cause| {
+                let aborting = |unsettled: &Unsettled| {
+                    let cause = unsettled.cause("finalize", limit);
                     if inner.begin_abort(Why::Own(cause)) {
                         ours.store(true, Ordering::Release);
                     }
                 };
-                let retired = retire(&inner.library, raw, limit, interrupted, aborting);
-                inner.phase.set_freed(retired.freed.is_ok());
-                Some(retired)
+                inner.phase.retire(&inner, settle, aborting)
             })
         };
         let end = |freed| {
             if ours.load(Ordering::Acquire) {
-                self.conclude_end(freed);
+                let _ = self.conclude_end(freed);
             } else {
                 self.end_as(freed, "its finalize failed");
             }
@@ -309,8 +289,8 @@ impl Inner {
         }
     }
 
-    /// The end of an abort that has begun.
-    fn conclude_end(&self, freed: bool) {
+    /// The end of an abort that began here.
+    pub(super) fn conclude_end(&self, freed: bool) -> Outcome {
         if let Some(board) = &self.board
             && board.is_at_fault()
         {
@@ -318,15 +298,17 @@ impl Inner {
         }
         if freed {
             self.phase.aborted();
+            Outcome::Freed
         } else {
             self.phase.leaked();
+            Outcome::Leaked
         }
     }
 
     /// After a finalize that failed and aborted, unless an abort was on its way anyhow.
     fn end_as(&self, freed: bool, reason: &str) {
         if self.begin_abort(Why::from(reason)) {
-            self.conclude_end(freed);
+            let _ = self.conclude_end(freed);
         }
     }
 }
@@ -374,187 +356,5 @@ impl From<&Error> for Why<'_> {
 impl<'w> From<&'w Arc<Fault>> for Why<'w> {
     fn from(fault: &'w Arc<Fault>) -> Self {
         Self::Told(fault)
-    }
-}
-
-/// Runs `work` on a thread of its own, and waits for it no longer than `limit`.
-fn within<T: Send + 'static>(
-    limit: Duration,
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            // Nobody listens any more if the deadline has passed.
-            let _ = sender.send(work());
-        })
-        .ok()?;
-    receiver.recv_timeout(limit).ok()
-}
-
-/// Which way a communicator is given back.
-#[derive(Clone, Copy)]
-enum Free {
-    Destroy,
-    Abort,
-}
-
-/// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
-/// still use what it was lent.
-fn free(library: &Library, way: Free, raw: RawComm) -> Result<(), NcclFailure> {
-    let (call, function) = match way {
-        Free::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
-        Free::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
-    };
-    let Some(function) = function else {
-        return Err(ffi::missing(library, call));
-    };
-    // SAFETY: `raw` was taken out of its handle by the one caller that is to free it, so nothing else
-    // reaches it.
-    let code = unsafe { function(raw.as_ptr()) };
-    ffi::check(library, call, code).map(drop)
-}
-
-/// How a communicator ended that was to be finalized.
-struct Retired {
-    /// Whether the ranks got to the end together.
-    settled: Result<(), Unsettled>,
-    freed: Result<(), NcclFailure>,
-}
-
-/// Finalizes and destroys; aborts what cannot be finalized in time.
-fn retire(
-    library: &Library,
-    raw: RawComm,
-    limit: Duration,
-    interrupted: impl Fn() -> bool,
-    aborting: impl FnOnce(Cause),
-) -> Retired {
-    let settled = finalize_raw(library, raw, deadline_after(limit), interrupted);
-    let way = match &settled {
-        Ok(()) => Free::Destroy,
-        Err(unsettled) => {
-            aborting(unsettled.cause("finalize", limit));
-            Free::Abort
-        }
-    };
-    let freed = free(library, way, raw);
-    if let Err(failure) = &freed {
-        tracing::warn!(target: "nccl", %failure, "a communicator could not be freed");
-    }
-    Retired { settled, freed }
-}
-
-fn finalize_raw(
-    library: &Library,
-    raw: RawComm,
-    deadline: Instant,
-    interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
-    const CALL: &str = "ncclCommFinalize";
-    let Some(finalize) = library.api().ncclCommFinalize else {
-        return Ok(());
-    };
-    // SAFETY: the caller owns `raw`, so no other call on it is under way.
-    let code = unsafe { finalize(raw.as_ptr()) };
-    ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
-    settle(library, raw, CALL, deadline, interrupted)
-}
-
-/// What is left of a communicator that was dropped.
-struct Remains {
-    library: Library,
-    raw: RawComm,
-    name: Arc<str>,
-    rank: usize,
-    timeouts: Timeouts,
-    pins: Option<Pins>,
-    stream: Arc<CudaStream>,
-    board: Option<Arc<Board>>,
-    abort_signal: AbortSignal,
-}
-
-impl Drop for Inner {
-    /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
-    fn drop(&mut self) {
-        let handle = self.handle.get_mut();
-        if self.phase.get() == State::Leaked {
-            // NCCL may still use what it was given.
-            std::mem::forget((
-                self.pins.take(),
-                Arc::clone(&self.context),
-                Arc::clone(&self.stream),
-            ));
-            return;
-        }
-        let Some(raw) = handle.raw.take() else {
-            if self.phase.get() == State::Leaked {
-                // NCCL may still be at work in the context.
-                std::mem::forget((self.pins.take(), Arc::clone(&self.stream)));
-            }
-            return;
-        };
-        let remains = Remains {
-            library: self.library.clone(),
-            raw,
-            name: Arc::clone(&self.name),
-            rank: self.rank,
-            timeouts: self.timeouts,
-            pins: self.pins.take(),
-            stream: Arc::clone(&self.stream),
-            board: self.board.take(),
-            abort_signal: self.abort_signal.clone(),
-        };
-        if let Err(remains) = reaper::on_a_thread(remains, reap) {
-            std::mem::forget(remains);
-        }
-    }
-}
-
-fn reap(remains: Remains) {
-    let limit = remains.timeouts.finalize;
-    let (board, signal) = (remains.board, remains.abort_signal);
-    let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
-    let retired = retire(
-        &remains.library,
-        remains.raw,
-        limit,
-        || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted(),
-        |_| {
-            // The others may be waiting in an operation to which nobody comes from here.
-            if let (true, Some(board)) = (signal.is_aborted(), &board) {
-                board.announce(Cause::asked("its abort signal was given"));
-            }
-        },
-    );
-    if let Err(unsettled) = retired.settled {
-        tracing::warn!(
-            target: "nccl",
-            communicator = &*remains.name,
-            rank = remains.rank,
-            ?unsettled,
-            "a dropped communicator could not be finalized and was aborted"
-        );
-    }
-    if retired.freed.is_err() {
-        if let (true, Some(board)) = (at_fault(), &board) {
-            board.conclude(false);
-        }
-        std::mem::forget((remains.pins, remains.stream));
-    }
-    // Only now: what other ranks wait for is over here, and the line may say goodbye.
-    drop(board);
-}
-
-/// Frees a communicator that failed to come up, on a thread that can be given up.
-pub(super) fn discard(library: &Library, raw: RawComm, limit: Duration) -> Outcome {
-    let library = library.clone();
-    match within(limit, "nccl-abort", move || {
-        free(&library, Free::Abort, raw)
-    }) {
-        Some(Ok(())) => Outcome::Freed,
-        _ => Outcome::Leaked,
     }
 }

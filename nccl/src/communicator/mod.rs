@@ -14,10 +14,14 @@
 //!   communicators;
 //! - `kept`: what dropped plans and registrations still need of it;
 //! - `replay`: the launch of a captured plan;
-//! - `lifecycle`: finalize, abort and drop.
+//! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
+//!   that may be given up;
+//! - `everybody`: all communicators of the process, and their abort together.
 
 mod builder;
+mod everybody;
 mod frame;
+mod free;
 mod handle;
 mod init;
 mod init_all;
@@ -26,6 +30,7 @@ mod kept;
 mod lifecycle;
 mod order;
 mod raw;
+mod remains;
 mod replay;
 mod split;
 mod state;
@@ -40,6 +45,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use builder::CommunicatorBuilder;
+pub use everybody::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use frame::Frame;
 pub(crate) use handle::{Backoff, state};
 pub(crate) use issue::Calls;
@@ -47,7 +53,7 @@ pub(crate) use kept::Kept;
 pub(crate) use lifecycle::Why;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
-pub(crate) use state::State;
+pub use state::State;
 pub(crate) use together::issue_together;
 
 use crate::abort::AbortSignal;
@@ -319,10 +325,8 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn of(inner: Inner) -> Self {
-        let inner = Arc::new(inner);
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
         inside::watch(&inner);
-        inner.come_under_protection();
         Self {
             stream: Arc::clone(&inner.stream),
             limit: inner.timeouts.operation,
@@ -353,6 +357,26 @@ impl Communicator {
             return None;
         }
         board.fault().map(|fault| Fault::clone(fault))
+    }
+
+    /// Where it is in its life.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use nccl::CommunicatorState;
+    ///
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.state(), CommunicatorState::Ready);
+    /// comm.abort("an example")?;
+    /// assert_eq!(comm.state(), CommunicatorState::Aborted);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.inner.phase.get()
     }
 
     /// The library it lives in.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
+use super::everybody::Birth;
 use super::handle::RawComm;
 use super::init::{Plan, refuse_contradictions};
 use super::{Communicator, Timeouts};
@@ -144,10 +145,9 @@ impl Communicator {
             timeouts: Timeouts::default(),
             abort_signal: AbortSignal::new(),
             company: None,
+            birth: Birth::begin(name, rank as usize, &Timeouts::default()),
         };
-        let mut inner = plan.prepare()?.adopt(raw);
-        inner.blocks = blocks;
-        Ok(Self::of(inner))
+        Ok(Self::of(plan.prepare()?.adopt(raw, blocks)))
     }
 
     /// NCCL's pointer; `None` once the communicator has ended.

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::everybody::abort_together;
 use super::handle::{Guard, Handle, RawComm};
 use super::issue::{Calls, Lent};
-use super::{Communicator, Inner, State, order};
+use super::{Communicator, Inner, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
@@ -55,9 +56,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                 Refused::Before(_, error) => error,
                 Refused::Underway(_, error) => {
                     let error = error.during(describe);
-                    // First, so that what all ranks tell is what this call returns.
-                    inner.abort_in_background(&error);
-                    abandon_all(all, &error);
+                    abandon_all(all, at, &error);
                     error
                 }
             };
@@ -66,14 +65,13 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     }
 }
 
-/// All at once: an abort may wait until its neighbours in the group are aborted as well.
-fn abandon_all(all: &[Group<'_>], reason: &Error) {
+/// All at once: an abort may wait until its neighbours in the group are aborted as well. First that of number
+/// `at`, so that what all ranks tell is what the call returns.
+fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
     let lent = Lent;
-    std::thread::scope(|scope| {
-        for group in all {
-            scope.spawn(|| group.comm.inner.abort(reason));
-        }
-    });
+    let first = std::iter::once(&all[at]);
+    let all_of_them = first.chain(all).map(|group| &group.comm.inner);
+    abort_together(all_of_them, || reason.into());
     for group in all {
         group.comm.inner.abandon(reason, &group.frame);
     }
@@ -185,10 +183,10 @@ impl Inner {
     /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
     /// abort.
     pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
-        let raw = match handle.raw {
-            Some(raw) if self.phase.get() == State::Ready => raw,
-            _ => return Err(self.out_of_use()),
-        };
+        let raw = self
+            .phase
+            .usable(handle.raw)
+            .ok_or_else(|| self.out_of_use())?;
         if self.abort_signal.is_aborted() {
             self.abort_in_background("its abort signal was given");
             return Err(Error::new(ErrorKind::Aborted {

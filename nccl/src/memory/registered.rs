@@ -350,7 +350,7 @@ impl<B: OwnedBuffer> Remnant<B> {
             return match inner.phase.get() {
                 State::Finalized | State::Aborted => Look::Deregistered,
                 State::Leaked => Look::Refused(inner.out_of_use()),
-                State::Ready | State::Finalizing | State::Aborting => Look::Busy,
+                State::Making | State::Ready | State::Finalizing | State::Aborting => Look::Busy,
             };
         };
         let Some(deregister) = inner.library.api().ncclCommDeregister else {

@@ -1,0 +1,370 @@
+//! All communicators of the process, and their end together.
+//!
+//! A communicator is in the list from before NCCL is asked for it. A call that is to make one is there from
+//! its start, so that it ends as well while it still looks for the other ranks.
+//!
+//! NCCL lets the ranks of one communicator that live in one process go with the last of them, and what one
+//! communicator waits for may be what another one is in. So none is waited for before all are told; and
+//! libraries that know how (2.22) abort all of them in one group.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::free::abort_in_a_group;
+use super::handle::{Backoff, RawComm};
+use super::lifecycle::Why;
+use super::state::{Native, Phase};
+use super::{Inner, State, Timeouts, lock};
+use crate::abort::AbortSignal;
+use crate::error::{Error, ErrorKind};
+use crate::library::Capability;
+use crate::time::deadline_after;
+
+struct Everybody {
+    births: Vec<Arc<Record>>,
+    lives: Vec<Weak<Inner>>,
+}
+
+static EVERYBODY: Mutex<Everybody> = Mutex::new(Everybody {
+    births: Vec::new(),
+    lives: Vec::new(),
+});
+
+/// A call that is to make a communicator; over when this is dropped.
+pub(super) struct Birth(Arc<Record>);
+
+/// What is known of it afterwards.
+struct Record {
+    name: Arc<str>,
+    rank: usize,
+    /// How long it may take to end when it is told to.
+    limit: Duration,
+    /// Given when all communicators of the process are aborted.
+    signal: AbortSignal,
+    reason: OnceLock<String>,
+    /// Of the communicator, from when there is one.
+    phase: OnceLock<Arc<Phase>>,
+    over: AtomicBool,
+}
+
+impl Birth {
+    pub(super) fn begin(name: &str, rank: usize, timeouts: &Timeouts) -> Arc<Self> {
+        let record = Arc::new(Record {
+            name: Arc::from(name),
+            rank,
+            limit: timeouts.disorderly_end(),
+            signal: AbortSignal::new(),
+            reason: OnceLock::new(),
+            phase: OnceLock::new(),
+            over: AtomicBool::new(false),
+        });
+        let mut everybody = lock(&EVERYBODY);
+        everybody.births.retain(|birth| !birth.is_over());
+        everybody.births.push(Arc::clone(&record));
+        Arc::new(Self(record))
+    }
+
+    /// Given when all communicators of the process are aborted.
+    pub(super) fn signal(&self) -> &AbortSignal {
+        &self.0.signal
+    }
+
+    /// It has become a communicator.
+    pub(super) fn lives(&self, phase: &Arc<Phase>) {
+        let _ = self.0.phase.set(Arc::clone(phase));
+    }
+
+    /// The error of a call that was ended by [`abort_all`].
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match self.0.reason.get() {
+            Some(reason) if error.fault().is_none() => Error::new(ErrorKind::Aborted {
+                reason: reason.clone(),
+            }),
+            _ => error,
+        }
+    }
+}
+
+impl Drop for Birth {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Release);
+    }
+}
+
+impl Record {
+    fn end(&self, reason: &str) {
+        let _ = self.reason.set(reason.to_owned());
+        self.signal.abort();
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// How it ended; one that has never come to be counts as freed.
+    fn state(&self) -> State {
+        match (self.is_over(), self.phase.get()) {
+            (_, Some(phase)) => phase.get(),
+            (true, None) => State::Aborted,
+            (false, None) => State::Leaked,
+        }
+    }
+}
+
+/// There is one more.
+pub(super) fn lives(inner: &Arc<Inner>) {
+    let mut everybody = lock(&EVERYBODY);
+    everybody.lives.retain(|inner| inner.strong_count() > 0);
+    everybody.lives.push(Arc::downgrade(inner));
+}
+
+/// What became of the communicators of a process; of [`abort_all`].
+///
+/// ```
+/// # nccl_emulator::install_unless_gpu().unwrap();
+/// let report = nccl::abort_all("the service is shutting down");
+/// if report.leaked().next().is_some() {
+///     eprintln!("{report}"); // better end this process
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AbortReport {
+    ended: Vec<EndedCommunicator>,
+}
+
+/// How one of the communicators of a process ended; of [`abort_all`].
+///
+/// ```
+/// # nccl_emulator::install_unless_gpu().unwrap();
+/// for ended in nccl::abort_all("an example").communicators() {
+///     println!("{:?}, rank {}: {}", ended.name, ended.rank, ended.state);
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndedCommunicator {
+    /// Its name.
+    pub name: String,
+    /// This process's rank in it.
+    pub rank: usize,
+    /// [`Aborted`](State::Aborted) when NCCL has let go of it, or it never came to be;
+    /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort limit;
+    /// [`Finalized`](State::Finalized) when its orderly end came first.
+    pub state: State,
+}
+
+impl AbortReport {
+    /// All of them, in the order in which they were made.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().unwrap();
+    /// println!("{} communicators", nccl::abort_all("an example").communicators().len());
+    /// ```
+    #[must_use]
+    pub fn communicators(&self) -> &[EndedCommunicator] {
+        &self.ended
+    }
+
+    /// Those that NCCL did not give back: memory that they use must stay where it is.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().unwrap();
+    /// assert_eq!(nccl::abort_all("an example").leaked().count(), 0);
+    /// ```
+    pub fn leaked(&self) -> impl Iterator<Item = &EndedCommunicator> {
+        self.ended
+            .iter()
+            .filter(|ended| ended.state == State::Leaked)
+    }
+}
+
+impl fmt::Display for AbortReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} communicators ended", self.ended.len())?;
+        for (at, ended) in self.ended.iter().enumerate() {
+            let before = if at == 0 { ": " } else { "; " };
+            let EndedCommunicator { name, rank, state } = ended;
+            write!(f, "{before}rank {rank} of {name:?} is {state}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Ends all communicators of this process now, whatever they are doing, from any thread; those that are being
+/// made as well, wherever the call that makes them is.
+///
+/// As [`Communicator::abort`](crate::Communicator::abort) of each, but at once: none waits for another one of
+/// this process that would be aborted later. Libraries from 2.22.3 on do it in one group; with older ones,
+/// each is aborted on a thread of its own. Communicators that are made afterwards are not concerned.
+///
+/// It takes no longer than the longest of their abort and confirm limits together, and a moment. What NCCL did
+/// not give back by then is leaked, and the report says which.
+///
+/// Wraps `ncclCommAbort` between `ncclGroupStart` and `ncclGroupEnd`.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let world = nccl::World::single();
+/// let (a, b) = (world.communicator("a"), world.communicator("b"));
+/// let (a, b) = (a.stream(&stream).build()?, b.stream(&stream).build()?);
+/// let report = nccl::abort_all("the service is shutting down");
+/// assert_eq!(report.leaked().count(), 0);
+/// assert!(a.finalize().is_err() && b.finalize().is_err());
+/// # Ok(())
+/// # }
+/// ```
+pub fn abort_all(reason: &str) -> AbortReport {
+    let (births, lives) = {
+        let mut everybody = lock(&EVERYBODY);
+        everybody.births.retain(|birth| !birth.is_over());
+        (everybody.births.clone(), everybody.alive())
+    };
+    births.iter().for_each(|birth| birth.end(reason));
+    abort_together(lives.iter(), || Why::from(reason));
+    let begun = Instant::now();
+    for birth in &births {
+        let mut backoff = Backoff::new();
+        while !birth.is_over() && begun.elapsed() < birth.limit {
+            backoff.pause();
+        }
+    }
+    let of = |inner: &Arc<Inner>, birth: &Record| {
+        let phase = birth.phase.get();
+        phase.is_some_and(|phase| Arc::ptr_eq(phase, &inner.phase))
+    };
+    // Some may have come to be at the last moment.
+    let late = lock(&EVERYBODY).alive();
+    let late = late
+        .iter()
+        .filter(|inner| births.iter().any(|birth| of(inner, birth)));
+    abort_together(late, || Why::from(reason));
+
+    let listed = |birth: &&Arc<Record>| !lives.iter().any(|inner| of(inner, birth));
+    let of_lives = lives
+        .iter()
+        .map(|inner| (&inner.name, inner.rank, inner.phase.get()));
+    let of_births = births.iter().filter(listed);
+    let of_births = of_births.map(|birth| (&birth.name, birth.rank, birth.state()));
+    let ended = of_lives
+        .chain(of_births)
+        .map(|(name, rank, state)| EndedCommunicator {
+            name: name.to_string(),
+            rank,
+            state,
+        });
+    AbortReport {
+        ended: ended.collect(),
+    }
+}
+
+impl Everybody {
+    /// Those that have not ended.
+    fn alive(&self) -> Vec<Arc<Inner>> {
+        let lives = self.lives.iter().filter_map(Weak::upgrade);
+        lives
+            .filter(|inner| !inner.phase.get().is_final())
+            .collect()
+    }
+}
+
+/// Aborts all of them, and waits until that is done.
+pub(super) fn abort_together<'i, 'w>(
+    all: impl Iterator<Item = &'i Arc<Inner>>,
+    why: impl Fn() -> Why<'w>,
+) {
+    // All at once, before one is waited for.
+    let all: Vec<_> = all
+        .map(|inner| (Arc::clone(inner), inner.begin_abort(why())))
+        .collect();
+    end_together(all);
+}
+
+/// Carries out the aborts that began here, and waits for the others; each has a thread of its own, because it
+/// also waits for what other ranks say.
+pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
+    let mut own: Vec<&Arc<Inner>> = Vec::new();
+    own.extend(
+        all.iter()
+            .filter(|(_, begun)| *begun)
+            .map(|(inner, _)| inner),
+    );
+    let mut in_groups: Vec<*const Inner> = Vec::new();
+    while let Some(first) = own.first() {
+        let library = first.library.clone();
+        let (same, others) = own
+            .into_iter()
+            .partition(|inner| inner.library.is(&library));
+        own = others;
+        let same: Vec<Arc<Inner>> = Vec::from_iter(same.into_iter().cloned());
+        if same.len() < 2 || !library.has(Capability::GroupAbort) {
+            continue;
+        }
+        let members: Vec<_> = same.iter().map(Arc::as_ptr).collect();
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-abort"))
+            .spawn(move || free_in_a_group(&same));
+        match spawned {
+            Ok(_) => in_groups.extend(members),
+            Err(error) => tracing::error!(target: "nccl", %error, "no thread for aborts"),
+        }
+    }
+    std::thread::scope(|scope| {
+        for (inner, begun) in &all {
+            let in_group = in_groups.contains(&Arc::as_ptr(inner));
+            let end = move || match (begun, in_group) {
+                (true, true) => {
+                    let freed = inner.phase.wait_freed(inner.timeouts.abort);
+                    inner.conclude_end(freed)
+                }
+                (true, false) => inner.carry_out_abort(),
+                (false, _) => inner.wait_for_the_end(),
+            };
+            let name = String::from("nccl-abort");
+            let spawned = std::thread::Builder::new()
+                .name(name)
+                .spawn_scoped(scope, end);
+            if let Err(error) = spawned {
+                tracing::error!(target: "nccl", %error, "no thread to abort a communicator");
+                end();
+            }
+        }
+    });
+}
+
+/// Frees communicators of one library whose aborts have begun.
+fn free_in_a_group(all: &[Arc<Inner>]) {
+    let limits = all.iter().map(|inner| inner.timeouts.abort);
+    let limit = limits.min().unwrap_or_default();
+    all.iter().for_each(Native::break_in);
+    // One whose call under way does not end must not keep the others.
+    let deadline = deadline_after(limit / 4);
+    let mut taken: Vec<(&Arc<Inner>, RawComm)> = Vec::with_capacity(all.len());
+    for inner in all {
+        match inner.handle.take_until(deadline) {
+            // If somebody else has the pointer, it is freed there.
+            Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
+            None => {
+                let inner = Arc::clone(inner);
+                let spawned = std::thread::Builder::new()
+                    .name(String::from("nccl-abort"))
+                    .spawn(move || inner.phase.end(&inner, inner.timeouts.abort));
+                if let Err(error) = spawned {
+                    tracing::error!(target: "nccl", %error, "no thread for an abort: leaked");
+                }
+            }
+        }
+    }
+    let Some((first, _)) = taken.first() else {
+        return;
+    };
+    taken.iter().for_each(|(inner, _)| inner.destroy_plans());
+    let raws: Vec<RawComm> = taken.iter().map(|&(_, raw)| raw).collect();
+    let freed = abort_in_a_group(&first.library, &raws);
+    for ((inner, _), freed) in taken.iter().zip(freed) {
+        inner.phase.set_freed(freed);
+    }
+}

@@ -1,0 +1,95 @@
+//! The end of a communicator that was dropped.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::free::{finalize_raw, free};
+use super::handle::RawComm;
+use super::state::retire;
+use super::{Inner, Pins, State, Timeouts};
+use crate::abort::AbortSignal;
+use crate::library::Library;
+use crate::reaper;
+use crate::supervision::{Board, Cause};
+use crate::time::deadline_after;
+
+/// What is left of a communicator that was dropped.
+struct Remains {
+    library: Library,
+    raw: RawComm,
+    name: Arc<str>,
+    rank: usize,
+    timeouts: Timeouts,
+    pins: Option<Pins>,
+    stream: Arc<CudaStream>,
+    board: Option<Arc<Board>>,
+    abort_signal: AbortSignal,
+}
+
+impl Drop for Inner {
+    /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
+    fn drop(&mut self) {
+        let raw = self.phase.remains(&mut self.handle.get_mut().raw);
+        let Some(raw) = raw else {
+            if self.phase.get() == State::Leaked {
+                // NCCL may still be at work in the context, with what it was given.
+                std::mem::forget((
+                    self.pins.take(),
+                    Arc::clone(&self.context),
+                    Arc::clone(&self.stream),
+                ));
+            }
+            return;
+        };
+        let remains = Remains {
+            library: self.library.clone(),
+            raw,
+            name: Arc::clone(&self.name),
+            rank: self.rank,
+            timeouts: self.timeouts,
+            pins: self.pins.take(),
+            stream: Arc::clone(&self.stream),
+            board: self.board.take(),
+            abort_signal: self.abort_signal.clone(),
+        };
+        if let Err(remains) = reaper::on_a_thread(remains, reap) {
+            std::mem::forget(remains);
+        }
+    }
+}
+
+fn reap(remains: Remains) {
+    let limit = remains.timeouts.finalize;
+    let (board, signal) = (remains.board, remains.abort_signal);
+    let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
+    let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
+    let retired = retire(
+        remains.raw,
+        |raw| finalize_raw(&remains.library, raw, deadline_after(limit), interrupted),
+        |_| {
+            // The others may be waiting in an operation to which nobody comes from here.
+            if let (true, Some(board)) = (signal.is_aborted(), &board) {
+                board.announce(Cause::asked("its abort signal was given"));
+            }
+        },
+        |way, raw| free(&remains.library, way, raw),
+    );
+    if let Err(unsettled) = retired.settled {
+        tracing::warn!(
+            target: "nccl",
+            communicator = &*remains.name,
+            rank = remains.rank,
+            ?unsettled,
+            "a dropped communicator could not be finalized and was aborted"
+        );
+    }
+    if retired.freed.is_err() {
+        if let (true, Some(board)) = (at_fault(), &board) {
+            board.conclude(false);
+        }
+        std::mem::forget((remains.pins, remains.stream));
+    }
+    // Only now: what other ranks wait for is over here, and the line may say goodbye.
+    drop(board);
+}
