@@ -2,6 +2,10 @@
 //!
 //! 60 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
 //! `NCCL_TEST_ABORTS=1000 cargo test --test aborts -- --nocapture`.
+//!
+//! Descriptors and threads are counted, and the bytes that are in use on the heap: what grows with every
+//! abort is found, a kibibyte as well. What the process has of the system besides (the memory of the
+//! emulator's devices among it) is looked at as a whole.
 
 mod support;
 
@@ -11,16 +15,23 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{AbortSignal, Communicator, ReduceOp, World};
-use support::Ranks;
-use support::held::held;
+use support::held::{Counted, growth, heap, held};
+use support::{FIGURE, Ranks};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
 
 const RANKS: usize = 3;
 /// No operation takes as long, unless nobody ends it.
 const LIMIT: Duration = Duration::from_secs(40);
 /// Aborts after which every pool has been filled.
 const WARM: u64 = 20;
+/// The most bytes by which the heap may grow with each abort, as the median of many samples says.
+const GROWTH: f64 = 512.0;
+/// Aborts between two samples.
+const STRIDE: u64 = 5;
 
 fn turns() -> u64 {
     std::env::var("NCCL_TEST_ABORTS")
@@ -38,6 +49,16 @@ enum Way {
     StayAway,
 }
 
+/// What the ranks are at when it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Operations,
+    /// All finalize.
+    Finalize,
+    /// All drop it, with operations under way.
+    Drop,
+}
+
 /// One operation of several kinds.
 fn operation(
     comm: &Communicator,
@@ -46,7 +67,7 @@ fn operation(
 ) -> nccl::Result<()> {
     let elements = 1 << random.usize(0..16);
     let memory = || stream.alloc_zeros::<f32>(elements).expect("memory");
-    match random.u8(..6) {
+    match random.u8(..7) {
         0 => {
             let part = comm.split("part", Some(comm.rank() as u32 % 2), 0)?;
             let mut y = memory();
@@ -74,6 +95,17 @@ fn operation(
             let mut y = comm.buffer::<f32>(elements)?;
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum).map(drop)
         }
+        4 => {
+            let mut y = memory();
+            let done = comm.all_reduce_in_place(&mut y, ReduceOp::Min)?;
+            for _ in 0..100 {
+                if done.is_complete()? {
+                    return Ok(());
+                }
+                std::thread::yield_now();
+            }
+            done.wait()
+        }
         _ => {
             let mut y = memory();
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
@@ -88,6 +120,12 @@ fn life(world: &World, turn: u64) -> Outcome {
     let ends = random.usize(..world.size()) == world.rank();
     let way = [Way::Signal, Way::Abort, Way::StayAway][random.usize(..3)];
     let after = Duration::from_micros(random.u64(..12_000));
+    let work = match random.u8(..8) {
+        0 => Work::Finalize,
+        1 => Work::Drop,
+        _ => Work::Operations,
+    };
+    let operations = random.usize(..4);
     let stream = support::device(world)?.new_stream()?;
     let stop = AbortSignal::new();
     let done = AtomicBool::new(false);
@@ -102,6 +140,7 @@ fn life(world: &World, turn: u64) -> Outcome {
             .communicator("brief")
             .stream(&stream)
             .timeout(LIMIT)
+            .finalize_timeout(Duration::from_millis(200))
             .abort_signal(&stop)
             .build()?;
         if let (true, Way::Signal) = (ends, way) {
@@ -117,7 +156,16 @@ fn life(world: &World, turn: u64) -> Outcome {
                 let _ = comm.abort("it is time");
             });
         }
-        loop {
+        for number in 0.. {
+            if work != Work::Operations && number == operations {
+                let ended = match work {
+                    // May be first.
+                    Work::Finalize => comm.finalize(),
+                    _ => Ok(drop(comm)),
+                };
+                done.store(true, Ordering::Release);
+                return Ok(ended);
+            }
             if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
                 while comm.fault().is_none() && begun.elapsed() < LIMIT {
                     std::thread::sleep(Duration::from_micros(200));
@@ -130,24 +178,33 @@ fn life(world: &World, turn: u64) -> Outcome {
             };
             if let Err(error) = operation(&impatient, &stream, &mut random) {
                 done.store(true, Ordering::Release);
-                break Err::<(), _>(error);
+                return Ok(Err(error));
             }
         }
+        unreachable!("it ends before")
     });
     done.store(true, Ordering::Release);
-    let error = ended.expect_err("it ends with an error");
+    // The outer one: it was ended while it was made.
+    let ended = ended.and_then(|ended: nccl::Result<()>| ended);
     let took = begun.elapsed();
-    if took > LIMIT / 2 {
-        return Err(format!("turn {turn}, {way:?}: {took:?} until {error}").into());
+    if took > LIMIT / 2 || (ended.is_ok() && work == Work::Operations) {
+        return Err(format!("turn {turn}, {way:?}, {work:?}: {took:?} until {ended:?}").into());
     }
     Ok(())
 }
 
 fn lives(world: &World) -> Outcome {
     let mut before = None;
+    let mut samples = Vec::new();
     for turn in 0..WARM + turns() {
         life(world, turn)?;
         world.barrier("next")?;
+        if turn >= WARM && turn.is_multiple_of(STRIDE) {
+            // The last ends go on in the background for a moment.
+            std::thread::sleep(Duration::from_millis(50));
+            samples.push((turn as f64, heap() as f64));
+            world.barrier("looked")?;
+        }
         if turn + 1 == WARM {
             std::thread::sleep(Duration::from_millis(500));
             before = Some(held()?);
@@ -156,11 +213,19 @@ fn lives(world: &World) -> Outcome {
     // The last ends go on in the background.
     std::thread::sleep(Duration::from_secs(1));
     let (before, after) = (before.ok_or("never warm")?, held()?);
-    println!("rank {}: {before:?} became {after:?}", world.rank());
-    match after.is_more_than(&before) {
-        true => Err(format!("{} aborts: {before:?} became {after:?}", turns()).into()),
-        false => Ok(()),
+    // What only fills up has done so in the first third.
+    let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
+    println!(
+        "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort",
+        world.rank()
+    );
+    if growth > GROWTH || after.is_more_than(&before) {
+        let turns = turns();
+        return Err(
+            format!("{turns} aborts: {before:?} became {after:?}, {growth} bytes each").into(),
+        );
     }
+    Ok(())
 }
 
 #[test]

@@ -224,7 +224,7 @@ pub(crate) const ROWS: &[Row] = {
             "ncclGetUniqueId",
             Error(OUT, NOT_BACK),
             HalfInit,
-            Told,
+            Fail,
         )
         .on_rank(0),
         row(

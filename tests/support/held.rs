@@ -1,5 +1,67 @@
 //! What a process holds, for tests that nothing grows.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// An allocator that knows how much is in use. A test that looks at [`heap`] has it as its own:
+///
+/// ```ignore
+/// #[global_allocator]
+/// static ALLOCATOR: support::held::Counted = support::held::Counted;
+/// ```
+pub struct Counted;
+
+static IN_USE: AtomicI64 = AtomicI64::new(0);
+
+/// Bytes on the heap of this process that Rust code has in use: exact, where the size of a process is not.
+pub fn heap() -> i64 {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+fn count(more: usize, less: usize) {
+    IN_USE.fetch_add(more as i64 - less as i64, Ordering::Relaxed);
+}
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 0);
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 0);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size, layout.size());
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(0, layout.size());
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// By how much something grows from sample to sample: the median of the slopes between all pairs, which a
+/// few that are far off do not move. `None` for fewer than two.
+pub fn growth(samples: &[(f64, f64)]) -> Option<f64> {
+    let mut slopes = Vec::new();
+    for (at, (x, y)) in samples.iter().enumerate() {
+        for (later, higher) in &samples[at + 1..] {
+            slopes.push((higher - y) / (later - x));
+        }
+    }
+    slopes.sort_by(f64::total_cmp);
+    slopes.get(slopes.len() / 2).copied()
+}
+
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {

@@ -179,7 +179,9 @@ impl Ranks {
                 let job = Job::new(1)
                     .output(Output::Collect)
                     .deadline(self.deadline + GRACE);
-                expect_success(&self.run(job, &call));
+                let ended = self.run(job, &call);
+                expect_success(&ended);
+                show_figures(&ended);
                 println!("{TESTED}{} ranks as threads", self.ranks);
             }
             Place::Parent => {}
@@ -203,6 +205,7 @@ impl Ranks {
         }
         if let Some(ended) = self.run_processes(&call, body) {
             expect_success(&ended);
+            show_figures(&ended);
             println!("{TESTED}{ranks} ranks as processes");
         }
     }
@@ -322,6 +325,17 @@ fn threads_of_this_process<V: Verdict>(
             failure.to_string()
         })
     })
+}
+
+/// What a rank says that is to be seen although it ended well begins like this.
+pub const FIGURE: &str = "FIGURE: ";
+
+fn show_figures(ended: &Ended) {
+    for rank in &ended.ranks {
+        for line in rank.stdout.iter().filter(|line| line.contains(FIGURE)) {
+            println!("{line}");
+        }
+    }
 }
 
 /// # Panics

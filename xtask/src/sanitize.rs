@@ -56,6 +56,16 @@ const TESTS: &[&[&str]] = &[
         "buffers",
         "--test",
         "plans",
+        "--test",
+        "recorder",
+        "--test",
+        "aborts",
+        "--test",
+        "abort_together",
+        "--test",
+        "killed",
+        "--test",
+        "hangs",
     ],
 ];
 
