@@ -209,6 +209,20 @@ pub enum ErrorKind {
         limit: Duration,
     },
 
+    /// An operation did not get its turn: work on its stream that is not the communicator's did not end.
+    #[error(
+        "{what} was queued for {waited:?}, longer than {limit:?}, behind work on its stream that is not this \
+         communicator's"
+    )]
+    Queued {
+        /// Which: an operation, or a replay.
+        what: &'static str,
+        /// For how long.
+        waited: Duration,
+        /// The time that was given.
+        limit: Duration,
+    },
+
     /// Another thread had the communicator all the time. Nothing was issued, and it is as good as before.
     #[error(
         "another thread has the communicator for {waited:?} or longer, with {holder}; nothing was issued"
@@ -504,7 +518,10 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::TimedOut { .. })
+        matches!(
+            self.0.kind,
+            ErrorKind::TimedOut { .. } | ErrorKind::Queued { .. }
+        )
     }
 
     /// What can be done about it, where that is known.
@@ -514,6 +531,10 @@ impl Error {
             ErrorKind::TimedOut { .. } => Some(
                 "a rank that did not call the same operation, or whose process died, makes the \
                  others wait; look at the ranks that print nothing",
+            ),
+            ErrorKind::Queued { .. } => Some(
+                "look at what the program put on that stream before the operation, and at what that waits \
+                 for; where it may take so long, set a longer `queue_timeout`",
             ),
             ErrorKind::Busy { .. } => Some(
                 "calls on one communicator take turns: try again, give it a longer limit, or give each \

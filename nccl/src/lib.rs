@@ -60,7 +60,7 @@ pub use all_to_all::Algorithm as AllToAllAlgorithm;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
     AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, State as CommunicatorState,
-    abort_all,
+    Timeouts, abort_all,
 };
 pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};

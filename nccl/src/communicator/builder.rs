@@ -69,6 +69,7 @@ impl<'a> CommunicatorBuilder<'a> {
     pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
         Self {
             company: Some((Arc::clone(&world.line), (0..world.size()).collect())),
+            timeouts: world.timeouts,
             ..Self::new(name, Origin::World(world), world.rank(), world.size())
         }
     }
@@ -176,7 +177,55 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long an operation may take, once it is called; 30 s unless set.
+    /// How long everything may take, in place of the world's [`Timeouts`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .timeouts(nccl::Timeouts::new().operation(Duration::from_secs(5)))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn timeouts(mut self, timeouts: Timeouts) -> Self {
+        self.timeouts = timeouts;
+        self
+    }
+
+    /// How long an operation may wait for its turn on its stream, behind work that is not the
+    /// communicator's; ten times [`timeout`](Self::timeout) unless set, which is 300 s.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    /// let comm = nccl::World::single()
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .queue_timeout(Duration::from_secs(3600))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn queue_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.queue = Some(limit);
+        self
+    }
+
+    /// How long an operation may take, once it is called and nothing is in front of it; 30 s unless set.
+    ///
+    /// That holds whether or not anybody waits for it: an operation whose [`Request`](crate::Request) was
+    /// dropped ends its communicator, on all ranks, at most an eighth of the limit (and at most a quarter
+    /// of a second) after it. Work of others that is in front of it on its stream does not count, see
+    /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 50 ms cannot
+    /// always be told apart from each other, and from what else is put on the stream meanwhile: what a
+    /// program puts there in one go should not take longer than the limit.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

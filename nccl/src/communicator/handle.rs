@@ -8,6 +8,7 @@ use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::Inner;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
@@ -176,6 +177,20 @@ pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t
     };
     ffi::check(library, CALL, code)?;
     Ok(state)
+}
+
+impl Inner {
+    /// An error that NCCL found in the background; not looked for while another thread calls NCCL.
+    pub(crate) fn background_failure(&self) -> Option<NcclFailure> {
+        let handle = self.handle.try_take()?;
+        let state = state(&self.library, handle.raw?);
+        drop(handle);
+        match state {
+            Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => None,
+            Ok(code) => Some(ffi::failure(&self.library, "ncclCommGetAsyncError", code)),
+            Err(failure) => Some(failure),
+        }
+    }
 }
 
 /// Polls until the communicator is at rest.

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
@@ -189,6 +189,8 @@ impl Prepared {
             tracked,
             abort_signal: self.abort_signal,
             marks: Mutex::new(Vec::new()),
+            events: Mutex::new(Vec::new()),
+            overdue: OnceLock::new(),
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
             handle: Turn::new(handle),

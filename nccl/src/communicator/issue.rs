@@ -34,6 +34,7 @@ use crate::operation::{Operation, OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
+use crate::supervision::watchdog;
 use crate::time::{deadline_after, later};
 
 /// What the C calls of one operation need.
@@ -103,7 +104,7 @@ impl Communicator {
 
 impl Inner {
     fn issue_locked(
-        &self,
+        self: &Arc<Self>,
         frame: &Frame<'_>,
         kind: OperationKind,
         started: Instant,
@@ -123,7 +124,7 @@ impl Inner {
     }
 
     fn issue_on(
-        &self,
+        self: &Arc<Self>,
         handle: &mut Handle,
         frame: &Frame<'_>,
         kind: OperationKind,
@@ -157,8 +158,27 @@ impl Inner {
             kind,
             started,
             frame.on,
+            limit,
             batch.recorded.len(),
         );
+        let issue = watchdog::Issue {
+            inner: self,
+            on: frame.on,
+            number: handle.sequence,
+            kind,
+            limit,
+        };
+        let mut is_marked = false;
+        if ticket.is_unusual {
+            match watchdog::before(issue) {
+                Ok(marked) => is_marked = marked,
+                Err(error) => {
+                    std::mem::forget(lent);
+                    handle.recorder.end(ticket, false);
+                    return Err(Refused::Before(error));
+                }
+            }
+        }
         let launched = match recorded::call(batch, &calls, writer) {
             Ok(Progress::Done) => Ok(()),
             Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
@@ -166,6 +186,9 @@ impl Inner {
         };
 
         handle.recorder.end(ticket, launched.is_ok());
+        if is_marked {
+            watchdog::after(issue);
+        }
 
         // 4. On every path.
         let ordered = order::leave(frame.on, frame.foreign(), &handle.join);

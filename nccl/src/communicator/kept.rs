@@ -5,11 +5,11 @@
 //! to its end within the finalize limit is ended by an abort, as a finalize would be.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::{Communicator, Why};
+use super::{Communicator, Inner, Why};
 use crate::reaper;
 
 /// See the module.
@@ -50,6 +50,32 @@ impl Deref for Kept {
 
     fn deref(&self) -> &Communicator {
         &self.comm
+    }
+}
+
+/// A communicator for the moment of a look at it, by somebody who does not keep it.
+pub(crate) struct Visit(Arc<Inner>);
+
+impl Visit {
+    /// `None` when it was dropped.
+    pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
+        let inner = inner.upgrade()?;
+        inner.kept.fetch_add(1, Ordering::AcqRel);
+        Some(Self(inner))
+    }
+}
+
+impl Deref for Visit {
+    type Target = Arc<Inner>;
+
+    fn deref(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.kept.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

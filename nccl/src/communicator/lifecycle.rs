@@ -143,6 +143,7 @@ impl Inner {
             error.kind(),
             ErrorKind::Aborted { .. }
                 | ErrorKind::TimedOut { .. }
+                | ErrorKind::Queued { .. }
                 | ErrorKind::Nccl(_)
                 | ErrorKind::Cuda { .. }
         );

@@ -6,6 +6,7 @@
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
 //! - [`builder`](self::builder): what it is made from;
+//! - `timeouts`: how long things may take;
 //! - `init`: the call, the poll, the deadline;
 //! - `state`: the state machine;
 //! - `order`: which streams have to wait for which;
@@ -34,26 +35,28 @@ mod remains;
 mod replay;
 mod split;
 mod state;
+mod timeouts;
 mod together;
 mod warm_up;
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 pub use builder::CommunicatorBuilder;
 pub use everybody::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use frame::Frame;
-pub(crate) use handle::{Backoff, state};
+pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
-pub(crate) use kept::Kept;
+pub(crate) use kept::{Kept, Visit};
 pub(crate) use lifecycle::Why;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
 pub use state::State;
+pub use timeouts::Timeouts;
 pub(crate) use together::issue_together;
 
 use crate::abort::AbortSignal;
@@ -64,6 +67,7 @@ use crate::plan::Plans;
 use crate::request::Mark;
 use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
+use crate::supervision::watchdog::Overdue;
 use crate::supervision::{Board, Fault};
 use crate::unique_id::UniqueId;
 use handle::Turn;
@@ -100,47 +104,6 @@ pub struct Communicator {
     pub(crate) limit: Duration,
 }
 
-/// How long things may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timeouts {
-    pub(crate) init: Duration,
-    pub(crate) operation: Duration,
-    pub(crate) finalize: Duration,
-    pub(crate) abort: Duration,
-    /// For the other ranks to say that they aborted as well.
-    pub(crate) confirm: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self {
-            init: Duration::from_secs(60),
-            operation: Duration::from_secs(30),
-            finalize: Duration::from_secs(30),
-            abort: Duration::from_secs(10),
-            confirm: Duration::from_secs(3),
-        }
-    }
-}
-
-impl Timeouts {
-    /// How long an orderly end may take: the operation that is being issued, the finalize, and the abort
-    /// when that fails.
-    pub(crate) fn orderly_end(&self) -> Duration {
-        self.operation
-            .saturating_add(self.finalize)
-            .saturating_add(self.disorderly_end())
-    }
-
-    /// How long an abort may take: here, and on the other ranks.
-    pub(crate) fn disorderly_end(&self) -> Duration {
-        const SLACK: Duration = Duration::from_secs(2);
-        self.abort
-            .saturating_add(self.confirm)
-            .saturating_add(SLACK)
-    }
-}
-
 pub(crate) struct Inner {
     pub(crate) library: Library,
     pub(crate) name: Arc<str>,
@@ -160,6 +123,10 @@ pub(crate) struct Inner {
     pub(crate) board: Option<Arc<Board>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
+    /// Events for the watchdog's marks.
+    pub(crate) events: Mutex<Vec<CudaEvent>>,
+    /// What the watchdog ended it for.
+    pub(crate) overdue: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
     /// Whether NCCL's calls on it wait, as they do on one that was made elsewhere.

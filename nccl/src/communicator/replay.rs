@@ -13,6 +13,7 @@ use super::{Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
+use crate::supervision::watchdog;
 
 /// Why there is no replay.
 pub(crate) enum NotLaunched {
@@ -39,7 +40,8 @@ impl Inner {
             handle.sequence += 1;
             let sequence = handle.sequence;
             let recorder = &mut handle.recorder;
-            let ticket = recorder.begin(sequence, OperationKind::Replay, started, frame.on, 0);
+            let ticket =
+                recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
             (sequence, ticket)
         };
         let inside = inside::enter(self, Place::Replay, limit);
@@ -47,8 +49,22 @@ impl Inner {
             self.tracked.end(ticket, false);
             return Err(error);
         }
+        let issue = watchdog::Issue {
+            inner: self,
+            on: frame.on,
+            number: sequence,
+            kind: OperationKind::Replay,
+            limit,
+        };
+        let mut is_marked = false;
+        if ticket.is_unusual {
+            is_marked = watchdog::before(issue).inspect_err(|_| self.tracked.end(ticket, false))?;
+        }
         let launched = launch(self);
         self.tracked.end(ticket, launched.is_ok());
+        if is_marked {
+            watchdog::after(issue);
+        }
         let ordered = order::leave(frame.on, frame.foreign(), join);
         drop(inside);
         match (launched, ordered) {

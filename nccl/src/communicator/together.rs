@@ -18,6 +18,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
+use crate::supervision::watchdog;
 
 /// Why nothing, or not everything, was issued.
 enum Refused {
@@ -119,6 +120,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let Some(first) = all.first() else {
         return Ok(Vec::new());
     };
+    watchdog::ensure().map_err(|error| Refused::Before(0, error))?;
     let library = first.comm.library();
     let _inside = inside::enter(&first.comm.inner, Place::Issue, first.comm.limit);
 
@@ -131,15 +133,28 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             let handle = &mut *handles[handle_of(group.comm)];
             handle.sequence += 1;
             sequences.push(handle.sequence);
-            let (batch, writer) = (group.frame.batch(), &mut handle.recorder);
+            let batch = group.frame.batch();
             let count = batch.recorded.len();
-            tickets.push(writer.begin(handle.sequence, KIND, started, group.frame.on, count));
+            let (on, limit) = (group.frame.on, group.comm.limit);
+            let ticket = handle
+                .recorder
+                .begin(handle.sequence, KIND, started, on, limit, count);
+            let issue = watchdog::Issue {
+                inner: &group.comm.inner,
+                on,
+                number: handle.sequence,
+                kind: KIND,
+                limit,
+            };
+            // Its threads run, so that it cannot fail.
+            let is_marked = ticket.is_unusual && watchdog::before(issue).unwrap_or(false);
+            tickets.push((ticket, is_marked.then_some(issue)));
             let calls = Calls {
                 library,
                 comm: raw.as_ptr(),
                 stream: group.frame.on.cu_stream().cast(),
             };
-            recorded::call_each(batch, &calls, writer)
+            recorded::call_each(batch, &calls, &mut handle.recorder)
         })
     });
     let launched = match made {
@@ -159,10 +174,13 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         Err(failure) => Err((0, Error::from(failure))),
     };
 
-    for (group, ticket) in all.iter().zip(tickets) {
+    for (group, (ticket, marked)) in all.iter().zip(tickets) {
         handles[handle_of(group.comm)]
             .recorder
             .end(ticket, launched.is_ok());
+        if let Some(issue) = marked {
+            watchdog::after(issue);
+        }
     }
 
     // 4. On every path, for every communicator.

@@ -22,6 +22,7 @@ use crate::ffi::Progress;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 use crate::supervision::inside::{self, Place};
+use crate::supervision::watchdog;
 
 /// How long an abort gets to join NCCL's threads before the capture is ended.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -52,7 +53,18 @@ impl Inner {
             handle.sequence += 1;
             let (batch, writer) = (group.batch(), &mut handle.recorder);
             let count = batch.recorded.len();
-            let ticket = writer.begin(handle.sequence, KIND, started, stream, count);
+            let ticket = writer.begin(handle.sequence, KIND, started, stream, limit, count);
+            if ticket.is_unusual {
+                // Nothing of it runs before it is launched, but NCCL may not come back from the call.
+                let issue = watchdog::Issue {
+                    inner: self,
+                    on: stream,
+                    number: handle.sequence,
+                    kind: KIND,
+                    limit,
+                };
+                watchdog::attend(issue)?;
+            }
             let captured = match recorded::call(batch, &calls, writer) {
                 Ok(Progress::Done) => Ok(()),
                 // Before that nothing of it needs to be in the graph.

@@ -18,7 +18,7 @@ use super::place::{self, Address};
 use super::process;
 use super::request::Request;
 use super::server::{Job, Server};
-use crate::communicator::{CommunicatorBuilder, lock};
+use crate::communicator::{CommunicatorBuilder, Timeouts, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
 use crate::time::deadline_after;
@@ -46,6 +46,8 @@ pub struct World {
     pub(crate) line: Arc<Line>,
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     rounds: Mutex<HashMap<String, u64>>,
+    /// Of its communicators.
+    pub(crate) timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
     pub(super) needs_nccl: bool,
     /// What the others are told when this value goes.
@@ -257,12 +259,27 @@ impl World {
             timeout,
             line,
             rounds: Mutex::default(),
+            timeouts: Timeouts::default(),
             needs_nccl: true,
             farewell: Departure::Left,
             checks: Checks::default(),
             origin: None,
             from: Vec::new(),
         }
+    }
+
+    /// How long what its communicators do may take, unless [the one](CommunicatorBuilder::timeouts) says
+    /// otherwise.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
+    /// let world = nccl::World::single().with_timeouts(timeouts);
+    /// ```
+    #[must_use]
+    pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
+        self.timeouts = timeouts;
+        self
     }
 
     /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;

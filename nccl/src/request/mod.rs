@@ -18,12 +18,10 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
-use nccl_sys as sys;
 use once_cell::sync::OnceCell;
 
 use crate::communicator::{self, Backoff, Communicator, Inner, lock};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
@@ -278,9 +276,13 @@ impl Request {
     /// then, the operation is not done.
     #[cold]
     fn ended(&self) -> Result<bool> {
-        match self.inner.phase.get().is_final() {
-            true => Err(self.inner.out_of_use()),
-            false => Ok(false),
+        if !self.inner.phase.get().is_final() {
+            return Ok(false);
+        }
+        match self.inner.overdue.get() {
+            // The watchdog was faster.
+            Some(overdue) if overdue.sequence() == self.sequence => Err(Error::new(overdue.kind())),
+            _ => Err(self.inner.out_of_use()),
         }
     }
 
@@ -320,22 +322,12 @@ impl Request {
 
     /// An error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
-        let Some(handle) = self.inner.handle.try_take() else {
-            return Ok(());
-        };
-        let Some(raw) = handle.raw else { return Ok(()) };
-        let library = &self.inner.library;
-        let state = {
+        let failure = {
             let _inside = inside::enter(&self.inner, Place::Look, self.limit);
-            communicator::state(library, raw)
+            self.inner.background_failure()
         };
-        drop(handle);
-        let failure = match state {
-            Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => {
-                return Ok(());
-            }
-            Ok(code) => ffi::failure(library, "ncclCommGetAsyncError", code),
-            Err(failure) => failure,
+        let Some(failure) = failure else {
+            return Ok(());
         };
         let error = self.describe(failure.into());
         self.inner.abort_in_background(&error);

@@ -92,7 +92,7 @@ impl From<&Error> for Cause {
     fn from(error: &Error) -> Self {
         Self {
             class: match error.kind() {
-                ErrorKind::TimedOut { .. } => FaultClass::TimedOut,
+                ErrorKind::TimedOut { .. } | ErrorKind::Queued { .. } => FaultClass::TimedOut,
                 ErrorKind::Aborted { .. } => FaultClass::Asked,
                 _ => FaultClass::Failed,
             },

@@ -27,7 +27,8 @@
 //! - `fault`: the cause, as it travels and as it reads;
 //! - `board`: one communicator as its rank sees it;
 //! - `watch`: what a line hears, and whom it concerns;
-//! - `inside`: threads that do not come back from a call of NCCL's or CUDA's.
+//! - `inside`: threads that do not come back from a call of NCCL's or CUDA's;
+//! - `watchdog`: what finds operations that do not end, although nobody waits for them.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
@@ -37,6 +38,7 @@ mod fault;
 pub(crate) mod inside;
 pub mod recorder;
 mod watch;
+pub(crate) mod watchdog;
 
 pub(crate) use board::{Abortable, Board};
 pub(crate) use fault::Cause;

@@ -24,4 +24,7 @@ pub use notes::{Note, note};
 pub use snapshot::{
     Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
-pub(crate) use track::{Messages, Operation, Tracked, Writer};
+pub(crate) use track::{
+    Messages, Operation, Track, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,
+    origin,
+};

@@ -5,9 +5,9 @@
 //! have hundreds; an issue names the first of its operations by number.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use cudarc::driver::CudaStream;
 
@@ -28,15 +28,43 @@ const ENDED: usize = 16;
 /// The record of one communicator.
 pub(crate) struct Track {
     /// The how manieth communicator of this process, from 1.
-    pub(super) number: u64,
-    pub(super) name: Arc<str>,
-    pub(super) rank: usize,
-    pub(super) world_size: usize,
-    pub(super) phase: Arc<Phase>,
+    pub(crate) number: u64,
+    pub(crate) name: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) phase: Arc<Phase>,
     pub(super) issues: Lane<Issue>,
     pub(super) operations: Lane<Operation>,
     marks: [Mark; STREAMS],
+    pub(crate) usual: Usual,
 }
+
+/// The call of which the watchdog does not have to be told: all three have to hold. Read by every call,
+/// written seldom.
+#[derive(Default)]
+pub(crate) struct Usual {
+    /// It is on the stream at this address, which the watchdog keeps; 0 for none.
+    pub(crate) stream: AtomicUsize,
+    /// It was called before this, in nanoseconds since [`Origin`].
+    pub(crate) until: AtomicU64,
+    /// It has at least this limit, as [`limit_word`] writes it.
+    pub(crate) limit: AtomicU64,
+}
+
+/// A limit in 48 bits, in steps of about a microsecond; longer limits are larger.
+#[inline]
+pub(crate) fn limit_word(limit: Duration) -> u64 {
+    limit.as_secs().min(FOR_EVER) << 20 | u64::from(limit.subsec_nanos() >> 10)
+}
+
+/// The limit that a word stands for; `None` for one of more than eight years.
+pub(crate) fn limit_of_word(word: u64) -> Option<Duration> {
+    let seconds = word >> 20;
+    let nanos = (word as u32 & 0xf_ffff) << 10;
+    (seconds < FOR_EVER).then(|| Duration::new(seconds, nanos))
+}
+
+const FOR_EVER: u64 = (1 << 28) - 1;
 
 /// Where an issue is written.
 #[derive(Default)]
@@ -48,7 +76,7 @@ pub(super) struct Issue {
     /// The number of its first operation, and how many it has.
     first: AtomicU64,
     count: AtomicU64,
-    /// Its [`Progress`] in the lowest byte, and its kind above.
+    /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
     state: AtomicU64,
 }
 
@@ -150,12 +178,12 @@ impl Progress {
 }
 
 /// The zero of all times: monotonic, and what the clock on the wall said then.
-pub(super) struct Origin {
-    pub(super) monotonic: Instant,
+pub(crate) struct Origin {
+    pub(crate) monotonic: Instant,
     pub(super) wall: SystemTime,
 }
 
-pub(super) fn origin() -> &'static Origin {
+pub(crate) fn origin() -> &'static Origin {
     static ORIGIN: OnceLock<Origin> = OnceLock::new();
     ORIGIN.get_or_init(|| Origin {
         monotonic: Instant::now(),
@@ -164,13 +192,13 @@ pub(super) fn origin() -> &'static Origin {
 }
 
 /// CUDA's handle of a stream.
-fn handle_of(stream: &CudaStream) -> u64 {
+pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
     stream.cu_stream().addr() as u64
 }
 
 impl Track {
     /// Up to which number the operations on `stream` are done; 0 for none.
-    pub(super) fn done_on(&self, stream: u64) -> u64 {
+    pub(crate) fn done_on(&self, stream: u64) -> u64 {
         let mark = self
             .marks
             .iter()
@@ -192,6 +220,40 @@ impl Track {
         }
     }
 
+    /// The calls that are kept and have not failed, oldest first. What is put on a stream after this was
+    /// called comes behind those that are issued.
+    pub(crate) fn calls(&self) -> Vec<TrackedCall> {
+        let records = self.issues.read().records;
+        let calls = records.iter().map(|issue| TrackedCall {
+            number: issue.number,
+            kind: OperationKind::from_code((issue.state >> 8) as u8),
+            since: Duration::from_nanos(issue.time),
+            limit: limit_of_word(issue.state >> 16),
+            stream: issue.stream,
+            issuing: Progress::from_word(issue.state) == Progress::Issuing,
+        });
+        let failed = records
+            .iter()
+            .map(|issue| Progress::from_word(issue.state) == Progress::Failed);
+        calls
+            .zip(failed)
+            .filter_map(|(call, failed)| (!failed).then_some(call))
+            .collect()
+    }
+
+    /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing.
+    pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
+        let calls = (0..ISSUES as u64).map(|index| self.issues.slot(index));
+        let issuing = calls.filter_map(|slot| {
+            let issue = slot.copy();
+            let is_one = issue.stream == stream
+                && (1..number).contains(&issue.number)
+                && Progress::from_word(issue.state) == Progress::Issuing;
+            is_one.then_some(issue.number)
+        });
+        issuing.min().unwrap_or(number) - 1
+    }
+
     /// Notes how the calls of issue `number`, which is the lane's `index`, ended.
     fn progressed(&self, index: u64, number: u64, progress: Progress) {
         let slot = self.issues.slot(index);
@@ -201,6 +263,21 @@ impl Track {
             slot.state.store(kind | progress as u64, Ordering::Release);
         }
     }
+}
+
+/// A call, as the watchdog looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TrackedCall {
+    pub(crate) number: u64,
+    pub(crate) kind: OperationKind,
+    /// Since [`origin`].
+    pub(crate) since: Duration,
+    /// How long it may run; `None` for ever.
+    pub(crate) limit: Option<Duration>,
+    /// CUDA's handle.
+    pub(crate) stream: u64,
+    /// Whether NCCL, or the launch of a graph, has not come back.
+    pub(crate) issuing: bool,
 }
 
 /// The right to write the record, which whoever holds the communicator's lock has.
@@ -218,6 +295,8 @@ pub(crate) struct Writer {
 pub(crate) struct Ticket {
     index: u64,
     number: u64,
+    /// Whether the watchdog wants to be told of it.
+    pub(crate) is_unusual: bool,
 }
 
 /// Where the next operations are written.
@@ -262,6 +341,7 @@ impl Writer {
         kind: OperationKind,
         started: Instant,
         stream: &CudaStream,
+        limit: Duration,
         operations: usize,
     ) -> Ticket {
         let track = &*self.track;
@@ -283,11 +363,21 @@ impl Writer {
         on.store(handle_of(stream), Ordering::Relaxed);
         first.store(self.operations, Ordering::Relaxed);
         count.store(operations as u64, Ordering::Relaxed);
-        let kind = (kind as u64) << 8;
-        state.store(kind | Progress::Issuing as u64, Ordering::Relaxed);
+        let limit = limit_word(limit);
+        let word = limit << 16 | (kind as u64) << 8 | Progress::Issuing as u64;
+        state.store(word, Ordering::Relaxed);
         self.issues += 1;
         track.issues.publish(self.issues);
-        Ticket { index, number }
+        // After it was written: a watchdog that takes its name off the list finds the call.
+        let usual = &track.usual;
+        let is_usual = usual.stream.load(Ordering::Relaxed) == std::ptr::from_ref(stream).addr()
+            && time < usual.until.load(Ordering::Relaxed)
+            && limit >= usual.limit.load(Ordering::Relaxed);
+        Ticket {
+            index,
+            number,
+            is_unusual: !is_usual,
+        }
     }
 
     /// Where the next `operations` of the issue that was begun last are written.
@@ -341,6 +431,7 @@ impl Tracked {
             issues: Lane::new(ISSUES),
             operations: Lane::new(OPERATIONS),
             marks: Default::default(),
+            usual: Usual::default(),
         });
         all.live.retain(|track| track.strong_count() > 0);
         all.live.push(Arc::downgrade(&track));
@@ -354,7 +445,7 @@ impl Tracked {
         (Self(track), writer)
     }
 
-    pub(crate) fn track(&self) -> &Track {
+    pub(crate) fn track(&self) -> &Arc<Track> {
         &self.0
     }
 

@@ -1,0 +1,157 @@
+//! How long things may take.
+
+use std::time::Duration;
+
+/// How long what a communicator does may take. [`World::with_timeouts`](crate::World::with_timeouts) sets it
+/// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
+/// for one, and [`Communicator::within`](crate::Communicator::within) the limit of single operations.
+///
+/// What runs into one of them ends with an error on all ranks. [`Duration::MAX`] is as good as no limit.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let timeouts = nccl::Timeouts::new()
+///     .operation(Duration::from_secs(5))
+///     .init(Duration::from_secs(120));
+/// let world = nccl::World::single().with_timeouts(timeouts);
+/// let comm = world.communicator("demo").stream(&stream).build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    pub(crate) init: Duration,
+    pub(crate) operation: Duration,
+    /// Ten times the operation's unless set.
+    pub(crate) queue: Option<Duration>,
+    pub(crate) finalize: Duration,
+    pub(crate) abort: Duration,
+    /// For the other ranks to say that they aborted as well.
+    pub(crate) confirm: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            init: Duration::from_secs(60),
+            operation: Duration::from_secs(30),
+            queue: None,
+            finalize: Duration::from_secs(30),
+            abort: Duration::from_secs(10),
+            confirm: Duration::from_secs(3),
+        }
+    }
+}
+
+impl Timeouts {
+    /// The defaults.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Timeouts::new(), nccl::Timeouts::default());
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// To make the communicator; 60 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().init(Duration::from_secs(120));
+    /// ```
+    #[must_use]
+    pub fn init(mut self, limit: Duration) -> Self {
+        self.init = limit;
+        self
+    }
+
+    /// For an operation, from the moment when nothing is in front of it; 30 s unless set. See
+    /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn operation(mut self, limit: Duration) -> Self {
+        self.operation = limit;
+        self
+    }
+
+    /// For an operation to get its turn on its stream, behind work that is not the communicator's; ten times
+    /// the limit for operations unless set, which is 300 s. See
+    /// [`CommunicatorBuilder::queue_timeout`](crate::CommunicatorBuilder::queue_timeout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().queue(Duration::from_secs(600));
+    /// ```
+    #[must_use]
+    pub fn queue(mut self, limit: Duration) -> Self {
+        self.queue = Some(limit);
+        self
+    }
+
+    /// For the ranks to get to the end together; 30 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().finalize(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn finalize(mut self, limit: Duration) -> Self {
+        self.finalize = limit;
+        self
+    }
+
+    /// For NCCL to give an aborted communicator back; 10 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().abort(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn abort(mut self, limit: Duration) -> Self {
+        self.abort = limit;
+        self
+    }
+
+    /// For the other ranks of an aborted communicator to say that they aborted it as well; 3 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().confirm(Duration::from_secs(1));
+    /// ```
+    #[must_use]
+    pub fn confirm(mut self, limit: Duration) -> Self {
+        self.confirm = limit;
+        self
+    }
+
+    /// How long an operation may wait for its turn on its stream; `None` for ever.
+    pub(crate) fn queue_limit(&self) -> Option<Duration> {
+        let limit = self.queue.or_else(|| self.operation.checked_mul(10));
+        limit.filter(|limit| *limit < Duration::MAX)
+    }
+
+    /// How long an orderly end may take: the operation that is being issued, the finalize, and the abort
+    /// when that fails.
+    pub(crate) fn orderly_end(&self) -> Duration {
+        self.operation
+            .saturating_add(self.finalize)
+            .saturating_add(self.disorderly_end())
+    }
+
+    /// How long an abort may take: here, and on the other ranks.
+    pub(crate) fn disorderly_end(&self) -> Duration {
+        const SLACK: Duration = Duration::from_secs(2);
+        self.abort
+            .saturating_add(self.confirm)
+            .saturating_add(SLACK)
+    }
+}

@@ -1,0 +1,89 @@
+//! What the watchdog found at its last look, for whoever shows it.
+
+#![allow(dead_code, reason = "not everything is shown yet")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::judge::Standing;
+use super::registry;
+use crate::operation::OperationKind;
+use crate::supervision::recorder::{Track, origin};
+
+/// A communicator that has, or had a moment ago, operations that are not known to be done.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) communicator: Arc<str>,
+    /// The how manieth communicator of this process it is, from 1.
+    pub(crate) number: u64,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// How many calls were issued and are not known to be done.
+    pub(crate) depth: u64,
+    /// The one that was issued first of them.
+    pub(crate) oldest: Option<Oldest>,
+    /// When a call was last seen to be done; `None` while it is watched and none was.
+    pub(crate) progress: Option<Instant>,
+    /// When the watchdog looked last; `None` before the first time.
+    pub(crate) looked: Option<Instant>,
+}
+
+/// A call that is not known to be done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Oldest {
+    pub(crate) sequence: u64,
+    pub(crate) kind: OperationKind,
+    /// When it was called.
+    pub(crate) since: Instant,
+    pub(crate) clock: Clock,
+    /// Since when that is so, as far as known.
+    pub(crate) began: Instant,
+}
+
+/// What a call that is not done is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// NCCL, or the launch of a graph, has not come back.
+    Issuing,
+    /// It waits for its turn on its stream.
+    Queued,
+    /// Nothing that is known of is in front of it.
+    Running,
+}
+
+/// The facts of one communicator, as of the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) standing: Option<Standing>,
+    pub(super) depth: u64,
+    pub(super) progress: Option<Instant>,
+    pub(super) looked: Option<Instant>,
+}
+
+impl Facts {
+    pub(super) fn of(&self, track: &Track) -> Pending {
+        let zero = origin().monotonic;
+        Pending {
+            communicator: Arc::clone(&track.name),
+            number: track.number,
+            rank: track.rank,
+            world_size: track.world_size,
+            depth: self.depth,
+            oldest: self.standing.map(|standing| Oldest {
+                sequence: standing.call.number,
+                kind: standing.call.kind,
+                since: zero + standing.call.since,
+                clock: standing.clock,
+                began: zero + standing.began,
+            }),
+            progress: self.progress,
+            looked: self.looked,
+        }
+    }
+}
+
+/// Every communicator that the watchdog watches, as of its last look. Of those that are not in the list
+/// everything is done. Asks neither CUDA nor NCCL, and waits for nobody who does.
+pub(crate) fn pending() -> Vec<Pending> {
+    registry::facts()
+}

@@ -1,0 +1,464 @@
+//! What marks prove, and who is late. Times are counted from the recorder's zero; nothing here asks a clock
+//! or a device.
+
+use std::time::Duration;
+
+use super::facts::Clock;
+use crate::error::ErrorKind;
+use crate::operation::OperationKind;
+use crate::supervision::recorder::TrackedCall;
+
+/// A mark that was not reached when it was asked last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unreached {
+    /// It is behind all calls of its stream up to this one.
+    pub(super) covers: u64,
+    /// When it was put there.
+    pub(super) at: Duration,
+    /// Whether it is right behind that call, with nothing between them.
+    pub(super) is_right_behind: bool,
+}
+
+/// What is known of one stream.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// CUDA's handle.
+    pub(super) stream: u64,
+    /// Its calls up to this one are done.
+    done: u64,
+    /// When a mark was last seen to be reached.
+    free: Duration,
+    /// The first call that is not done.
+    front: Option<TrackedCall>,
+    /// How many are not.
+    depth: u64,
+    /// Up to which call everything is on the stream, so that a mark put there now covers it.
+    pub(super) issued: u64,
+    pub(super) unreached: Vec<Unreached>,
+}
+
+impl Queue {
+    pub(super) fn new(stream: u64) -> Self {
+        Self {
+            stream,
+            ..Self::default()
+        }
+    }
+
+    /// A mark was reached.
+    pub(super) fn reached(&mut self, covers: u64, now: Duration) {
+        self.done = self.done.max(covers);
+        self.free = now;
+    }
+
+    /// Takes in what was recorded, and up to where somebody has seen the stream done.
+    pub(super) fn update(&mut self, calls: &[TrackedCall], done: u64, now: Duration) {
+        if done > self.done {
+            self.reached(done, now);
+        }
+        let here = || calls.iter().filter(|call| call.stream == self.stream);
+        let issuing = here().filter(|call| call.issuing).map(|call| call.number);
+        let issuing = issuing.min().unwrap_or(u64::MAX);
+        let issued = here().map(|call| call.number).filter(|&n| n < issuing);
+        self.issued = issued.max().unwrap_or(0);
+        // What was captured runs when it is replayed.
+        let is_pending = |call: &&TrackedCall| {
+            call.number > self.done && (call.issuing || call.kind != OperationKind::Capture)
+        };
+        let mut depth = here().filter(is_pending).count() as u64;
+        let mut front = here().find(is_pending).copied();
+        let oldest = calls.first().map_or(u64::MAX, |call| call.number);
+        if let Some(known) = self.front
+            && known.number > self.done
+            && known.number < oldest
+            && oldest < u64::MAX
+        {
+            // Its record was overwritten; some of those in between were on other streams.
+            depth += oldest - known.number;
+            front = Some(TrackedCall {
+                issuing: false,
+                ..known
+            });
+        }
+        (self.front, self.depth) = (front, depth);
+    }
+
+    /// Up to which call everything is done, if anything is.
+    pub(super) fn done(&self) -> Option<u64> {
+        (self.done > 0).then_some(self.done)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.front.is_none()
+    }
+
+    /// Whether there are calls on the stream that no mark covers, if `marked` is up to where they reach.
+    pub(super) fn is_uncovered(&self, marked: u64) -> bool {
+        self.issued > marked.max(self.done)
+            && self.front.is_some_and(|front| front.number <= self.issued)
+    }
+}
+
+/// The first call of a communicator that is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) call: TrackedCall,
+    pub(super) clock: Clock,
+    /// Since when, as far as known.
+    pub(super) began: Duration,
+    /// How long that may go on; `None` for ever.
+    limit: Option<Duration>,
+    /// When that ends. `None` for ever, and while there is no mark that could tell.
+    pub(super) deadline: Option<Duration>,
+    /// The last of the calls that cannot be told apart from it.
+    last: u64,
+    /// Whether anything else on the stream cannot be told apart from it.
+    is_alone: bool,
+}
+
+/// One communicator.
+#[derive(Debug, Default)]
+pub(super) struct Court {
+    /// The call in front, and since when.
+    front: Option<(u64, Duration)>,
+}
+
+impl Court {
+    /// Who is in front of everything that is pending. `queue_limit` is how long it may wait for its turn.
+    pub(super) fn judge<'q>(
+        &mut self,
+        queues: impl Iterator<Item = &'q Queue>,
+        queue_limit: Option<Duration>,
+        now: Duration,
+    ) -> Option<Standing> {
+        let first = queues
+            .filter_map(|queue| Some((queue.front?, queue)))
+            .min_by_key(|(front, _)| front.number);
+        let Some((call, queue)) = first else {
+            self.front = None;
+            return None;
+        };
+        // NCCL runs the calls of a communicator one after another, whatever their streams.
+        let since = match self.front {
+            Some((number, since)) if number == call.number => since,
+            Some(_) => now,
+            None => call.since,
+        };
+        self.front = Some((call.number, since));
+        let is_behind = queue
+            .unreached
+            .iter()
+            .any(|mark| mark.covers < call.number && !call.issuing);
+        let (clock, began, limit) = match (call.issuing, is_behind) {
+            (true, _) => (Clock::Issuing, call.since, call.limit),
+            (false, true) => (Clock::Queued, call.since, queue_limit),
+            (false, false) => (
+                Clock::Running,
+                call.since.max(queue.free).max(since),
+                call.limit,
+            ),
+        };
+        let behind = queue
+            .unreached
+            .iter()
+            .filter(|mark| mark.covers >= call.number)
+            .min_by_key(|mark| (mark.covers, mark.at));
+        let is_alone =
+            behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.number);
+        let deadline = limit.and_then(|limit| match (clock, behind) {
+            // Whoever is in the call looks at the clock as well, and can tell more.
+            (Clock::Issuing, _) => Some(began.saturating_add(limit).saturating_add(limit / 8)),
+            (Clock::Queued, _) => Some(began.saturating_add(limit)),
+            (Clock::Running, Some(_)) if is_alone => Some(began.saturating_add(limit)),
+            // Other work may be in front of a mark that was put there later.
+            (Clock::Running, Some(mark)) => Some(began.max(mark.at).saturating_add(limit)),
+            (Clock::Running, None) => None,
+        });
+        Some(Standing {
+            call,
+            clock,
+            began,
+            limit,
+            deadline,
+            last: behind.map_or(call.number, |mark| mark.covers.max(call.number)),
+            is_alone: is_alone || clock != Clock::Running,
+        })
+    }
+}
+
+/// How many calls of all streams are not done.
+pub(super) fn depth<'q>(queues: impl Iterator<Item = &'q Queue>) -> u64 {
+    queues.map(|queue| queue.depth).sum()
+}
+
+impl Standing {
+    /// A call of which nothing is known but that it was issued.
+    pub(super) fn of_new(call: TrackedCall) -> Self {
+        Self {
+            call,
+            clock: Clock::Issuing,
+            began: call.since,
+            limit: call.limit,
+            deadline: call.limit.map(|limit| call.since.saturating_add(limit)),
+            last: call.number,
+            is_alone: true,
+        }
+    }
+
+    /// The call is late, as far as can be said without a look at it.
+    pub(super) fn unseen_overdue(&self, now: Duration) -> Option<Overdue> {
+        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
+        let deadline = self.deadline.or(deadline);
+        Self { deadline, ..*self }.overdue(now)
+    }
+
+    /// The call is late, if it is.
+    pub(super) fn overdue(&self, now: Duration) -> Option<Overdue> {
+        let late = self.deadline.is_some_and(|deadline| now >= deadline);
+        late.then_some(Overdue {
+            standing: *self,
+            waited: now.saturating_sub(self.began),
+            stuck: None,
+        })
+    }
+}
+
+/// A call that is late, and why its communicator is ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overdue {
+    pub(super) standing: Standing,
+    waited: Duration,
+    /// In which call the watchdog is stuck, and for how long.
+    pub(super) stuck: Option<(&'static str, Duration)>,
+}
+
+impl Overdue {
+    /// The number of the call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.standing.call.number
+    }
+
+    pub(super) fn call(&self) -> TrackedCall {
+        self.standing.call
+    }
+
+    /// As an error says it.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        let Standing {
+            call,
+            clock,
+            limit,
+            last,
+            is_alone,
+            ..
+        } = self.standing;
+        let limit = limit.unwrap_or(Duration::MAX);
+        // Steps of a millisecond are enough.
+        let waited = Duration::from_millis(u64::try_from(self.waited.as_millis()).unwrap_or(0));
+        let what = match call.kind {
+            OperationKind::Replay => "the replay",
+            _ => "the operation",
+        };
+        let mut text = match clock {
+            Clock::Queued => {
+                return ErrorKind::Queued {
+                    what,
+                    waited,
+                    limit,
+                };
+            }
+            Clock::Issuing if call.kind == OperationKind::Replay => {
+                format!("the launch of the replay, under way for {waited:?},")
+            }
+            Clock::Issuing => format!("the call into NCCL, under way for {waited:?},"),
+            Clock::Running if is_alone => format!("{what}, running for {waited:?},"),
+            Clock::Running if last == call.number => format!(
+                "{what}, or what was put on its stream right behind it, running for {waited:?},"
+            ),
+            Clock::Running => format!(
+                "{what}, or one of those up to #{last} or of what else was put on the stream within the \
+                 same moment, running for {waited:?},"
+            ),
+        };
+        if let Some((call, since)) = self.stuck {
+            let since = Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or(0));
+            text.push_str(&format!(
+                " which nobody could look at because {call} has not come back for {since:?},"
+            ));
+        }
+        ErrorKind::TimedOut { what: text, limit }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn call(number: u64, stream: u64, since: u64) -> TrackedCall {
+        TrackedCall {
+            number,
+            kind: OperationKind::AllReduce,
+            since: at(since),
+            limit: Some(LIMIT),
+            stream,
+            issuing: false,
+        }
+    }
+
+    fn mark(covers: u64, seconds: u64, is_right_behind: bool) -> Unreached {
+        Unreached {
+            covers,
+            at: at(seconds),
+            is_right_behind,
+        }
+    }
+
+    fn judge(court: &mut Court, queues: &[Queue], now: u64) -> Standing {
+        court
+            .judge(queues.iter(), Some(at(300)), at(now))
+            .expect("something is pending")
+    }
+
+    #[test]
+    fn a_call_behind_other_work_is_queued_and_its_limit_counts_from_its_turn() {
+        let (mut queue, mut court) = (Queue::new(7), Court::default());
+        queue.update(&[call(1, 7, 10)], 0, at(10));
+        queue.unreached = vec![mark(0, 10, false), mark(1, 10, true)];
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 200);
+        assert_eq!(standing.clock, Clock::Queued);
+        assert_eq!(standing.deadline, Some(at(310)));
+        assert!(standing.overdue(at(309)).is_none());
+        let kind = standing.overdue(at(310)).expect("late").kind();
+        assert!(matches!(kind, ErrorKind::Queued { .. }), "{kind}");
+        // What was in front of it is over.
+        queue.reached(0, at(201));
+        queue.unreached.remove(0);
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 201);
+        assert_eq!((standing.clock, standing.began), (Clock::Running, at(201)));
+        assert_eq!(standing.deadline, Some(at(231)));
+        let text = standing.overdue(at(232)).expect("late").kind().to_string();
+        assert!(text.contains("the operation, running for 31s,"), "{text}");
+    }
+
+    #[test]
+    fn the_clock_of_a_call_begins_when_the_one_before_it_ends() {
+        let (mut queue, mut court) = (Queue::new(7), Court::default());
+        let calls = [call(1, 7, 0), call(2, 7, 0)];
+        queue.update(&calls, 0, at(0));
+        queue.unreached = vec![mark(1, 0, true), mark(2, 0, true)];
+        assert_eq!(
+            judge(&mut court, std::slice::from_ref(&queue), 1)
+                .call
+                .number,
+            1
+        );
+        queue.reached(1, at(20));
+        queue.unreached.remove(0);
+        queue.update(&calls, 0, at(20));
+        let second = judge(&mut court, std::slice::from_ref(&queue), 20);
+        assert_eq!(second.call.number, 2);
+        assert_eq!(second.deadline, Some(at(50)));
+    }
+
+    #[test]
+    fn a_call_waits_for_those_of_its_communicator_on_other_streams() {
+        let (mut one, mut other, mut court) = (Queue::new(7), Queue::new(8), Court::default());
+        let calls = [call(1, 7, 0), call(2, 8, 0)];
+        for queue in [&mut one, &mut other] {
+            queue.update(&calls, 0, at(0));
+        }
+        one.unreached = vec![mark(1, 0, true)];
+        other.unreached = vec![mark(2, 0, true)];
+        let mut queues = [one, other];
+        assert_eq!(judge(&mut court, &queues, 25).call.number, 1);
+        assert_eq!(depth(queues.iter()), 2);
+        queues[0].reached(1, at(25));
+        queues[0].unreached.clear();
+        queues[0].update(&calls, 0, at(25));
+        let standing = judge(&mut court, &queues, 25);
+        assert_eq!((standing.call.number, standing.deadline), (2, Some(at(55))));
+    }
+
+    #[test]
+    fn without_a_mark_behind_it_nobody_is_late() {
+        let (mut queue, mut court) = (Queue::new(7), Court::default());
+        queue.update(&[call(1, 7, 0)], 0, at(0));
+        assert!(queue.is_uncovered(0));
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 1000);
+        assert_eq!(standing.deadline, None);
+        // As after a capture of the stream: work of others may be in front of the mark.
+        queue.unreached = vec![mark(1, 1000, false)];
+        assert!(!queue.is_uncovered(1));
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 1001);
+        assert_eq!(standing.deadline, Some(at(1030)));
+        let text = standing.overdue(at(1030)).expect("late").kind().to_string();
+        assert!(text.contains("or what was put on its stream"), "{text}");
+    }
+
+    #[test]
+    fn a_mark_covers_nothing_behind_a_call_that_is_being_made() {
+        let mut queue = Queue::new(7);
+        let issuing = TrackedCall {
+            issuing: true,
+            kind: OperationKind::Replay,
+            ..call(2, 7, 0)
+        };
+        queue.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 0, at(0));
+        assert_eq!(queue.issued, 1);
+        queue.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 1, at(1));
+        let standing = judge(&mut Court::default(), std::slice::from_ref(&queue), 1);
+        assert_eq!(standing.clock, Clock::Issuing);
+        assert!(standing.overdue(LIMIT).is_none(), "its caller is first");
+        let text = standing.overdue(at(60)).expect("late").kind().to_string();
+        assert!(text.contains("the launch of the replay"), "{text}");
+    }
+
+    #[test]
+    fn a_call_whose_record_was_overwritten_is_still_in_front() {
+        let (mut queue, mut court) = (Queue::new(7), Court::default());
+        queue.update(&[call(1, 7, 0)], 0, at(0));
+        let later: Vec<_> = (600..1112).map(|number| call(number, 7, 5)).collect();
+        queue.update(&later, 0, at(5));
+        queue.unreached = vec![mark(1111, 5, false)];
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 5);
+        assert_eq!(standing.call.number, 1);
+        let text = standing.overdue(at(35)).expect("late").kind().to_string();
+        assert!(text.contains("one of those up to #1111"), "{text}");
+        // Done as far as somebody saw, it is forgotten; one that failed is as well.
+        queue.update(&later, 599, at(6));
+        assert_eq!(
+            judge(&mut court, std::slice::from_ref(&queue), 6)
+                .call
+                .number,
+            600
+        );
+        queue.update(&later[1..], 599, at(7));
+        queue.update(&later, 1111, at(8));
+        assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn a_limit_without_end_is_none_and_what_was_captured_does_not_run() {
+        let mut queue = Queue::new(7);
+        let patient = TrackedCall {
+            limit: None,
+            ..call(1, 7, 0)
+        };
+        queue.update(&[patient], 0, at(0));
+        queue.unreached = vec![mark(1, 0, true)];
+        let standing = judge(&mut Court::default(), std::slice::from_ref(&queue), 1);
+        assert!(standing.overdue(Duration::MAX).is_none());
+        let captured = TrackedCall {
+            kind: OperationKind::Capture,
+            ..call(2, 7, 0)
+        };
+        queue.update(&[captured], 1, at(0));
+        assert!(queue.is_idle());
+    }
+}

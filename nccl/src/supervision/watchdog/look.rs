@@ -1,0 +1,256 @@
+//! One look at one communicator: which marks are reached, what is not covered yet, whether NCCL failed. Calls
+//! CUDA and NCCL, and holds no lock of the watchdog meanwhile.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream, sys};
+
+use super::facts::Facts;
+use super::judge::{Court, Overdue, Queue, Unreached, depth};
+use super::registry::{Put, give_back, record};
+use crate::communicator::{Inner, State, Visit};
+use crate::error::{Error, NcclFailure};
+use crate::reaper;
+use crate::supervision::recorder::{Track, handle_of, origin};
+
+/// Marks of one stream that are not reached, at most.
+const MARKS: usize = 64;
+
+/// How often NCCL is asked for errors of its background threads.
+const ASK: Duration = Duration::from_millis(250);
+
+/// What is to be looked at.
+pub(super) struct Task {
+    pub(super) track: Arc<Track>,
+    pub(super) inner: Weak<Inner>,
+    /// The streams, and what was put on them since the last look.
+    pub(super) streams: Vec<(Arc<CudaStream>, Vec<Put>)>,
+}
+
+/// What a thread that looks remembers of a communicator.
+#[derive(Default)]
+pub(super) struct Eye {
+    court: Court,
+    streams: Vec<Seen>,
+    asked: Option<Instant>,
+    progress: Option<Instant>,
+}
+
+struct Seen {
+    stream: Arc<CudaStream>,
+    queue: Queue,
+    marks: Vec<Put>,
+    /// The last call that a mark covers.
+    marked: u64,
+}
+
+/// What a look came to.
+pub(super) enum Report {
+    /// The communicator ended, or is about to.
+    Ended,
+    Seen {
+        facts: Facts,
+        /// For each stream of the task: how many marks are not reached; `None` when nothing is pending.
+        streams: Vec<Option<u32>>,
+        found: Option<Found>,
+    },
+}
+
+/// Why a communicator is to be ended.
+pub(super) enum Found {
+    Overdue(Overdue),
+    Failed(Error),
+    Signalled,
+}
+
+/// What the looking thread is doing, if it does not come back.
+static DOING: AtomicU8 = AtomicU8::new(0);
+const CALLS: [&str; 3] = ["cuEventQuery", "cuEventRecord", "ncclCommGetAsyncError"];
+
+/// The call in which the thread is that looks.
+pub(super) fn call() -> &'static str {
+    CALLS[usize::from(DOING.load(Ordering::Relaxed)) % CALLS.len()]
+}
+
+fn doing(call: u8) {
+    DOING.store(call, Ordering::Relaxed);
+}
+
+impl Eye {
+    pub(super) fn look(&mut self, task: &mut Task) -> Report {
+        let Task {
+            track,
+            inner,
+            streams,
+        } = task;
+        if track.phase.get() != State::Ready {
+            return Report::Ended;
+        }
+        let (queue_limit, mut events, signalled) = {
+            let Some(inner) = Visit::of(inner) else {
+                return Report::Ended;
+            };
+            let mut events = crate::communicator::lock(&inner.events);
+            let some = events.len().saturating_sub(2).min(streams.len());
+            let at = events.len() - some;
+            let signalled = inner.abort_signal.is_aborted();
+            (
+                inner.timeouts.queue_limit(),
+                events.split_off(at),
+                signalled,
+            )
+        };
+        // Before any mark is put: it covers what is issued by now.
+        let calls = track.calls();
+        let now = origin().monotonic.elapsed();
+        let mut failed = None;
+        self.take_in(streams);
+        for seen in &mut self.streams {
+            let handle = handle_of(&seen.stream);
+            match seen.ask(now, &mut events) {
+                Ok(false) => {}
+                Ok(true) => self.progress = Some(Instant::now()),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+            if let Some(done) = seen.queue.done() {
+                track.done(&seen.stream, done);
+            }
+            seen.queue.update(&calls, track.done_on(handle), now);
+            seen.mark(&mut events);
+        }
+        let queues = || self.streams.iter().map(|seen| &seen.queue);
+        let depth = depth(queues());
+        let standing = self.court.judge(queues(), queue_limit, now);
+        let facts = Facts {
+            standing,
+            depth,
+            progress: self.progress,
+            looked: Some(Instant::now()),
+        };
+        let streams = streams.iter().map(|(stream, _)| {
+            let seen = self.streams.iter();
+            let seen = seen
+                .clone()
+                .find(|seen| Arc::ptr_eq(&seen.stream, stream))?;
+            let backlog = u32::try_from(seen.marks.len()).unwrap_or(u32::MAX);
+            (!seen.queue.is_idle()).then_some(backlog)
+        });
+        let streams = streams.collect();
+        let asked = standing.and_then(|_| self.ask_nccl(inner));
+        let found = match (asked, failed, standing) {
+            (Some(failure), ..) => Some(Found::Failed(failure.into())),
+            (None, Some(error), _) => Some(Found::Failed(error)),
+            (None, None, Some(_)) if signalled => Some(Found::Signalled),
+            (None, None, Some(standing)) => standing.overdue(now).map(Found::Overdue),
+            (None, None, None) => None,
+        };
+        match Visit::of(inner) {
+            Some(inner) => give_back(&inner, events),
+            None => return Report::Ended,
+        }
+        Report::Seen {
+            facts,
+            streams,
+            found,
+        }
+    }
+
+    /// Takes over the marks that were put, and forgets streams that are not watched any more.
+    fn take_in(&mut self, streams: &mut [(Arc<CudaStream>, Vec<Put>)]) {
+        self.streams.retain(|seen| {
+            let mut watched = streams.iter();
+            watched.any(|(stream, _)| Arc::ptr_eq(stream, &seen.stream))
+        });
+        for (stream, incoming) in streams {
+            let known = self
+                .streams
+                .iter()
+                .position(|seen| Arc::ptr_eq(&seen.stream, stream));
+            let known = known.unwrap_or_else(|| {
+                self.streams.push(Seen {
+                    stream: Arc::clone(stream),
+                    queue: Queue::new(handle_of(stream)),
+                    marks: Vec::new(),
+                    marked: 0,
+                });
+                self.streams.len() - 1
+            });
+            let seen = &mut self.streams[known];
+            for put in incoming.drain(..) {
+                seen.marked = seen.marked.max(put.mark.covers);
+                seen.marks.push(put);
+            }
+        }
+    }
+
+    /// An error that NCCL found in the background; skipped while another thread calls NCCL.
+    fn ask_nccl(&mut self, inner: &Weak<Inner>) -> Option<NcclFailure> {
+        if self.asked.is_some_and(|asked| asked.elapsed() < ASK) {
+            return None;
+        }
+        self.asked = Some(Instant::now());
+        doing(2);
+        Visit::of(inner)?.background_failure()
+    }
+}
+
+impl Seen {
+    /// Asks the marks. Whether one more is reached.
+    fn ask(&mut self, now: Duration, events: &mut Vec<CudaEvent>) -> Result<bool, Error> {
+        doing(0);
+        reaper::bind(self.stream.context());
+        let (mut any, mut failed) = (false, None);
+        for put in std::mem::take(&mut self.marks) {
+            match put.event.try_is_complete() {
+                Ok(true) => {
+                    any = true;
+                    self.queue.reached(put.mark.covers, now);
+                    events.push(put.event);
+                }
+                Ok(false) => self.marks.push(put),
+                // A capture began just before it was put, so it went into a graph and proves nothing.
+                Err(error) if error.0 == sys::CUresult::CUDA_ERROR_CAPTURED_EVENT => {
+                    self.marked = 0;
+                }
+                Err(error) => {
+                    failed = Some(Error::cuda(
+                        "asking whether issued operations are done (cuEventQuery)",
+                    )(error));
+                    self.marks.push(put);
+                }
+            }
+        }
+        self.queue.unreached = self.marks.iter().map(|put| put.mark).collect();
+        failed.map_or(Ok(any), Err)
+    }
+
+    /// Puts a mark behind what is not covered. What is put now is asked at the next look.
+    fn mark(&mut self, events: &mut Vec<CudaEvent>) {
+        let covers = self.queue.issued;
+        if !self.queue.is_uncovered(self.marked)
+            || self.marks.len() >= MARKS
+            || reaper::is_capturing(&self.stream)
+        {
+            return;
+        }
+        let new = || self.stream.context().new_event(None).ok();
+        let Some(event) = events.pop().or_else(new) else {
+            return;
+        };
+        doing(1);
+        // A capture may have begun since: then the event is the graph's, and nothing may be asked of it.
+        if !record(&event, &self.stream) || reaper::is_capturing(&self.stream) {
+            return;
+        }
+        self.marked = covers;
+        let mark = Unreached {
+            covers,
+            at: origin().monotonic.elapsed(),
+            is_right_behind: false,
+        };
+        self.queue.unreached.push(mark);
+        self.marks.push(Put { event, mark });
+    }
+}

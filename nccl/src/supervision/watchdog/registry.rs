@@ -1,0 +1,306 @@
+//! What is watched, and how it gets here.
+//!
+//! A stream of a communicator is *listed*: its address is in the communicator's [`Usual`], so that calls on
+//! it need not come here. When nothing is pending on it, the watchdog takes it off that list first, and lets
+//! go of it only when nothing has come for a while ([`LINGER`]): a call is written down before it looks at
+//! the list, so one that found the old list has been seen by then. (A processor makes a store visible to
+//! others within nanoseconds; no fence on the way of a call is needed to be sure of that after
+//! milliseconds.)
+//!
+//! [`Usual`]: crate::supervision::recorder
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream, result};
+
+use super::facts::{Facts, Pending};
+use super::judge::{Standing, Unreached};
+use super::threads;
+use crate::communicator::{Inner, lock};
+use crate::error::{Error, Result};
+use crate::operation::OperationKind;
+use crate::reaper;
+use crate::supervision::recorder::{
+    Track, TrackedCall, handle_of, limit_of_word, limit_word, origin,
+};
+
+/// How long a stream without pending calls stays in the registry.
+pub(super) const LINGER: Duration = Duration::from_millis(60);
+
+/// Marks of issuing threads, of one stream, are at least so far apart.
+const SPACING: Duration = Duration::from_millis(50);
+
+/// How many marks wait for the next look, at most.
+const INCOMING: usize = 16;
+
+/// How soon the first look comes.
+const FIRST: Duration = Duration::from_millis(1);
+
+/// Events that a communicator has at hand from its first call on, and keeps at most.
+const EVENTS: [usize; 2] = [8, 64];
+
+/// See the module.
+pub(super) struct State {
+    pub(super) entries: Vec<Entry>,
+    pub(super) threads: threads::Running,
+}
+
+/// A communicator with calls that are not known to be done.
+pub(super) struct Entry {
+    pub(super) track: Arc<Track>,
+    pub(super) inner: Weak<Inner>,
+    pub(super) streams: Vec<Watched>,
+    pub(super) facts: Facts,
+    /// When to look again, and how far apart looks are.
+    pub(super) next: Instant,
+    pub(super) interval: Duration,
+    /// In which call a thread that looked at it is stuck, and since when.
+    pub(super) stuck: Option<(&'static str, Instant)>,
+}
+
+/// One of its streams. It is kept alive while calls on it are not done.
+pub(super) struct Watched {
+    pub(super) stream: Arc<CudaStream>,
+    /// Before this, issuing threads put no marks on it. Since the recorder's zero.
+    due: Duration,
+    /// What they put there since the last look.
+    pub(super) incoming: Vec<Put>,
+    /// How many marks were not reached at the last look.
+    pub(super) backlog: u32,
+    /// Since when nothing is pending and it is not listed.
+    pub(super) idle_since: Option<Instant>,
+}
+
+/// A mark and its event.
+pub(super) struct Put {
+    pub(super) event: CudaEvent,
+    pub(super) mark: Unreached,
+}
+
+pub(super) static STATE: Mutex<State> = Mutex::new(State {
+    entries: Vec::new(),
+    threads: threads::Running::NOT,
+});
+
+/// What the threads of an issue know of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Issue<'i> {
+    pub(crate) inner: &'i Arc<Inner>,
+    pub(crate) on: &'i Arc<CudaStream>,
+    pub(crate) number: u64,
+    pub(crate) kind: OperationKind,
+    pub(crate) limit: Duration,
+}
+
+/// To be called before a call that is unusual reaches NCCL, when everything else is in order. Whether
+/// [`after`] is to be called as well. Allocates nothing while the communicator is watched.
+///
+/// # Errors
+/// When there is no thread to watch over it.
+#[cold]
+pub(crate) fn before(issue: Issue<'_>) -> Result<bool> {
+    let is_marked = enlist(issue)?;
+    if is_marked {
+        // Everything that was put on the stream before.
+        put(issue, issue.number - 1, false);
+    }
+    Ok(is_marked)
+}
+
+/// To be called when the call is on its stream.
+#[cold]
+pub(crate) fn after(issue: Issue<'_>) {
+    put(issue, issue.number, true);
+}
+
+/// As [`before`], for a stream on which nothing can be marked.
+///
+/// # Errors
+/// As [`before`].
+#[cold]
+pub(crate) fn attend(issue: Issue<'_>) -> Result<()> {
+    enlist(issue).map(drop)
+}
+
+/// Sees to it that there is somebody who watches.
+///
+/// # Errors
+/// As [`before`].
+pub(crate) fn ensure() -> Result<()> {
+    start(&mut lock(&STATE))
+}
+
+fn start(state: &mut State) -> Result<()> {
+    threads::start(&mut state.threads).map_err(Error::io(
+        "starting the thread that watches over operations",
+    ))
+}
+
+/// Whether a mark is due on the stream.
+fn enlist(issue: Issue<'_>) -> Result<bool> {
+    let Issue {
+        inner, on, number, ..
+    } = issue;
+    if reaper::is_closed() {
+        return Ok(false);
+    }
+    let track = inner.tracked.track();
+    let usual = &track.usual;
+    let limit = limit_word(issue.limit);
+    if usual.stream.load(Ordering::Relaxed) == 0 {
+        keep_events(inner);
+    }
+    let now = origin().monotonic.elapsed();
+    let period = period(limit_of_word(limit));
+    let mut state = lock(&STATE);
+    start(&mut state)?;
+    let at = state
+        .entries
+        .iter()
+        .position(|entry| entry.track.number == track.number);
+    let was_empty = state.entries.is_empty();
+    let at = at.unwrap_or_else(|| {
+        usual.limit.store(limit, Ordering::Relaxed);
+        state.entries.push(Entry {
+            track: Arc::clone(track),
+            inner: Arc::downgrade(inner),
+            streams: Vec::new(),
+            facts: Facts::default(),
+            next: Instant::now() + FIRST.min(period),
+            interval: FIRST.min(period),
+            stuck: None,
+        });
+        state.entries.len() - 1
+    });
+    let entry = &mut state.entries[at];
+    if entry.facts.standing.is_none() {
+        entry.facts.standing = Some(Standing::of_new(TrackedCall {
+            number,
+            kind: issue.kind,
+            since: now,
+            limit: limit_of_word(limit),
+            stream: handle_of(on),
+            issuing: true,
+        }));
+    }
+    let watched = entry
+        .streams
+        .iter()
+        .position(|watched| Arc::ptr_eq(&watched.stream, on));
+    let watched = watched.unwrap_or_else(|| {
+        entry.streams.push(Watched {
+            stream: Arc::clone(on),
+            due: Duration::ZERO,
+            incoming: Vec::with_capacity(INCOMING),
+            backlog: 0,
+            idle_since: None,
+        });
+        entry.streams.len() - 1
+    });
+    let watched = &mut entry.streams[watched];
+    watched.idle_since = None;
+    let is_due = now >= watched.due;
+    if is_due {
+        let apart = SPACING.min(period) * (1 << (watched.backlog / 16).min(6));
+        watched.due = now + apart;
+    }
+    let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
+    usual.until.store(due, Ordering::Relaxed);
+    usual.limit.fetch_min(limit, Ordering::Relaxed);
+    usual
+        .stream
+        .store(Arc::as_ptr(on).addr(), Ordering::Relaxed);
+    entry.next = entry.next.min(Instant::now() + period);
+    let next = entry.next;
+    state.threads.wake(next, was_empty);
+    Ok(is_due)
+}
+
+/// How far apart looks at calls with such a limit are.
+pub(super) fn period(limit: Option<Duration>) -> Duration {
+    const LONGEST: Duration = Duration::from_millis(250);
+    const SHORTEST: Duration = Duration::from_micros(500);
+    limit.map_or(LONGEST, |limit| (limit / 8).clamp(SHORTEST, LONGEST))
+}
+
+/// Puts a mark on the stream, unless there is none at hand or too many wait already.
+fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
+    let Issue { inner, on, .. } = issue;
+    let Some(event) = lock(&inner.events).pop() else {
+        return;
+    };
+    let track = inner.tracked.track();
+    // Replays are launched without a lock: another one may not be on the stream yet.
+    let issued = track.issued_below(handle_of(on), covers + 1);
+    let mark = Unreached {
+        covers: issued,
+        at: origin().monotonic.elapsed(),
+        is_right_behind: is_right_behind && issued == covers,
+    };
+    if !record(&event, on) {
+        give_back(inner, [event]);
+        return;
+    }
+    let mut state = lock(&STATE);
+    let entry = state
+        .entries
+        .iter_mut()
+        .find(|entry| entry.track.number == track.number);
+    let watched = entry.and_then(|entry| {
+        let mut streams = entry.streams.iter_mut();
+        streams.find(|watched| Arc::ptr_eq(&watched.stream, on))
+    });
+    match watched {
+        Some(watched) if watched.incoming.len() < INCOMING => {
+            watched.incoming.push(Put { event, mark });
+        }
+        _ => {
+            drop(state);
+            give_back(inner, [event]);
+        }
+    }
+}
+
+/// Records an event, on a stream that is not capturing.
+pub(super) fn record(event: &CudaEvent, stream: &CudaStream) -> bool {
+    reaper::bind(stream.context());
+    // SAFETY: event and stream live, and are of one context.
+    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }.is_ok()
+}
+
+/// Sees to it that there are events at hand. Without, the watchdog's own marks have to do.
+fn keep_events(inner: &Inner) {
+    if !lock(&inner.events).is_empty() {
+        return;
+    }
+    let [at_hand, most] = EVENTS;
+    let new: Vec<_> = (0..at_hand)
+        .map_while(|_| inner.context.new_event(None).ok())
+        .collect();
+    let mut events = lock(&inner.events);
+    events.reserve(most);
+    events.extend(new);
+}
+
+/// Keeps events for later marks.
+pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent>) {
+    let mut too_many = Vec::new();
+    let mut events = lock(&inner.events);
+    for event in given {
+        if events.len() < EVENTS[1] {
+            events.push(event);
+        } else {
+            too_many.push(event);
+        }
+    }
+    drop(events);
+    drop(too_many);
+}
+
+pub(super) fn facts() -> Vec<Pending> {
+    let state = lock(&STATE);
+    let entries = state.entries.iter();
+    entries.map(|entry| entry.facts.of(&entry.track)).collect()
+}

@@ -1,0 +1,392 @@
+//! Who looks, and when; and who watches over that.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::judge::Overdue;
+use super::look::{self, Eye, Found, Report, Task};
+use super::registry::{Entry, LINGER, STATE, State, Watched, period};
+use crate::communicator::{self, Inner, Visit, lock};
+use crate::error::Error;
+use crate::operation::{OperationKind, Shape};
+use crate::reaper;
+use crate::supervision::recorder::{limit_of_word, origin};
+
+/// How often the second thread looks whether the first one is stuck, while anything is pending; and how often
+/// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
+const TICK: Duration = Duration::from_secs(1);
+const STUCK: u32 = 3;
+
+/// The threads, and what the one that looks is at.
+pub(super) struct Running {
+    /// Counts the threads that look; all but the last one end when they come back from their call.
+    generation: u64,
+    looks: bool,
+    keeps_time: bool,
+    /// When the thread that looks wakes by itself; `None` for never.
+    planned: Option<Instant>,
+    at_work: Option<AtWork>,
+}
+
+struct AtWork {
+    /// The number of the communicator.
+    number: u64,
+    since: Instant,
+    /// How often the second thread has seen it.
+    ticks: u32,
+}
+
+static LOOK: Condvar = Condvar::new();
+static CLOCK: Condvar = Condvar::new();
+
+impl Running {
+    pub(super) const NOT: Self = Self {
+        generation: 0,
+        looks: false,
+        keeps_time: false,
+        planned: None,
+        at_work: None,
+    };
+
+    /// There is something to look at, at that time.
+    pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
+        if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
+            // So that one call is enough.
+            self.planned = Some(next);
+            LOOK.notify_one();
+        }
+        if is_first {
+            CLOCK.notify_one();
+        }
+    }
+}
+
+/// Starts the threads that are not running.
+pub(super) fn start(running: &mut Running) -> io::Result<()> {
+    if !running.looks {
+        let generation = running.generation;
+        spawn("nccl-watchdog", move || watch(generation))?;
+        running.looks = true;
+        reaper::register_exit();
+    }
+    if !running.keeps_time {
+        spawn("nccl-clock", keep_time)?;
+        running.keeps_time = true;
+    }
+    Ok(())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(run).map(drop)
+}
+
+fn wait<'s>(
+    bell: &Condvar,
+    state: MutexGuard<'s, State>,
+    limit: Option<Duration>,
+) -> MutexGuard<'s, State> {
+    match limit {
+        None => bell.wait(state).unwrap_or_else(PoisonError::into_inner),
+        Some(limit) => {
+            let waited = bell.wait_timeout(state, limit);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        }
+    }
+}
+
+/// The thread that looks.
+fn watch(generation: u64) {
+    reaper::relax_capture_mode();
+    let mut eyes: HashMap<u64, Eye> = HashMap::new();
+    let mut state = lock(&STATE);
+    while state.threads.generation == generation {
+        let next = state.entries.iter().filter(|entry| entry.stuck.is_none());
+        let next = next.min_by_key(|entry| entry.next);
+        let wakes = next.map(|entry| entry.next);
+        let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
+        if pause.is_none_or(|pause| !pause.is_zero()) {
+            state.threads.planned = wakes;
+            state = wait(&LOOK, state, pause);
+            continue;
+        }
+        let Some(number) = next.map(|entry| entry.track.number) else {
+            continue;
+        };
+        let Some(mut task) = state.begin(number) else {
+            continue;
+        };
+        drop(state);
+        // CUDA is not asked any more while the process exits.
+        let Some(working) = reaper::Working::begin() else {
+            std::mem::forget((eyes, task));
+            return;
+        };
+        let begun = Instant::now();
+        let report = eyes.entry(number).or_default().look(&mut task);
+        state = lock(&STATE);
+        if state.threads.generation != generation {
+            // It came back after all.
+            if let Some(entry) = state.entry(number) {
+                entry.stuck = None;
+                entry.next = Instant::now();
+                LOOK.notify_one();
+            }
+            break;
+        }
+        state.threads.at_work = None;
+        let (found, dropped) = state.conclude(number, &task, report, begun);
+        let gone = state.entry(number).is_none();
+        drop(state);
+        if gone {
+            eyes.remove(&number);
+        }
+        if let Some(found) = found
+            && let Some(inner) = Visit::of(&task.inner)
+        {
+            end(&inner, found, &task);
+        }
+        // These may be the last who have a stream, or the context: CUDA is called.
+        drop((task, dropped));
+        drop(working);
+        state = lock(&STATE);
+    }
+    drop(state);
+    match reaper::Working::begin() {
+        Some(_working) => drop(eyes),
+        None => std::mem::forget(eyes),
+    }
+}
+
+impl State {
+    fn entry(&mut self, number: u64) -> Option<&mut Entry> {
+        let mut entries = self.entries.iter_mut();
+        entries.find(|entry| entry.track.number == number)
+    }
+
+    /// What is to be looked at now.
+    fn begin(&mut self, number: u64) -> Option<Task> {
+        let entry = self.entry(number)?;
+        let streams = entry.streams.iter_mut().map(|watched| {
+            let incoming = watched.incoming.drain(..).collect();
+            (Arc::clone(&watched.stream), incoming)
+        });
+        let task = Task {
+            track: Arc::clone(&entry.track),
+            streams: streams.collect(),
+            inner: entry.inner.clone(),
+        };
+        self.threads.at_work = Some(AtWork {
+            number,
+            since: Instant::now(),
+            ticks: 0,
+        });
+        Some(task)
+    }
+
+    /// Keeps what a look came to, that began at `begun`; what is not watched any more is for the caller to
+    /// drop, without the lock.
+    fn conclude(
+        &mut self,
+        number: u64,
+        task: &Task,
+        report: Report,
+        begun: Instant,
+    ) -> (Option<Found>, Vec<Watched>) {
+        let Some(entry) = self.entry(number) else {
+            return (None, Vec::new());
+        };
+        let (facts, backlogs, found) = match report {
+            Report::Seen {
+                facts,
+                streams,
+                found,
+            } => (facts, streams, found),
+            Report::Ended => return (None, self.forget(number)),
+        };
+        entry.facts = facts;
+        let mut dropped = Vec::new();
+        for ((stream, _), backlog) in task.streams.iter().zip(backlogs) {
+            let watched = entry
+                .streams
+                .iter()
+                .position(|watched| Arc::ptr_eq(&watched.stream, stream));
+            let Some(at) = watched else { continue };
+            let watched = &mut entry.streams[at];
+            let is_idle = backlog.is_none() && watched.incoming.is_empty();
+            watched.backlog = backlog.unwrap_or(0);
+            match watched.idle_since {
+                _ if !is_idle => watched.idle_since = None,
+                Some(since) if begun.saturating_duration_since(since) >= LINGER => {
+                    dropped.push(entry.streams.swap_remove(at));
+                }
+                Some(_) => {}
+                None => {
+                    // The next call comes here, and its marks tell it from what came before.
+                    let listed = &entry.track.usual.stream;
+                    let this = Arc::as_ptr(stream).addr();
+                    let _ = listed.compare_exchange(this, 0, Ordering::Relaxed, Ordering::Relaxed);
+                    watched.idle_since = Some(Instant::now());
+                }
+            }
+        }
+        if entry.streams.is_empty() {
+            dropped.extend(self.forget(number));
+            return (found, dropped);
+        }
+        let now = Instant::now();
+        entry.next = if entry
+            .streams
+            .iter()
+            .all(|watched| watched.idle_since.is_some())
+        {
+            now + LINGER
+        } else {
+            let limit = limit_of_word(entry.track.usual.limit.load(Ordering::Relaxed));
+            entry.interval = (entry.interval * 2).min(period(limit));
+            let next = now + entry.interval;
+            let deadline = entry.facts.standing.and_then(|standing| standing.deadline);
+            let deadline = deadline.and_then(|deadline| origin().monotonic.checked_add(deadline));
+            deadline.map_or(next, |deadline| next.min(deadline.max(now + MOMENT)))
+        };
+        (found, dropped)
+    }
+
+    /// Watches a communicator no more.
+    fn forget(&mut self, number: u64) -> Vec<Watched> {
+        let at = self
+            .entries
+            .iter()
+            .position(|entry| entry.track.number == number);
+        let Some(at) = at else { return Vec::new() };
+        let entry = self.entries.swap_remove(at);
+        entry.track.usual.stream.store(0, Ordering::Relaxed);
+        entry.streams
+    }
+}
+
+/// Between two looks at the same deadline.
+const MOMENT: Duration = Duration::from_micros(500);
+
+/// The thread that calls neither CUDA nor NCCL.
+fn keep_time() {
+    let mut state = lock(&STATE);
+    loop {
+        if state.entries.is_empty() {
+            state = wait(&CLOCK, state, None);
+            continue;
+        }
+        state = wait(&CLOCK, state, Some(TICK));
+        if reaper::is_closed() {
+            return;
+        }
+        if let Some(at_work) = &mut state.threads.at_work {
+            at_work.ticks += 1;
+            if at_work.ticks >= STUCK {
+                let (number, since) = (at_work.number, at_work.since);
+                replace(&mut state, number, since);
+            }
+        }
+        let late = state.late();
+        if late.is_empty() {
+            continue;
+        }
+        drop(state);
+        for (inner, overdue) in late {
+            end_overdue(&inner, &overdue);
+        }
+        state = lock(&STATE);
+    }
+}
+
+/// Another thread looks at everything but the communicator at which the last one is stuck.
+fn replace(state: &mut State, number: u64, since: Instant) {
+    let call = look::call();
+    tracing::error!(
+        target: "nccl",
+        communicator = state.entry(number).map(|entry| entry.track.name.to_string()),
+        call,
+        since = ?since.elapsed(),
+        "a call of the watchdog does not come back; another thread goes on"
+    );
+    if let Some(entry) = state.entry(number) {
+        entry.stuck = Some((call, since));
+    }
+    state.threads.generation += 1;
+    state.threads.at_work = None;
+    state.threads.looks = false;
+    if let Err(error) = start(&mut state.threads) {
+        // The next call that is issued tries again, and says so.
+        tracing::error!(target: "nccl", %error, "no thread to watch over operations");
+    }
+}
+
+impl State {
+    /// What is late of those at which nobody can look.
+    fn late(&mut self) -> Vec<(Visit, Overdue)> {
+        let now = origin().monotonic.elapsed();
+        let mut late = Vec::new();
+        let has_ended = |entry: &mut Entry| {
+            let is_over = entry.track.phase.get() != communicator::State::Ready;
+            entry.stuck.is_some() && (is_over || entry.inner.strong_count() == 0)
+        };
+        // To let go of a stream calls CUDA, which does not come back: leaked.
+        self.entries
+            .extract_if(.., has_ended)
+            .for_each(std::mem::forget);
+        for entry in &self.entries {
+            let (Some((call, since)), Some(standing)) = (entry.stuck, entry.facts.standing) else {
+                continue;
+            };
+            if let Some(mut overdue) = standing.unseen_overdue(now)
+                && let Some(inner) = Visit::of(&entry.inner)
+            {
+                overdue.stuck = Some((call, since.elapsed()));
+                late.push((inner, overdue));
+            }
+        }
+        late
+    }
+}
+
+/// Ends a communicator for what was found.
+fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
+    match found {
+        Found::Overdue(overdue) => end_overdue(inner, &overdue),
+        Found::Signalled => inner.abort_in_background("its abort signal was given"),
+        Found::Failed(error) => {
+            let oldest = super::registry::facts()
+                .into_iter()
+                .find(|pending| pending.number == task.track.number)
+                .and_then(|pending| pending.oldest);
+            let error = match oldest {
+                Some(oldest) => describe(inner, error, oldest.kind, oldest.sequence, oldest.since),
+                None => error,
+            };
+            inner.abort_in_background(&error);
+        }
+    }
+}
+
+fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
+    let call = overdue.call();
+    let since = origin().monotonic + call.since;
+    let error = Error::new(overdue.kind());
+    let error = describe(inner, error, call.kind, call.number, since);
+    // So that a request for it says the same.
+    let _ = inner.overdue.set(*overdue);
+    inner.abort_in_background(&error);
+}
+
+fn describe(
+    inner: &Inner,
+    error: Error,
+    kind: OperationKind,
+    sequence: u64,
+    since: Instant,
+) -> Error {
+    error.during(|| inner.operation(kind, Shape::default(), Some(sequence), since))
+}
