@@ -223,7 +223,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// That holds whether or not anybody waits for it: an operation whose [`Request`](crate::Request) was
     /// dropped ends its communicator, on all ranks, at most an eighth of the limit (and at most a quarter
     /// of a second) after it. Work of others that is in front of it on its stream does not count, see
-    /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 50 ms cannot
+    /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 10 ms cannot
     /// always be told apart from each other, and from what else is put on the stream meanwhile: what a
     /// program puts there in one go should not take longer than the limit.
     ///

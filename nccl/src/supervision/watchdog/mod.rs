@@ -17,14 +17,14 @@
 //! ```
 //!
 //! - The thread that issues puts a mark in front of a call and one behind it, when it is the first after a
-//!   pause, and otherwise no more often than every 50 ms ([`before`], [`after`]). Only these two tell a call
+//!   pause, and otherwise no more often than every 10 ms ([`before`], [`after`]). Only these two tell a call
 //!   apart from work that is not the communicator's.
 //! - The watchdog puts one behind what is not covered yet.
 //!
 //! Two clocks. A call is *queued* while a mark in front of it is not reached; that is bounded by the
 //! communicator's queue limit. From then on, or from its issue, or from the end of what was before it on its
 //! stream and on its communicator, it is *running*, and its own limit counts. Calls that were issued within
-//! less than 50 ms may have no mark between them: then the first stands for all, and for whatever else was
+//! less than 10 ms may have no mark between them: then the first stands for all, and for whatever else was
 //! put on the stream meanwhile.
 //!
 //! Who writes what: the hot path compares three words of its track ([`Usual`](super::recorder)) and comes

@@ -30,16 +30,16 @@ use crate::supervision::recorder::{
 pub(super) const LINGER: Duration = Duration::from_millis(60);
 
 /// Marks of issuing threads, of one stream, are at least so far apart.
-const SPACING: Duration = Duration::from_millis(50);
+const SPACING: Duration = Duration::from_millis(10);
 
 /// How many marks wait for the next look, at most.
-const INCOMING: usize = 16;
+const INCOMING: usize = 64;
 
 /// How soon the first look comes.
 const FIRST: Duration = Duration::from_millis(1);
 
 /// Events that a communicator has at hand from its first call on, and keeps at most.
-const EVENTS: [usize; 2] = [8, 64];
+const EVENTS: [usize; 2] = [32, 64];
 
 /// See the module.
 pub(super) struct State {

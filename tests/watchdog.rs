@@ -1,0 +1,499 @@
+//! Operations that nobody waits for end all the same, and nothing that goes on is ended for them.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{CudaStream, sys};
+use nccl::{
+    Communicator, CommunicatorBuilder, ErrorKind, FaultClass, ReduceOp, Timeouts, World, recorder,
+};
+use nccl_emulator::faults;
+use support::{needs_emulator, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Of an operation.
+const LIMIT: Duration = Duration::from_millis(400);
+
+/// This rank's stream, and a communicator of all ranks on it that are connected to each other.
+fn start(
+    world: &World,
+    limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = limits(world.communicator("test").stream(&stream)).build()?;
+    comm.warm_up(SOON)?;
+    Ok((stream, comm))
+}
+
+/// An operation whose request is dropped at once.
+fn unattended(comm: &Communicator) -> Outcome {
+    let mut y = comm.stream().alloc_zeros::<f32>(64)?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+    Ok(())
+}
+
+/// Waits until the communicator is ended, without asking it for anything. What it was ended for.
+fn fault(comm: &Communicator) -> Result<nccl::Fault, Box<dyn std::error::Error>> {
+    let begun = Instant::now();
+    loop {
+        if let Some(fault) = comm.fault() {
+            return Ok(fault);
+        }
+        if begun.elapsed() > SOON {
+            return Err("nothing ended the communicator".into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Keeps a stream from going on until it is dropped.
+struct Gate(#[allow(dead_code)] std::sync::mpsc::Sender<()>);
+
+impl Gate {
+    fn closed_on(stream: &CudaStream) -> Result<Self, Box<dyn std::error::Error>> {
+        type Opened = std::sync::mpsc::Receiver<()>;
+        unsafe extern "C" fn wait(opened: *mut std::ffi::c_void) {
+            // SAFETY: made by `Box::into_raw` below, and called once.
+            let opened = unsafe { Box::from_raw(opened.cast::<Opened>()) };
+            // Over when the other end is dropped.
+            let _ = opened.recv();
+        }
+        let (open, opened) = std::sync::mpsc::channel();
+        let opened: Box<Opened> = Box::new(opened);
+        stream.context().bind_to_thread()?;
+        // SAFETY: the stream is alive, and `wait` takes what it is given.
+        let code = unsafe {
+            sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), Box::into_raw(opened).cast())
+        };
+        code.result()?;
+        Ok(Self(open))
+    }
+}
+
+#[test]
+fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_rank() {
+    if !needs_emulator("an operation that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(3, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        world.barrier("begin")?;
+        // Rank 1 never comes.
+        if world.rank() != 1 {
+            let begun = Instant::now();
+            unattended(&comm)?;
+            // As a program does that waits for its stream and not for the operation.
+            stream.synchronize()?;
+            let took = begun.elapsed();
+            assert!((LIMIT..SOON).contains(&took), "{took:?}");
+        }
+        let fault = fault(&comm)?;
+        assert_eq!(fault.class(), FaultClass::TimedOut);
+        assert_ne!(fault.rank(), 1);
+        let operation = fault.operation().ok_or("it was in an operation")?;
+        assert!(operation.contains("all_reduce"), "{operation}");
+        let cause = fault.cause();
+        assert!(cause.contains("the operation, running for 4"), "{cause}");
+        assert!(cause.contains("within 400ms"), "{cause}");
+        let causes = world.all_gather("cause", fault.to_string().as_bytes())?;
+        assert!(causes.iter().all(|other| *other == causes[0]), "{causes:?}");
+        // And whatever is asked of it afterwards says so.
+        let mut y = stream.alloc_zeros::<f32>(64)?;
+        let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
+        assert!(error.to_string().contains(cause), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_request_that_was_kept_says_that_its_operation_was_late() {
+    if !needs_emulator("an operation that hangs on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        world.barrier("begin")?;
+        if world.rank() == 1 {
+            fault(&comm)?;
+            return Ok(());
+        }
+        let mut y = stream.alloc_zeros::<f32>(64)?;
+        let first = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        let second = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        stream.synchronize()?;
+        let error = first.wait_timeout(SOON).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        let error = second.wait_timeout(SOON).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(error.to_string().contains("running for"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
+    if !needs_emulator("a stream that is held up") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        // More than once, also while the stream is being watched.
+        for _ in 0..3 {
+            let gate = Gate::closed_on(&stream)?;
+            unattended(&comm)?;
+            std::thread::sleep(3 * LIMIT);
+            drop(gate);
+            stream.synchronize()?;
+            assert_eq!(comm.fault(), None);
+        }
+        // Neither does what is behind it.
+        unattended(&comm)?;
+        let gate = Gate::closed_on(&stream)?;
+        std::thread::sleep(3 * LIMIT);
+        drop(gate);
+        stream.synchronize()?;
+        assert_eq!(comm.fault(), None);
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
+    if !needs_emulator("a stream that is held up") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let timeouts = Timeouts::new().operation(LIMIT).queue(2 * LIMIT);
+        let (stream, comm) = start(&world, |builder| builder.timeouts(timeouts))?;
+        world.barrier("begin")?;
+        let gate = (world.rank() == 1)
+            .then(|| Gate::closed_on(&stream))
+            .transpose()?;
+        let begun = Instant::now();
+        // Rank 0 waits for rank 1 in the operation, and is as patient as rank 1.
+        let patient = comm.within(SOON);
+        unattended(if world.rank() == 0 { &patient } else { &comm })?;
+        let fault = fault(&comm)?;
+        assert!(begun.elapsed() >= 2 * LIMIT, "{:?}", begun.elapsed());
+        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::TimedOut));
+        let cause = fault.cause();
+        assert!(cause.contains("the operation was queued for"), "{cause}");
+        assert!(cause.contains("not this communicator's"), "{cause}");
+        drop(gate);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
+    if !needs_emulator("an operation that hangs on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        // Of the world; the communicator has it from there.
+        let world = world.with_timeouts(Timeouts::new().operation(LIMIT));
+        let (stream, comm) = start(&world, |builder| builder)?;
+        world.barrier("begin")?;
+        if world.rank() == 1 {
+            std::thread::sleep(3 * LIMIT);
+            unattended(&comm)?;
+            unattended(&comm)?;
+            fault(&comm)?;
+            return Ok(());
+        }
+        unattended(&comm.within(SOON))?;
+        stream.synchronize()?;
+        unattended(&comm)?;
+        // On a stream that is being watched for a longer limit.
+        let begun = Instant::now();
+        unattended(&comm.within(LIMIT / 4))?;
+        stream.synchronize()?;
+        assert!(begun.elapsed() < LIMIT + LIMIT / 2, "{:?}", begun.elapsed());
+        assert!(unattended(&comm).unwrap_err().to_string().contains("100ms"));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_replay_that_hangs_is_called_a_replay() {
+    if !needs_emulator("an operation that hangs on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let buffer = stream.alloc_zeros::<f32>(64)?;
+        let mut plan = comm.capture(buffer, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+        })?;
+        plan.launch()?.wait()?;
+        world.barrier("begin")?;
+        std::thread::sleep(Duration::from_millis(50));
+        if world.rank() == 0 {
+            plan.launch()?;
+        }
+        let fault = fault(&comm)?;
+        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
+        let operation = fault.operation().ok_or("it was in an operation")?;
+        assert!(operation.contains("replay"), "{operation}");
+        let cause = fault.cause();
+        assert!(cause.contains("the replay, running for"), "{cause}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_call_into_nccl_that_does_not_come_back_is_found() {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
+        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+        world.barrier("begin")?;
+        if world.rank() == 0 {
+            faults::at_call("ncclAllReduce").hang().keep();
+            let comm = comm.clone();
+            std::thread::spawn(move || {
+                let _ = unattended(&comm);
+            });
+        }
+        let fault = fault(&comm)?;
+        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
+        let cause = fault.cause();
+        assert!(
+            cause.contains("the call into NCCL, under way for"),
+            "{cause}"
+        );
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+#[test]
+fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits() {
+    if !needs_emulator("an error on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        world.barrier("begin")?;
+        let begun = Instant::now();
+        let remote_error = 6;
+        let _fault =
+            (world.rank() == 1).then(|| faults::at_operation("AllReduce").fail(remote_error));
+        unattended(&comm)?;
+        stream.synchronize()?;
+        assert!(begun.elapsed() < SOON);
+        let fault = fault(&comm)?;
+        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::Failed));
+        let operation = fault.operation().ok_or("it was in an operation")?;
+        assert!(operation.contains("all_reduce"), "{operation}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
+        let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+        let elsewhere = stream.context().new_stream()?;
+        let other = world.communicator("other").stream(&elsewhere);
+        let other = other.timeout(LIMIT).build()?;
+        other.warm_up(SOON)?;
+        world.barrier("begin")?;
+        if world.rank() == 0 {
+            unattended(&comm)?;
+            // The first to ask is the watchdog.
+            faults::at_call("ncclCommGetAsyncError")
+                .nth(1)
+                .hang()
+                .keep();
+        }
+        let stuck = fault(&comm)?;
+        assert_eq!((stuck.rank(), stuck.class()), (0, FaultClass::TimedOut));
+        let cause = stuck.cause();
+        assert!(
+            cause.contains("ncclCommGetAsyncError has not come back"),
+            "{cause}"
+        );
+        // Others are still watched over.
+        if world.rank() == 0 {
+            unattended(&other)?;
+        }
+        let late = fault(&other)?;
+        assert!(
+            late.cause().contains("the operation, running for"),
+            "{late}"
+        );
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+#[test]
+fn a_capture_of_a_watched_stream_is_not_disturbed() {
+    // Processes: a capture may forbid calls of all threads of one.
+    ranks_as_processes(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let context = stream.context();
+        let other = context.new_stream()?;
+        let mut y = other.alloc_zeros::<f32>(64)?;
+        stream.synchronize()?;
+        for mode in [
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        ] {
+            // Two in a row, so that the second is not covered by a mark of its own.
+            unattended(&comm)?;
+            unattended(&comm)?;
+            let last = comm.recording().calls.last().ok_or("a call")?.sequence;
+            stream.begin_capture(mode)?;
+            // Another stream of the same communicator has work meanwhile.
+            for _ in 0..6 {
+                comm.on(&other).all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                std::thread::sleep(LIMIT / 2);
+            }
+            // Something to be captured that waits for nothing outside.
+            unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
+            let (on, none) = (stream.cu_stream(), std::ptr::null_mut());
+            // SAFETY: the stream is alive, and the function takes nothing.
+            unsafe { sys::cuLaunchHostFunc(on, Some(nothing), none) }.result()?;
+            let flags = sys::CUgraphInstantiate_flags(0);
+            let graph = stream.end_capture(flags)?.ok_or("a graph")?;
+            graph.launch()?;
+            stream.synchronize()?;
+            assert_eq!(comm.fault(), None);
+            // What was put there before is found later.
+            let begun = Instant::now();
+            while state(&comm, last) != Some(recorder::CallState::Done) {
+                assert!(begun.elapsed() < SOON, "{:?}", state(&comm, last));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+fn state(comm: &Communicator, sequence: u64) -> Option<recorder::CallState> {
+    let calls = comm.recording().calls;
+    let call = calls.iter().find(|call| call.sequence == sequence)?;
+    Some(call.state)
+}
+
+#[test]
+fn what_nobody_asks_about_is_known_to_be_done_soon() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        for _ in 0..2000 {
+            unattended(&comm)?;
+        }
+        stream.synchronize()?;
+        let last = comm.recording().calls.last().ok_or("a call")?.sequence;
+        let begun = Instant::now();
+        while state(&comm, last) != Some(recorder::CallState::Done) {
+            assert!(begun.elapsed() < SOON, "{:?}", state(&comm, last));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    });
+}
+
+/// How often the threads of the watchdog have gone to sleep, and how much of a processor they have used.
+fn activity() -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    let (mut sleeps, mut ticks, mut threads) = (0, 0, 0);
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let path = task?.path();
+        let name = std::fs::read_to_string(path.join("comm"))?;
+        if !["nccl-watchdog", "nccl-clock"].contains(&name.trim()) {
+            continue;
+        }
+        threads += 1;
+        let status = std::fs::read_to_string(path.join("status"))?;
+        let switches = status
+            .lines()
+            .filter(|line| line.contains("ctxt_switches"))
+            .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok());
+        sleeps += switches.sum::<u64>();
+        let stat = std::fs::read_to_string(path.join("stat"))?;
+        let (_, fields) = stat.rsplit_once(')').ok_or("a name in parentheses")?;
+        let mut times = fields.split_whitespace().skip(11).take(2);
+        ticks += times.try_fold(0, |sum, time| time.parse::<u64>().map(|time| sum + time))?;
+    }
+    assert_eq!(threads, 2, "both threads are there");
+    Ok((sleeps, ticks))
+}
+
+#[test]
+fn the_watchdog_sleeps_when_nothing_is_pending_and_wakes_seldom_when_something_is() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        unattended(&comm)?;
+        stream.synchronize()?;
+        std::thread::sleep(Duration::from_secs(2));
+        let before = activity()?;
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(activity()?, before, "somebody woke without a reason");
+        // It is found again, and a busy communicator costs few looks.
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until {
+            unattended(&comm)?;
+            stream.synchronize()?;
+        }
+        let (sleeps, _) = activity()?;
+        let looks = sleeps - before.0;
+        assert!((4..400).contains(&looks), "{looks} wakeups in 2 s");
+        Ok(())
+    });
+}
+
+#[test]
+fn nothing_is_kept_alive_for_the_watchdog() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        let other = stream.context().new_stream()?;
+        let weak = Arc::downgrade(&other);
+        let mut y = other.alloc_zeros::<f32>(64)?;
+        let gate = needs_emulator("a stream that is held up")
+            .then(|| Gate::closed_on(&other))
+            .transpose()?;
+        comm.on(&other).all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        drop((y, other));
+        std::thread::sleep(Duration::from_millis(200));
+        if gate.is_some() {
+            assert!(weak.upgrade().is_some(), "its operation is still pending");
+        }
+        drop(gate);
+        let gone = |what: &str, is_gone: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            while !is_gone() {
+                assert!(begun.elapsed() < SOON, "{what} is still there");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        gone("a stream", &|| weak.upgrade().is_none());
+        unattended(&comm)?;
+        let number = comm.recording().number;
+        drop(comm);
+        gone("a communicator", &|| {
+            let communicators = recorder::snapshot().communicators;
+            let mut those = communicators.iter().filter(|one| one.number == number);
+            those.all(|one| one.life != "ready") || Arc::strong_count(&stream) == 1
+        });
+        gone("its stream", &|| Arc::strong_count(&stream) == 1);
+        Ok(())
+    });
+}
