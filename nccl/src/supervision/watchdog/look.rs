@@ -47,20 +47,16 @@ struct Seen {
 }
 
 /// What a look came to.
-pub(super) enum Report {
-    /// The communicator ended, or is about to.
-    Ended,
-    Seen {
-        facts: Facts,
-        /// For each stream of the task: how many marks are not reached; `None` when nothing is pending.
-        streams: Vec<Option<u32>>,
-        found: Option<Found>,
-    },
+pub(super) struct Report {
+    pub(super) facts: Facts,
+    /// For each stream of the task: how many marks are not reached; `None` when nothing is pending.
+    pub(super) streams: Vec<Option<u32>>,
+    pub(super) found: Option<Found>,
 }
 
 /// Why a communicator is to be ended.
 pub(super) enum Found {
-    Overdue(Overdue),
+    Overdue(Box<Overdue>),
     Failed(Error),
     Signalled,
 }
@@ -79,19 +75,18 @@ fn doing(call: u8) {
 }
 
 impl Eye {
-    pub(super) fn look(&mut self, task: &mut Task) -> Report {
+    /// `None` when the communicator ended, or is about to.
+    pub(super) fn look(&mut self, task: &mut Task) -> Option<Report> {
         let Task {
             track,
             inner,
             streams,
         } = task;
         if track.phase.get() != State::Ready {
-            return Report::Ended;
+            return None;
         }
         let (queue_limit, mut events, signalled) = {
-            let Some(inner) = Visit::of(inner) else {
-                return Report::Ended;
-            };
+            let inner = Visit::of(inner)?;
             let mut events = crate::communicator::lock(&inner.events);
             let some = events.len().saturating_sub(2).min(streams.len());
             let at = events.len() - some;
@@ -143,18 +138,15 @@ impl Eye {
             (Some(failure), ..) => Some(Found::Failed(failure.into())),
             (None, Some(error), _) => Some(Found::Failed(error)),
             (None, None, Some(_)) if signalled => Some(Found::Signalled),
-            (None, None, Some(standing)) => standing.overdue(now).map(Found::Overdue),
+            (None, None, Some(standing)) => standing.overdue(now).map(Box::new).map(Found::Overdue),
             (None, None, None) => None,
         };
-        match Visit::of(inner) {
-            Some(inner) => give_back(&inner, events),
-            None => return Report::Ended,
-        }
-        Report::Seen {
+        give_back(&*Visit::of(inner)?, events);
+        Some(Report {
             facts,
             streams,
             found,
-        }
+        })
     }
 
     /// Takes over the marks that were put, and forgets streams that are not watched any more.

@@ -193,23 +193,23 @@ impl State {
         &mut self,
         number: u64,
         task: &Task,
-        report: Report,
+        report: Option<Report>,
         begun: Instant,
     ) -> (Option<Found>, Vec<Watched>) {
         let Some(entry) = self.entry(number) else {
             return (None, Vec::new());
         };
-        let (facts, backlogs, found) = match report {
-            Report::Seen {
-                facts,
-                streams,
-                found,
-            } => (facts, streams, found),
-            Report::Ended => return (None, self.forget(number)),
+        let Some(report) = report else {
+            return (None, self.forget(number));
         };
+        let Report {
+            facts,
+            streams,
+            found,
+        } = report;
         entry.facts = facts;
         let mut dropped = Vec::new();
-        for ((stream, _), backlog) in task.streams.iter().zip(backlogs) {
+        for ((stream, _), backlog) in task.streams.iter().zip(streams) {
             let watched = entry
                 .streams
                 .iter()
