@@ -83,13 +83,23 @@ fn work(world: &World, stream: &Arc<CudaStream>) -> Outcome<()> {
         worked += 1;
         match worked {
             1 => println!("right: {ranks} ranks in epoch {epoch}"),
-            100 => println!("at work: {ranks} ranks in epoch {epoch}"),
+            100 => {
+                let (files, threads) = (entries("/proc/self/fd")?, entries("/proc/self/task")?);
+                println!(
+                    "at work: {ranks} ranks in epoch {epoch}, {files} descriptors, {threads} threads"
+                );
+            }
             _ => {}
         }
         if y[NUMBERS] > 0.0 && worked > 100 {
             return Ok(());
         }
     }
+}
+
+/// So that one sees that nothing is left of past epochs.
+fn entries(directory: &str) -> std::io::Result<usize> {
+    Ok(std::fs::read_dir(directory)?.count())
 }
 
 // What starts the ranks, and does them harm.

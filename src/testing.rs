@@ -9,8 +9,11 @@ use std::any::type_name;
 use std::env;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
+
+use crate::build_info::BUILD;
 
 /// Names the test, and the role, for which a test binary was started again.
 const VARIABLE: &str = "NCCL_TOOLS_TEST_ROLE";
@@ -143,6 +146,40 @@ pub fn end_with<V: Verdict>(body: impl FnOnce() -> V) -> ! {
         // The panic has been printed.
         Err(_) => exit(101),
     }
+}
+
+/// The example of this name that belongs to the running test binary, built if it is not there or is old.
+///
+/// # Panics
+/// When it cannot be built and is not there.
+#[must_use]
+pub fn example(name: &str) -> PathBuf {
+    // <target>/[<triple>/]<profile>/deps/<this test>
+    let this = env::current_exe().unwrap_or_else(|error| panic!("{error}"));
+    let mut above = this.ancestors().skip(2);
+    let (Some(profile), Some(mut target)) = (above.next(), above.next()) else {
+        panic!("{} is no test", this.display());
+    };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--example", name]);
+    match profile.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => {}
+        Some(name) => drop(cargo.args(["--profile", name])),
+    }
+    if target.file_name().is_some_and(|name| name == BUILD.target) {
+        target = above.next().unwrap_or(target);
+        cargo.args(["--target", BUILD.target]);
+    }
+    cargo
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let built = cargo.status();
+    let example = profile.join("examples").join(name);
+    // A machine that only runs what was built elsewhere has no cargo.
+    let built = built.is_ok_and(|status| status.success());
+    assert!(built || example.exists(), "the example could not be built");
+    example
 }
 
 #[cfg(test)]

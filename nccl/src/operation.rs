@@ -42,6 +42,8 @@ pub enum OperationKind {
     Group,
     /// Creation of communicators of some of the ranks.
     Split,
+    /// Creation of a communicator without some of the ranks.
+    Shrink,
     /// The orderly end of a communicator.
     Finalize,
     /// The disorderly end of a communicator.
@@ -54,7 +56,7 @@ pub enum OperationKind {
 
 impl OperationKind {
     /// All kinds, each at its number.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -69,6 +71,7 @@ impl OperationKind {
         Self::Recv,
         Self::Group,
         Self::Split,
+        Self::Shrink,
         Self::Finalize,
         Self::Abort,
         Self::Capture,
@@ -108,6 +111,7 @@ impl fmt::Display for OperationKind {
             Self::Recv => "recv",
             Self::Group => "group",
             Self::Split => "split",
+            Self::Shrink => "shrink",
             Self::Finalize => "finalize",
             Self::Abort => "abort",
             Self::Capture => "capture",

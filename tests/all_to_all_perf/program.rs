@@ -6,7 +6,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use nccl_tools::build_info::BUILD;
 use rustix::process::{Pid, Signal};
 
 /// How long one run may take.
@@ -15,32 +14,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 /// The example that belongs to this test binary, built if it is not there or is old.
 pub(crate) fn example() -> &'static Path {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLE.get_or_init(|| {
-        // <target>/[<triple>/]<profile>/deps/<this test>
-        let this = std::env::current_exe().unwrap();
-        let profile = this.ancestors().nth(2).unwrap();
-        let mut target = profile.parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--example", "all_to_all_perf"]);
-        match profile.file_name().and_then(|name| name.to_str()) {
-            Some("debug") | None => {}
-            Some(name) => drop(cargo.args(["--profile", name])),
-        }
-        if target.file_name().is_some_and(|name| name == BUILD.target) {
-            target = target.parent().unwrap();
-            cargo.args(["--target", BUILD.target]);
-        }
-        cargo
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        let built = cargo.status();
-        let example = profile.join("examples/all_to_all_perf");
-        // A machine that only runs what was built elsewhere has no cargo.
-        let built = built.is_ok_and(|status| status.success());
-        assert!(built || example.exists(), "the example could not be built");
-        example
-    })
+    EXAMPLE.get_or_init(|| nccl_tools::testing::example("all_to_all_perf"))
 }
 
 /// Variables by which launchers tell a process that it is a rank.

@@ -66,7 +66,13 @@ pub(super) struct Prepared {
     pins_stream: Arc<CudaStream>,
     company: Option<Company>,
     birth: Arc<Birth>,
+    /// What begins to make it, if it is not a call of its own.
+    begin: Option<Begin>,
 }
+
+/// Begins to make a communicator, which need not be ready when it comes back.
+pub(super) type Begin =
+    Box<dyn FnOnce(&sys::ncclConfig_t) -> Result<RawComm, (Left<RawComm>, Error)>>;
 
 impl Plan<'_> {
     /// Everything that can be found wrong without the other ranks.
@@ -96,6 +102,7 @@ impl Plan<'_> {
             // Alone, there is nobody to tell.
             company: self.company.filter(|_| self.world_size > 1),
             birth: self.birth,
+            begin: None,
         })
     }
 }
@@ -128,9 +135,15 @@ fn stream_and_event(
 }
 
 impl Prepared {
+    /// The same, to be made by another call: the token only names it then.
+    pub(super) fn begun_by(mut self, begin: Begin) -> Self {
+        self.begin = Some(begin);
+        self
+    }
+
     /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
     pub(super) fn join(
-        self,
+        mut self,
         id: &UniqueId,
         deadline: Instant,
         is_void: impl Fn() -> bool,
@@ -138,10 +151,11 @@ impl Prepared {
         let started = Instant::now();
         let config = self.config;
         let birth = Arc::clone(&self.birth);
+        let begin = self.begin.take();
         let inner = self.into_inner(Some(id), false);
         // What happens to the others meanwhile ends this, too.
         inner.come_under_protection();
-        let (left, error) = match inner.join_nccl(id, &config, deadline, is_void) {
+        let (left, error) = match inner.join_nccl(id, begin, &config, deadline, is_void) {
             Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
             // At the last moment.
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),
@@ -208,6 +222,7 @@ impl Inner {
     fn join_nccl(
         &self,
         id: &UniqueId,
+        begin: Option<Begin>,
         config: &sys::ncclConfig_t,
         deadline: Instant,
         is_void: impl Fn() -> bool,
@@ -223,7 +238,10 @@ impl Inner {
             interrupted: &interrupted,
         };
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
-        let (raw, started) = start(library, rank, world_size, id, config, patience)?;
+        let (raw, started) = match begin {
+            Some(begin) => (begin(config)?, Ok(())),
+            None => start(library, rank, world_size, id, config, patience)?,
+        };
         let settled = match started {
             Ok(()) => settle_apart(library, raw, CALL, deadline, &interrupted),
             Err(error) => return Err((Left::Here(raw), error)),

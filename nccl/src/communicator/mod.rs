@@ -14,6 +14,7 @@
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
 //! - `kept`: what dropped plans and registrations still need of it;
+//! - `split`, `shrink`: communicators of some of the ranks;
 //! - `replay`: the launch of a captured plan;
 //! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
 //!   that may be given up;
@@ -33,13 +34,14 @@ mod order;
 mod raw;
 mod remains;
 mod replay;
+mod shrink;
 mod split;
 mod state;
 mod timeouts;
 mod together;
 mod warm_up;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,6 +57,7 @@ pub(crate) use kept::{Kept, Visit};
 pub(crate) use lifecycle::Why;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
+pub use shrink::{ShrinkWay, Shrunk};
 pub use state::State;
 pub use timeouts::Timeouts;
 pub(crate) use together::issue_together;
@@ -409,21 +412,10 @@ impl Inner {
 
     fn abort_reason(&self) -> String {
         let fault = self.board.as_ref().and_then(|board| board.fault());
-        let mut reason = fault
+        fault
             .map(ToString::to_string)
             .or_else(|| self.phase.reason())
-            .unwrap_or_else(|| String::from("no reason was given"));
-        let line = self.board.as_ref().map(|board| board.line().0);
-        if let Some(line) = line
-            && let Some(epoch) = line.gone_on()
-        {
-            let old = line.job().1;
-            let _ = write!(
-                reason,
-                "; it is of epoch {old} of its world, which has gone on to epoch {epoch}: make it anew there"
-            );
-        }
-        reason
+            .unwrap_or_else(|| String::from("no reason was given"))
     }
 }
 

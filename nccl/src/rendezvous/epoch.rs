@@ -310,6 +310,7 @@ impl World {
         let all_known = epoch.from.iter().all(Option::is_some);
         world.checks = self.checks.of_next(all_known);
         world.needs_nccl = self.needs_nccl;
+        world.timeouts = self.timeouts;
         world.from = epoch.from.clone();
         Ok(world)
     }

@@ -6,12 +6,14 @@
 //! others learn at once that this rank comes to no exchange any more ([`Request::Stay`]); should its
 //! process die after that, they hear of it like of any other death.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
+use super::frame::LARGEST;
 use super::hub::Hub;
 use super::incoming::Answer;
 use super::mailbox::{Mailbox, Notice, Waited};
@@ -36,6 +38,8 @@ pub(crate) struct Line {
     watch: OnceLock<Arc<Watch>>,
     /// The job's name and epoch.
     pub(super) job: (String, u64),
+    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
+    rounds: Mutex<HashMap<String, u64>>,
     /// The epoch to which the world has gone on; 0 before.
     gone_on: AtomicU64,
     /// What the others are told when this value goes.
@@ -104,6 +108,7 @@ impl Line {
             members: Arc::default(),
             watch: OnceLock::new(),
             job,
+            rounds: Mutex::default(),
             gone_on: AtomicU64::new(0),
             farewell: Mutex::new(Departure::Left),
         });
@@ -275,6 +280,46 @@ impl Line {
                     }
                 },
             }
+        }
+    }
+
+    /// One round of all ranks or of `members`: gives a part, gets the parts of all.
+    pub(crate) fn round(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let number = {
+            let mut rounds = lock(&self.rounds);
+            let key = match members {
+                None => topic.to_owned(),
+                Some(members) => format!("{topic} of {members:?}"),
+            };
+            let next = rounds.entry(key).or_insert(0);
+            *next += 1;
+            *next - 1
+        };
+        let round = Round {
+            topic: topic.to_owned(),
+            number,
+            members: members.cloned(),
+        };
+        let too_large = part.len() > LARGEST;
+        let request = |patience| Request::Collect {
+            round,
+            patience,
+            // The hub has to hear of the round, so that it can end it for all.
+            part: if too_large { Vec::new() } else { part.to_vec() },
+        };
+        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        match self.ask(topic, request, deadline, interrupted, refused)? {
+            Answer::Parts(parts) => {
+                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
+            }
+            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
         }
     }
 

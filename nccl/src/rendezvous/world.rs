@@ -1,24 +1,23 @@
 //! One rank's view of all ranks.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client;
 use super::environment::Rendezvous;
-use super::frame::{Fields, LARGEST, put_bytes, put_number};
+use super::frame::{Fields, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
 use super::incoming::Answer;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
-use super::message::{Departure, Incomplete, Round};
+use super::message::{Departure, Incomplete};
 use super::panics;
 use super::place::{self, Address};
 use super::process;
 use super::request::Request;
 use super::server::{Job, Server};
-use crate::communicator::{CommunicatorBuilder, Timeouts, lock};
+use crate::communicator::{CommunicatorBuilder, Timeouts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
 use crate::time::deadline_after;
@@ -44,8 +43,6 @@ pub struct World {
     timeout: Duration,
     /// Its communicators keep it as well.
     pub(crate) line: Arc<Line>,
-    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
-    rounds: Mutex<HashMap<String, u64>>,
     /// Of its communicators.
     pub(crate) timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
@@ -258,7 +255,6 @@ impl World {
             local_rank,
             timeout,
             line,
-            rounds: Mutex::default(),
             timeouts: Timeouts::default(),
             needs_nccl: true,
             farewell: Departure::Left,
@@ -398,35 +394,7 @@ impl World {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
-        let number = {
-            let mut rounds = lock(&self.rounds);
-            let key = match members {
-                None => topic.to_owned(),
-                Some(members) => format!("{topic} of {members:?}"),
-            };
-            let next = rounds.entry(key).or_insert(0);
-            *next += 1;
-            *next - 1
-        };
-        let round = Round {
-            topic: topic.to_owned(),
-            number,
-            members: members.cloned(),
-        };
-        let too_large = part.len() > LARGEST;
-        let request = |patience| Request::Collect {
-            round,
-            patience,
-            // The hub has to hear of the round, so that it can end it for all.
-            part: if too_large { Vec::new() } else { part.to_vec() },
-        };
-        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
-        match self.ask(topic, request, deadline, interrupted, refused)? {
-            Answer::Parts(parts) => {
-                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
-            }
-            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
-        }
+        self.line.round(topic, members, part, deadline, interrupted)
     }
 
     /// As [`Line::ask`].

@@ -49,6 +49,8 @@ pub(crate) struct Board {
     patience: Duration,
     /// Who has not, as a sentence.
     conclusion: OnceLock<Option<String>>,
+    /// The same, when the world has gone on.
+    past: OnceLock<String>,
 }
 
 /// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
@@ -88,6 +90,7 @@ impl Board {
             target: OnceLock::new(),
             patience,
             conclusion: OnceLock::new(),
+            past: OnceLock::new(),
         });
         let weak = Arc::downgrade(&board);
         let verdict = &board.verdict;
@@ -95,6 +98,11 @@ impl Board {
             .watch
             .register(&board.key, &board.members, &board.name, verdict, weak);
         board
+    }
+
+    /// What all ranks call the communicator.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     /// The line, and which of its ranks `rank`s of this communicator are.
@@ -164,9 +172,23 @@ impl Board {
         conclusion.as_deref()
     }
 
-    /// What [`conclude`](Self::conclude) said, once it has.
+    /// What [`conclude`](Self::conclude) said, once it has; and that the world has gone on since, if it has.
     pub(crate) fn conclusion(&self) -> Option<&str> {
-        self.conclusion.get()?.as_deref()
+        let said = self.conclusion.get().and_then(Option::as_deref);
+        let Some(epoch) = self.line.gone_on() else {
+            return said;
+        };
+        let past = self.past.get_or_init(|| {
+            let own = self.line.job().1;
+            let past = format!(
+                "it is of epoch {own} of its world, which has gone on to epoch {epoch}: make it anew there"
+            );
+            match said {
+                Some(said) => format!("{said}; {past}"),
+                None => past,
+            }
+        });
+        Some(past)
     }
 
     fn sentence(&self, ended: &Ended) -> Option<String> {

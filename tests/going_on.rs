@@ -1,0 +1,243 @@
+//! After a rank is gone, or hangs, the others go on: in the same processes, with right results, soon.
+
+mod support;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{Communicator, ReduceOp, World};
+use nccl_tools::testing::{example, name};
+use support::apart::{self, Apart};
+
+/// How long ranks wait for each other.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Within this, those who are left work again.
+const SOON: Duration = Duration::from_secs(2);
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// All-reduces and looks at the result, until one fails or all want to stop; `turns` 0 is for ever.
+fn work(comm: &Communicator, stream: &std::sync::Arc<CudaStream>, turns: usize) -> Outcome<()> {
+    let ranks = comm.world_size();
+    let expected = (ranks * (ranks + 1) / 2) as f32;
+    for turn in 1.. {
+        let mut y = stream.clone_htod(&vec![comm.rank() as f32 + 1.0; 1 << 12])?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        let y = stream.clone_dtoh(&y)?;
+        assert!(
+            y.iter().all(|&sum| sum == expected),
+            "{} for {expected}",
+            y[0]
+        );
+        if turn == 1 {
+            println!("right: {ranks} ranks");
+        }
+        if turn == 10 {
+            println!("working: {ranks} ranks");
+        }
+        if turn == turns {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn says(ranks: &mut [Apart], words: &str) -> Vec<String> {
+    ranks.iter_mut().map(|rank| rank.says(words)).collect()
+}
+
+#[test]
+fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
+    if !support::needs_processes(4) {
+        return;
+    }
+    const ROUNDS: usize = 20;
+    let output = Command::new(example("going_on"))
+        .arg(ROUNDS.to_string())
+        .env_remove("NCCL_RUN_RANK")
+        .output()
+        .expect("the example runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{errors}");
+    println!("{}", said.lines().last().unwrap_or_default());
+    // Rank 0 lives through all of it.
+    let of_rank_0 = said
+        .lines()
+        .filter(|line| line.starts_with("rank 0: at work: 4 ranks"));
+    let held: Vec<(usize, usize)> = of_rank_0
+        .map(|line| {
+            let number = |word: &str| {
+                let words: Vec<&str> = line.split([' ', ',']).collect();
+                let at = words.iter().position(|&other| other == word);
+                words[at.expect(word) - 1].parse().expect("a number")
+            };
+            (number("descriptors"), number("threads"))
+        })
+        .collect();
+    assert_eq!(held.len(), ROUNDS + 1, "{said}");
+    // The first rounds make what a process keeps. What another thread is just closing may be counted.
+    let most = |held: &[(usize, usize)]| {
+        let files = held.iter().map(|held| held.0).max();
+        (
+            files.expect("rounds"),
+            held.iter().map(|held| held.1).max().expect("rounds"),
+        )
+    };
+    let (early, late) = (most(&held[1..6]), most(&held[16..]));
+    assert!(late.0 <= early.0 + 4 && late.1 <= early.1 + 3, "{held:?}");
+}
+
+/// A rank that works with whoever is left, until it is alone or killed.
+fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
+    let stream = support::device(&world)?.new_stream()?;
+    let mut old: Option<Communicator> = None;
+    loop {
+        let comm = world
+            .communicator("work")
+            .stream(&stream)
+            .timeout(LIMIT)
+            .build()?;
+        if let Some(old) = old.replace(comm.clone()) {
+            let mut y = stream.alloc_zeros::<f32>(1)?;
+            let error = old.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
+            println!("old: {}", error.to_string().replace('\n', " "));
+        }
+        if world.size() == 2 {
+            work(&comm, &stream, 20)?;
+            return Ok(comm.finalize()?);
+        }
+        let error = work(&comm, &stream, 0).unwrap_err();
+        println!("ended: {}", error.to_string().replace('\n', " "));
+        let limit = match leaves_behind {
+            true => Duration::from_millis(500),
+            false => LIMIT,
+        };
+        world = match leaves_behind {
+            true => world.next_epoch_leaving_behind(limit)?,
+            false => world.next_epoch(limit)?,
+        };
+    }
+}
+
+#[test]
+fn two_die_one_after_the_other_and_two_go_on() {
+    const RANKS: usize = 4;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        survivor(world, false).expect("this rank survives");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    for left in [4, 3] {
+        says(&mut ranks, &format!("working: {left} ranks"));
+        let mut victim = ranks.remove(1);
+        let begun = Instant::now();
+        victim.kill();
+        for said in says(&mut ranks, "ended: ") {
+            assert!(said.contains(&format!("pid {}", victim.pid())), "{said}");
+        }
+        says(&mut ranks, &format!("right: {} ranks", left - 1));
+        let took = begun.elapsed();
+        println!("{left} ranks went on as {} after {took:?}", left - 1);
+        assert!(took < SOON, "{took:?}");
+    }
+    for rank in ranks {
+        let (rest, status) = rank.end(LIMIT);
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_left_behind_and_learns_it() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let rank = world.rank();
+        let stream = support::device(&world).and_then(|device| device.new_stream());
+        let stream = stream.expect("a stream");
+        let comm = world.communicator("work").stream(&stream);
+        // Nobody dies: it is the limit that ends the work.
+        let comm = comm
+            .timeout(Duration::from_secs(1))
+            .build()
+            .expect("all are there");
+        let error = work(&comm, &stream, 0).unwrap_err();
+        println!("ended: {}", error.to_string().replace('\n', " "));
+        let short = Duration::from_millis(500);
+        if rank == 2 {
+            let error = world.next_epoch(LIMIT).unwrap_err();
+            println!("behind: {error}");
+            return;
+        }
+        let error = world.next_epoch(short).unwrap_err();
+        println!("named: {error}");
+        let next = world
+            .next_epoch_leaving_behind(short)
+            .expect("two are left");
+        let comm = next
+            .communicator("work")
+            .stream(&stream)
+            .build()
+            .expect("both are there");
+        work(&comm, &stream, 20).expect("both work");
+        // The one that was left behind looks at rank 0's connection.
+        let mut line = String::new();
+        let _ = std::io::stdin().read_line(&mut line);
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    says(&mut ranks, "working");
+    let mut hangs = ranks.pop().expect("three ranks");
+    hangs.stop();
+    for said in says(&mut ranks, "named: ") {
+        assert!(
+            said.contains("rank 2 of 3 did not come to \"the next epoch\""),
+            "{said}"
+        );
+    }
+    says(&mut ranks, "right: 2 ranks");
+    hangs.resume();
+    let said = hangs.says("behind: ");
+    assert!(said.contains("left behind"), "{said}");
+    for mut rank in ranks {
+        rank.go_on();
+        let (rest, status) = rank.end(LIMIT);
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+#[test]
+fn an_old_communicator_says_that_the_world_went_on() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        survivor(world, false).expect("this rank survives");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    says(&mut ranks, "working");
+    ranks.pop().expect("three ranks").kill();
+    for said in says(&mut ranks, "old: ") {
+        // The cause is what it was, and what to do is new.
+        assert!(said.contains("it died"), "{said}");
+        assert!(
+            said.contains("gone on to epoch 1: make it anew there"),
+            "{said}"
+        );
+    }
+    for rank in ranks {
+        let (said, status) = rank.end(LIMIT);
+        assert!(status.success(), "{status}: {said}");
+    }
+}

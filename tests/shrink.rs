@@ -1,0 +1,174 @@
+//! Communicators without some of their ranks: by NCCL's own way, and where that is not possible by another.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{Communicator, ErrorKind, ReduceOp, ShrinkWay, World};
+use nccl_tools::testing::name;
+use support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world
+        .communicator("all")
+        .stream(&stream)
+        .timeout(LIMIT)
+        .build()?;
+    Ok((stream, comm))
+}
+
+/// The sum of 10 to the power of each rank.
+fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, Box<dyn std::error::Error>> {
+    let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    Ok(stream.clone_dtoh(&y)?[99])
+}
+
+fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
+    let (stream, comm) = start(&world)?;
+    assert_eq!(sum(&comm, &stream)?, 1111.0);
+    if world.rank() != 1 {
+        let shrunk = comm.shrink("three", &[1])?;
+        println!("{}", shrunk.way);
+        match &shrunk.way {
+            ShrinkWay::Native => assert!(native),
+            ShrinkWay::Anew { why, .. } => assert!(!native && why.contains("2.27.3"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        let three = shrunk.communicator;
+        assert_eq!(three.rank(), [0, 9, 1, 2][world.rank()]);
+        assert_eq!(sum(&three, &stream)?, 111.0);
+        // Once more, from what was shrunk.
+        if three.rank() != 0 {
+            let two = three.shrink("two", &[0])?.communicator;
+            assert_eq!(sum(&two, &stream)?, 11.0);
+            two.finalize()?;
+        }
+        three.finalize()?;
+    }
+    // Nothing has happened to the others.
+    assert_eq!(sum(&comm, &stream)?, 1111.0);
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_lives_is_left_out_and_the_parent_stays() {
+    ranks_as_threads(4, |world| leave_out_a_rank_that_lives(world, true));
+    ranks_as_processes(4, |world| leave_out_a_rank_that_lives(world, true));
+}
+
+#[test]
+fn on_an_old_library_a_new_communicator_is_made() {
+    if !support::needs_emulator("a library that is older than it is") {
+        return;
+    }
+    Ranks::new(4)
+        .variable("NCCL_EMULATOR_VERSION", "2.26.2")
+        .processes(|world| leave_out_a_rank_that_lives(world, false));
+}
+
+#[test]
+fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let (stream, comm) = start(&world)?;
+        assert_eq!(sum(&comm, &stream)?, 111.0);
+        let begun = Instant::now();
+        if world.rank() == 2 {
+            // It does not come to the operation, and hears that it is not wanted any more.
+            while comm.fault().is_none() {
+                assert!(begun.elapsed() < LIMIT, "nobody told");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let fault = comm.fault().expect("just seen").to_string();
+            assert!(fault.contains("ranks [2] are left out"), "{fault}");
+            return Ok(());
+        }
+        let mut y = stream.clone_htod(&[1f32; 100])?;
+        let stuck = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stuck.is_complete()?);
+        let shrunk = comm.shrink_aborting("two", &[2])?;
+        assert_eq!(shrunk.way, ShrinkWay::Native);
+        assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
+        let error = stuck.wait().unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(sum(&comm, &stream).is_err());
+        assert!(begun.elapsed() < LIMIT / 2);
+        shrunk.communicator.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn after_a_death_the_ranks_that_live_make_a_new_one() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let (stream, comm) = start(&world).expect("all are there");
+        let error = loop {
+            match sum(&comm, &stream) {
+                Ok(sum) => assert_eq!(sum, 111.0),
+                Err(error) => break error,
+            }
+            println!("working");
+        };
+        println!("ended: {}", error.to_string().replace('\n', " "));
+        let shrunk = comm.shrink("both", &[]).expect("two are left");
+        println!("way: {}", shrunk.way);
+        let right = sum(&shrunk.communicator, &stream).expect("both work");
+        println!("right: {right}");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    for rank in &mut ranks {
+        rank.says("working");
+    }
+    ranks.remove(1).kill();
+    for mut rank in ranks {
+        let way = rank.says("way: ");
+        assert!(
+            way.contains("new communicator") && way.contains("abort"),
+            "{way}"
+        );
+        assert!(rank.says("right: ").contains("11"));
+        let (rest, status) = rank.end(LIMIT);
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+#[test]
+fn ranks_that_want_to_leave_out_others_are_told() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream);
+        let comm = comm.init_timeout(Duration::from_millis(500));
+        let comm = comm.build()?;
+        let without = [[1], [2], [0]][world.rank()];
+        let error = comm.shrink("torn", &without).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("do not agree") && text.contains("shrink on"),
+            "{text}"
+        );
+        let error = comm.shrink("without me", &[world.rank()]).unwrap_err();
+        assert!(error.to_string().contains("left out"), "{error}");
+        let error = comm.shrink("nobody", &[7]).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
+            "{error}"
+        );
+        world.barrier("done")?;
+        Ok(())
+    });
+}
