@@ -200,6 +200,15 @@ pub enum ErrorKind {
         bytes: usize,
     },
 
+    /// The ranks were about to capture what does not belong together; the same on all of them.
+    #[error("the captures of plan {plan} differ: {difference}")]
+    CaptureDiffers {
+        /// The how manieth capture on the communicator, from 1.
+        plan: u64,
+        /// The first difference: who has what.
+        difference: String,
+    },
+
     /// A deadline passed.
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {

@@ -34,7 +34,7 @@ pub(crate) enum Function {
 
 impl Reduced {
     /// By their codes.
-    const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Not,
         Self::Sum,
         Self::Prod,
@@ -47,7 +47,7 @@ impl Reduced {
 
 impl Function {
     /// By their codes.
-    const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Send,
         Self::Recv,
         Self::AllReduce,
@@ -178,6 +178,11 @@ impl Recorded {
             kind: self.kind | (reduction as u32) << REDUCTION,
             ..self
         }
+    }
+
+    /// The word of which [`Kind`] is made.
+    pub(crate) fn kind(&self) -> u32 {
+        self.kind
     }
 
     #[inline]

@@ -31,6 +31,7 @@ impl Inner {
     /// Captures `groups` into a graph, until `limit` after `started`.
     pub(super) fn capture(
         self: &Arc<Self>,
+        number: u64,
         groups: &[Captured],
         started: Instant,
         limit: Duration,
@@ -78,7 +79,7 @@ impl Inner {
         drop(inside);
         match graph {
             // Under the lock, so that whoever ends the communicator finds it in the list.
-            Ok(graph) => Ok(self.plans.add(graph, &self.context)),
+            Ok(graph) => Ok(self.plans.add(number, graph, &self.context)),
             Err(error) => {
                 drop(handle);
                 let (kind, shape) = (OperationKind::Capture, Shape::default());

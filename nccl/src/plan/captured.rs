@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
+use super::agree;
 use super::graph::Slot;
-use super::record::Capture;
+use super::record::{Capture, Captured};
 use crate::communicator::{
     Backoff, Communicator, Frame, Kept, NotLaunched, State, admit_buffer, lock,
 };
@@ -17,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind, Remains, Turn};
+use crate::rendezvous::{Broken, Ended};
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
@@ -87,7 +89,11 @@ impl Communicator {
     /// The plan is launched on the stream of this communicator.
     ///
     /// # Errors
-    /// What `record` returns; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation. When
+    /// What `record` returns; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation.
+    ///
+    /// The ranks of a [`World`](crate::World)'s communicator compare what they recorded before NCCL is asked
+    /// for anything: [`ErrorKind::CaptureDiffers`] says the same on all of them, who has what;
+    /// [`ErrorKind::TimedOut`] names ranks that did not come. The communicator is as good as before then. When
     /// NCCL or CUDA fails, or not everything is captured within the communicator's limit for operations,
     /// the communicator is aborted: the other ranks have captured what this one has not.
     ///
@@ -129,27 +135,17 @@ impl Communicator {
         record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
         started: Instant,
     ) -> Result<CapturedPlan<B>> {
-        let context = &self.inner.context;
-        let event = || {
-            context
-                .new_event(None)
-                .map_err(Error::cuda("creating an event (cuEventCreate)"))
-        };
-        let (join, marks) = (event()?, [event()?, event()?]);
-        let mut owned: Vec<Range<u64>> = Vec::new();
-        buffers.visit(&mut |buffer| {
-            admit_buffer(buffer.stream(), context)?;
-            owned.push(buffer.range());
-            Ok(())
-        })?;
-        let groups = {
-            let mut capture = Capture::new(self, &owned);
-            record(&mut capture, buffers.views_mut())?;
-            capture.finish()
-        };
+        let recorded = self.record_plan(&mut buffers, record);
+        let number = self.inner.plans.next();
+        self.agree(number, &recorded, started)?;
+        let Drafted {
+            groups,
+            join,
+            marks,
+        } = recorded?;
         // From here on NCCL knows addresses; whether it has let go of them decides who keeps the buffers.
         let buffers = ManuallyDrop::new(buffers);
-        match self.inner.capture(&groups, started, self.limit) {
+        match self.inner.capture(number, &groups, started, self.limit) {
             Ok(slot) => Ok(CapturedPlan {
                 buffers,
                 slot,
@@ -174,6 +170,113 @@ impl Communicator {
             }
         }
     }
+
+    /// Everything before NCCL is asked.
+    fn record_plan<B: PlanBuffers>(
+        &self,
+        buffers: &mut B,
+        record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
+    ) -> Result<Drafted> {
+        let context = &self.inner.context;
+        let event = || {
+            context
+                .new_event(None)
+                .map_err(Error::cuda("creating an event (cuEventCreate)"))
+        };
+        let (join, marks) = (event()?, [event()?, event()?]);
+        let mut owned: Vec<Range<u64>> = Vec::new();
+        buffers.visit(&mut |buffer| {
+            admit_buffer(buffer.stream(), context)?;
+            owned.push(buffer.range());
+            Ok(())
+        })?;
+        let mut capture = Capture::new(self, &owned);
+        record(&mut capture, buffers.views_mut())?;
+        Ok(Drafted {
+            groups: capture.finish(),
+            join,
+            marks,
+        })
+    }
+
+    /// Compares it with what the other ranks are about to capture, where they can be asked. Nothing has been
+    /// captured by then, so that a difference leaves the communicator as it is.
+    fn agree(&self, number: u64, drafted: &Result<Drafted>, started: Instant) -> Result<()> {
+        let inner = &self.inner;
+        let Some(board) = &inner.board else {
+            return Ok(());
+        };
+        let entries = drafted
+            .as_ref()
+            .map(|drafted| agree::entries(&drafted.groups));
+        let given = match &entries {
+            Ok(entries) => agree::digest(Ok(entries)),
+            Err(error) => agree::digest(Err(error.kind().to_string())),
+        };
+        let name = |rank: usize| board.name_of(rank);
+        let interrupted = || inner.interrupted();
+        let gather = |topic: &str, part: &[u8]| {
+            let left = self.limit.saturating_sub(started.elapsed());
+            match board.gather(topic, part, left, &interrupted) {
+                Ended::All(parts) => Ok(Some(parts)),
+                Ended::Missing(missing) => {
+                    let missing: Vec<_> = missing
+                        .iter()
+                        .map(|&rank| name(board.place_of(rank)))
+                        .collect();
+                    Err(Error::new(ErrorKind::TimedOut {
+                        what: format!(
+                            "the capture of plan {number}, to which {} did not come,",
+                            missing.join(", ")
+                        ),
+                        limit: self.limit,
+                    }))
+                }
+                Ended::Unheard if interrupted() => Err(inner.out_of_use()),
+                // Nobody can be asked any more, and what that means for the communicator is told elsewhere.
+                Ended::Unheard => Ok(None),
+            }
+        };
+        let broken = |broken: Broken| Error::rendezvous(broken.0);
+        let differ = |difference| {
+            let plan = number;
+            Err(Error::new(ErrorKind::CaptureDiffers { plan, difference }))
+        };
+        let Some(digests) = gather(&format!("plan/{number}"), &given)? else {
+            return Ok(());
+        };
+        match agree::compare(&digests).map_err(broken)? {
+            agree::Compared::Same => Ok(()),
+            // What is wrong here is the better answer on this rank.
+            agree::Compared::Failed(..) if drafted.is_err() => Ok(()),
+            agree::Compared::Failed(rank, reason) => {
+                differ(format!("{} captured nothing, because {reason}", name(rank)))
+            }
+            agree::Compared::Gone(_) if interrupted() => Err(inner.out_of_use()),
+            agree::Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
+                reason: format!("{} is gone", name(rank)),
+            })),
+            agree::Compared::Different => {
+                let told = agree::encode(entries.as_deref().unwrap_or_default());
+                let Some(lists) = gather(&format!("plan/{number}/all"), &told)? else {
+                    return differ(String::from(
+                        "the line to the other ranks is lost, so that nobody can say in what",
+                    ));
+                };
+                let lists = lists.iter().map(|list| agree::decode(list));
+                let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
+                differ(agree::difference(&lists, name))
+            }
+        }
+    }
+}
+
+/// A plan before NCCL is asked.
+struct Drafted {
+    groups: Vec<Captured>,
+    /// As in the plan.
+    join: CudaEvent,
+    marks: [CudaEvent; 2],
 }
 
 impl<B: PlanBuffers> CapturedPlan<B> {

@@ -47,14 +47,24 @@ impl Graph {
 #[derive(Default)]
 pub(crate) struct Plans {
     slots: Mutex<Vec<Arc<Slot>>>,
-    made: AtomicU64,
+    begun: AtomicU64,
 }
 
 impl Plans {
+    /// The number of the next plan, whether or not it comes to be: the same on all ranks.
+    pub(super) fn next(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Takes a new graph in.
-    pub(super) fn add(&self, graph: CudaGraph, context: &Arc<CudaContext>) -> Arc<Slot> {
+    pub(super) fn add(
+        &self,
+        number: u64,
+        graph: CudaGraph,
+        context: &Arc<CudaContext>,
+    ) -> Arc<Slot> {
         let slot = Arc::new(Slot {
-            number: self.made.fetch_add(1, Ordering::Relaxed) + 1,
+            number,
             graph: Mutex::new(Some(Graph {
                 graph,
                 context: Arc::clone(context),

@@ -5,10 +5,12 @@
 //! communicator instead.
 //!
 //! - `record`: the closure that says what to capture runs first, and only records;
+//! - `agree`: the ranks compare what they recorded;
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
 //! - `graph`: the graphs of a communicator, which end before it does.
 
+mod agree;
 mod capture;
 mod captured;
 mod graph;

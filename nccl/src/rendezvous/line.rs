@@ -337,13 +337,17 @@ impl Line {
     }
 
     /// Tells `members` that this rank is done with `name`, and waits until all of them are that are
-    /// still there: at most for `patience` after the first of them came here.
+    /// still there: at most for `patience` after the first of them came here, or until it is
+    /// `interrupted`.
+    ///
+    /// A rank whose world is gone comes here all the same, as long as it has communicators.
     pub(crate) fn end(
         &self,
         name: &str,
         members: &Arc<[usize]>,
         part: &[u8],
         patience: Duration,
+        interrupted: Option<&dyn Fn() -> bool>,
     ) -> Ended {
         let ticket = self.mailbox.ticket();
         self.send(ticket.id, Self::end_request(name, members, part, patience));
@@ -351,7 +355,7 @@ impl Line {
         // Rank 0 keeps the time; if it stands still, it is the one that is missing.
         let last = later(deadline, Duration::from_secs(1));
         loop {
-            match ticket.wait(deadline, None) {
+            match ticket.wait(deadline, interrupted) {
                 Waited::Answer(Answer::Parts(parts)) => {
                     return Ended::All(Arc::unwrap_or_clone(parts));
                 }

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::fault::{Cause, Fault, Place};
 use super::watch::{FAULT, Verdict, Watch};
-use crate::rendezvous::{Ended, Line};
+use crate::rendezvous::{Ended, Line, Member};
 use crate::unique_id::UniqueId;
 
 /// What can be ended when its board is struck.
@@ -110,6 +110,22 @@ impl Board {
         (&self.line, &self.members)
     }
 
+    /// Which of its ranks is this one of the line.
+    pub(crate) fn place_of(&self, member: usize) -> usize {
+        let place = self.members.iter().position(|&other| other == member);
+        place.unwrap_or(member)
+    }
+
+    /// One of its ranks, with host and process.
+    pub(crate) fn name_of(&self, rank: usize) -> String {
+        let members = self.line.members();
+        let known = members.get().zip(self.members.get(rank));
+        match known.and_then(|(known, &member)| known.get(member)) {
+            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
+            None => format!("rank {rank}"),
+        }
+    }
+
     /// What is to be ended when the board is struck. Whoever is too late for that is told by
     /// [`fault`](Self::fault).
     pub(crate) fn protects(&self, target: Weak<dyn Abortable>) {
@@ -161,7 +177,7 @@ impl Board {
             }
             let unheard = self
                 .line
-                .end(&self.key, &self.members, FREED, self.patience);
+                .end(&self.key, &self.members, FREED, self.patience, None);
             self.line.catch_up();
             // When the line was lost before this rank's own fault came back, that is all there is.
             if let Some(own) = self.announced.get() {
@@ -170,6 +186,25 @@ impl Board {
             self.sentence(&unheard)
         });
         conclusion.as_deref()
+    }
+
+    /// Gives the other ranks `part` for `topic`, once, and gets theirs: as [`Line::end`].
+    pub(crate) fn gather(
+        &self,
+        topic: &str,
+        part: &[u8],
+        patience: Duration,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Ended {
+        let name = format!("{}/{topic}", self.key);
+        let ended = self
+            .line
+            .end(&name, &self.members, part, patience, Some(interrupted));
+        if matches!(ended, Ended::All(_)) {
+            // Who is missing among them was heard of before.
+            self.line.catch_up();
+        }
+        ended
     }
 
     /// What [`conclude`](Self::conclude) said, once it has; and that the world has gone on since, if it has.

@@ -55,13 +55,13 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
                 let members = Arc::clone(&members);
                 move || {
                     assert_eq!(
-                        line.end("x", &members, b"a", PATIENCE),
+                        line.end("x", &members, b"a", PATIENCE, None),
                         all([b"a", b"b"], rank)
                     )
                 }
             });
             assert_eq!(
-                other.line.end("x", &members, b"b", PATIENCE),
+                other.line.end("x", &members, b"b", PATIENCE, None),
                 all([b"a", b"b"], rank)
             );
         });
@@ -104,7 +104,7 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     eventually("the failure", || *lock(&heard) == [failed.clone()]);
     let members: Arc<[usize]> = [0, 1].into();
     let soon = Duration::from_millis(50);
-    let missing = zero.line.end("x", &members, b"", soon);
+    let missing = zero.line.end("x", &members, b"", soon, None);
     assert_eq!(
         missing,
         Ended::Missing(vec![1]),
@@ -113,7 +113,7 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     drop(line);
     let begun = Instant::now();
     assert_eq!(
-        zero.line.end("y", &members, b"b", PATIENCE),
+        zero.line.end("y", &members, b"b", PATIENCE, None),
         Ended::All(vec![b"b".to_vec(), Vec::new()])
     );
     assert!(begun.elapsed() < PATIENCE / 2);
@@ -131,7 +131,7 @@ fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
             let members = &members;
             scope.spawn(move || {
                 let part = [world.rank() as u8];
-                let ended = world.line.end("x", members, &part, PATIENCE);
+                let ended = world.line.end("x", members, &part, PATIENCE, None);
                 assert_eq!(ended, Ended::All(vec![vec![0], vec![1], Vec::new()]));
             });
         }

@@ -1,0 +1,538 @@
+//! Whether all ranks are about to capture what belongs together.
+//!
+//! NCCL does not compare: ranks whose graphs differ wait for each other for ever, some in the capture, where
+//! they are connected, and some in a replay. So the ranks of a communicator that have a line compare what they
+//! recorded, before NCCL is asked for anything:
+//!
+//! 1. each gives a digest of its collectives, and one for each peer of its messages to and from it. When all
+//!    collectives are the same, and what one rank sends is what the other one receives, that was all;
+//! 2. otherwise each gives its operations, and all come to the same sentence about the first difference.
+//!
+//! What it costs is one exchange, whose bytes grow with peers and not with operations. A rank whose closure
+//! failed takes part as well, so that the others hear of it instead of waiting.
+//!
+//! Not compared: how operations are grouped, and messages against collectives, because NCCL carries out some
+//! of what looks different.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use sha2::{Digest as _, Sha256};
+
+use super::record::Captured;
+use crate::dtype::DataType;
+use crate::recorded::{Function, Kind, Recorded, Reduced};
+use crate::rendezvous::{Broken, Fields, put_index, put_number, ranges};
+
+/// One operation of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    function: Function,
+    data_type: DataType,
+    reduction: Reduced,
+    count: u64,
+    /// The peer or root.
+    rank: usize,
+}
+
+/// The most operations that are told when captures differ.
+const MOST: usize = 4096;
+
+type Hash = [u8; 16];
+
+impl Entry {
+    fn of(recorded: &Recorded) -> Option<Self> {
+        let kind = Kind::of(recorded.kind())?;
+        let has_rank = !matches!(
+            kind.function,
+            Function::AllReduce
+                | Function::AllGather
+                | Function::ReduceScatter
+                | Function::AllToAll
+        );
+        Some(Self {
+            function: kind.function,
+            data_type: kind.data_type,
+            reduction: kind.reduction,
+            count: recorded.count as u64,
+            rank: if has_rank { recorded.rank as usize } else { 0 },
+        })
+    }
+
+    fn is_message(&self) -> bool {
+        matches!(self.function, Function::Send | Function::Recv)
+    }
+
+    fn bytes(&self) -> u64 {
+        let size = self.data_type.size_in_bytes().unwrap_or_default() as u64;
+        self.count.saturating_mul(size)
+    }
+
+    fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, self.function as u64);
+        put_number(to, u64::from(self.data_type.as_raw()));
+        put_number(to, self.reduction as u64);
+        put_number(to, self.count);
+        put_index(to, self.rank);
+    }
+
+    fn read(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let code = |number: u64| usize::try_from(number).map_err(|_| Broken("a code"));
+        let function = Function::ALL.get(code(fields.number()?)?).copied();
+        let data_type = u32::try_from(fields.number()?).map_err(|_| Broken("a type"))?;
+        let reduction = Reduced::ALL.get(code(fields.number()?)?).copied();
+        Ok(Self {
+            function: function.ok_or(Broken("an unknown operation"))?,
+            data_type: DataType::from_raw(data_type),
+            reduction: reduction.ok_or(Broken("an unknown operator"))?,
+            count: fields.number()?,
+            rank: fields.index()?,
+        })
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            function,
+            data_type,
+            reduction,
+            count,
+            rank,
+        } = self;
+        write!(f, "{} of {count} {data_type}", function.kind())?;
+        match reduction {
+            Reduced::Not => {}
+            Reduced::Made => f.write_str(" with an operator of its own")?,
+            known => write!(f, " ({})", format!("{known:?}").to_lowercase())?,
+        }
+        match function {
+            Function::Broadcast | Function::Reduce | Function::Gather | Function::Scatter => {
+                write!(f, " with root {rank}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What one rank is about to capture.
+pub(super) fn entries(groups: &[Captured]) -> Vec<Entry> {
+    let recorded = groups.iter().flat_map(|group| group.batch().recorded);
+    recorded.filter_map(Entry::of).collect()
+}
+
+fn hash(bytes: &[u8]) -> Hash {
+    let mut hash = Hash::default();
+    hash.copy_from_slice(&Sha256::digest(bytes)[..size_of::<Hash>()]);
+    hash
+}
+
+const READY: u8 = 0;
+const FAILED: u8 = 1;
+
+/// What a rank gives in the first exchange: its digests, or why it captures nothing.
+pub(super) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
+    let entries = match entries {
+        Ok(entries) => entries,
+        Err(reason) => return [&[FAILED], reason.as_bytes()].concat(),
+    };
+    let mut collectives = Vec::new();
+    // What is sent to each peer, and received from it.
+    let mut messages: BTreeMap<usize, [Vec<u8>; 2]> = BTreeMap::new();
+    for entry in entries {
+        if entry.is_message() {
+            let side = usize::from(entry.function == Function::Recv);
+            put_number(
+                &mut messages.entry(entry.rank).or_default()[side],
+                entry.bytes(),
+            );
+        } else {
+            entry.put(&mut collectives);
+        }
+    }
+    let mut digest = vec![READY];
+    digest.extend(hash(&collectives));
+    put_index(&mut digest, messages.len());
+    for (peer, sides) in &messages {
+        put_index(&mut digest, *peer);
+        sides.iter().for_each(|side| digest.extend(hash(side)));
+    }
+    digest
+}
+
+/// What the digests of all ranks say.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Compared {
+    Same,
+    /// In what, the second exchange tells.
+    Different,
+    /// Which rank captures nothing, and why.
+    Failed(usize, String),
+    /// A rank is gone.
+    Gone(usize),
+}
+
+struct Digest {
+    collectives: Hash,
+    messages: BTreeMap<usize, [Hash; 2]>,
+}
+
+impl Digest {
+    fn read(bytes: &[u8]) -> Result<Self, Broken> {
+        let mut fields = Fields(bytes);
+        let collectives = fields.array()?;
+        let messages = (0..fields.count(2 * size_of::<Hash>())?)
+            .map(|_| Ok((fields.index()?, [fields.array()?, fields.array()?])))
+            .collect::<Result<_, _>>()?;
+        fields.end()?;
+        Ok(Self {
+            collectives,
+            messages,
+        })
+    }
+
+    fn side(&self, peer: usize, side: usize) -> Hash {
+        match self.messages.get(&peer) {
+            Some(sides) => sides[side],
+            None => hash(&[]),
+        }
+    }
+}
+
+/// Compares what all ranks gave in the first exchange.
+pub(super) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
+    let mut digests = Vec::with_capacity(parts.len());
+    for (rank, part) in parts.iter().enumerate() {
+        match &part[..] {
+            [] => return Ok(Compared::Gone(rank)),
+            [FAILED, reason @ ..] => {
+                let reason = String::from_utf8_lossy(reason).into_owned();
+                return Ok(Compared::Failed(rank, reason));
+            }
+            [_, digest @ ..] => digests.push(Digest::read(digest)?),
+        }
+    }
+    let same = |digest: &Digest| digest.collectives == digests[0].collectives;
+    let meets = |(rank, digest): (usize, &Digest)| {
+        digest.messages.iter().all(|(&peer, [sent, received])| {
+            digests.get(peer).is_some_and(|other| {
+                other.side(rank, 1) == *sent && other.side(rank, 0) == *received
+            })
+        })
+    };
+    let same = digests.iter().all(same) && digests.iter().enumerate().all(meets);
+    Ok(if same {
+        Compared::Same
+    } else {
+        Compared::Different
+    })
+}
+
+/// What a rank gives in the second exchange.
+pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
+    let mut to = Vec::new();
+    put_index(&mut to, entries.len());
+    let told = &entries[..entries.len().min(MOST)];
+    put_index(&mut to, told.len());
+    told.iter().for_each(|entry| entry.put(&mut to));
+    to
+}
+
+/// What a rank captured, as far as it was told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    total: usize,
+    entries: Vec<Entry>,
+}
+
+pub(super) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
+    let mut fields = Fields(bytes);
+    let total = fields.index()?;
+    let entries = (0..fields.count(5)?)
+        .map(|_| Entry::read(&mut fields))
+        .collect::<Result<_, _>>()?;
+    fields.end()?;
+    Ok(Listed { total, entries })
+}
+
+/// The first difference, the same sentence on all ranks; `name` says who a rank is.
+pub(super) fn difference(all: &[Listed], name: impl Fn(usize) -> String) -> String {
+    collective(all, &name)
+        .or_else(|| message(all, &name))
+        .unwrap_or_else(|| format!("in what comes after the first {MOST} operations"))
+}
+
+/// With its place among all operations of its rank, from 1.
+fn pick(listed: &Listed, wanted: impl Fn(&Entry) -> bool) -> impl Iterator<Item = (usize, &Entry)> {
+    (1..)
+        .zip(&listed.entries)
+        .filter(move |(_, entry)| wanted(entry))
+}
+
+fn collective(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
+    let of = |listed| -> Vec<(usize, Entry)> {
+        let own = pick(listed, |entry| !entry.is_message());
+        own.map(|(at, entry)| (at, *entry)).collect()
+    };
+    let lists: Vec<_> = all.iter().map(of).collect();
+    let longest = lists.iter().map(Vec::len).max()?;
+    let what = |rank: usize, at: usize| lists[rank].get(at).map(|(_, entry)| *entry);
+    let at = (0..longest).find(|&at| (1..all.len()).any(|rank| what(rank, at) != what(0, at)))?;
+    // Who agrees with whom, the largest party first, and of equal ones that of the lower rank.
+    let mut parties: Vec<(Option<Entry>, Vec<usize>)> = Vec::new();
+    for rank in 0..all.len() {
+        match parties
+            .iter_mut()
+            .find(|(entry, _)| *entry == what(rank, at))
+        {
+            Some((_, ranks)) => ranks.push(rank),
+            None => parties.push((what(rank, at), vec![rank])),
+        }
+    }
+    parties.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
+    let (usual, _) = parties.remove(0);
+    let mut text = String::new();
+    for (entry, ranks) in &parties {
+        let who = match ranks[..] {
+            [rank] => name(rank),
+            _ => format!("ranks {}", ranges(ranks)),
+        };
+        let before = if text.is_empty() { "" } else { "; " };
+        let _ = match (entry, ranks[..].first()) {
+            (Some(entry), Some(&rank)) => {
+                let place = lists[rank][at].0;
+                write!(
+                    text,
+                    "{before}{who} captured {entry} as operation {place} of {}",
+                    all[rank].total
+                )
+            }
+            (_, rank) => {
+                let total = rank.map_or(0, |&rank| lists[rank].len());
+                write!(text, "{before}{who} captured only {total} collectives")
+            }
+        };
+    }
+    let _ = match usual {
+        Some(entry) => write!(text, "; the others {entry}"),
+        None => write!(text, "; the others captured no collective there"),
+    };
+    Some(text)
+}
+
+fn message(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
+    let side = |rank: usize, function, peer| -> Vec<(usize, Entry)> {
+        let wanted = move |entry: &Entry| entry.function == function && entry.rank == peer;
+        let own = all
+            .get(rank)
+            .into_iter()
+            .flat_map(move |listed| pick(listed, wanted));
+        own.map(|(at, entry)| (at, *entry)).collect()
+    };
+    let ranks = 0..all.len();
+    let pairs = ranks
+        .clone()
+        .flat_map(|from| ranks.clone().map(move |to| (from, to)));
+    for (from, to) in pairs {
+        let sent = side(from, Function::Send, to);
+        let received = side(to, Function::Recv, from);
+        for at in 0..sent.len().max(received.len()) {
+            let what = |entry: &(usize, Entry)| {
+                let (at, entry) = entry;
+                let Entry {
+                    count, data_type, ..
+                } = entry;
+                format!(
+                    "{count} {data_type} ({} bytes, operation {at})",
+                    entry.bytes()
+                )
+            };
+            let number = at + 1;
+            let (sender, receiver) = (name(from), name(to));
+            match (sent.get(at), received.get(at)) {
+                (Some(one), Some(other)) if one.1.bytes() == other.1.bytes() => {}
+                (Some(one), Some(other)) => {
+                    return Some(format!(
+                        "of message {number} from {sender} to {receiver}, {} are sent and {} received",
+                        what(one),
+                        what(other)
+                    ));
+                }
+                (Some(one), None) => {
+                    return Some(format!(
+                        "{sender} sends {} messages to {receiver}, which receives {} from it; the first that it \
+                         does not receive is {}",
+                        sent.len(),
+                        received.len(),
+                        what(one)
+                    ));
+                }
+                (None, Some(other)) => {
+                    return Some(format!(
+                        "{receiver} receives {} messages from {sender}, which sends {} to it; the first that it \
+                         does not send is {}",
+                        received.len(),
+                        sent.len(),
+                        what(other)
+                    ));
+                }
+                (None, None) => {}
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reduces(count: u64) -> Entry {
+        Entry {
+            function: Function::AllReduce,
+            data_type: DataType::FLOAT32,
+            reduction: Reduced::Sum,
+            count,
+            rank: 0,
+        }
+    }
+
+    fn message_of(function: Function, count: u64, rank: usize) -> Entry {
+        Entry {
+            function,
+            reduction: Reduced::Not,
+            rank,
+            ..reduces(count)
+        }
+    }
+
+    /// What all ranks come to, by way of the bytes that they exchange.
+    fn compared(all: &[&[Entry]]) -> Option<String> {
+        let digests: Vec<_> = all.iter().map(|entries| digest(Ok(entries))).collect();
+        match compare(&digests).unwrap() {
+            Compared::Same => return None,
+            Compared::Different => {}
+            other => panic!("{other:?}"),
+        }
+        let lists = all.iter().map(|entries| decode(&encode(entries)).unwrap());
+        let lists: Vec<_> = lists.collect();
+        Some(difference(&lists, |rank| format!("rank {rank}")))
+    }
+
+    #[test]
+    fn what_is_the_same_or_meets_is_no_difference() {
+        assert_eq!(compared(&[&[], &[]]), None);
+        let send = |to| message_of(Function::Send, 8, to);
+        let receive = |from| message_of(Function::Recv, 8, from);
+        let bytes = Entry {
+            data_type: DataType::UINT8,
+            count: 32,
+            ..receive(0)
+        };
+        // The order of messages with different peers, and their type, are each rank's own.
+        let ring = compared(&[
+            &[send(1), reduces(4), receive(2)],
+            &[reduces(4), send(2), bytes],
+            &[receive(1), send(0), reduces(4)],
+        ]);
+        assert_eq!(ring, None);
+        assert_eq!(compared(&[&[send(0), receive(0)]]), None);
+    }
+
+    #[test]
+    fn another_collective_is_named_with_who_has_it_and_where() {
+        let text = compared(&[
+            &[reduces(1), reduces(2048)],
+            &[
+                message_of(Function::Send, 1, 1),
+                message_of(Function::Recv, 1, 1),
+                reduces(1),
+                reduces(1024),
+            ],
+            &[reduces(1), reduces(2048)],
+        ]);
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "rank 1 captured all_reduce of 1024 f32 (sum) as operation 4 of 4; the others all_reduce of 2048 f32 (sum)"
+            )
+        );
+        let text = compared(&[
+            &[reduces(1)],
+            &[reduces(1), reduces(2)],
+            &[reduces(1), reduces(2)],
+        ]);
+        assert_eq!(
+            text.as_deref(),
+            Some("rank 0 captured only 1 collectives; the others all_reduce of 2 f32 (sum)")
+        );
+        for other in [
+            Entry {
+                reduction: Reduced::Max,
+                ..reduces(1)
+            },
+            Entry {
+                data_type: DataType::INT32,
+                ..reduces(1)
+            },
+            Entry {
+                function: Function::AllGather,
+                reduction: Reduced::Not,
+                ..reduces(1)
+            },
+        ] {
+            assert!(compared(&[&[reduces(1)], &[other]]).is_some(), "{other}");
+        }
+        let root = |rank| Entry {
+            function: Function::Broadcast,
+            reduction: Reduced::Not,
+            rank,
+            ..reduces(1)
+        };
+        let text = compared(&[&[root(0)], &[root(1)], &[root(0)]]).unwrap();
+        assert!(
+            text.contains("rank 1 captured broadcast of 1 f32 with root 1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_message_that_does_not_meet_its_like_is_named() {
+        let (send, receive) = (Function::Send, Function::Recv);
+        let text = compared(&[&[message_of(send, 8, 1)], &[message_of(receive, 4, 0)]]);
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "of message 1 from rank 0 to rank 1, 8 f32 (32 bytes, operation 1) are sent and 4 f32 (16 bytes, \
+                 operation 1) received"
+            )
+        );
+        let text = compared(&[&[message_of(send, 8, 1)], &[]]).unwrap();
+        assert!(
+            text.starts_with("rank 0 sends 1 messages to rank 1, which receives 0"),
+            "{text}"
+        );
+        let text = compared(&[&[], &[message_of(receive, 8, 0)]]).unwrap();
+        assert!(
+            text.starts_with("rank 1 receives 1 messages from rank 0, which sends 0"),
+            "{text}"
+        );
+        // In another order.
+        let (a, b) = (message_of(send, 8, 1), message_of(send, 4, 1));
+        let (c, d) = (message_of(receive, 4, 0), message_of(receive, 8, 0));
+        assert!(compared(&[&[a, b], &[c, d]]).is_some());
+        assert!(compared(&[&[a, b], &[d, c]]).is_none());
+    }
+
+    #[test]
+    fn a_rank_that_captures_nothing_says_why_and_one_that_is_gone_says_nothing() {
+        let failed = digest(Err(String::from("no memory")));
+        let ready = digest(Ok(&[]));
+        assert_eq!(
+            compare(&[ready.clone(), failed]),
+            Ok(Compared::Failed(1, String::from("no memory")))
+        );
+        assert_eq!(compare(&[ready, Vec::new()]), Ok(Compared::Gone(1)));
+        assert!(compare(&[vec![READY, 1], vec![READY]]).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! Ranks that are about to capture what does not belong together hear of it, all the same, before NCCL is asked.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nccl::{Communicator, ErrorKind, OperationKind, ReduceOp, World};
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Far below the limit of an operation.
+const SOON: Duration = Duration::from_secs(10);
+
+fn start(world: &World) -> Result<Communicator, Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("test").stream(&stream);
+    Ok(comm.timeout(Duration::from_secs(60)).build()?)
+}
+
+/// The communicator is as good as before.
+fn is_usable(comm: &Communicator) -> Outcome {
+    let y = comm.stream().clone_htod(&[1.0f32])?;
+    let mut plan = comm.capture(y, |capture, y| {
+        capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+    })?;
+    plan.launch()?.wait()?;
+    let sum = comm.stream().clone_dtoh(&plan.views())?;
+    assert_eq!(sum, [comm.world_size() as f32]);
+    Ok(())
+}
+
+fn difference(error: &nccl::Error, plan: u64) -> &str {
+    assert_eq!(
+        error.operation().map(|o| o.kind()),
+        Some(OperationKind::Capture)
+    );
+    match error.kind() {
+        ErrorKind::CaptureDiffers {
+            plan: number,
+            difference,
+        } => {
+            assert_eq!(*number, plan);
+            difference
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn another_length_on_one_rank_is_the_error_of_all_and_ends_nothing() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let comm = start(&world)?;
+        is_usable(&comm)?;
+        let len = if world.rank() == 1 { 1024 } else { 2048 };
+        let memory = |len| comm.stream().alloc_zeros::<f32>(len);
+        let begun = Instant::now();
+        let error = comm
+            .capture((memory(8)?, memory(len)?), |capture, (x, y)| {
+                capture.group(|group| group.broadcast_in_place(x, 0))?;
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+            })
+            .unwrap_err();
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        let text = difference(&error, 2);
+        let who = "pid ";
+        assert!(text.starts_with("rank 1 (") && text.contains(who), "{text}");
+        let what = "captured all_reduce of 1024 f32 (sum) as operation 2 of 2; the others all_reduce of 2048 f32 (sum)";
+        assert!(text.ends_with(what), "{text}");
+        // The same on all of them.
+        let all = world.all_gather("texts", text.as_bytes())?;
+        assert!(all.iter().all(|other| other == &all[0]), "{all:?}");
+        is_usable(&comm)?;
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn messages_that_do_not_meet_are_named_with_both_sides() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let comm = start(&world)?;
+        let own = comm.rank();
+        let memory = |len| comm.stream().alloc_zeros::<f32>(len);
+        // Rank 2 expects less of rank 1 than that gives.
+        let len = if own == 2 { 16 } else { 64 };
+        let error = comm
+            .capture((memory(64)?, memory(len)?), |capture, (x, y)| {
+                capture.group(|group| {
+                    group.isend(&x, (own + 1) % 3)?;
+                    group.irecv(y, (own + 2) % 3)
+                })
+            })
+            .unwrap_err();
+        let text = difference(&error, 1);
+        assert!(text.contains("of message 1 from rank 1 ("), "{text}");
+        assert!(
+            text.contains("64 f32 (256 bytes, operation 1) are sent"),
+            "{text}"
+        );
+        assert!(
+            text.contains("16 f32 (64 bytes, operation 2) received"),
+            "{text}"
+        );
+        is_usable(&comm)?;
+        Ok(())
+    });
+}
+
+/// The ranks of a split are not those of the world, and the world may be gone.
+#[test]
+fn ranks_of_a_split_compare_among_themselves_also_without_their_world() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let comm = start(&world)?;
+        let own = world.rank();
+        let part = comm.split("part", Some(u32::from(own == 2)), -(own as i64))?;
+        let part = part.ok_or("a colour was given")?;
+        world.barrier("made")?;
+        drop((world, comm));
+        is_usable(&part)?;
+        if own == 2 {
+            return Ok(());
+        }
+        let kind = if own == 0 {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::Max
+        };
+        let error = part
+            .capture(part.stream().alloc_zeros::<u8>(8)?, |capture, y| {
+                capture.group(|group| group.all_reduce_in_place(y, kind))
+            })
+            .unwrap_err();
+        let text = difference(&error, 2);
+        // Rank 0 of the world is rank 1 of the part, whose order is the other one.
+        assert!(
+            text.starts_with("rank 1 (") && text.contains("u8 (sum)"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("the others all_reduce of 8 u8 (max)"),
+            "{text}"
+        );
+        is_usable(&part)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_whose_closure_fails_is_the_reason_of_all_at_once() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let comm = start(&world)?;
+        let begun = Instant::now();
+        let y = comm.stream().alloc_zeros::<f32>(8)?;
+        let error = comm
+            .capture(y, |capture, mut y| {
+                if comm.rank() == 1 {
+                    return capture.group(|group| group.irecv(&mut y, 9));
+                }
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+            })
+            .unwrap_err();
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        if comm.rank() == 1 {
+            assert!(
+                matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
+                "{error}"
+            );
+        } else {
+            let text = difference(&error, 1);
+            assert!(
+                text.starts_with("rank 1 (") && text.contains("captured nothing, because"),
+                "{text}"
+            );
+            assert!(text.contains('9'), "{text}");
+        }
+        is_usable(&comm)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_limit() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let limit = Duration::from_millis(500);
+        let comm = start(&world)?;
+        if world.rank() == 1 {
+            world.barrier("given up")?;
+            // It comes too late, and hears the same.
+        }
+        let begun = Instant::now();
+        let impatient = comm.within(limit);
+        let y = comm.stream().alloc_zeros::<f32>(8)?;
+        let error = impatient
+            .capture(y, |capture, y| {
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+            })
+            .unwrap_err();
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        assert!(error.is_timeout(), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("the capture of plan 1, to which rank 1 ("),
+            "{text}"
+        );
+        if world.rank() != 1 {
+            world.barrier("given up")?;
+        }
+        is_usable(&comm)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_the_others() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let comm = start(&world)?;
+        let begun = Instant::now();
+        if world.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(200));
+            comm.abort("enough")?;
+        } else {
+            let y = comm.stream().alloc_zeros::<f32>(8)?;
+            let error = comm
+                .capture(y, |capture, y| {
+                    capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+                })
+                .unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                error.fault().is_some_and(|fault| fault.cause() == "enough"),
+                "{error}"
+            );
+        }
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// What it costs: `cargo test --release --test captures_differ -- --nocapture --ignored`.
+#[test]
+#[ignore = "a measurement"]
+fn the_comparison_takes_as_long_as_an_exchange() {
+    Ranks::new(2).processes(|world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let compared = world.communicator("compared").stream(&stream).build()?;
+        let alone = support::strangers(&world, "alone")?
+            .stream(&stream)
+            .build()?;
+        let mut took = Vec::new();
+        for comm in [&compared, &alone] {
+            let mut each = Vec::new();
+            for _ in 0..200 {
+                world.barrier("next")?;
+                let y = stream.alloc_zeros::<f32>(8)?;
+                let begun = Instant::now();
+                let plan = comm.capture(y, |capture, y| {
+                    capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+                })?;
+                each.push(begun.elapsed());
+                drop(plan);
+            }
+            each.sort_unstable();
+            took.push(each[each.len() / 2]);
+        }
+        println!("compared {:?}, not compared {:?}", took[0], took[1]);
+        Ok(())
+    });
+}
