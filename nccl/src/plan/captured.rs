@@ -137,7 +137,7 @@ impl Communicator {
     ) -> Result<CapturedPlan<B>> {
         let recorded = self.record_plan(&mut buffers, record);
         let number = self.inner.plans.next();
-        self.agree(number, &recorded, started)?;
+        self.compare_captures(number, &recorded, started)?;
         let Drafted {
             groups,
             join,
@@ -201,7 +201,12 @@ impl Communicator {
 
     /// Compares it with what the other ranks are about to capture, where they can be asked. Nothing has been
     /// captured by then, so that a difference leaves the communicator as it is.
-    fn agree(&self, number: u64, drafted: &Result<Drafted>, started: Instant) -> Result<()> {
+    fn compare_captures(
+        &self,
+        number: u64,
+        drafted: &Result<Drafted>,
+        started: Instant,
+    ) -> Result<()> {
         let inner = &self.inner;
         let Some(board) = &inner.board else {
             return Ok(());
