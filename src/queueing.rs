@@ -78,6 +78,7 @@ pub fn api(ending: Ending) -> Api {
     let mut api = Api::empty();
     api.ncclCommInitRankConfig = Some(init);
     api.ncclCommGetAsyncError = Some(at_rest);
+    api.ncclCommSplit = Some(split);
     api.ncclCommFinalize = Some(on_communicator);
     api.ncclCommDestroy = Some(on_communicator);
     api.ncclCommAbort = Some(on_communicator);
@@ -149,6 +150,18 @@ unsafe extern "C" fn init(
 ) -> ncclResult_t {
     // SAFETY: NCCL's contract: `comm` is valid for a write.
     unsafe { comm.write((&raw const COMMUNICATOR).cast_mut().cast()) };
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn split(
+    _parent: ncclComm_t,
+    _color: c_int,
+    _key: c_int,
+    child: *mut ncclComm_t,
+    _config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: NCCL's contract: `child` is valid for a write.
+    unsafe { child.write((&raw const COMMUNICATOR).cast_mut().cast()) };
     ncclResult_t::ncclSuccess
 }
 

@@ -379,7 +379,7 @@ fn settings_that_contradict_how_nccl_is_used_are_refused_before_anybody_waits() 
                             let text = error.to_string();
                             assert!(text.contains(&format!("{variable}={value}")), "{text}");
                             assert!(text.contains(&format!("`{field}`")), "{text}");
-                            assert!(text.contains("unset it"), "{text}");
+                            assert!(text.contains(&format!("unset {variable}")), "{text}");
                         }
                     }
                     Ok(())

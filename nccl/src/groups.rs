@@ -89,21 +89,37 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
     let Some(first) = comms.next() else {
         return Ok(());
     };
-    let Some(other) = comms.find(|comm| comm.inner.blocks != first.inner.blocks) else {
+    let Some(other) = comms.find(|comm| comm.launch_mode() != first.launch_mode()) else {
         return Ok(());
     };
     let (blocks, not) = match first.inner.blocks {
         true => (first, other),
         false => (other, first),
     };
+    // The one that was made elsewhere first.
+    let (blocks, not) = match not.launch_mode() {
+        None => (not, blocks),
+        Some(_) => (blocks, not),
+    };
+    let (name, other) = (blocks.name(), not.name());
+    let reason = match (blocks.launch_mode(), not.inner.blocks) {
+        (None, false) => format!(
+            "communicator {name:?} blocks and {other:?} does not, so they cannot be in one group: make the \
+             first with blocking = 0 where it is made, or issue its operations in a group of their own"
+        ),
+        (None, true) => format!(
+            "nothing ends a call that waits for communicator {name:?}, which was made elsewhere, and the \
+             launch mode of {other:?} promises that its calls end, so they cannot be in one group"
+        ),
+        (Some(_), _) => format!(
+            "communicator {name:?} is of launch mode KillSwitch, which blocks, and {other:?} of NonBlocking, \
+             so they cannot be in one group: make both in the same mode, or issue their operations in groups \
+             of their own"
+        ),
+    };
     Err(Error::new(ErrorKind::InvalidConfig {
         field: "blocking",
-        reason: format!(
-            "communicator {:?} blocks and {:?} does not, so they cannot be in one group: make the first \
-             with blocking = 0 where it is made, or issue its operations in a group of their own",
-            blocks.name(),
-            not.name()
-        ),
+        reason,
     }))
 }
 

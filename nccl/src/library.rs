@@ -60,6 +60,9 @@ pub enum Capability {
     Float8,
     /// Communicators that know their name in NCCL's own messages (2.27.3).
     CommunicatorName,
+    /// Calls that block and can be ended all the same ([`LaunchMode::KillSwitch`](crate::LaunchMode::KillSwitch),
+    /// 2.26.2): `ncclCommSplit`, and an abort that comes back.
+    KillSwitch,
 }
 
 impl Capability {
@@ -76,6 +79,7 @@ impl Capability {
         Self::TrustworthyAbort,
         Self::Float8,
         Self::CommunicatorName,
+        Self::KillSwitch,
     ];
 
     /// The first release that has it.
@@ -92,6 +96,7 @@ impl Capability {
             Self::TrustworthyAbort => Version::new(2, 26, 2),
             Self::Float8 => Version::new(2, 24, 3),
             Self::CommunicatorName => Version::new(2, 27, 3),
+            Self::KillSwitch => Version::new(2, 26, 2),
         }
     }
 }
@@ -104,6 +109,7 @@ impl fmt::Display for Capability {
             Self::TrustworthyAbort => "an abort that always comes back",
             Self::Float8 => "8-bit floats",
             Self::CommunicatorName => "communicator names in NCCL's messages",
+            Self::KillSwitch => "calls that block and can be ended",
         };
         write!(f, "{what} (NCCL ≥ {})", self.since())
     }
@@ -260,6 +266,7 @@ impl Library {
     pub fn has(&self, capability: Capability) -> bool {
         let symbol = match capability {
             Capability::NativeAllToAll => self.0.api.ncclAlltoAll.is_some(),
+            Capability::KillSwitch => self.0.api.ncclCommSplit.is_some(),
             _ => true,
         };
         symbol && self.0.version >= capability.since()

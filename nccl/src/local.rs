@@ -38,6 +38,7 @@ fn table() -> sys::Api {
         ncclGetUniqueId: Some(unique_id),
         ncclCommInitRankConfig: Some(init),
         ncclCommGetAsyncError: Some(async_error),
+        ncclCommSplit: Some(split),
         ncclCommFinalize: Some(end),
         ncclCommDestroy: Some(end),
         ncclCommAbort: Some(end),
@@ -100,6 +101,18 @@ unsafe extern "C" fn init(
     }
     // SAFETY: the caller gives a place for the communicator. The handle is never followed.
     unsafe { comm.write(std::ptr::dangling_mut()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn split(
+    _: sys::ncclComm_t,
+    _: c_int,
+    _: c_int,
+    child: *mut sys::ncclComm_t,
+    _: *mut sys::ncclConfig_t,
+) -> sys::ncclResult_t {
+    // SAFETY: the caller gives a place for the communicator. The handle is never followed.
+    unsafe { child.write(std::ptr::dangling_mut()) };
     SUCCESS
 }
 

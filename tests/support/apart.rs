@@ -55,7 +55,8 @@ pub fn rank(test: &str, ranks: usize) -> Option<(String, World)> {
     };
     perf::install(ranks).unwrap_or_else(|failure| panic!("{failure}"));
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
-    Some((role, World::join(rendezvous).expect("the ranks meet")))
+    let world = World::join(rendezvous).expect("the ranks meet");
+    Some((role, world.with_launch_mode(super::launch_mode())))
 }
 
 impl Apart {

@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaContext, DriverError};
-use nccl::{Communicator, CommunicatorBuilder, Rendezvous, World};
+use nccl::{Communicator, CommunicatorBuilder, LaunchMode, Rendezvous, World};
 use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, NOT_TESTED, TESTED};
 use nccl_tools::perf;
 use nccl_tools::spawn::{
@@ -46,6 +46,33 @@ use nccl_tools::testing::{Role, Verdict, again, end_with, name};
 
 /// How long a test may take, unless it says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The variable that has a test file run in another launch mode: `kill-switch` or `non-blocking`.
+pub const LAUNCH_MODE: &str = "NCCL_TEST_LAUNCH_MODE";
+
+/// The launch mode of the worlds that tests are given: `NonBlocking`, unless [`LAUNCH_MODE`] says otherwise. The
+/// tests of `tests/kill_switch.rs` are those of other files, in the mode that is in its name.
+pub fn launch_mode() -> LaunchMode {
+    match std::env::var(LAUNCH_MODE).as_deref() {
+        Ok("kill-switch") => LaunchMode::KillSwitch,
+        Ok("non-blocking") => LaunchMode::NonBlocking,
+        Ok(other) => panic!("{LAUNCH_MODE} is kill-switch or non-blocking, not {other}"),
+        Err(_) if env!("CARGO_CRATE_NAME") == "kill_switch" => LaunchMode::KillSwitch,
+        Err(_) => LaunchMode::NonBlocking,
+    }
+}
+
+/// NCCL would have freed a communicator under somebody who uses it.
+fn nothing_was_used_after_its_end() -> Result<(), String> {
+    let violations = nccl_emulator::violations();
+    let late = |violation: &&nccl_emulator::Violation| {
+        violation.kind() == nccl_emulator::ViolationKind::UseAfterDestroy
+    };
+    match violations.iter().find(late) {
+        Some(violation) => Err(format!("{violation}")),
+        None => Ok(()),
+    }
+}
 
 /// The device of a rank: one of its own, or one that it shares where there are fewer devices than ranks.
 ///
@@ -64,7 +91,8 @@ pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorB
     let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
     let id = world.broadcast(name, 0, id.as_bytes())?;
     let id = nccl::UniqueId::from_bytes(id.try_into().expect("as many bytes as were given"));
-    Ok(Communicator::builder(name, id, world.rank(), world.size()))
+    let builder = Communicator::builder(name, id, world.rank(), world.size());
+    Ok(builder.launch_mode(launch_mode()))
 }
 
 /// Whether this runs on the emulator; otherwise says that the test is left out because it needs `what`.
@@ -235,7 +263,8 @@ impl Ranks {
                     install(self.ranks);
                     let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
                     let world = World::join(rendezvous).map_err(|error| error.to_string())?;
-                    body(world).verdict()
+                    body(world.with_launch_mode(launch_mode())).verdict()?;
+                    nothing_was_used_after_its_end()
                 })
             }
             Place::Past => None,
@@ -310,8 +339,9 @@ fn threads_of_this_process<V: Verdict>(
 ) -> ! {
     end_with(|| {
         install(ranks);
-        let worlds = World::threads(ranks);
-        let ended = rank_threads::run(worlds, Some(deadline), move |_, world| {
+        let worlds = World::threads(ranks).into_iter();
+        let worlds = worlds.map(|world| world.with_launch_mode(launch_mode()));
+        let ended = rank_threads::run(worlds.collect(), Some(deadline), move |_, world| {
             body(world).verdict()
         });
         ended.map_err(|failure| {
@@ -323,7 +353,8 @@ fn threads_of_this_process<V: Verdict>(
                 unsafe { libc::_exit(101) }
             }
             failure.to_string()
-        })
+        })?;
+        nothing_was_used_after_its_end()
     })
 }
 

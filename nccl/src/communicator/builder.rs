@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::everybody::Birth;
-use super::init::{Company, Plan, Prepared, refuse_contradictions};
-use super::{Communicator, Timeouts};
+use super::init::{Company, Plan, Prepared};
+use super::{Communicator, LaunchMode, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +45,7 @@ pub struct CommunicatorBuilder<'a> {
     world_size: usize,
     stream: Option<Arc<CudaStream>>,
     config: Config,
+    mode: LaunchMode,
     timeouts: Timeouts,
     abort_signals: Vec<AbortSignal>,
     library: Option<Library>,
@@ -70,6 +71,7 @@ impl<'a> CommunicatorBuilder<'a> {
         Self {
             company: Some((Arc::clone(&world.line), (0..world.size()).collect())),
             timeouts: world.timeouts,
+            mode: world.launch_mode(),
             ..Self::new(name, Origin::World(world), world.rank(), world.size())
         }
     }
@@ -90,6 +92,7 @@ impl<'a> CommunicatorBuilder<'a> {
         Self {
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
+            mode: inner.launch_mode().unwrap_or_default(),
             library: Some(inner.library.clone()),
             abort_signals: vec![inner.abort_signal.clone()],
             company,
@@ -115,6 +118,7 @@ impl<'a> CommunicatorBuilder<'a> {
             world_size,
             stream: None,
             config: Config::new(),
+            mode: LaunchMode::default(),
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,
@@ -158,6 +162,31 @@ impl<'a> CommunicatorBuilder<'a> {
     /// ```
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
+        self
+    }
+
+    /// How NCCL is called: [`LaunchMode::NonBlocking`] unless set, here or for the world
+    /// ([`World::with_launch_mode`]). All ranks have to choose alike.
+    ///
+    /// A split has the mode of the communicator that it is split from.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::threads(1).remove(0);
+    /// let comm = world
+    ///     .communicator("demo")
+    ///     .stream(&stream)
+    ///     .launch_mode(nccl::LaunchMode::KillSwitch)
+    ///     .build()?;
+    /// let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
+        self.mode = mode;
         self
     }
 
@@ -441,7 +470,7 @@ impl<'a> CommunicatorBuilder<'a> {
                     }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
-                agree(world, self.name, prepared, deadline, &signal)
+                agree(world, self.name, self.mode, prepared, deadline, &signal)
                     .map_err(|error| birth.explain(error))?
             }
             Origin::Split => {
@@ -472,7 +501,7 @@ impl<'a> CommunicatorBuilder<'a> {
 
     /// What the ranks compare before they start.
     fn about(&self) -> Settings {
-        let mut settings = Settings::new();
+        let mut settings = Settings::new().launch_mode(self.mode);
         if let Some(stream) = &self.stream {
             settings = settings.stream(stream);
         }
@@ -526,12 +555,13 @@ impl<'a> CommunicatorBuilder<'a> {
             world_size: self.world_size,
             stream,
             config: &self.config,
+            mode: self.mode,
             timeouts: self.timeouts,
             abort_signal,
             company: self.company.clone(),
             birth: Arc::clone(birth),
         };
-        refuse_contradictions()?;
+        self.mode.refuse_contradictions()?;
         let prepared = plan.prepare()?;
         let limit = self.timeouts.init.min(self.timeouts.operation / 2);
         let id = makes_id
@@ -547,6 +577,7 @@ impl<'a> CommunicatorBuilder<'a> {
 fn agree(
     world: &World,
     name: &str,
+    mode: LaunchMode,
     prepared: Result<(Prepared, Option<UniqueId>)>,
     deadline: Instant,
     signal: &AbortSignal,
@@ -556,7 +587,7 @@ fn agree(
     let message = match &prepared {
         Ok((_, id)) => {
             let id = id.as_ref().map(|id| world.line.seal(name, id));
-            [&[READY], &id.unwrap_or_default()[..]].concat()
+            [&[READY, mode.code()], &id.unwrap_or_default()[..]].concat()
         }
         Err(error) => [&[FAILED], error.kind().to_string().as_bytes()].concat(),
     };
@@ -573,10 +604,37 @@ fn agree(
                 String::from_utf8_lossy(reason)
             )));
         }
+        same_mode(mode, answer.get(1), || world.describe(rank))?;
     }
     let id = answers
         .first()
-        .and_then(|answer| answer.get(1..))
+        .and_then(|answer| answer.get(2..))
         .unwrap_or_default();
     Ok((world.line.unseal(name, id)?, prepared))
+}
+
+/// The ranks split the communicator that carries their data together, or none does.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] when a rank, of which `who` tells, sent another mode.
+pub(super) fn same_mode(
+    mode: LaunchMode,
+    sent: Option<&u8>,
+    who: impl FnOnce() -> String,
+) -> Result<()> {
+    let its = sent.copied().and_then(LaunchMode::of_code);
+    if its == Some(mode) {
+        return Ok(());
+    }
+    let its = its.map_or_else(
+        || String::from("one that is unknown here"),
+        |its| its.to_string(),
+    );
+    Err(Error::new(ErrorKind::InvalidConfig {
+        field: "launch_mode",
+        reason: format!(
+            "{} makes it in launch mode {its}, and this rank in {mode}: choose the same on all ranks",
+            who()
+        ),
+    }))
 }

@@ -299,7 +299,9 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             .into_iter()
             .partition(|inner| inner.library.is(&library));
         own = others;
-        let same: Vec<Arc<Inner>> = Vec::from_iter(same.into_iter().cloned());
+        // One that blocks is aborted by itself: first its switch, and then it has to be drained.
+        let same = same.into_iter().filter(|inner| inner.switch.is_none());
+        let same: Vec<Arc<Inner>> = same.cloned().collect();
         if same.len() < 2 || !library.has(Capability::GroupAbort) {
             continue;
         }

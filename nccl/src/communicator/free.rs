@@ -6,9 +6,9 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::Inner;
 use super::handle::{RawComm, Unsettled, settle};
 use super::state::{Native, Way};
+use super::{Inner, Switch};
 use crate::error::NcclFailure;
 use crate::ffi;
 use crate::library::Library;
@@ -16,6 +16,12 @@ use crate::library::Library;
 impl Native for Arc<Inner> {
     type Raw = RawComm;
     type Failure = NcclFailure;
+
+    fn break_in(&self) {
+        if let Some(switch) = &self.switch {
+            switch.pull();
+        }
+    }
 
     fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
         look(&mut self.handle.wait_for_it().raw)
@@ -25,7 +31,42 @@ impl Native for Arc<Inner> {
         // NCCL waits for graphs that hold the communicator. Whoever captured one had the lock, so that it is
         // in the list by now.
         self.destroy_plans();
-        free(&self.library, way, raw)
+        free_with(&self.library, way, raw, self.switch.as_deref())
+    }
+}
+
+/// Gives a communicator back together with the one that is its switch, which is first to end in an abort and
+/// last otherwise. As [`free`].
+pub(super) fn free_with(
+    library: &Library,
+    way: Way,
+    raw: RawComm,
+    switch: Option<&Switch>,
+) -> Result<(), NcclFailure> {
+    let Some(switch) = switch else {
+        return free(library, way, raw);
+    };
+    match way {
+        Way::Destroy => {
+            free(library, way, raw)?;
+            switch.destroy_parent(|parent| free(library, way, parent))
+        }
+        Way::Abort => {
+            let pulled = switch.pull();
+            switch.drained();
+            let freed = free(library, way, raw);
+            if freed.is_err() {
+                switch.leak_place();
+            }
+            // If it is the parent that came to nothing, it may have been split by then.
+            let child = switch.take_child();
+            let child = child.map_or(Ok(()), |child| free(library, way, child));
+            let parent = match pulled {
+                true => Ok(()),
+                false => Err(ffi::missing(library, "ncclCommAbort")),
+            };
+            freed.and(child).and(parent)
+        }
     }
 }
 
@@ -76,20 +117,87 @@ pub(super) fn abort_in_a_group(library: &Library, raws: &[RawComm]) -> Vec<bool>
     }
 }
 
-pub(super) fn finalize_raw(
+/// Finalizes a communicator, and the one that is its switch.
+pub(super) fn finalize_with(
+    library: &Library,
+    raw: RawComm,
+    switch: Option<&Arc<Switch>>,
+    deadline: Instant,
+    interrupted: impl Fn() -> bool,
+) -> Result<(), Unsettled> {
+    let Some(switch) = switch else {
+        return finalize_raw(library, raw, deadline, interrupted);
+    };
+    finalize_blocking(library, raw, switch, deadline, &interrupted)?;
+    // It has nothing to flush, but leaves together with those of the other ranks.
+    let ended = switch.with_parent(|parent| finalize_raw(library, parent, deadline, &interrupted));
+    ended.unwrap_or(Ok(()))
+}
+
+/// Finalizes a communicator whose calls block, on a thread of its own. When that takes too long, that thread is
+/// still inside when this returns, until the switch is pulled.
+fn finalize_blocking(
+    library: &Library,
+    raw: RawComm,
+    switch: &Arc<Switch>,
+    deadline: Instant,
+    interrupted: impl Fn() -> bool,
+) -> Result<(), Unsettled> {
+    const LOOK: Duration = Duration::from_millis(1);
+    let (entered, inside) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let (library, switch) = (library.clone(), Arc::clone(switch));
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-finalize"))
+        .spawn(move || {
+            let finalizing = switch.finalizing();
+            let _ = entered.send(());
+            let finalized = call_finalize(&library, raw);
+            drop(finalizing);
+            let _ = sender.send(finalized);
+        });
+    // Without a thread it is aborted; with one, nobody may take it for drained before that has begun.
+    if spawned.is_err() || inside.recv().is_err() {
+        return Err(Unsettled::Interrupted);
+    }
+    loop {
+        match receiver.recv_timeout(LOOK) {
+            Ok(Ok(())) => return Ok(()),
+            // It was made to come out.
+            Ok(Err(_)) if interrupted() => return Err(Unsettled::Interrupted),
+            Ok(Err(failure)) => return Err(Unsettled::Failed(failure)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Unsettled::Interrupted),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if interrupted() {
+            return Err(Unsettled::Interrupted);
+        }
+        if Instant::now() >= deadline {
+            return Err(Unsettled::TimedOut);
+        }
+    }
+}
+
+const FINALIZE: &str = "ncclCommFinalize";
+
+fn finalize_raw(
     library: &Library,
     raw: RawComm,
     deadline: Instant,
     interrupted: impl Fn() -> bool,
 ) -> Result<(), Unsettled> {
-    const CALL: &str = "ncclCommFinalize";
+    call_finalize(library, raw).map_err(Unsettled::Failed)?;
+    settle(library, raw, FINALIZE, deadline, interrupted)
+}
+
+/// The caller owns `raw`, and no other call on it is under way.
+fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
     let Some(finalize) = library.api().ncclCommFinalize else {
         return Ok(());
     };
-    // SAFETY: the caller owns `raw`, so no other call on it is under way.
+    // SAFETY: what the caller promises.
     let code = unsafe { finalize(raw.as_ptr()) };
-    ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
-    settle(library, raw, CALL, deadline, interrupted)
+    ffi::check(library, FINALIZE, code).map(drop)
 }
 
 /// Runs `work` on a thread of its own, and waits for it no longer than `limit`.

@@ -13,11 +13,12 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
 use super::everybody::Birth;
-use super::free::{free, within};
+use super::free::{free, free_with, within};
 use super::handle::{Handle, RawComm, Turn, Unsettled, settle};
 use super::lifecycle::Why;
 use super::state::{Left, Phase, Way};
-use super::{Inner, Pins, State, Timeouts, order};
+use super::switch::Switch;
+use super::{Inner, LaunchMode, Pins, State, Timeouts, guard, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
@@ -40,6 +41,7 @@ pub(super) struct Plan<'a> {
     pub(super) world_size: usize,
     pub(super) stream: Arc<CudaStream>,
     pub(super) config: &'a Config,
+    pub(super) mode: LaunchMode,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
     /// The way to the other ranks, and which of its ranks they are.
@@ -61,7 +63,10 @@ pub(super) struct Prepared {
     timeouts: Timeouts,
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
-    config: sys::ncclConfig_t,
+    mode: LaunchMode,
+    configs: Configs,
+    phase: Arc<Phase>,
+    switch: Option<Arc<Switch>>,
     join: CudaEvent,
     pins_stream: Arc<CudaStream>,
     company: Option<Company>,
@@ -86,7 +91,18 @@ impl Plan<'_> {
         }
         order::admit(WHAT, &self.stream, &context)?;
         let (pins_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
-        let config = self.config.to_raw(&self.library, self.name)?;
+        self.mode.admit(&self.library)?;
+        let configs = Configs::new(self.config, self.mode, &self.library, self.name)?;
+        let phase = Arc::new(Phase::new());
+        let switch = match self.mode {
+            LaunchMode::NonBlocking => None,
+            LaunchMode::KillSwitch => {
+                let switch = Switch::new(&self.library, &self.abort_signal, &phase);
+                let switch = Arc::new(switch);
+                guard::watch(&switch)?;
+                Some(switch)
+            }
+        };
         Ok(Prepared {
             library: self.library,
             name: Arc::from(self.name),
@@ -96,7 +112,10 @@ impl Plan<'_> {
             timeouts: self.timeouts,
             abort_signal: self.abort_signal,
             context,
-            config,
+            mode: self.mode,
+            configs,
+            phase,
+            switch,
             join,
             pins_stream,
             // Alone, there is nobody to tell.
@@ -141,6 +160,10 @@ impl Prepared {
         self
     }
 
+    pub(super) fn mode(&self) -> LaunchMode {
+        self.mode
+    }
+
     /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
     pub(super) fn join(
         mut self,
@@ -149,13 +172,14 @@ impl Prepared {
         is_void: impl Fn() -> bool,
     ) -> Result<Arc<Inner>> {
         let started = Instant::now();
-        let config = self.config;
+        let configs = self.configs;
         let birth = Arc::clone(&self.birth);
         let begin = self.begin.take();
-        let inner = self.into_inner(Some(id), false);
+        let blocks = self.switch.is_some();
+        let inner = self.into_inner(Some(id), blocks);
         // What happens to the others meanwhile ends this, too.
         inner.come_under_protection();
-        let (left, error) = match inner.join_nccl(id, begin, &config, deadline, is_void) {
+        let (left, error) = match inner.join_nccl(id, begin, &configs, deadline, is_void) {
             Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
             // At the last moment.
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),
@@ -177,7 +201,7 @@ impl Prepared {
 
     /// The communicator before NCCL is asked; with the token that its ranks have in common.
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
-        let phase = Arc::new(Phase::new());
+        let phase = self.phase;
         self.birth.lives(&phase);
         let (tracked, recorder) = Tracked::new(&self.name, self.rank, self.world_size, &phase);
         let board = self.company.zip(id).map(|((line, members), id)| {
@@ -210,6 +234,7 @@ impl Prepared {
             handle: Turn::new(handle),
             board,
             blocks,
+            switch: self.switch,
             pins: Some(Pins {
                 stream: self.pins_stream,
             }),
@@ -223,7 +248,7 @@ impl Inner {
         &self,
         id: &UniqueId,
         begin: Option<Begin>,
-        config: &sys::ncclConfig_t,
+        configs: &Configs,
         deadline: Instant,
         is_void: impl Fn() -> bool,
     ) -> Result<RawComm, (Left<RawComm>, Error)> {
@@ -231,7 +256,7 @@ impl Inner {
             .bind_to_thread()
             .map_err(|error| (Left::Nothing, Error::cuda(BINDING)(error)))?;
         let interrupted = || self.interrupted() || is_void();
-        let patience = Patience {
+        let patience = || Patience {
             context: &self.context,
             deadline,
             limit: self.timeouts.init,
@@ -239,23 +264,38 @@ impl Inner {
         };
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
         let (raw, started) = match begin {
-            Some(begin) => (begin(config)?, Ok(())),
-            None => start(library, rank, world_size, id, config, patience)?,
+            Some(begin) => (begin(&configs.own)?, Ok(())),
+            None => start(library, rank, world_size, id, &configs.own, patience())?,
         };
-        let settled = match started {
-            Ok(()) => settle_apart(library, raw, CALL, deadline, &interrupted),
-            Err(error) => return Err((Left::Here(raw), error)),
+        let here = |error| (Left::Here(raw), error);
+        started.map_err(here)?;
+        let settled = |call| {
+            let switch = self.switch.clone();
+            let settled = settle_apart(library, raw, switch, call, deadline, &interrupted);
+            settled.map_err(|unsettled| {
+                let left = match unsettled {
+                    // A thread is inside a call on it, and frees it if it ever comes out.
+                    Unsettled::Lost => Left::Lost,
+                    _ => Left::Here(raw),
+                };
+                let error = unsettled.into_error("joining the ranks", self.timeouts.init);
+                (left, error)
+            })
         };
-        settled.map_err(|unsettled| {
-            let left = match unsettled {
-                // A thread is inside a call on it, and frees it if it ever comes out.
-                Unsettled::Lost => Left::Lost,
-                _ => Left::Here(raw),
-            };
-            let error = unsettled.into_error("joining the ranks", self.timeouts.init);
-            (left, error)
-        })?;
-        Ok(raw)
+        settled(CALL)?;
+        let (Some(switch), Some(config)) = (&self.switch, &configs.child) else {
+            return Ok(raw);
+        };
+        // NCCL has read its files by now, and put what they set into the environment.
+        LaunchMode::KillSwitch
+            .refuse_contradictions()
+            .map_err(here)?;
+        start_split(library, raw, rank, switch, config, patience())?;
+        settled(SPLIT)?;
+        let child = switch.take_child();
+        let child = child.ok_or_else(|| here(ffi::missing(library, SPLIT).into()))?;
+        switch.install(raw);
+        Ok(child)
     }
 
     /// The end of one that did not come up, and the error to hand out.
@@ -301,6 +341,86 @@ impl Inner {
 
 const CALL: &str = "ncclCommInitRankConfig";
 const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
+const SPLIT: &str = "ncclCommSplit";
+
+/// The configuration of the communicator that the ranks meet in, and of its child that carries the data, if
+/// there is one. Everything but the arrangement is the same in both: a child has no more channels than its
+/// parent.
+#[derive(Clone, Copy)]
+struct Configs {
+    own: sys::ncclConfig_t,
+    child: Option<sys::ncclConfig_t>,
+}
+
+impl Configs {
+    fn new(config: &Config, mode: LaunchMode, library: &Library, name: &str) -> Result<Self> {
+        let own = config.to_raw(library, name)?;
+        Ok(match mode {
+            LaunchMode::NonBlocking => Self { own, child: None },
+            LaunchMode::KillSwitch => {
+                // NCCL's messages are to tell the two apart.
+                let mut parent = config.to_raw(library, &format!("{name}.switch"))?;
+                parent.splitShare = 1;
+                let mut child = own;
+                child.blocking = 1;
+                child.splitShare = 0;
+                Self {
+                    own: parent,
+                    child: Some(child),
+                }
+            }
+        })
+    }
+}
+
+/// Begins to split the child that carries the data from the idle parent, on a thread that can be given up as in
+/// [`start`].
+fn start_split(
+    library: &Library,
+    parent: RawComm,
+    rank: usize,
+    switch: &Arc<Switch>,
+    config: &sys::ncclConfig_t,
+    patience: Patience<'_>,
+) -> Result<(), (Left<RawComm>, Error)> {
+    const COLOR: i32 = 0;
+    let here = |error| (Left::Here(parent), error);
+    let split = library.function(sys::Api::ncclCommSplit).map_err(here)?;
+    let key = as_int(rank).map_err(here)?;
+    let Patience {
+        context,
+        deadline,
+        limit,
+        interrupted,
+    } = patience;
+    let mut config = Sent(*config);
+    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+    let (switch, held) = (Arc::clone(switch), Arc::clone(switch));
+    let begun = expendable::call(
+        deadline,
+        interrupted,
+        move || {
+            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+            let (parent, config) = (parent, &mut config);
+            // SAFETY: the parent is at rest and this thread alone has it; the place stays valid until the
+            // parent is at rest again or freed (the switch keeps it); the config is valid for the call, and
+            // the strings that it points to are never freed.
+            let code = unsafe { split(parent.as_ptr(), COLOR, key, switch.place(), &mut config.0) };
+            ffi::check(&theirs, SPLIT, code)?;
+            Ok(())
+        },
+        move |_: Result<()>| {
+            let _ = free_with(&freeing, Way::Abort, parent, Some(&held));
+        },
+    );
+    match begun {
+        Ok(begun) => begun.map_err(here),
+        Err(NotBack::NoThread(error)) => {
+            Err(here(NotBack::NoThread(error).into_error(SPLIT, limit)))
+        }
+        Err(not_back) => Err((Left::Lost, not_back.into_error(SPLIT, limit))),
+    }
+}
 
 /// Makes the call, on a thread that can be given up: it may wait although it should not. The communicator that
 /// comes back is not ready yet, and has to be freed when the call failed.
@@ -372,6 +492,7 @@ fn start(
 fn settle_apart(
     library: &Library,
     raw: RawComm,
+    switch: Option<Arc<Switch>>,
     call: &'static str,
     deadline: Instant,
     interrupted: &dyn Fn() -> bool,
@@ -396,7 +517,7 @@ fn settle_apart(
             })
         },
         move |_| {
-            let _ = free(&freeing, Way::Abort, raw);
+            let _ = free_with(&freeing, Way::Abort, raw, switch.as_deref());
         },
     );
     match settled {
@@ -451,63 +572,4 @@ fn as_int(rank: usize) -> Result<i32> {
             i32::MAX
         ))
     })
-}
-
-/// NCCL's environment beats its configuration: refuses what contradicts how this crate uses NCCL.
-///
-/// NCCL's files of settings are not looked at here, but by the checks of all ranks before a start.
-pub(super) fn refuse_contradictions() -> Result<()> {
-    let variables = [
-        (
-            "NCCL_COMM_BLOCKING",
-            "blocking",
-            "makes NCCL's calls block, so that no deadline could end them",
-        ),
-        (
-            "NCCL_COMM_SPLIT_SHARE_RESOURCES",
-            "splitShare",
-            "makes communicators that are split from each other end together: an abort of one is an \
-             abort of all",
-        ),
-    ];
-    for (variable, field, does) in variables {
-        if let Ok(value) = std::env::var(variable)
-            && is_one(&value)
-        {
-            return Err(Error::new(ErrorKind::InvalidConfig {
-                field,
-                reason: format!("{variable}={value} in the environment {does}; unset it"),
-            }));
-        }
-    }
-    Ok(())
-}
-
-/// Whether NCCL takes this text for 1: it reads numbers like C does, decimal, `0x…` or with a leading 0
-/// octal, and stops at the first character that is none.
-fn is_one(text: &str) -> bool {
-    let text = text.trim_start();
-    let text = text.strip_prefix('+').unwrap_or(text);
-    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(hexadecimal) => (hexadecimal, 16),
-        None if text.starts_with('0') => (text, 8),
-        None => (text, 10),
-    };
-    let end = digits.find(|c: char| !c.is_digit(radix));
-    digits[..end.unwrap_or(digits.len())].trim_start_matches('0') == "1"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_blocking_communicator_is_recognized_however_the_one_is_written() {
-        for text in ["1", " 1", "+1", "01", "0x1", "0X01", "1 ", "1,"] {
-            assert!(is_one(text), "{text:?}");
-        }
-        for text in ["", "0", "-1", "10", "0x10", "11", "yes", "0x"] {
-            assert!(!is_one(text), "{text:?}");
-        }
-    }
 }

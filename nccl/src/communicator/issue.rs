@@ -5,7 +5,8 @@
 //!    streams, waits;
 //! 2. the C calls, between group start and end when there are several, in one go;
 //! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
-//!    it, and no borrow may end;
+//!    it, and no borrow may end. A communicator that blocks has done that when its calls return; while they do
+//!    not, the guard looks at the deadline;
 //! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
@@ -24,10 +25,10 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::frame::Frame;
-use super::handle::{Backoff, Handle, RawComm, settle};
+use super::handle::{Backoff, Handle, RawComm, Unsettled, settle};
 use super::lifecycle::Outcome;
 use super::{Communicator, Inner, order};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
@@ -179,11 +180,9 @@ impl Inner {
                 }
             }
         }
-        let launched = match recorded::call(batch, &calls, writer) {
-            Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
-            Err(failure) => Err(Error::from(failure)),
-        };
+        let launched = self.launch(raw, started, limit, || {
+            recorded::call(batch, &calls, writer)
+        });
 
         handle.recorder.end(ticket, launched.is_ok());
         if is_marked {
@@ -210,6 +209,43 @@ impl Inner {
         order::enter(frame.on, frame.foreign(), &handle.join)
     }
 
+    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more.
+    #[inline]
+    pub(crate) fn launch(
+        &self,
+        raw: RawComm,
+        started: Instant,
+        limit: Duration,
+        calls: impl FnOnce() -> Result<Progress, NcclFailure>,
+    ) -> Result<()> {
+        let called = match &self.switch {
+            None => calls(),
+            Some(switch) => {
+                let inside = switch.enter(started, limit);
+                let called = calls();
+                if let Some(ended) = inside.leave() {
+                    return Err(not_put(ended, limit));
+                }
+                called
+            }
+        };
+        match called {
+            Ok(Progress::Done) => Ok(()),
+            Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
+            Err(failure) => Err(self.failed_inside(failure, limit)),
+        }
+    }
+
+    /// The error for a call that failed. One that was inside NCCL while the communicator was aborted failed
+    /// for that.
+    #[cold]
+    pub(super) fn failed_inside(&self, failure: NcclFailure, limit: Duration) -> Error {
+        match self.switch.is_some() && self.phase.get().is_aborted() {
+            true => not_put(Unsettled::Interrupted, limit),
+            false => failure.into(),
+        }
+    }
+
     /// Polls until the work is on the stream.
     pub(crate) fn settled(
         &self,
@@ -220,7 +256,7 @@ impl Inner {
     ) -> Result<()> {
         let deadline = later(started, limit);
         settle(&self.library, raw, "launch", deadline, interrupted)
-            .map_err(|unsettled| unsettled.into_error("putting the operation on its stream", limit))
+            .map_err(|unsettled| not_put(unsettled, limit))
     }
 
     pub(crate) fn interrupted(&self) -> bool {
@@ -270,6 +306,12 @@ impl Inner {
         );
         std::process::abort();
     }
+}
+
+/// The error for an operation that did not get onto its stream.
+#[cold]
+pub(super) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {
+    unsettled.into_error("putting the operation on its stream", limit)
 }
 
 /// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.

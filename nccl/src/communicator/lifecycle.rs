@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::free::{finalize_raw, within};
+use super::free::{finalize_with, within};
 use super::handle::Unsettled;
 use super::state::Retired;
 use super::{Communicator, Inner, State, everybody};
@@ -248,7 +248,9 @@ impl Inner {
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
                 let settle = |raw| {
                     inner.destroy_plans();
-                    finalize_raw(&inner.library, raw, deadline_after(limit), interrupted)
+                    let switch = inner.switch.as_ref();
+                    let deadline = deadline_after(limit);
+                    finalize_with(&inner.library, raw, switch, deadline, interrupted)
                 };
                 // Said before NCCL ends what is under way: no request must take that for success.
                 let aborting = |unsettled: &Unsettled| {

@@ -1,13 +1,15 @@
 //! The life of a communicator: made, used, finalized or aborted, and let go of.
 //!
 //! A communicator is non-blocking inside NCCL (`blocking = 0`), because only then does every call come
-//! back and can be given a deadline. One mutex lies around every NCCL call on it, the polling of its
+//! back and can be given a deadline; or it blocks, and has a switch beside it with which another thread ends
+//! a call ([`LaunchMode`]). One mutex lies around every NCCL call on it, the polling of its
 //! state included, which completes background work and is no pure read. Calls that may block although
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
 //! - [`builder`](self::builder): what it is made from;
 //! - `timeouts`: how long things may take;
 //! - `init`: the call, the poll, the deadline;
+//! - `launch_mode`: the two arrangements; `switch` and `guard`: what ends a call that blocks;
 //! - `state`: the state machine;
 //! - `order`: which streams have to wait for which;
 //! - `frame`: the buffers of one operation while it is issued;
@@ -24,11 +26,13 @@ mod builder;
 mod everybody;
 mod frame;
 mod free;
+mod guard;
 mod handle;
 mod init;
 mod init_all;
 mod issue;
 mod kept;
+mod launch_mode;
 mod lifecycle;
 mod order;
 mod raw;
@@ -37,6 +41,7 @@ mod replay;
 mod shrink;
 mod split;
 mod state;
+mod switch;
 mod timeouts;
 mod together;
 mod warm_up;
@@ -54,11 +59,13 @@ pub(crate) use frame::Frame;
 pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
+pub use launch_mode::LaunchMode;
 pub(crate) use lifecycle::Why;
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
 pub use shrink::{ShrinkWay, Shrunk};
 pub use state::State;
+pub(crate) use switch::Switch;
 pub use timeouts::Timeouts;
 pub(crate) use together::issue_together;
 
@@ -132,8 +139,10 @@ pub(crate) struct Inner {
     pub(crate) overdue: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
-    /// Whether NCCL's calls on it wait, as they do on one that was made elsewhere.
+    /// Whether NCCL's calls on it wait.
     pub(crate) blocks: bool,
+    /// What ends a call that waits; none for one that does not wait, or was made elsewhere.
+    pub(crate) switch: Option<Arc<Switch>>,
     /// How many have it without being able to use it.
     kept: AtomicUsize,
     /// What pins cudarc's bookkeeping; released by the reaper.
@@ -295,6 +304,22 @@ impl Communicator {
         }
     }
 
+    /// How it calls NCCL; `None` for one that was made elsewhere and blocks.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.launch_mode(), Some(nccl::LaunchMode::NonBlocking));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn launch_mode(&self) -> Option<LaunchMode> {
+        self.inner.launch_mode()
+    }
+
     pub(crate) fn of(inner: Arc<Inner>) -> Self {
         inside::watch(&inner);
         Self {
@@ -367,6 +392,14 @@ impl Communicator {
 }
 
 impl Inner {
+    pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
+        match (self.blocks, &self.switch) {
+            (false, _) => Some(LaunchMode::NonBlocking),
+            (true, Some(_)) => Some(LaunchMode::KillSwitch),
+            (true, None) => None,
+        }
+    }
+
     /// The description of an operation that began at `started`.
     pub(crate) fn operation(
         &self,

@@ -8,8 +8,8 @@ use nccl_sys as sys;
 
 use super::everybody::Birth;
 use super::handle::RawComm;
-use super::init::{Plan, refuse_contradictions};
-use super::{Communicator, Timeouts};
+use super::init::Plan;
+use super::{Communicator, LaunchMode, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -52,7 +52,7 @@ impl Communicator {
         name: &str,
         stream: &Arc<CudaStream>,
     ) -> Result<Self> {
-        refuse_contradictions()?;
+        LaunchMode::NonBlocking.refuse_contradictions()?;
         // SAFETY: the caller's promise.
         unsafe { Self::take_over(library, raw, name, stream, false) }
     }
@@ -142,6 +142,7 @@ impl Communicator {
             world_size: world_size as usize,
             stream: Arc::clone(stream),
             config: &Config::new(),
+            mode: LaunchMode::NonBlocking,
             timeouts: Timeouts::default(),
             abort_signal: AbortSignal::new(),
             company: None,

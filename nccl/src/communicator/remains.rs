@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::free::{finalize_raw, free};
+use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
 use super::state::retire;
-use super::{Inner, Pins, State, Timeouts};
+use super::{Inner, Pins, State, Switch, Timeouts};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::reaper;
@@ -18,6 +18,7 @@ use crate::time::deadline_after;
 struct Remains {
     library: Library,
     raw: RawComm,
+    switch: Option<Arc<Switch>>,
     name: Arc<str>,
     rank: usize,
     timeouts: Timeouts,
@@ -45,6 +46,7 @@ impl Drop for Inner {
         let remains = Remains {
             library: self.library.clone(),
             raw,
+            switch: self.switch.take(),
             name: Arc::clone(&self.name),
             rank: self.rank,
             timeouts: self.timeouts,
@@ -64,16 +66,20 @@ fn reap(remains: Remains) {
     let (board, signal) = (remains.board, remains.abort_signal);
     let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
     let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
+    let switch = remains.switch.as_ref();
     let retired = retire(
         remains.raw,
-        |raw| finalize_raw(&remains.library, raw, deadline_after(limit), interrupted),
+        |raw| {
+            let deadline = deadline_after(limit);
+            finalize_with(&remains.library, raw, switch, deadline, interrupted)
+        },
         |_| {
             // The others may be waiting in an operation to which nobody comes from here.
             if let (true, Some(board)) = (signal.is_aborted(), &board) {
                 board.announce(Cause::asked("its abort signal was given"));
             }
         },
-        |way, raw| free(&remains.library, way, raw),
+        |way, raw| free_with(&remains.library, way, raw, switch.map(|switch| &**switch)),
     );
     if let Err(unsettled) = retired.settled {
         tracing::warn!(

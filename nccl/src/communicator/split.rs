@@ -6,8 +6,9 @@
 
 use std::time::Instant;
 
+use super::builder::same_mode;
 use super::init::Prepared;
-use super::{Communicator, CommunicatorBuilder};
+use super::{Communicator, CommunicatorBuilder, LaunchMode};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::rendezvous;
@@ -56,8 +57,9 @@ fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
 /// The answer of the second round: a token from the first rank of a colour, or why a rank cannot.
 const READY: u8 = 0;
 const FAILED: u8 = 1;
-/// Which of them, and how many bytes follow.
-const HEAD: usize = 3;
+/// Which of them, how many bytes follow, and the launch mode.
+const HEAD: usize = 4;
+const MODE: usize = 3;
 /// All ranks give as much: an envelope around the token with two names, or the start of a reason.
 const ANSWER: usize = 1024;
 /// The most bytes of a name in an envelope.
@@ -67,7 +69,7 @@ impl Communicator {
     /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
     ///
     /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
-    /// to call it. The new communicator has this one's stream and limits.
+    /// to call it. The new communicator has this one's stream, limits and launch mode.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
@@ -147,7 +149,11 @@ impl Communicator {
                 let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
                 let builder = set(builder);
                 let (prepared, id) = builder.prepare_split(rank == 0)?;
-                Ok((prepared, id, builder.init_limit()))
+                Ok(Part {
+                    prepared,
+                    id,
+                    limit: builder.init_limit(),
+                })
             });
         let (job, epoch) = self.job();
         let job = short(job);
@@ -158,7 +164,9 @@ impl Communicator {
             return Ok(None);
         };
         // What is wrong here is the better answer on this rank.
-        let (prepared, _, limit) = prepared?;
+        let Part {
+            prepared, limit, ..
+        } = prepared?;
         for &member in &members {
             if answers[member][0] == FAILED {
                 let text = unpack(answers[member]);
@@ -168,6 +176,8 @@ impl Communicator {
                     String::from_utf8_lossy(text)
                 )));
             }
+            let who = || format!("rank {member} of {:?}", self.name());
+            same_mode(prepared.mode(), answers[member].get(MODE), who)?;
         }
         let sealed = unpack(answers[members[0]]);
         let id = rendezvous::open(&job, epoch, &short(name), sealed).map_err(|why| {
@@ -217,21 +227,32 @@ impl Communicator {
 }
 
 /// This rank's part of a split: what it prepared, the token if it made one, and its limit.
-type Part = (Prepared, Option<UniqueId>, std::time::Duration);
+struct Part {
+    prepared: Prepared,
+    id: Option<UniqueId>,
+    limit: std::time::Duration,
+}
 
 fn answer(
     prepared: &Option<Result<Part>>,
     seal: impl FnOnce(&UniqueId) -> Vec<u8>,
 ) -> [u8; ANSWER] {
-    let (kind, bytes) = match prepared {
-        None | Some(Ok((_, None, _))) => (READY, Vec::new()),
-        Some(Ok((_, Some(id), _))) => (READY, seal(id)),
-        Some(Err(error)) => (FAILED, error.kind().to_string().into_bytes()),
+    let (kind, mode, bytes) = match prepared {
+        None => (READY, LaunchMode::default(), Vec::new()),
+        Some(Ok(part)) => {
+            let id = part.id.as_ref().map(seal);
+            (READY, part.prepared.mode(), id.unwrap_or_default())
+        }
+        Some(Err(error)) => {
+            let text = error.kind().to_string().into_bytes();
+            (FAILED, LaunchMode::default(), text)
+        }
     };
     let mut answer = [0; ANSWER];
     let len = bytes.len().min(ANSWER - HEAD);
     answer[0] = kind;
-    answer[1..HEAD].copy_from_slice(&(len as u16).to_le_bytes());
+    answer[1..MODE].copy_from_slice(&(len as u16).to_le_bytes());
+    answer[MODE] = mode.code();
     answer[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
     answer
 }
@@ -287,7 +308,7 @@ mod tests {
         let sealed = seal(&id);
         assert!(sealed.len() <= ANSWER - HEAD, "{}", sealed.len());
         let mut answer = [0; ANSWER];
-        answer[1..HEAD].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
+        answer[1..MODE].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
         answer[HEAD..HEAD + sealed.len()].copy_from_slice(&sealed);
         let open = |name: &str| rendezvous::open(&short(&job), 1, &short(name), unpack(&answer));
         assert_eq!(open(&name), Ok(id));

@@ -5,11 +5,12 @@
 //! addresses, so that two threads with the same communicators do not wait for each other.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::everybody::abort_together;
-use super::handle::{Guard, Handle, RawComm};
-use super::issue::{Calls, Lent};
+use super::handle::{Guard, Handle, RawComm, Unsettled};
+use super::issue::{Calls, Lent, not_put};
+use super::switch::{Inside, Switch};
 use super::{Communicator, Inner, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
@@ -128,6 +129,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let lent = Lent;
     let mut sequences = Vec::with_capacity(all.len());
     let mut tickets = Vec::with_capacity(all.len());
+    let company = Company::enter(all, started);
     let made = recorded::group(library, || {
         all.iter().zip(&raws).try_for_each(|(group, raw)| {
             let handle = &mut *handles[handle_of(group.comm)];
@@ -157,7 +159,10 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             recorded::call_each(batch, &calls, &mut handle.recorder)
         })
     });
-    let launched = match made {
+    let launched = match company
+        .leave()
+        .and(made.map_err(|failure| (0, first.comm.inner.failed_inside(failure, first.comm.limit))))
+    {
         Ok(Progress::Done) => Ok(()),
         Ok(Progress::Pending) => {
             all.iter()
@@ -171,7 +176,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                     settled.map_err(|error| (at, error))
                 })
         }
-        Err(failure) => Err((0, Error::from(failure))),
+        Err(failed) => Err(failed),
     };
 
     for (group, (ticket, marked)) in all.iter().zip(tickets) {
@@ -195,6 +200,56 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         .and(ordered)
         .map_err(|(at, error)| Refused::Underway(at, error))?;
     Ok(sequences)
+}
+
+/// Communicators that block, while one thread is inside all of them: what ends one call has to end the other,
+/// and the shortest limit is that of all.
+struct Company<'g> {
+    all: &'g [Group<'g>],
+    inside: Vec<(usize, Inside<'g>)>,
+    limit: Duration,
+}
+
+impl<'g> Company<'g> {
+    fn enter(all: &'g [Group<'g>], started: Instant) -> Self {
+        let limits = all.iter().map(|group| group.comm.limit);
+        let limit = limits.min().unwrap_or_default();
+        let mut switches: Vec<(usize, &'g Arc<Switch>)> = all
+            .iter()
+            .enumerate()
+            .filter_map(|(at, group)| Some((at, group.comm.inner.switch.as_ref()?)))
+            .collect();
+        switches.sort_by_key(|(_, switch)| Arc::as_ptr(switch));
+        switches.dedup_by_key(|(_, switch)| Arc::as_ptr(switch));
+        for (at, switch) in &switches {
+            let others = switches.iter().filter(|(other, _)| other != at);
+            switch.in_company(others.map(|(_, other)| Arc::downgrade(other)).collect());
+        }
+        let inside = switches
+            .into_iter()
+            .map(|(at, switch)| (at, switch.enter(started, limit)))
+            .collect();
+        Self { all, inside, limit }
+    }
+
+    /// Which was made to come out, and why; of several the one whose limit passed.
+    fn leave(self) -> Result<(), (usize, Error)> {
+        let mut ended: Vec<(usize, Unsettled)> = self
+            .inside
+            .into_iter()
+            .filter_map(|(at, inside)| Some((at, inside.leave()?)))
+            .collect();
+        for group in self.all {
+            if let Some(switch) = &group.comm.inner.switch {
+                switch.in_company(Vec::new());
+            }
+        }
+        ended.sort_by_key(|(_, ended)| !matches!(ended, Unsettled::TimedOut));
+        match ended.into_iter().next() {
+            None => Ok(()),
+            Some((at, ended)) => Err((at, not_put(ended, self.limit))),
+        }
+    }
 }
 
 impl Inner {

@@ -18,7 +18,6 @@ use super::graph::Slot;
 use super::record::Captured;
 use crate::communicator::{Calls, Inner};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi::Progress;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded;
 use crate::supervision::inside::{self, Place};
@@ -66,12 +65,10 @@ impl Inner {
                 };
                 watchdog::attend(issue)?;
             }
-            let captured = match recorded::call(batch, &calls, writer) {
-                Ok(Progress::Done) => Ok(()),
-                // Before that nothing of it needs to be in the graph.
-                Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
-                Err(failure) => Err(failure.into()),
-            };
+            // Before it is settled nothing of it needs to be in the graph.
+            let captured = self.launch(raw, started, limit, || {
+                recorded::call(batch, &calls, writer)
+            });
             writer.end(ticket, captured.is_ok());
             captured
         });

@@ -11,7 +11,7 @@ use super::wire;
 use crate::Version;
 
 /// What has to be the same for ranks to understand each other's facts.
-pub(super) const PROTOCOL: u64 = 1;
+pub(super) const PROTOCOL: u64 = 2;
 
 /// One rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub(super) protocol: u64,
     /// This rank wants nothing to be checked.
     pub(super) off: bool,
+    /// How it is going to call NCCL.
+    pub(super) launch_mode: u64,
     /// `None` when it is that of an earlier rank: they are threads of one process.
     pub(super) process: Option<Process>,
     pub(super) library: Option<Loaded>,
@@ -28,6 +30,7 @@ pub(super) struct Facts {
 wire::fields!(Facts {
     protocol,
     off,
+    launch_mode,
     process,
     library,
     device
@@ -142,6 +145,7 @@ impl Facts {
     pub(super) fn of_rank(settings: &Settings) -> Self {
         Self {
             protocol: PROTOCOL,
+            launch_mode: settings.launch_mode.code().into(),
             library: settings.library.as_ref().map(|library| Loaded {
                 version: library.version().to_string(),
                 path: library.path().display().to_string(),

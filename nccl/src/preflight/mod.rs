@@ -41,6 +41,8 @@ mod tests;
 
 // What NCCL's logs are judged by.
 pub(crate) use known::{Agreement, agreement};
+// NCCL reads the process's environment as it reads its files.
+pub(crate) use variables::number;
 
 pub use report::{Finding, Report, Severity};
 pub use run::host;

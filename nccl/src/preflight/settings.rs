@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
+use crate::communicator::LaunchMode;
 use crate::library::Library;
 
 /// What to check: everything, and a device or a library when they are named.
@@ -20,6 +21,7 @@ use crate::library::Library;
 pub struct Settings {
     pub(super) stream: Option<Arc<CudaStream>>,
     pub(super) library: Option<Library>,
+    pub(super) launch_mode: LaunchMode,
     pub(super) local_ranks: usize,
     pub(super) world_size: usize,
 }
@@ -34,6 +36,7 @@ impl Settings {
         Self {
             stream: None,
             library: None,
+            launch_mode: LaunchMode::default(),
             local_ranks: 1,
             world_size: 1,
         }
@@ -63,6 +66,16 @@ impl Settings {
     /// ```
     pub fn library(mut self, library: &Library) -> Self {
         self.library = Some(library.clone());
+        self
+    }
+
+    /// How NCCL is going to be called: variables that contradict it are found.
+    ///
+    /// ```
+    /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::KillSwitch);
+    /// ```
+    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
+        self.launch_mode = mode;
         self
     }
 

@@ -125,7 +125,7 @@ pub(super) fn parse(bytes: &[u8]) -> Vec<(String, String)> {
 
 /// What NCCL takes a value for, if it is a number: decimal, `0x…` or `0…`, up to the first character that
 /// belongs to none.
-pub(super) fn number(value: &str) -> Option<i64> {
+pub(crate) fn number(value: &str) -> Option<i64> {
     let text = value.trim_start();
     let (negative, text) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),

@@ -311,6 +311,7 @@ impl World {
         world.checks = self.checks.of_next(all_known);
         world.needs_nccl = self.needs_nccl;
         world.timeouts = self.timeouts;
+        world.launch_mode = self.launch_mode;
         world.from = epoch.from.clone();
         Ok(world)
     }

@@ -17,7 +17,7 @@ use super::place::{self, Address};
 use super::process;
 use super::request::Request;
 use super::server::{Job, Server};
-use crate::communicator::{CommunicatorBuilder, Timeouts};
+use crate::communicator::{CommunicatorBuilder, LaunchMode, Timeouts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
 use crate::time::deadline_after;
@@ -47,6 +47,8 @@ pub struct World {
     pub(crate) timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
     pub(super) needs_nccl: bool,
+    /// How its communicators call NCCL.
+    pub(super) launch_mode: LaunchMode,
     /// What the others are told when this value goes.
     farewell: Departure,
     /// Whether what NCCL needs is checked before its communicators are made, and has been.
@@ -257,6 +259,7 @@ impl World {
             line,
             timeouts: Timeouts::default(),
             needs_nccl: true,
+            launch_mode: LaunchMode::default(),
             farewell: Departure::Left,
             checks: Checks::default(),
             origin: None,
@@ -289,6 +292,22 @@ impl World {
     pub fn with_timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
+    }
+
+    /// How the communicators of this world call NCCL, unless their builders say otherwise;
+    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose alike.
+    ///
+    /// ```
+    /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::KillSwitch);
+    /// ```
+    #[must_use]
+    pub fn with_launch_mode(mut self, mode: LaunchMode) -> Self {
+        self.launch_mode = mode;
+        self
+    }
+
+    pub(crate) fn launch_mode(&self) -> LaunchMode {
+        self.launch_mode
     }
 
     /// Everybody tells everybody host and process. With them comes where rank 0's process has its number.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::view::{View, shortened};
+use crate::communicator::LaunchMode;
 use crate::preflight::known::{self, Agreement};
 use crate::preflight::report::{Finding, Severity};
 use crate::preflight::variables::{Variable, number};
@@ -225,6 +226,9 @@ fn are_whole_hosts(view: &View<'_>, ranks: &[usize]) -> bool {
 fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
     let with = |name: &'static str, is_bad: &dyn Fn(i64) -> bool| {
         view.groups(|rank| {
+            if mode_of(view, rank) != Some(LaunchMode::NonBlocking) {
+                return None;
+            }
             let variable = view.process(rank)?.variable(name)?;
             number(&variable.value).filter(|&value| is_bad(value))?;
             Some(written(variable))
@@ -249,6 +253,24 @@ fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
             Finding::warning("launch-mode", what).fix("unset NCCL_COMM_SPLIT_SHARE_RESOURCES");
         found.push(view.about(&ranks, finding));
     }
+    for name in ["NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"] {
+        let contradicting = view.groups(|rank| {
+            let mode = mode_of(view, rank).filter(|&mode| mode != LaunchMode::NonBlocking)?;
+            let variable = view.process(rank)?.variable(name)?;
+            let does = mode.contradiction_of(name, &variable.value)?;
+            Some(format!("{} {does}", written(variable)))
+        });
+        for (text, ranks) in contradicting {
+            let finding = Finding::error("launch-mode", format!("{}: {text}", view.who(&ranks)))
+                .fix(format!("unset {name}, in that file or variable"));
+            found.push(view.about(&ranks, finding));
+        }
+    }
+}
+
+fn mode_of(view: &View<'_>, rank: usize) -> Option<LaunchMode> {
+    let code = u8::try_from(view.facts(rank).launch_mode).ok()?;
+    LaunchMode::of_code(code)
 }
 
 /// One name for two machines makes NCCL look for memory that they do not share.
@@ -495,6 +517,19 @@ mod tests {
         assert!(judged(&facts).is_fine());
         set(&mut facts, &[0], "NCCL_COMM_SPLIT_SHARE_RESOURCES", "1");
         assert_eq!(only(&judged(&facts)).severity, Severity::Warning);
+        // In the other mode both have to be as they are without these variables.
+        for (variable, value) in [
+            ("NCCL_COMM_BLOCKING", "0"),
+            ("NCCL_COMM_BLOCKING", "1"),
+            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0"),
+            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
+        ] {
+            let mut facts = ranks_on(&["h1"]);
+            facts[0].launch_mode = LaunchMode::KillSwitch.code().into();
+            set(&mut facts, &[0], variable, value);
+            let report = judged(&facts);
+            assert_eq!(only(&report).severity, Severity::Error, "{report}");
+        }
     }
 
     #[test]

@@ -1,0 +1,317 @@
+//! The kill switch of a blocking communicator: the idle parent whose abort flag it shares.
+//!
+//! ```text
+//! parent   blocking = 0, splitShare = 1   never carries data; its abort raises the flag of both
+//!    └ child   blocking = 1               carries all data; its pointer is the one in the handle
+//! ```
+//!
+//! NCCL frees a blocking communicator under a thread that is inside it. So the end of one always goes:
+//!
+//! 1. no call enters the child any more: its state is not `Ready`, and whoever holds the lock looks at that;
+//! 2. the parent is aborted ([`Switch::pull`]), without the child's lock: a thread inside the child sees the
+//!    flag and comes out;
+//! 3. nobody is inside the child: its lock was free once, because calls hold it while they are inside, and a
+//!    finalize has come back ([`Switch::drained`]);
+//! 4. the child is aborted.
+//!
+//! All of it happens on threads that may be given up. The parent has a lock of its own, which is held while
+//! NCCL is called with it; the guard (`guard.rs`) has none at all: it looks at a word in which a call says
+//! until when it may take.
+//!
+//! The word, [`Switch::until`]: 0 while nobody is inside; otherwise the moment at which the call is to be
+//! ended, in nanoseconds since the switch was made, until the guard replaces it by why it ended the call. The
+//! call takes the word back when it comes out, and so learns of that exactly if the guard was first.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_sys as sys;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::guard;
+use super::handle::{RawComm, Unsettled};
+use super::state::{Phase, Way};
+use crate::abort::AbortSignal;
+use crate::library::Library;
+use crate::time::later;
+
+const NOBODY: u64 = 0;
+/// The guard ended the call because its limit passed.
+const EXPIRED: u64 = u64::MAX;
+/// The guard ended the call for another reason.
+const INTERRUPTED: u64 = u64::MAX - 1;
+/// The last moment that is none of these.
+const LATEST: u64 = u64::MAX - 2;
+
+/// See the module.
+pub(crate) struct Switch {
+    library: Library,
+    parent: Mutex<Parent>,
+    /// Where the split writes the child; kept until nobody can write there any more.
+    slot: Mutex<Option<Box<AtomicPtr<sys::ncclComm>>>>,
+    /// Held by a thread that finalizes the child.
+    finalizing: Mutex<()>,
+    until: AtomicU64,
+    /// Calls so far; written under the child's lock.
+    calls: AtomicU64,
+    made: Instant,
+    abort_signal: AbortSignal,
+    phase: Arc<Phase>,
+    /// Those whose operations the same thread is issuing, in one group with this one's.
+    companions: Mutex<Vec<Weak<Switch>>>,
+}
+
+/// NCCL's pointer to the parent.
+#[derive(Debug)]
+enum Parent {
+    /// Not made, or not handed over by the thread that makes it.
+    None,
+    Idle(RawComm),
+    Freed,
+    /// NCCL did not let go of it.
+    Leaked,
+}
+
+/// What a look from outside found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nobody,
+    /// Somebody is inside, and may be.
+    Inside,
+    /// Somebody is inside who is to come out now.
+    ToEnd,
+    /// Somebody was told to come out.
+    Ended,
+}
+
+impl Switch {
+    pub(super) fn new(library: &Library, abort_signal: &AbortSignal, phase: &Arc<Phase>) -> Self {
+        Self {
+            library: library.clone(),
+            parent: Mutex::new(Parent::None),
+            slot: Mutex::new(None),
+            finalizing: Mutex::new(()),
+            until: AtomicU64::new(NOBODY),
+            calls: AtomicU64::new(0),
+            made: Instant::now(),
+            abort_signal: abort_signal.clone(),
+            phase: Arc::clone(phase),
+            companions: Mutex::default(),
+        }
+    }
+
+    /// The place for the child, for as long as NCCL may write there.
+    pub(super) fn place(&self) -> *mut sys::ncclComm_t {
+        let slot = Box::new(AtomicPtr::new(std::ptr::null_mut()));
+        let place = slot.as_ptr();
+        *self.slot.lock() = Some(slot);
+        place
+    }
+
+    /// What was written there; to be asked when nobody writes any more.
+    pub(super) fn take_child(&self) -> Option<RawComm> {
+        let slot = self.slot.lock().take()?;
+        std::ptr::NonNull::new(slot.load(Ordering::Acquire)).map(RawComm)
+    }
+
+    /// Leaks the place: NCCL may still write there.
+    pub(super) fn leak_place(&self) {
+        if let Some(slot) = self.slot.lock().take() {
+            Box::leak(slot);
+        }
+    }
+
+    /// The parent is ready, and so is the child.
+    pub(super) fn install(&self, parent: RawComm) {
+        *self.parent.lock() = Parent::Idle(parent);
+    }
+
+    /// Aborts the parent, which raises the flag at which a thread inside the child looks. Blocks for as long
+    /// as NCCL likes. Whether NCCL let go of the parent.
+    pub(crate) fn pull(&self) -> bool {
+        let mut parent = self.parent.lock();
+        if let Parent::Idle(raw) = *parent {
+            let freed = super::free::free(&self.library, Way::Abort, raw).is_ok();
+            *parent = if freed { Parent::Freed } else { Parent::Leaked };
+        }
+        !matches!(*parent, Parent::Leaked)
+    }
+
+    /// Lets `end` bring the parent to its end: its own locks are held meanwhile, so that nobody else calls NCCL
+    /// with it. Whatever becomes of it, the parent is not used afterwards, if `end` says so.
+    pub(super) fn with_parent<T>(&self, end: impl FnOnce(RawComm) -> T) -> Option<T> {
+        match *self.parent.lock() {
+            Parent::Idle(raw) => Some(end(raw)),
+            _ => None,
+        }
+    }
+
+    /// The parent, to be destroyed by the caller, who says how that went.
+    pub(super) fn destroy_parent<E>(
+        &self,
+        destroy: impl FnOnce(RawComm) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut parent = self.parent.lock();
+        let Parent::Idle(raw) = *parent else {
+            return Ok(());
+        };
+        let destroyed = destroy(raw);
+        *parent = match destroyed {
+            Ok(()) => Parent::Freed,
+            Err(_) => Parent::Leaked,
+        };
+        destroyed
+    }
+
+    /// For the thread that finalizes the child.
+    pub(super) fn finalizing(&self) -> MutexGuard<'_, ()> {
+        self.finalizing.lock()
+    }
+
+    /// Waits until no finalize is inside the child any more.
+    pub(super) fn drained(&self) {
+        drop(self.finalizing.lock());
+    }
+
+    /// A call enters the child, under its lock, and may be there until `limit` after `started`.
+    #[inline]
+    pub(crate) fn enter(&self, started: Instant, limit: Duration) -> Inside<'_> {
+        let until = later(started, limit).saturating_duration_since(self.made);
+        let calls = self.calls.load(Ordering::Relaxed);
+        self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
+        // The guard goes to sleep after it has said so and then found this to be nobody; so one of the two
+        // sees the other.
+        self.until
+            .store(nanoseconds(until).clamp(1, LATEST), Ordering::SeqCst);
+        guard::stay_awake();
+        Inside(self)
+    }
+
+    /// A call on each of these is made by one thread, in one group: what ends one has to end all.
+    pub(super) fn in_company(&self, companions: Vec<Weak<Switch>>) {
+        *self.companions.lock() = companions;
+    }
+
+    pub(super) fn companions(&self) -> Vec<Weak<Switch>> {
+        self.companions.lock().clone()
+    }
+
+    /// A number that changes with every call.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// For the guard: who is inside, and whether that one is to come out.
+    pub(super) fn look(&self) -> Found {
+        match self.until.load(Ordering::SeqCst) {
+            NOBODY => Found::Nobody,
+            EXPIRED | INTERRUPTED => Found::Ended,
+            until if nanoseconds(self.made.elapsed()) >= until => self.mark(until, EXPIRED),
+            until if self.is_void() => self.mark(until, INTERRUPTED),
+            _ => Found::Inside,
+        }
+    }
+
+    fn mark(&self, until: u64, word: u64) -> Found {
+        let marked = self
+            .until
+            .compare_exchange(until, word, Ordering::SeqCst, Ordering::SeqCst);
+        match marked {
+            Ok(_) => Found::ToEnd,
+            // It came out just now.
+            Err(_) => Found::Nobody,
+        }
+    }
+
+    /// Whether what the call does has no use any more. Who aborts the communicator itself also pulls its
+    /// switch, but knows nothing of a group that waits for another one.
+    fn is_void(&self) -> bool {
+        if self.abort_signal.is_aborted() {
+            return true;
+        }
+        let companions = self.companions.lock();
+        companions.iter().any(|other| {
+            other
+                .upgrade()
+                .is_some_and(|other| other.phase.get().is_aborted() || other.is_ended())
+        })
+    }
+
+    fn is_ended(&self) -> bool {
+        matches!(self.until.load(Ordering::SeqCst), EXPIRED | INTERRUPTED)
+    }
+}
+
+/// A call that is inside the child.
+#[must_use = "a call comes out again"]
+pub(crate) struct Inside<'s>(&'s Switch);
+
+impl Inside<'_> {
+    /// It came out; why it was made to, if it was.
+    #[inline]
+    pub(crate) fn leave(self) -> Option<Unsettled> {
+        match self.0.until.swap(NOBODY, Ordering::SeqCst) {
+            EXPIRED => Some(Unsettled::TimedOut),
+            INTERRUPTED => Some(Unsettled::Interrupted),
+            _ => None,
+        }
+    }
+}
+
+#[inline]
+fn nanoseconds(duration: Duration) -> u64 {
+    duration
+        .as_secs()
+        .saturating_mul(1_000_000_000)
+        .saturating_add(duration.subsec_nanos().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn switch(signal: &AbortSignal) -> Arc<Switch> {
+        // SAFETY: nothing is called through an empty table.
+        let library = unsafe { Library::from_api(sys::Api::empty(), sys::Version::HEADER) }
+            .expect("a table of functions");
+        Arc::new(Switch::new(&library, signal, &Arc::new(Phase::new())))
+    }
+
+    #[test]
+    fn a_call_learns_that_it_was_ended_exactly_if_the_guard_was_first() {
+        let signal = AbortSignal::new();
+        let switch = switch(&signal);
+        assert_eq!(switch.look(), Found::Nobody);
+
+        let call = switch.enter(Instant::now(), Duration::from_secs(3600));
+        assert_eq!(switch.look(), Found::Inside);
+        assert!(call.leave().is_none());
+        assert_eq!(switch.look(), Found::Nobody);
+
+        let call = switch.enter(Instant::now(), Duration::ZERO);
+        assert_eq!(switch.look(), Found::ToEnd);
+        assert_eq!(switch.look(), Found::Ended);
+        assert!(matches!(call.leave(), Some(Unsettled::TimedOut)));
+
+        let call = switch.enter(Instant::now(), Duration::MAX);
+        assert_eq!(switch.look(), Found::Inside);
+        signal.abort();
+        assert_eq!(switch.look(), Found::ToEnd);
+        assert!(matches!(call.leave(), Some(Unsettled::Interrupted)));
+    }
+
+    #[test]
+    fn a_group_ends_with_any_of_its_communicators() {
+        let (one, two) = (switch(&AbortSignal::new()), switch(&AbortSignal::new()));
+        one.in_company(vec![Arc::downgrade(&two)]);
+        two.in_company(vec![Arc::downgrade(&one)]);
+        let first = one.enter(Instant::now(), Duration::MAX);
+        let second = two.enter(Instant::now(), Duration::ZERO);
+        assert_eq!(one.look(), Found::Inside);
+        assert_eq!(two.look(), Found::ToEnd);
+        assert_eq!(one.look(), Found::ToEnd);
+        assert!(matches!(first.leave(), Some(Unsettled::Interrupted)));
+        assert!(matches!(second.leave(), Some(Unsettled::TimedOut)));
+    }
+}

@@ -1,0 +1,22 @@
+//! The tests of other files once more, in launch mode `KillSwitch`: what a program sees is the same.
+//!
+//! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=kill-switch`; `tests/launch_modes.rs` has what is
+//! special about it.
+
+// Each brings its own copy of the support.
+#![allow(clippy::duplicate_mod)]
+
+#[path = "abort_together.rs"]
+mod abort_together;
+#[path = "aborts.rs"]
+mod aborts;
+#[path = "awaiting.rs"]
+mod awaiting;
+#[path = "deadlines.rs"]
+mod deadlines;
+#[path = "killed.rs"]
+mod killed;
+#[path = "operations.rs"]
+mod operations;
+#[path = "plans.rs"]
+mod plans;

@@ -1,0 +1,595 @@
+//! What is special about the launch modes: what ends a thread that is inside NCCL, what the ranks have to
+//! agree on, and what is refused. The tests of the operations themselves run in both (`tests/kill_switch.rs`).
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{
+    AbortSignal, Communicator, CommunicatorBuilder, ErrorKind, LaunchMode, OperationKind, ReduceOp,
+    Version, World,
+};
+use nccl_emulator::faults;
+use nccl_tools::testing::name;
+use support::apart;
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+/// Whatever runs into this was not ended by what the test is about.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Generous, for a loaded machine.
+const SOON: Duration = Duration::from_secs(10);
+
+fn start<'a>(
+    world: &'a World,
+    set: impl FnOnce(CommunicatorBuilder<'a>) -> CommunicatorBuilder<'a>,
+) -> Outcome<(Arc<CudaStream>, Communicator)> {
+    let stream = support::device(world)?.new_stream()?;
+    let builder = world
+        .communicator("switched")
+        .stream(&stream)
+        .timeout(LIMIT)
+        .launch_mode(LaunchMode::KillSwitch);
+    let comm = set(builder).build()?;
+    assert_eq!(comm.launch_mode(), Some(LaunchMode::KillSwitch));
+    Ok((stream, comm))
+}
+
+/// The first operation, to which the others do not come: the thread is inside NCCL until something ends that.
+fn first(comm: &Communicator, stream: &Arc<CudaStream>) -> (nccl::Error, Duration) {
+    let mut y = stream.alloc_zeros::<f32>(1 << 10).expect("memory");
+    let begun = Instant::now();
+    let error = comm
+        .all_reduce_in_place(&mut y, ReduceOp::Sum)
+        .expect_err("nobody else comes");
+    (error, begun.elapsed())
+}
+
+/// Until the end of the communicator is heard of here; what all ranks tell of it.
+fn fault(comm: &Communicator) -> String {
+    let begun = Instant::now();
+    loop {
+        if let Some(fault) = comm.fault() {
+            return fault.to_string();
+        }
+        assert!(begun.elapsed() < SOON, "nothing was heard");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_thread_inside_nccl_is_freed_at_its_limit_and_all_ranks_hear_why() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        if world.rank() == 0 {
+            let limit = Duration::from_millis(300);
+            let (error, took) = first(&comm.within(limit), &stream);
+            assert!(error.is_timeout(), "{error}");
+            assert!((limit..SOON).contains(&took), "{took:?}");
+            let operation = error.operation().expect("an operation");
+            assert_eq!(operation.kind(), OperationKind::AllReduce);
+            assert_eq!(operation.sequence(), Some(1));
+            assert!(error.to_string().contains("1024"), "the count: {error}");
+        }
+        let said = fault(&comm);
+        assert!(
+            said.contains("rank 0") && said.contains("all_reduce #1"),
+            "{said}"
+        );
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thread_inside_nccl_is_freed_by_an_abort_from_another_thread() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        if world.rank() == 0 {
+            let other = comm.clone();
+            let aborting = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(200));
+                other.abort("it is time")
+            });
+            let (error, took) = first(&comm, &stream);
+            assert!(took < SOON, "{took:?}");
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(error.to_string().contains("it is time"), "{error}");
+            aborting.join().expect("no panic")?;
+        }
+        assert!(fault(&comm).contains("it is time"));
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thread_inside_nccl_is_freed_by_the_abort_signal() {
+    ranks_as_processes(2, |world| -> Outcome {
+        let stop = AbortSignal::new();
+        let (stream, comm) = start(&world, |builder| builder.abort_signal(&stop))?;
+        if world.rank() == 0 {
+            let given = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(200));
+                stop.abort();
+            });
+            let (error, took) = first(&comm, &stream);
+            assert!(took < SOON, "{took:?}");
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            given.join().expect("no panic");
+        }
+        fault(&comm);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thread_inside_nccl_is_freed_by_the_death_of_a_peer() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let (stream, comm) = start(&world, |builder| builder).expect("a communicator");
+        println!("working");
+        if world.rank() == 1 {
+            std::thread::sleep(LIMIT);
+        }
+        let (error, took) = first(&comm, &stream);
+        assert!(took < LIMIT / 2, "{took:?}");
+        println!("error: {}", error.to_string().replace('\n', " "));
+        drop((comm, stream, world));
+        assert!(nccl_emulator::violations().is_empty());
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    for rank in &mut ranks {
+        rank.says("working");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    ranks.remove(1).kill();
+    let killed = Instant::now();
+    for mut rank in ranks {
+        let said = rank.says("error: ");
+        assert!(killed.elapsed() < SOON);
+        assert!(
+            said.contains("rank 1 (") && said.contains("is gone"),
+            "{said}"
+        );
+        let (rest, status) = rank.end(SOON);
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+#[test]
+fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
+    const TURNS: u64 = 200;
+    Ranks::new(2)
+        .deadline(Duration::from_secs(150))
+        .threads(|world| -> Outcome {
+            let stream = support::device(&world)?.new_stream()?;
+            for turn in 0..TURNS {
+                // The same on both ranks.
+                let mut random = fastrand::Rng::with_seed(turn);
+                let (aborts, comes) = (random.usize(..2), random.u8(..3));
+                let after = Duration::from_micros(random.u64(..3000));
+                let comm = world
+                    .communicator("brief")
+                    .stream(&stream)
+                    .timeout(LIMIT)
+                    .launch_mode(LaunchMode::KillSwitch)
+                    .build();
+                let comm = match comm {
+                    Ok(comm) => comm,
+                    // The other one had it a little earlier.
+                    Err(error) => {
+                        assert!(error.to_string().contains("at random"), "{error}");
+                        world.barrier("next")?;
+                        continue;
+                    }
+                };
+                let begun = Instant::now();
+                std::thread::scope(|scope| {
+                    if world.rank() == aborts {
+                        scope.spawn(|| {
+                            std::thread::sleep(after);
+                            let _ = comm.abort("at random");
+                        });
+                    }
+                    // One of the two may stay away, so that the other waits inside NCCL.
+                    if usize::from(comes) == world.rank() {
+                        return;
+                    }
+                    let mut y = stream.alloc_zeros::<f32>(64).expect("memory");
+                    while begun.elapsed() < LIMIT {
+                        let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+                        if done.and_then(|done| done.wait()).is_err() {
+                            break;
+                        }
+                    }
+                });
+                assert!(begun.elapsed() < SOON, "turn {turn}: {:?}", begun.elapsed());
+                drop(comm);
+                world.barrier("next")?;
+            }
+            Ok(())
+        });
+}
+
+#[test]
+fn a_group_that_waits_for_one_communicator_ends_with_another_of_its_communicators() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, one) = start(&world, |builder| builder)?;
+        let two = one.split("other", Some(0), 0)?.expect("a colour was given");
+        assert_eq!(
+            two.launch_mode(),
+            Some(LaunchMode::KillSwitch),
+            "as its parent"
+        );
+        // So that only the other one waits.
+        let mut y = stream.alloc_zeros::<f32>(4)?;
+        one.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        if world.rank() == 0 {
+            let (mut x, begun) = (stream.alloc_zeros::<f32>(4)?, Instant::now());
+            let error = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(200));
+                    one.abort("the one that does not wait")
+                });
+                nccl::group(|group| {
+                    group.on(&one)?.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                    group.on(&two)?.all_reduce_in_place(&mut x, ReduceOp::Sum)
+                })
+                .map(drop)
+            });
+            let error = error.expect_err("it was aborted");
+            assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        }
+        fault(&one);
+        fault(&two);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_group_has_the_shortest_limit_of_its_communicators() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, one) = start(&world, |builder| builder)?;
+        let two = one.split("other", Some(0), 0)?.expect("a colour was given");
+        if world.rank() == 0 {
+            let limit = Duration::from_millis(300);
+            let (patient, impatient) = (one.clone(), two.within(limit));
+            let (mut x, mut y) = (stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?);
+            let begun = Instant::now();
+            let error = nccl::group(|group| {
+                group
+                    .on(&patient)?
+                    .all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                group
+                    .on(&impatient)?
+                    .all_reduce_in_place(&mut x, ReduceOp::Sum)
+            })
+            .map(drop)
+            .expect_err("nobody else comes");
+            assert!(error.is_timeout(), "{error}");
+            assert!((limit..SOON).contains(&begun.elapsed()));
+        }
+        fault(&one);
+        fault(&two);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (stream, blocks) = start(&world, |builder| builder)?;
+        let other = world.communicator("polled").stream(&stream).build()?;
+        for both in [[&blocks, &other], [&other, &blocks]] {
+            let mut ys = [stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?];
+            let error = nccl::group(|group| {
+                for (comm, y) in both.into_iter().zip(&mut ys) {
+                    group.on(comm)?.all_reduce_in_place(y, ReduceOp::Sum)?;
+                }
+                Ok(())
+            })
+            .map(drop)
+            .expect_err("the modes differ");
+            let text = error.to_string();
+            assert!(
+                matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+                "{text}"
+            );
+            assert!(
+                text.contains("\"switched\" is of launch mode KillSwitch")
+                    && text.contains("\"polled\" of NonBlocking"),
+                "{text}"
+            );
+        }
+        // Both are as good as before.
+        for comm in [blocks, other] {
+            let mut y = stream.alloc_zeros::<f32>(4)?;
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            comm.finalize()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_choose_differently_all_hear_who_did() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let mode = match world.rank() {
+            1 => LaunchMode::KillSwitch,
+            _ => LaunchMode::NonBlocking,
+        };
+        let begun = Instant::now();
+        let builder = world.communicator("mixed").stream(&stream);
+        let error = builder.launch_mode(mode).build().unwrap_err();
+        assert!(begun.elapsed() < SOON);
+        let text = error.to_string();
+        assert!(
+            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{text}"
+        );
+        let odd = if world.rank() == 1 {
+            "rank 0 ("
+        } else {
+            "rank 1 ("
+        };
+        assert!(text.contains(odd) && text.contains("KillSwitch"), "{text}");
+        // The same of a split.
+        let comm = world.communicator("all").stream(&stream).build()?;
+        let split = comm.split_with("mixed part", Some(0), 0, |builder| {
+            builder.launch_mode(mode)
+        });
+        let text = split.map(drop).unwrap_err().to_string();
+        assert!(text.contains("KillSwitch"), "{text}");
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        // They do not tell each other which mode they choose.
+        let builder = support::strangers(&world, "odd")?.stream(&stream);
+        if world.rank() == 0 {
+            let limit = Duration::from_millis(500);
+            let begun = Instant::now();
+            let error = builder
+                .launch_mode(LaunchMode::KillSwitch)
+                .init_timeout(limit)
+                .build()
+                .unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!((limit..SOON).contains(&begun.elapsed()), "{error}");
+            world.barrier("given up")?;
+        } else {
+            let comm = builder.launch_mode(LaunchMode::NonBlocking).build()?;
+            world.barrier("given up")?;
+            comm.abort("the other one has")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_default_is_not_to_block_and_a_world_can_have_another() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        assert_eq!(LaunchMode::default(), LaunchMode::NonBlocking);
+        let comm = world.communicator("as usual").stream(&stream).build()?;
+        assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
+        let world = world.with_launch_mode(LaunchMode::KillSwitch);
+        let comm = world.communicator("switched").stream(&stream).build()?;
+        assert_eq!(comm.launch_mode(), Some(LaunchMode::KillSwitch));
+        let own = world.communicator("own").stream(&stream);
+        let comm = own.launch_mode(LaunchMode::NonBlocking).build()?;
+        assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_world_of_one_rank_without_nccl_knows_both_modes() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let world = World::single().with_launch_mode(LaunchMode::KillSwitch);
+        let comm = world.communicator("alone").stream(&stream).build()?;
+        let mut y = stream.clone_htod(&[1.0f32, 2.0])?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        comm.finalize()?;
+        assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn variables_that_contradict_a_mode_are_refused_with_what_to_unset() {
+    for (variable, value) in [
+        ("NCCL_COMM_BLOCKING", "1"),
+        ("NCCL_COMM_BLOCKING", "0"),
+        ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
+        ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0"),
+    ] {
+        Ranks::new(1)
+            .variable(variable, value)
+            .threads(move |world| -> Outcome {
+                let error = start(&world, |builder| builder.without_preflight())
+                    .map(drop)
+                    .expect_err("it is refused");
+                let text = error.to_string();
+                assert!(
+                    text.contains(&format!("{variable}={value}"))
+                        && text.contains(&format!("unset {variable}")),
+                    "{text}"
+                );
+                Ok(())
+            });
+    }
+}
+
+#[test]
+fn a_file_that_contradicts_a_mode_is_found_and_named() {
+    for (variable, value, refused) in [
+        ("NCCL_COMM_BLOCKING", "0", true),
+        ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0", true),
+        ("NCCL_DEBUG", "WARN", false),
+    ] {
+        let path = std::env::temp_dir().join(format!(
+            "nccl-launch-mode-{variable}-{}.conf",
+            std::process::id()
+        ));
+        std::fs::write(&path, format!("{variable}={value}\n")).expect("a file");
+        Ranks::new(2)
+            .variable("NCCL_CONF_FILE", &path)
+            .processes(move |world| -> Outcome {
+                let made = start(&world, |builder| builder);
+                assert_eq!(made.is_err(), refused, "{variable}={value}");
+                if let Err(error) = made {
+                    let text = error.to_string();
+                    assert!(text.contains(&format!("{variable}={value}")), "{text}");
+                    assert!(text.contains("KillSwitch"), "{text}");
+                }
+                Ok(())
+            });
+        std::fs::remove_file(&path).expect("it is there");
+    }
+}
+
+#[test]
+fn a_release_whose_aborts_cannot_be_relied_on_is_refused_with_what_is_needed() {
+    if !support::needs_emulator("an older release") {
+        return;
+    }
+    Ranks::new(1)
+        .variable("NCCL_EMULATOR_VERSION", "2.25.1")
+        .threads(|world| -> Outcome {
+            let stream = support::device(&world)?.new_stream()?;
+            let builder = world.communicator("old").stream(&stream);
+            let error = builder
+                .launch_mode(LaunchMode::KillSwitch)
+                .build()
+                .unwrap_err();
+            let ErrorKind::Unsupported { needs, found, .. } = error.kind() else {
+                return Err(error.into());
+            };
+            assert_eq!(
+                (*needs, *found),
+                (Version::new(2, 26, 2), Version::new(2, 25, 1))
+            );
+            world.communicator("old").stream(&stream).build()?;
+            Ok(())
+        });
+}
+
+#[test]
+fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let limit = Duration::from_millis(300);
+        let (stream, comm) = start(&world, |builder| builder.finalize_timeout(limit))?;
+        let mut y = stream.alloc_zeros::<f32>(4)?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        if world.rank() == 0 {
+            let begun = Instant::now();
+            let error = comm.finalize().unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!((limit..SOON).contains(&begun.elapsed()));
+        }
+        fault(&comm);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_finalize_is_ended_by_an_abort_from_another_thread() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (_stream, comm) = start(&world, |builder| builder.finalize_timeout(LIMIT))?;
+        if world.rank() == 0 {
+            let other = comm.clone();
+            let aborting = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(200));
+                other.abort("it is time")
+            });
+            let begun = Instant::now();
+            let error = comm.finalize().unwrap_err();
+            assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+            assert!(error.to_string().contains("it is time"), "{error}");
+            aborting.join().expect("no panic")?;
+        }
+        fault(&comm);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        if world.rank() == 0 {
+            let limit = Duration::from_millis(300);
+            let (y, begun) = (stream.alloc_zeros::<f32>(4)?, Instant::now());
+            let error = comm
+                .within(limit)
+                .capture(y, |capture, y| {
+                    capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+                })
+                .map(drop)
+                .unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!((limit..SOON).contains(&begun.elapsed()));
+        }
+        fault(&comm);
+        world.barrier("both heard")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_call_that_does_not_come_back_after_all_ends_the_process_with_a_sentence() {
+    const RANKS: usize = 2;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let abort = Duration::from_millis(500);
+        let (stream, comm) =
+            start(&world, |builder| builder.abort_timeout(abort)).expect("a communicator");
+        if world.rank() == 0 {
+            // Not even an abort ends it.
+            let _fault = faults::at_call("ncclAllReduce").hang();
+            let limit = Duration::from_millis(300);
+            let (error, _) = first(&comm.within(limit), &stream);
+            println!("returned: {error}");
+        } else {
+            println!("heard: {}", fault(&comm));
+        }
+        return;
+    }
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    let said = ranks[1].says("heard: ");
+    assert!(
+        said.contains("rank 0") && said.contains("all_reduce #1") && said.contains("300ms"),
+        "{said}"
+    );
+    let (rest, status) = ranks.remove(0).end(SOON);
+    assert!(
+        !status.success() && !rest.contains("returned"),
+        "{status}: {rest}"
+    );
+}
