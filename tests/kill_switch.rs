@@ -8,8 +8,6 @@
 
 #[path = "abort_together.rs"]
 mod abort_together;
-#[path = "aborts.rs"]
-mod aborts;
 #[path = "awaiting.rs"]
 mod awaiting;
 #[path = "deadlines.rs"]
