@@ -60,7 +60,7 @@ pub use all_to_all::Algorithm as AllToAllAlgorithm;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
     AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, LaunchMode, ShrinkWay,
-    Shrunk, State as CommunicatorState, Timeouts, abort_all,
+    Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
 };
 pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};

@@ -140,6 +140,8 @@ pub struct Operation {
     pub(crate) host: Arc<str>,
     pub(crate) pid: u32,
     pub(crate) sequence: Option<u64>,
+    /// Which plan of the communicator a replay is of, if that is known.
+    pub(crate) plan: Option<u64>,
     pub(crate) shape: Shape,
     pub(crate) elapsed: Duration,
 }
@@ -329,6 +331,20 @@ impl Operation {
 
 impl Operation {
     /// The operation alone, without who reports it.
+    /// Which plan of its communicator was replayed, from 1; `None` for everything else.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// if let Some(plan) = error.operation().and_then(nccl::Operation::plan) {
+    ///     eprintln!("in a replay of plan {plan}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn plan(&self) -> Option<u64> {
+        self.plan
+    }
+
     pub(crate) fn what(&self) -> impl fmt::Display + '_ {
         What(self)
     }
@@ -336,13 +352,23 @@ impl Operation {
 
 struct What<'o>(&'o Operation);
 
+impl Operation {
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some(plan) = self.plan {
+            write!(f, " of plan {plan}")?;
+        }
+        if let Some(sequence) = self.sequence {
+            write!(f, " #{sequence}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let operation = self.0;
-        write!(f, "{}", operation.kind)?;
-        if let Some(sequence) = operation.sequence {
-            write!(f, " #{sequence}")?;
-        }
+        operation.name(f)?;
         if let (Some(data_type), Some(count)) = (operation.shape.data_type, operation.shape.count) {
             write!(f, " of {data_type} × {count}")?;
         }
@@ -352,10 +378,7 @@ impl fmt::Display for What<'_> {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        if let Some(sequence) = self.sequence {
-            write!(f, " #{sequence}")?;
-        }
+        self.name(f)?;
         write!(f, " on {:?} (", &*self.communicator)?;
         if let (Some(data_type), Some(count)) = (self.shape.data_type, self.shape.count) {
             write!(f, "{data_type} × {count}")?;
@@ -400,7 +423,8 @@ mod tests {
 
     #[test]
     fn an_operation_names_communicator_shape_rank_host_and_time() {
-        let operation = Operation {
+        let mut operation = Operation {
+            plan: None,
             kind: OperationKind::AllToAll,
             communicator: "model/tp".into(),
             rank: 2,
@@ -419,6 +443,12 @@ mod tests {
             operation.to_string(),
             "all_to_all #42 on \"model/tp\" (bf16 × 4096 per rank, 8 ranks) failed on rank 2 \
              (node-a, pid 4021) after 0.3 s"
+        );
+        operation.kind = OperationKind::Replay;
+        operation.plan = Some(2);
+        assert_eq!(
+            operation.what().to_string(),
+            "replay of plan 2 #42 of bf16 × 4096"
         );
     }
 }

@@ -439,6 +439,7 @@ impl<'a> CommunicatorBuilder<'a> {
                 host: crate::host::name(),
                 pid: std::process::id(),
                 sequence: None,
+                plan: None,
                 shape: Shape::default(),
                 elapsed: started.elapsed(),
             });

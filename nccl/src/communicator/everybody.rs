@@ -8,7 +8,7 @@
 //! libraries that know how (2.22) abort all of them in one group.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -111,6 +111,24 @@ impl Record {
             (false, None) => State::Leaked,
         }
     }
+}
+
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// One was leaked.
+pub(super) fn leaks() {
+    LEAKED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How many communicators of this process NCCL has not given back in time.
+///
+/// ```
+/// # nccl_emulator::install_unless_gpu().unwrap();
+/// assert_eq!(nccl::leaked_communicators(), 0);
+/// ```
+#[must_use]
+pub fn leaked_communicators() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
 }
 
 /// There is one more.

@@ -105,7 +105,10 @@ impl Inner {
     /// What did not come back, and what it may be waiting for.
     fn held_abort(&self) -> String {
         match self.plans.alive()[..] {
-            [] => String::from("ncclCommAbort"),
+            // Of those that somebody captured elsewhere nothing is known.
+            [] => String::from(
+                "ncclCommAbort, which waits for calls under way and for graphs captured elsewhere,",
+            ),
             [plan] => format!("ncclCommAbort, which waits for the graph of plan {plan},"),
             ref plans => format!("ncclCommAbort, which waits for the graphs of plans {plans:?},"),
         }
@@ -129,8 +132,8 @@ impl Inner {
             .name(String::from("nccl-abort"))
             .spawn(move || inner.carry_out_abort());
         if let Err(error) = spawned {
-            tracing::error!(target: "nccl", %error, "no thread for an abort: leaked");
-            self.phase.leaked();
+            tracing::error!(target: "nccl", %error, "no thread for an abort");
+            let _ = self.conclude_end(false);
         }
     }
 
@@ -303,7 +306,16 @@ impl Inner {
             self.phase.aborted();
             Outcome::Freed
         } else {
-            self.phase.leaked();
+            if self.phase.leaked() {
+                everybody::leaks();
+                tracing::error!(
+                    target: "nccl",
+                    communicator = &*self.name,
+                    rank = self.rank,
+                    waited = ?self.timeouts.abort,
+                    "leaked a communicator: {} did not come back", self.held_abort()
+                );
+            }
             Outcome::Leaked
         }
     }

@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 pub use builder::CommunicatorBuilder;
-pub use everybody::{AbortReport, EndedCommunicator, abort_all};
+pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
 pub(crate) use frame::Frame;
 pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
@@ -416,6 +416,9 @@ impl Inner {
             host: Arc::clone(&self.host),
             pid: std::process::id(),
             sequence,
+            plan: sequence
+                .filter(|_| kind == OperationKind::Replay)
+                .and_then(|sequence| self.plans.replayed_by(sequence)),
             shape,
             elapsed: started.elapsed(),
         }

@@ -11,7 +11,7 @@ use cudarc::driver::CudaEvent;
 use super::frame::Frame;
 use super::{Inner, order};
 use crate::error::{Error, Result};
-use crate::operation::{OperationKind, Shape};
+use crate::operation::{Operation, OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
 use crate::supervision::watchdog;
 
@@ -31,6 +31,7 @@ impl Inner {
         frame: &Frame<'_>,
         join: &CudaEvent,
         limit: Duration,
+        plan: u64,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
         let (sequence, ticket) = {
@@ -39,6 +40,7 @@ impl Inner {
             self.ready(&handle)?;
             handle.sequence += 1;
             let sequence = handle.sequence;
+            self.plans.replays(sequence, plan);
             let recorder = &mut handle.recorder;
             let ticket =
                 recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
@@ -77,6 +79,15 @@ impl Inner {
                 self.abandon(&error, frame);
                 Err(error)
             }
+        }
+    }
+
+    /// A replay that has no number.
+    pub(crate) fn replay_of(&self, plan: u64, started: Instant) -> Operation {
+        let shape = Shape::default();
+        Operation {
+            plan: Some(plan),
+            ..self.operation(OperationKind::Replay, shape, None, started)
         }
     }
 

@@ -31,7 +31,7 @@
 //! A split is made like any other communicator. While it is made it also ends with its parent, at which the
 //! thread that makes it looks.
 //!
-//! The steps are here, with NCCL behind [`Native`], so that `tests/loom.rs` walks through the interleavings
+//! The steps are here, with NCCL behind [`Native`], so that `tests/loom` walks through the interleavings
 //! of these very lines: abort against init, issue, poll, finalize, drop and split.
 
 use std::fmt;

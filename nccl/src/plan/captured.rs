@@ -306,20 +306,21 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         let started = Instant::now();
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
-        let launched = self.pace.keep(comm).and_then(|()| {
+        let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
-            comm.inner.replay(&frame, &self.join, comm.limit, |inner| {
-                let graph = lock(&self.slot.graph);
-                // Under this lock: the communicator cannot end before the graph does.
-                match graph.as_ref() {
-                    Some(graph) if inner.phase.get() == State::Ready => {
-                        graph.launch(&comm.stream).map_err(NotLaunched::Failed)
+            comm.inner
+                .replay(&frame, &self.join, comm.limit, self.slot.number, |inner| {
+                    let graph = lock(&self.slot.graph);
+                    // Under this lock: the communicator cannot end before the graph does.
+                    match graph.as_ref() {
+                        Some(graph) if inner.phase.get() == State::Ready => {
+                            graph.launch(&comm.stream).map_err(NotLaunched::Failed)
+                        }
+                        _ => Err(NotLaunched::Refused(inner.out_of_use())),
                     }
-                    _ => Err(NotLaunched::Refused(inner.out_of_use())),
-                }
-            })
+                })
         });
         match launched {
             Ok(sequence) => {
@@ -336,7 +337,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             Err(error) => Err(comm
                 .inner
                 .conclude(error)
-                .during(|| comm.inner.operation(KIND, Shape::default(), None, started))),
+                .during(|| comm.inner.replay_of(self.slot.number, started))),
         }
     }
 
@@ -429,7 +430,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
 
 impl Pace {
     /// Before a launch: waits until enough of those before are over.
-    fn keep(&self, comm: &Communicator) -> Result<()> {
+    fn keep(&self, comm: &Communicator, plan: u64) -> Result<()> {
         if self.launches == 0 || !self.launches.is_multiple_of(STRIDE) {
             return Ok(());
         }
@@ -450,12 +451,11 @@ impl Pace {
             }
             if Instant::now() >= deadline {
                 let error = Error::new(ErrorKind::TimedOut {
-                    what: format!("one of {} launches of a plan", 2 * STRIDE),
+                    what: format!("one of {} launches of plan {plan}", 2 * STRIDE),
                     limit: comm.limit,
                 });
-                let (kind, now) = (OperationKind::Replay, Instant::now());
-                let error =
-                    error.during(|| comm.inner.operation(kind, Shape::default(), None, now));
+                let now = Instant::now();
+                let error = error.during(|| comm.inner.replay_of(plan, now));
                 comm.inner.abort(&error);
                 return Err(error);
             }

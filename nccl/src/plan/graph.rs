@@ -48,12 +48,37 @@ impl Graph {
 pub(crate) struct Plans {
     slots: Mutex<Vec<Arc<Slot>>>,
     begun: AtomicU64,
+    /// Which plan the last replays were of.
+    replays: Mutex<Replays>,
+}
+
+/// By their numbers, in turn; 0 for none.
+struct Replays([(u64, u64); 256]);
+
+impl Default for Replays {
+    fn default() -> Self {
+        Self([(0, 0); 256])
+    }
 }
 
 impl Plans {
     /// The number of the next plan, whether or not it comes to be: the same on all ranks.
     pub(super) fn next(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Operation `sequence` is a replay of plan `number`.
+    pub(crate) fn replays(&self, sequence: u64, number: u64) {
+        let mut replays = lock(&self.replays);
+        let at = sequence as usize % replays.0.len();
+        replays.0[at] = (sequence, number);
+    }
+
+    /// Of which plan operation `sequence` is a replay, if it is one of the last.
+    pub(crate) fn replayed_by(&self, sequence: u64) -> Option<u64> {
+        let replays = lock(&self.replays);
+        let (known, number) = replays.0[sequence as usize % replays.0.len()];
+        (known == sequence && number > 0).then_some(number)
     }
 
     /// Takes a new graph in.

@@ -13,7 +13,7 @@
 //!
 //! When a copied word is of a newer record, the fences make its `begun` visible as well, and the record
 //! that was there before is not handed out. Whoever writes holds the lock of the communicator; that there
-//! is one writer at a time is all that is asked for. `tests/loom.rs` walks through the interleavings.
+//! is one writer at a time is all that is asked for. `tests/loom/lanes.rs` walks through the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
