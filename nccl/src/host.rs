@@ -12,3 +12,14 @@ static NAME: LazyLock<Arc<str>> = LazyLock::new(|| {
 pub(crate) fn name() -> Arc<str> {
     Arc::clone(&NAME)
 }
+
+static BOOT: LazyLock<String> = LazyLock::new(|| {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+});
+
+/// Which running kernel this is; empty where the system does not say.
+pub(crate) fn boot() -> &'static str {
+    &BOOT
+}

@@ -1,6 +1,7 @@
 //! `nccl-doctor`: whether NCCL can work here, and what its logs say when it did not.
 //!
 //! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
+//! - `timeline`: what the flight recorders of all ranks have;
 //! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs.
 //!
 //! What is checked lives in `nccl::preflight` and `nccl::debug_log`.
@@ -9,6 +10,7 @@ mod check;
 mod local;
 mod log;
 mod options;
+mod timeline;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ use serde_json::Value;
 
 use crate::report::{self, Entry, Style};
 use options::Command;
+pub use timeline::{summary, write_beside};
 
 /// Nothing could be checked: wrong arguments, or nothing to read.
 const COULD_NOT_CHECK: u8 = 3;
@@ -34,6 +37,7 @@ pub fn main() -> ExitCode {
         Command::Version => print(&format!("nccl-doctor {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Check(options) => check::run(&options),
         Command::Log(options) => log::run(&options),
+        Command::Timeline(options) => timeline::run(&options),
     }
 }
 

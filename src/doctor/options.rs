@@ -13,6 +13,8 @@ Find out whether NCCL can work here, and why it did not.
 
 Usage: nccl-doctor [options]              check this host; under a launcher, all ranks
        nccl-doctor log [options] FILE...  read NCCL's debug logs of a run that went wrong
+       nccl-doctor timeline [options] DIR|FILE...
+                                          what each rank did last, from recordings of its flight recorder
 
 Alone, it looks at what one host needs: libnccl and the driver, network interfaces and adapters, limits,
 shared memory, NCCL's variables. Started on all ranks, it compares them as well, and tries whether they
@@ -33,6 +35,21 @@ For the logs, run all ranks with NCCL_DEBUG=INFO, and with NCCL_DEBUG_FILE=/tmp/
   nccl-doctor log logs/                           all files of a directory
   kubectl logs job/train | nccl-doctor log -      standard input
 
+For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a fault; or of a job that hangs:
+
+  nccl-doctor timeline faults/                    one page to look at: timeline.html
+  nccl-doctor timeline --trace trace.json faults/ and a file for https://ui.perfetto.dev
+  nccl-doctor timeline --rendezvous unix:/run/job.sock
+                                                  asks all ranks now; NCCL_RUN_SECRET, NCCL_RUN_SECRET_FILE,
+                                                  NCCL_RUN_JOB and NCCL_RUN_EPOCH as the ranks have them
+
+Options of the timeline:
+      --out FILE        where to write the page (timeline.html, unless that is there)
+      --trace FILE      also write a trace for Perfetto and chrome://tracing
+      --json FILE       also write everything as JSON, which this command reads again
+      --rendezvous ADDRESS, --timeout SECONDS
+                        ask the ranks of a job that runs, for so long (30)
+
 Options of the check:
       --ranks N         how many ranks there will be on this host (1)
       --rank N, --world-size N, --rendezvous ADDRESS
@@ -43,7 +60,7 @@ Options of the check:
       --emulator        put the emulator of NCCL and CUDA in this process: nothing is said about the
                         GPUs and the libnccl of this host
 
-Options of both:
+Options of the check and of log:
   -q, --quiet           leave out what is fine
       --json            print JSON
   -h, --help            print this
@@ -60,6 +77,18 @@ pub(super) enum Command {
     Version,
     Check(CheckOptions),
     Log(LogOptions),
+    Timeline(TimelineOptions),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TimelineOptions {
+    pub(super) files: Vec<PathBuf>,
+    /// Instead of files: where a job meets that runs.
+    pub(super) rendezvous: Option<String>,
+    pub(super) timeout: Duration,
+    pub(super) out: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -88,6 +117,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     match arguments.split_first() {
         Some((first, rest)) if first == "log" => log(rest.to_vec()),
+        Some((first, rest)) if first == "timeline" => timeline(rest.to_vec()),
         _ => check(arguments),
     }
     .map_err(|error| format!("{error}; nccl-doctor --help explains"))
@@ -121,11 +151,7 @@ fn check(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
                 options.explicit.push(("NCCL_RUN_RENDEZVOUS", address));
             }
             Long("timeout") => {
-                let seconds = positive(&mut parser, "--timeout")?;
-                if seconds > 86_400 {
-                    return Err("--timeout is at most 86400 seconds, a day".into());
-                }
-                options.timeout = Duration::from_secs(seconds as u64);
+                options.timeout = timeout(&mut parser)?;
             }
             Long("communicate") => options.communicate = true,
             Long("emulator") => options.emulator = true,
@@ -182,6 +208,45 @@ fn log(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
         return Err("log needs files, or - for standard input".into());
     }
     Ok(Command::Log(LogOptions { form, files }))
+}
+
+fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let mut options = TimelineOptions {
+        files: Vec::new(),
+        rendezvous: None,
+        timeout: TIMEOUT,
+        out: None,
+        trace: None,
+        json: None,
+    };
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Value(file) => options.files.push(PathBuf::from(file)),
+            Long("out") => options.out = Some(parser.value()?.into()),
+            Long("trace") => options.trace = Some(parser.value()?.into()),
+            Long("json") => options.json = Some(parser.value()?.into()),
+            Long("rendezvous") => options.rendezvous = Some(parser.value()?.string()?),
+            Long("timeout") => options.timeout = timeout(&mut parser)?,
+            other => match common(&other, &mut Form::default()) {
+                Some(Some(command)) => return Ok(command),
+                _ => return Err(other.unexpected()),
+            },
+        }
+    }
+    match (options.files.is_empty(), &options.rendezvous) {
+        (true, None) => Err("timeline needs files of recordings, or --rendezvous".into()),
+        (false, Some(_)) => Err("--rendezvous asks a job that runs, and takes no files".into()),
+        _ => Ok(Command::Timeline(options)),
+    }
+}
+
+fn timeout(parser: &mut lexopt::Parser) -> Result<Duration, lexopt::Error> {
+    let seconds = positive(parser, "--timeout")?;
+    if seconds > 86_400 {
+        return Err("--timeout is at most 86400 seconds, a day".into());
+    }
+    Ok(Duration::from_secs(seconds as u64))
 }
 
 /// What both commands understand: `None` for anything else, or what is to be done at once.
@@ -245,6 +310,21 @@ mod tests {
         assert_eq!(options.files, ["a", "b", "-"].map(PathBuf::from));
         assert!(options.form.json);
         assert_eq!(parsed("log --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn a_timeline_is_of_files_or_of_a_job_that_runs() {
+        let Ok(Command::Timeline(options)) = parsed("timeline --out x.html faults --trace t.json")
+        else {
+            panic!("no timeline");
+        };
+        assert_eq!(options.files, [PathBuf::from("faults")]);
+        assert_eq!(options.out, Some(PathBuf::from("x.html")));
+        assert_eq!(options.trace, Some(PathBuf::from("t.json")));
+        assert!(parsed("timeline --rendezvous unix:/x --timeout 5").is_ok());
+        assert!(refused("timeline").contains("--rendezvous"));
+        assert!(refused("timeline --rendezvous unix:/x faults").contains("no files"));
+        assert_eq!(parsed("timeline --help"), Ok(Command::Help));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod check;
 mod logs;
 #[path = "../meeting/mod.rs"]
 mod meeting;
+mod timeline;
 
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};

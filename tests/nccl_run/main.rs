@@ -3,6 +3,7 @@
 mod blame;
 mod orphans;
 mod output;
+mod record;
 mod running;
 mod signals;
 mod terminal;

@@ -29,7 +29,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
 use crate::supervision::Board;
-use crate::supervision::recorder::Tracked;
+use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -73,6 +73,9 @@ pub(super) struct Prepared {
     birth: Arc<Birth>,
     /// What begins to make it, if it is not a call of its own.
     begin: Option<Begin>,
+    /// For the recorder: the rank of a world that makes it, and who its ranks are there.
+    home: Option<Arc<Home>>,
+    members: Option<Arc<[usize]>>,
 }
 
 /// Begins to make a communicator, which need not be ready when it comes back.
@@ -103,7 +106,10 @@ impl Plan<'_> {
                 Some(switch)
             }
         };
+        let company = self.company.as_ref();
         Ok(Prepared {
+            home: company.map(|(line, _)| Arc::clone(line.home())),
+            members: company.map(|(_, members)| Arc::clone(members)),
             library: self.library,
             name: Arc::from(self.name),
             rank: self.rank,
@@ -203,7 +209,15 @@ impl Prepared {
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
         let phase = self.phase;
         self.birth.lives(&phase);
-        let (tracked, recorder) = Tracked::new(&self.name, self.rank, self.world_size, &phase);
+        let identity = Identity {
+            name: Arc::clone(&self.name),
+            rank: self.rank,
+            world_size: self.world_size,
+            key: id.map(Board::key_of),
+            home: self.home,
+            members: self.members,
+        };
+        let (tracked, recorder) = Tracked::new(identity, &phase);
         let board = self.company.zip(id).map(|((line, members), id)| {
             let confirm = self.timeouts.confirm;
             Board::new(&line, &self.name, id, members, self.rank, confirm)

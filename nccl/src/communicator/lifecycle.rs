@@ -189,9 +189,12 @@ impl Inner {
             target: "nccl",
             communicator = &*self.name,
             rank = self.rank,
-            reason,
+            reason = &*reason,
             "aborting a communicator"
         );
+        if !matches!(why, Why::Quietly(_)) {
+            self.tracked.aborted(&reason);
+        }
         // Before NCCL is asked: the others may have to abort for this abort to come back.
         if let (Why::Own(cause), Some(board)) = (why, &self.board) {
             board.announce(cause);

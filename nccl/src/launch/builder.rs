@@ -41,6 +41,7 @@ pub struct FleetBuilder {
     secret: Secret,
     interface: Option<String>,
     nccl_debug: Option<PathBuf>,
+    record_dir: Option<PathBuf>,
     devices: Option<Vec<String>>,
     settings: Settings,
     end_all: bool,
@@ -75,6 +76,7 @@ impl FleetBuilder {
             secret: Secret::Fresh,
             interface: None,
             nccl_debug: None,
+            record_dir: None,
             devices: None,
             settings: Settings {
                 output: Output::Prefixed,
@@ -184,6 +186,19 @@ impl FleetBuilder {
     /// ```
     pub fn nccl_debug(mut self, directory: impl Into<PathBuf>) -> Self {
         self.nccl_debug = Some(directory.into());
+        self
+    }
+
+    /// A directory for what the ranks did last: each writes a file there when one of its communicators is aborted
+    /// (`NCCL_RUN_RECORD_DIR`, [`World::record_faults_to`](crate::World::record_faults_to)), to be read by
+    /// [`Timeline::read`](crate::recorder::Timeline::read).
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).record_dir("/var/log/server/faults");
+    /// ```
+    pub fn record_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.record_dir = Some(directory.into());
         self
     }
 
@@ -339,13 +354,16 @@ impl FleetBuilder {
             Secret::Fresh if several_hosts => None,
             Secret::Fresh => Some(written(None)?),
         };
-        for made in [&self.settings.files, &self.nccl_debug]
+        for made in [&self.settings.files, &self.nccl_debug, &self.record_dir]
             .into_iter()
             .flatten()
         {
             let what = format!("making the directory {}", made.display());
             std::fs::create_dir_all(made).map_err(Error::io(what))?;
         }
+        // A rank may change its directory.
+        let record_dir = self.record_dir.map(std::path::absolute).transpose();
+        let record_dir = record_dir.map_err(Error::io("finding the directory of recordings"))?;
         let rendezvous = match self.rendezvous {
             Some(address) => address.into(),
             None => {
@@ -373,6 +391,7 @@ impl FleetBuilder {
                 interface: self.interface,
                 nccl_interface,
                 nccl_debug: self.nccl_debug,
+                record_dir,
                 devices: self.devices,
             },
             command: Box::new(command),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::supervision::recorder::RECORD_DIR;
+
 /// What all ranks of a fleet have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Environment {
@@ -22,6 +24,7 @@ pub(super) struct Environment {
     /// What makes NCCL use that interface, too.
     pub(super) nccl_interface: Vec<(String, String)>,
     pub(super) nccl_debug: Option<PathBuf>,
+    pub(super) record_dir: Option<PathBuf>,
     /// One of these is all that a rank gets to see.
     pub(super) devices: Option<Vec<String>>,
 }
@@ -60,6 +63,9 @@ impl Environment {
                 epoch => format!("nccl.rank-{rank}.epoch-{epoch}.log"),
             };
             set.push(("NCCL_DEBUG_FILE", Some(directory.join(name).into())));
+        }
+        if let Some(directory) = &self.record_dir {
+            set.push((RECORD_DIR, Some(directory.into())));
         }
         if let Some(device) = self.devices.as_ref().and_then(|all| all.get(local)) {
             set.push(("CUDA_VISIBLE_DEVICES", Some(device.into())));
@@ -129,6 +135,7 @@ mod tests {
             interface: Some(String::from("eth")),
             nccl_interface: vec![(String::from("NCCL_SOCKET_IFNAME"), String::from("=eth0"))],
             nccl_debug: Some("/logs".into()),
+            record_dir: Some("/faults".into()),
             devices: Some(vec!["2".into(), "3".into(), "4".into(), "5".into()]),
         }
     }
@@ -152,6 +159,7 @@ mod tests {
             ("NCCL_RUN_INTERFACE", "eth"),
             ("NCCL_SOCKET_IFNAME", "=eth0"),
             ("NCCL_DEBUG_FILE", "/logs/nccl.rank-5.epoch-2.log"),
+            ("NCCL_RUN_RECORD_DIR", "/faults"),
             ("CUDA_VISIBLE_DEVICES", "3"),
         ] {
             assert_eq!(get(name), Some(value), "{name}");

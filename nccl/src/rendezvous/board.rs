@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::incoming::Known;
 use super::message::Departure;
+use super::recordings::Target;
 
 /// How many events are kept for those who have not read them yet.
 const KEPT: usize = 4096;
@@ -259,6 +260,28 @@ impl Board {
     pub(super) fn pid(&self, rank: usize) -> Option<u64> {
         let known = &self.ranks.get(rank)?.known;
         known.phase.as_ref().map(|_| known.pid)
+    }
+
+    /// Whom to ask for recordings: all ranks, whatever became of them.
+    pub(super) fn targets(&self) -> Vec<Target> {
+        let now = Instant::now();
+        let ranks = self.ranks.iter().map(|Seen { known, at }| {
+            let joined = known.phase.is_some();
+            let since = now.saturating_duration_since(*at);
+            let phase = known.phase.as_ref().map(|(name, age)| {
+                let seconds = age.saturating_add(since).as_secs_f64();
+                format!("it had been in phase {name:?} for {seconds:.1} s")
+            });
+            Target {
+                rank: known.rank,
+                host: joined.then(|| known.host.clone()),
+                pid: joined.then(|| process(known.pid)),
+                at: (!known.at.is_empty()).then(|| known.at.clone()),
+                end: known.departure.as_ref().map(ToString::to_string),
+                known: phase,
+            }
+        });
+        ranks.collect()
     }
 
     /// Where the ranks listen that are there, but for rank 0.

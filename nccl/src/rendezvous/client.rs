@@ -89,12 +89,23 @@ impl Claim {
     }
 }
 
+impl Claim {
+    pub(super) fn asker(size: usize) -> Self {
+        Self {
+            role: Role::Asker,
+            rank: 0,
+            size,
+        }
+    }
+}
+
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
             Role::Rank => write!(f, "rank {}", self.rank),
             Role::Observer => f.write_str("an observer"),
             Role::Newcomer => f.write_str("a newcomer"),
+            Role::Asker => f.write_str("who asks for recordings"),
         }
     }
 }

@@ -43,6 +43,8 @@ pub(super) enum Role {
     Observer,
     /// No rank yet: it asks to be one of the next epoch.
     Newcomer,
+    /// No rank either: it asks this process for what its recorder has, and goes.
+    Asker,
 }
 
 /// Who a rank says it is.
@@ -122,6 +124,7 @@ impl Greeting {
                         Role::Rank => 0,
                         Role::Observer => 1,
                         Role::Newcomer => 2,
+                        Role::Asker => 3,
                     },
                 );
                 put_index(&mut to, hello.rank);
@@ -174,6 +177,7 @@ impl Greeting {
                         0 => Role::Rank,
                         1 => Role::Observer,
                         2 => Role::Newcomer,
+                        3 => Role::Asker,
                         _ => return Err(Broken("a greeting of an unknown role")),
                     },
                     rank: fields.index()?,
@@ -265,6 +269,7 @@ impl Hello {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
             Role::Observer => format!("{host}, pid {pid}, which wants to observe"),
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
+            Role::Asker => format!("{host}, pid {pid}, which asks for recordings"),
         }
     }
 }

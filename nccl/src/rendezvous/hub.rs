@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -24,6 +25,7 @@ use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
 use crate::communicator::lock;
+use crate::supervision::recorder;
 use crate::time::later;
 
 /// The longest name of a topic, a key or a phase, in bytes.
@@ -42,6 +44,8 @@ pub(super) enum Outlet {
 
 pub(super) struct Hub {
     size: usize,
+    /// Tells apart those of one process.
+    number: u64,
     state: Mutex<State>,
 }
 
@@ -66,10 +70,16 @@ impl Hub {
             channels: Channels::default(),
             going: Going::of_epoch(number),
         };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             size,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
         }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(super) fn size(&self) -> usize {
@@ -283,7 +293,13 @@ impl Hub {
                 state.members[rank].at = at;
                 state.show(rank);
             }
-            Request::Watches { .. } | Request::Ended { .. } => {
+            Request::Clock => {
+                let now = recorder::clock().to_le_bytes();
+                let now = Answer::Value(now.as_slice().into());
+                state.answer_all(&[(rank, id)], &now);
+            }
+            // Recordings are asked for at the doors, where they pass through nobody else.
+            Request::Watches { .. } | Request::Ended { .. } | Request::Recording { .. } => {
                 state.lost(rank, String::from("it sent what only an observer may send"))
             }
         }

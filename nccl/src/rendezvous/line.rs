@@ -25,6 +25,7 @@ use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::reaper;
 use crate::supervision::Watch;
+use crate::supervision::recorder::Home;
 use crate::time::{deadline_after, later};
 
 pub(crate) struct Line {
@@ -42,6 +43,8 @@ pub(crate) struct Line {
     rounds: Mutex<HashMap<String, u64>>,
     /// The epoch to which the world has gone on; 0 before.
     gone_on: AtomicU64,
+    /// Under which its communicators record what they do.
+    home: Arc<Home>,
     /// What the others are told when this value goes.
     farewell: Mutex<Departure>,
 }
@@ -54,7 +57,7 @@ pub(super) enum Link {
     Elsewhere {
         connection: Arc<Connection>,
         /// This rank's own door, which stays open as long as the line.
-        _server: Server,
+        server: Server,
     },
 }
 
@@ -100,6 +103,7 @@ impl Line {
         link: Link,
         mailbox: Arc<Mailbox>,
     ) -> Arc<Self> {
+        let home = Home::new(&job.0, job.1, rank, size);
         let line = Arc::new(Self {
             rank,
             size,
@@ -110,8 +114,12 @@ impl Line {
             job,
             rounds: Mutex::default(),
             gone_on: AtomicU64::new(0),
+            home,
             farewell: Mutex::new(Departure::Left),
         });
+        if let Some(server) = line.own_door() {
+            server.set_home(&line.home);
+        }
         panics::remember(Arc::downgrade(&line));
         line
     }
@@ -176,6 +184,14 @@ impl Line {
         match &self.link {
             Link::Here { server, .. } => server.as_ref(),
             Link::Elsewhere { .. } => None,
+        }
+    }
+
+    /// This rank's own door; none where all ranks are threads.
+    pub(super) fn own_door(&self) -> Option<&Server> {
+        match &self.link {
+            Link::Here { server, .. } => server.as_ref(),
+            Link::Elsewhere { server, .. } => Some(server),
         }
     }
 
@@ -408,6 +424,11 @@ impl Line {
 
     pub(crate) fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// Under which its communicators record what they do.
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.home
     }
 
     /// Who the ranks are; known when all have met.

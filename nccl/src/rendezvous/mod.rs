@@ -12,6 +12,7 @@
 //! - `envelope`: how NCCL's token travels;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
+//! - `recordings`: what the ranks' recorders have, asked for at their doors;
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
@@ -45,6 +46,7 @@ mod peer;
 mod place;
 mod process;
 mod reactor;
+mod recordings;
 mod reporting;
 mod request;
 mod scout;

@@ -11,8 +11,10 @@ use super::board::{Board, WorldEvent, WorldState};
 use super::client::{Reader, Sink};
 use super::environment::Rendezvous;
 use super::incoming::{Answer, Push};
+use super::recordings::Target;
 use super::request::Request;
 use super::scout;
+use super::server::Job;
 #[cfg(doc)]
 use super::world::World;
 use crate::communicator::lock;
@@ -248,6 +250,14 @@ impl Observer {
         drop(state);
         self.shared.changed.notify_all();
         Ok(())
+    }
+}
+
+impl Observer {
+    /// Whom to ask for recordings.
+    pub(super) fn targets(&self) -> (Job, Vec<Target>) {
+        let job = self.shared.rendezvous.job.clone();
+        (job, lock(&self.shared.state).board.targets())
     }
 }
 

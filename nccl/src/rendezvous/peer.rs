@@ -19,6 +19,7 @@ use super::reactor::{EventFlags, Source};
 use super::request::Request;
 use super::server::{Door, GOES_ON, LATER_EPOCH, OTHER_JOB, PATIENCE};
 use crate::communicator::lock;
+use crate::supervision::recorder;
 
 /// The largest message of an observer: it may have started many ranks.
 const LARGEST_WORD: usize = 1 << 20;
@@ -56,7 +57,8 @@ pub(super) enum Stage {
     Newcomer,
     /// At the coordinator's door.
     Observer,
-    /// An observer at the door of a rank that does not coordinate.
+    /// An observer at the door of a rank that does not coordinate, or somebody who asks for recordings at
+    /// any.
     Messenger,
     /// It was told why it may not come in, and may still read it.
     Dismissed,
@@ -231,7 +233,7 @@ impl Peer {
                         talk.stage = Stage::Observer;
                         talk.decoder.set_limit(LARGEST_WORD);
                     }
-                    Role::Observer => {
+                    Role::Observer | Role::Asker => {
                         connection.enqueue(welcome);
                         connection.flush_quietly();
                         talk.stage = Stage::Messenger;
@@ -261,6 +263,11 @@ impl Peer {
                 }
                 talk.stage = Stage::Dismissed;
             }
+            (_, Request::Clock) => {
+                let now = Answer::Value(recorder::clock().to_le_bytes().as_slice().into());
+                self.answer(frame.id, &now);
+            }
+            (_, Request::Recording { bytes }) => door.record_for(&self.connection, frame.id, bytes),
             (Stage::Observer, request) => {
                 let handled = door.hub.handle_observer(self.number, frame.id, request);
                 handled.map_err(str::to_owned)?;
@@ -268,14 +275,17 @@ impl Peer {
             // All else is for the coordinator, which lives.
             (_, Request::Ended { rank: 0, how, .. }) => {
                 door.rank_0_ended(&how);
-                let (kind, payload) = Answer::Done.encode();
-                let answer = Outgoing::new(kind, frame.id, payload);
-                self.connection.enqueue(answer);
-                self.connection.flush_quietly();
+                self.answer(frame.id, &Answer::Done);
             }
             (_, request) => tracing::debug!(target: "nccl", ?request, "not for this rank"),
         }
         Ok(())
+    }
+
+    fn answer(&self, id: u64, answer: &Answer) {
+        let (kind, payload) = answer.encode();
+        self.connection.enqueue(Outgoing::new(kind, id, payload));
+        self.connection.flush_quietly();
     }
 
     /// Says why, and hears no more.

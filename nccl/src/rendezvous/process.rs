@@ -72,6 +72,22 @@ fn own_number(descriptor: &OwnedFd) -> Option<u64> {
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
+/// What the kernel says of the process at the other end of a Unix socket; `None` for one that runs, and where it
+/// does not say.
+pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
+    let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // Behind the name, which may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    match rest.trim_start().chars().next()? {
+        'T' => Some("its process is stopped (SIGSTOP)"),
+        't' => Some("its process is stopped by a debugger"),
+        'Z' | 'X' => Some("its process has ended"),
+        'D' => Some("its process waits in the kernel and cannot be interrupted"),
+        _ => None,
+    }
+}
+
 /// Who wants to hear of a process's end.
 pub(super) trait Bereaved: Send + Sync {
     /// It has ended a moment ago, and what it has sent before has come.

@@ -69,6 +69,13 @@ pub(super) enum Request {
     Listens {
         at: String,
     },
+    /// What the clock of this process's recorder says; answered at once.
+    Clock,
+    /// What this rank's communicators did last, in no more than about so many bytes. Of those who ask for
+    /// nothing else.
+    Recording {
+        bytes: usize,
+    },
     /// An observer's: it has started these ranks, as these processes, and will say how they end.
     Watches {
         ranks: Vec<(usize, u64)>,
@@ -97,6 +104,8 @@ mod kind {
     pub(super) const SEND: u8 = 28;
     pub(super) const TOOK: u8 = 29;
     pub(super) const GO_ON: u8 = 64;
+    pub(super) const CLOCK: u8 = 30;
+    pub(super) const RECORDING: u8 = 31;
 }
 
 impl Request {
@@ -183,6 +192,11 @@ impl Request {
                 put_bytes(&mut to, at.as_bytes());
                 kind::LISTENS
             }
+            Self::Clock => kind::CLOCK,
+            Self::Recording { bytes } => {
+                put_index(&mut to, *bytes);
+                kind::RECORDING
+            }
             Self::Watches { ranks } => {
                 put_index(&mut to, ranks.len());
                 for &(rank, pid) in ranks {
@@ -268,6 +282,10 @@ impl Request {
                 count: fields.index()?,
             },
             kind::LISTENS => Self::Listens { at: fields.text()? },
+            kind::CLOCK => Self::Clock,
+            kind::RECORDING => Self::Recording {
+                bytes: fields.index()?,
+            },
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)
                     .map(|_| Ok((fields.index()?, fields.number()?)))

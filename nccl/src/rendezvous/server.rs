@@ -9,22 +9,27 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::connection::Connection;
-use super::frame::{Decoder, GREETING};
+use super::frame::{Decoder, GREETING, Outgoing};
 use super::greeting::{Hello, Role};
 use super::hub::{Hub, cut};
+use super::incoming::Answer;
+use super::message::Incomplete;
 use super::peer::{Peer, Stage, Talk};
 use super::place::{self, Address, Listener};
 use super::reactor::{EventFlags, Reactor, Source};
+use super::recordings::LARGEST_ANSWER;
 use super::secret::Secret;
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::supervision::recorder::{self, Home};
 
 /// How long a guest may take to prove who it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -67,7 +72,14 @@ pub(super) struct Door {
     /// Gone as soon as the server is, though the reactor may still have a hand on the door.
     listener: Mutex<Option<Listener>>,
     pub(super) state: Mutex<State>,
+    /// Under which this rank's communicators record what they do; there once its line is.
+    home: OnceLock<Arc<Home>>,
+    /// Recordings that are being written for somebody.
+    recording: AtomicUsize,
 }
+
+/// How many recordings a process writes at once; whoever asks besides comes again.
+const RECORDINGS: usize = 4;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -138,6 +150,15 @@ impl Server {
     }
 
     /// As if this process died.
+    /// Whose recordings this door gives out.
+    pub(super) fn set_home(&self, home: &Arc<Home>) {
+        let _ = self.door.home.set(Arc::clone(home));
+    }
+
+    pub(super) fn job(&self) -> &Job {
+        &self.door.job
+    }
+
     #[cfg(test)]
     pub(super) fn cut_for_a_test(&self) {
         self.door.close();
@@ -160,6 +181,8 @@ impl Server {
             on_word,
             listener: Mutex::default(),
             state: Mutex::default(),
+            home: OnceLock::new(),
+            recording: AtomicUsize::new(0),
         });
         door.listen(listener)?;
         Ok(Self { door })
@@ -229,6 +252,47 @@ impl Door {
         for peer in peers.into_values() {
             peer.connection.forget();
             peer.connection.shut();
+        }
+    }
+
+    /// Answers with what this rank's communicators did last. Copying and writing takes milliseconds, in which
+    /// the reading thread would be missing elsewhere.
+    pub(super) fn record_for(&self, connection: &Arc<Connection>, id: u64, bytes: usize) {
+        let refuse = |reason: &str| {
+            let why = Incomplete::GivenUp {
+                rank: self.rank,
+                reason: reason.to_owned(),
+            };
+            let (kind, payload) = Answer::Incomplete(Arc::new(why)).encode();
+            connection.enqueue(Outgoing::new(kind, id, payload));
+            connection.flush_quietly();
+        };
+        let Some(door) = self.this.upgrade() else {
+            return;
+        };
+        if self.recording.fetch_add(1, Ordering::AcqRel) >= RECORDINGS {
+            self.recording.fetch_sub(1, Ordering::AcqRel);
+            return refuse("others ask already");
+        }
+        let to = Arc::clone(connection);
+        let write = move || {
+            let mut snapshot = match door.home.get() {
+                Some(home) => recorder::of_place(home.place()),
+                None => recorder::snapshot(),
+            };
+            snapshot.limit_to(bytes.min(LARGEST_ANSWER));
+            let json = snapshot.to_json().into_bytes();
+            let (kind, payload) = Answer::Value(json.into()).encode();
+            door.recording.fetch_sub(1, Ordering::AcqRel);
+            to.enqueue(Outgoing::new(kind, id, payload));
+            to.flush_quietly();
+        };
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-recording"))
+            .spawn(write);
+        if spawned.is_err() {
+            self.recording.fetch_sub(1, Ordering::AcqRel);
+            refuse("there is no thread for it");
         }
     }
 
@@ -404,7 +468,7 @@ impl Door {
                 )),
             };
         }
-        if *role == Role::Observer {
+        if matches!(role, Role::Observer | Role::Asker) {
             return Ok(());
         }
         if self.rank != 0 {

@@ -166,10 +166,7 @@ impl World {
             let server = Server::beside(listener, rank, job, move |how| coming.rank_0_ended(how));
             let server = server.map_err(alone)?;
             at = server.at().to_owned();
-            Link::Elsewhere {
-                connection,
-                _server: server,
-            }
+            Link::Elsewhere { connection, server }
         };
         let line = Line::open(rank, world_size, identity, link, mailbox);
         let mut world = Self::new(line, local_rank, timeout);
@@ -188,6 +185,7 @@ impl World {
             world.local_rank = before.filter(|member| member.host == *host).count();
         }
         world.line.meet(members);
+        world.line.compare_clocks();
         world.checks.interface = address.interface();
         tracing::info!(target: "nccl", %address, "all ranks have met");
         Ok(world)
@@ -237,13 +235,9 @@ impl World {
             hub: Arc::clone(hub),
             server: None,
         };
-        let line = Line::open(
-            rank,
-            hub.size(),
-            (String::new(), hub.epoch()),
-            link,
-            mailbox,
-        );
+        // Tells apart what the ranks of several such worlds record.
+        let job = format!("threads {}", hub.number());
+        let line = Line::open(rank, hub.size(), (job, hub.epoch()), link, mailbox);
         line.meet(vec![Member::here(); hub.size()]);
         Self::new(line, local_rank, timeout)
     }
@@ -308,6 +302,23 @@ impl World {
 
     pub(crate) fn launch_mode(&self) -> LaunchMode {
         self.launch_mode
+    }
+
+    /// When a communicator of this world is aborted, whatever the reason, writes what this rank did last into
+    /// `directory`, as `rank-3.pid-4021.json`: to be merged with the files of the other ranks by
+    /// `nccl-doctor timeline`, or [`Timeline::read`](crate::recorder::Timeline::read). Unless set,
+    /// `NCCL_RUN_RECORD_DIR` names the directory.
+    ///
+    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; of one process
+    /// there are 16 at most. Where a file cannot be written, that is one warning.
+    ///
+    /// ```
+    /// let world = nccl::World::single().record_faults_to("/var/log/server/faults");
+    /// ```
+    #[must_use]
+    pub fn record_faults_to(self, directory: impl Into<std::path::PathBuf>) -> Self {
+        self.line.home().set_directory(directory.into());
+        self
     }
 
     /// Everybody tells everybody host and process. With them comes where rank 0's process has its number.

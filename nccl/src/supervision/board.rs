@@ -72,14 +72,9 @@ impl Board {
         rank: usize,
         patience: Duration,
     ) -> Arc<Self> {
-        let mut key = String::with_capacity(32);
-        for byte in &Sha256::digest(id.as_bytes())[..16] {
-            // Writing to a string does not fail.
-            let _ = write!(key, "{byte:02x}");
-        }
         let watch = line.watch();
         let board = Arc::new(Self {
-            key: key.into(),
+            key: Self::key_of(id),
             name: Arc::clone(name),
             members,
             rank,
@@ -103,6 +98,16 @@ impl Board {
     /// What all ranks call the communicator.
     pub(crate) fn key(&self) -> &str {
         &self.key
+    }
+
+    /// What all ranks call the communicator that is made with `id`.
+    pub(crate) fn key_of(id: &UniqueId) -> Arc<str> {
+        let mut key = String::with_capacity(32);
+        for byte in &Sha256::digest(id.as_bytes())[..16] {
+            // Writing to a string does not fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+        key.into()
     }
 
     /// The line, and which of its ranks `rank`s of this communicator are.

@@ -10,6 +10,7 @@
 mod gpus;
 mod options;
 mod orphans;
+mod record;
 mod signals;
 
 use std::io::{IsTerminal, Write};
@@ -91,6 +92,7 @@ fn run(options: Options) -> Result<u8, Failed> {
     let (program, arguments) = (program.clone(), arguments.clone());
     let talks = options.nccl_debug.is_some() && std::env::var_os("NCCL_DEBUG").is_none();
     let mut left = *restarts;
+    let record = options.record.as_deref().map(record::Directory::new);
     let builder = options
         .builder()
         .first_reads_stdin(!std::io::stdin().is_terminal())
@@ -115,6 +117,9 @@ fn run(options: Options) -> Result<u8, Failed> {
         let report = fleet.wait();
         if !report.is_success() {
             say(&report.to_string());
+        }
+        if let Some(said) = record.as_ref().and_then(|record| record.merge(&report)) {
+            say(&said);
         }
         if report.first().is_none() || left == 0 || signals.told_to_end() {
             break report.exit_code();

@@ -42,6 +42,8 @@ Output:
       --tag-time         with the seconds since the start behind the rank
       --log-dir DIR      also into DIR/rank-I.stdout and DIR/rank-I.stderr
       --nccl-debug DIR   what NCCL says into DIR/nccl.rank-I.log (how much: NCCL_DEBUG, INFO unless set)
+      --record DIR       what each rank's flight recorder has, when a communicator is aborted; merged at the
+                         end into DIR/timeline.html and DIR/trace.json (NCCL_RUN_RECORD_DIR)
       --tail N           lines of the failed rank's standard error to repeat at the end (12)
 The end:
       --linger TIME      how long others may go on after a rank failed (1s)
@@ -81,6 +83,7 @@ pub(crate) struct Options {
     pub(crate) tag_time: bool,
     log_dir: Option<PathBuf>,
     pub(crate) nccl_debug: Option<PathBuf>,
+    pub(crate) record: Option<PathBuf>,
     tail: usize,
     linger: Duration,
     pub(crate) grace: Duration,
@@ -125,6 +128,9 @@ impl Options {
         if let Some(directory) = &self.nccl_debug {
             builder = builder.nccl_debug(directory);
         }
+        if let Some(directory) = &self.record {
+            builder = builder.record_dir(directory);
+        }
         builder
     }
 }
@@ -154,6 +160,7 @@ pub(crate) fn parse(
         tag_time: false,
         log_dir: None,
         nccl_debug: None,
+        record: None,
         tail: 12,
         linger: Duration::from_secs(1),
         grace: Duration::from_secs(5),
@@ -206,6 +213,7 @@ pub(crate) fn parse(
             "--no-prefix" => options.prefix = false,
             "--tag-time" => options.tag_time = true,
             "--log-dir" => options.log_dir = Some(text()?.into()),
+            "--record" => options.record = Some(text()?.into()),
             "--nccl-debug" => options.nccl_debug = Some(text()?.into()),
             "--tail" => options.tail = count(name, &text()?, 0)?,
             "--linger" => options.linger = time(name, &text()?)?,

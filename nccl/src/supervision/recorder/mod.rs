@@ -12,19 +12,33 @@
 //! - `lane`: the ring, and why a reader never sees half a record;
 //! - `track`: what one communicator writes;
 //! - `notes`: what the program says;
-//! - `snapshot`: what is read.
+//! - `home`: the rank of a world to which a communicator belongs;
+//! - `snapshot`: what is read; `json`: how it is written, and read again;
+//! - `dump`: a file of it when a communicator is aborted;
+//! - `timeline`: the snapshots of several ranks together, to look at.
 
+mod dump;
+mod home;
+mod json;
 mod lane;
 mod notes;
 mod snapshot;
+mod timeline;
 mod track;
 
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub(crate) use dump::{VARIABLE as RECORD_DIR, is_wanted};
+pub(crate) use home::Home;
 pub(crate) use notes::phase;
 pub use notes::{Note, note};
+pub(crate) use snapshot::of_place;
 pub use snapshot::{
-    Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
+    Call, CallState, Place, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
+pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 pub(crate) use track::{
-    Messages, Operation, Track, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,
-    origin,
+    Identity, Messages, Operation, Track, Tracked, TrackedCall, Writer, clock, handle_of,
+    limit_of_word, limit_word, origin,
 };

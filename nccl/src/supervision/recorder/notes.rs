@@ -2,10 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{json, track};
 
 /// Notes that are kept.
 const KEPT: usize = 256;
+
+/// What is kept of a text, in bytes.
+const LONGEST: usize = 1024;
 
 /// Something that the program noted.
 ///
@@ -14,14 +21,19 @@ const KEPT: usize = 256;
 /// let notes = nccl::recorder::snapshot().notes;
 /// assert_eq!(notes.last().unwrap().text, "step 17");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Note {
-    /// When.
+    /// When, since the origin of its process's times ([`Snapshot::origin`](super::Snapshot::origin)).
+    #[serde(rename = "since_ns", with = "json::nanoseconds")]
+    pub since: Duration,
+    /// When, by the clock on the wall.
+    #[serde(rename = "unix_ns", with = "json::unix_time")]
     pub at: SystemTime,
     /// What.
     pub text: String,
     /// Whether it is a [`World::phase`](crate::World::phase).
+    #[serde(rename = "phase")]
     pub is_phase: bool,
 }
 
@@ -32,7 +44,7 @@ fn kept() -> MutexGuard<'static, VecDeque<Note>> {
 
 /// Notes something, to be read beside the calls: which step this is, what is loaded, who is served.
 ///
-/// The last 256 are kept. Takes a lock and allocates, so it belongs between steps and not between calls.
+/// The last 256 are kept, and of each the first 1024 bytes. Takes a lock and allocates, so it belongs between steps and not between calls.
 ///
 /// ```
 /// nccl::recorder::note("loading layer 3");
@@ -47,9 +59,11 @@ pub(crate) fn phase(name: &str) {
 }
 
 fn keep(text: &str, is_phase: bool) {
+    let since = track::now();
     let note = Note {
-        at: SystemTime::now(),
-        text: text.to_owned(),
+        since,
+        at: track::origin().wall + since,
+        text: cut(text, LONGEST).to_owned(),
         is_phase,
     };
     let mut notes = kept();
@@ -57,6 +71,15 @@ fn keep(text: &str, is_phase: bool) {
         notes.pop_front();
     }
     notes.push_back(note);
+}
+
+/// The beginning of a text, up to a character.
+pub(super) fn cut(text: &str, longest: usize) -> &str {
+    let mut end = longest.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// The notes, oldest first.

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cudarc::driver::CudaStream;
 
+use super::dump;
+use super::home::Home;
 use super::lane::{Lane, Slot};
 use crate::communicator::Phase;
 use crate::operation::OperationKind;
@@ -25,13 +27,24 @@ const STREAMS: usize = 8;
 /// Communicators that are kept after their end, for whoever asks what they did last.
 const ENDED: usize = 16;
 
+/// Which communicator it is.
+pub(crate) struct Identity {
+    pub(crate) name: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// The same on all of its ranks; `None` for one that was made elsewhere.
+    pub(crate) key: Option<Arc<str>>,
+    /// The rank of a world that made it.
+    pub(crate) home: Option<Arc<Home>>,
+    /// The ranks of that world that are its ranks, in order.
+    pub(crate) members: Option<Arc<[usize]>>,
+}
+
 /// The record of one communicator.
 pub(crate) struct Track {
     /// The how manieth communicator of this process, from 1.
     pub(crate) number: u64,
-    pub(crate) name: Arc<str>,
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
+    pub(crate) identity: Identity,
     pub(crate) phase: Arc<Phase>,
     pub(super) issues: Lane<Issue>,
     pub(super) operations: Lane<Operation>,
@@ -78,6 +91,9 @@ pub(super) struct Issue {
     count: AtomicU64,
     /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
     state: AtomicU64,
+    /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for those
+    /// of which only a later one on their stream was asked.
+    done: AtomicU64,
 }
 
 /// A copy of it.
@@ -88,6 +104,7 @@ pub(super) struct IssueRecord {
     pub(super) first: u64,
     pub(super) count: u64,
     pub(super) state: u64,
+    pub(super) done: u64,
 }
 
 impl Slot for Issue {
@@ -101,6 +118,7 @@ impl Slot for Issue {
             first: self.first.load(Ordering::Relaxed),
             count: self.count.load(Ordering::Relaxed),
             state: self.state.load(Ordering::Relaxed),
+            done: self.done.load(Ordering::Relaxed),
         }
     }
 }
@@ -191,6 +209,18 @@ pub(crate) fn origin() -> &'static Origin {
     })
 }
 
+/// How much time has passed since then.
+pub(super) fn now() -> std::time::Duration {
+    origin().monotonic.elapsed()
+}
+
+/// What the clock of the recorder says: nanoseconds since 1970, counted by a clock that only goes forward.
+pub(crate) fn clock() -> u64 {
+    let at = origin().wall + now();
+    let since = at.duration_since(SystemTime::UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// CUDA's handle of a stream.
 pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
     stream.cu_stream().addr() as u64
@@ -208,6 +238,7 @@ impl Track {
 
     /// Notes that operation `number` on `stream` is done, and with it all that were put there before.
     pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
+        self.stamp(number);
         let stream = handle_of(stream).wrapping_add(1);
         for mark in &self.marks {
             let taken =
@@ -252,6 +283,18 @@ impl Track {
             is_one.then_some(issue.number)
         });
         issuing.min().unwrap_or(number) - 1
+    }
+
+    /// Notes that issue `number` is known to be done from now on.
+    fn stamp(&self, number: u64) {
+        // Each number is one record, from 1 on.
+        let slot = self.issues.slot(number.wrapping_sub(1));
+        if slot.number.load(Ordering::Relaxed) == number && slot.done.load(Ordering::Relaxed) == 0 {
+            let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
+            // Should the slot become another's just now, that one seems done before it began, and nobody
+            // believes it.
+            slot.done.store(now, Ordering::Relaxed);
+        }
     }
 
     /// Notes how the calls of issue `number`, which is the lane's `index`, ended.
@@ -357,12 +400,14 @@ impl Writer {
             first,
             count,
             state,
+            done,
         } = track.issues.slot(index);
         slot.store(number, Ordering::Relaxed);
         at.store(time, Ordering::Relaxed);
         on.store(handle_of(stream), Ordering::Relaxed);
         first.store(self.operations, Ordering::Relaxed);
         count.store(operations as u64, Ordering::Relaxed);
+        done.store(0, Ordering::Relaxed);
         let limit = limit_word(limit);
         let word = limit << 16 | (kind as u64) << 8 | Progress::Issuing as u64;
         state.store(word, Ordering::Relaxed);
@@ -413,20 +458,14 @@ pub(crate) struct Tracked(Arc<Track>);
 
 impl Tracked {
     /// Begins the record of a communicator.
-    pub(crate) fn new(
-        name: &Arc<str>,
-        rank: usize,
-        world_size: usize,
-        phase: &Arc<Phase>,
-    ) -> (Self, Writer) {
+    pub(crate) fn new(identity: Identity, phase: &Arc<Phase>) -> (Self, Writer) {
         let origin = origin().monotonic;
+        let world_size = identity.world_size;
         let mut all = all();
         all.made += 1;
         let track = Arc::new(Track {
             number: all.made,
-            name: Arc::clone(name),
-            rank,
-            world_size,
+            identity,
             phase: Arc::clone(phase),
             issues: Lane::new(ISSUES),
             operations: Lane::new(OPERATIONS),
@@ -447,6 +486,12 @@ impl Tracked {
 
     pub(crate) fn track(&self) -> &Arc<Track> {
         &self.0
+    }
+
+    /// The communicator is being aborted: writes what led to it where that is wanted, and waits for nothing.
+    pub(crate) fn aborted(&self, reason: &str) {
+        let identity = &self.0.identity;
+        dump::aborted(identity.home.as_ref(), identity.rank, reason);
     }
 
     /// Notes how the calls of `ticket` ended, without the communicator's lock.

@@ -64,10 +64,10 @@ impl Facts {
     pub(super) fn of(&self, track: &Track) -> Pending {
         let zero = origin().monotonic;
         Pending {
-            communicator: Arc::clone(&track.name),
+            communicator: Arc::clone(&track.identity.name),
             number: track.number,
-            rank: track.rank,
-            world_size: track.world_size,
+            rank: track.identity.rank,
+            world_size: track.identity.world_size,
             depth: self.depth,
             oldest: self.standing.map(|standing| Oldest {
                 sequence: standing.call.number,

@@ -307,7 +307,7 @@ fn replace(state: &mut State, number: u64, since: Instant) {
     let call = look::call();
     tracing::error!(
         target: "nccl",
-        communicator = state.entry(number).map(|entry| entry.track.name.to_string()),
+        communicator = state.entry(number).map(|entry| entry.track.identity.name.to_string()),
         call,
         since = ?since.elapsed(),
         "a call of the watchdog does not come back; another thread goes on"

@@ -1,0 +1,175 @@
+//! A recording in a file when a communicator is aborted, where that is wanted.
+//!
+//! The abort only says that it has begun; a thread of its own waits a moment, so that the others of a process
+//! are seen to be aborted as well, copies and writes. What it writes appears under its name when it is whole.
+//! The exit of the process waits for it as it does for aborts.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use super::home::Home;
+use super::snapshot::{Snapshot, of_place, snapshot};
+use crate::reaper;
+
+/// Names the directory for all worlds of a process.
+pub(crate) const VARIABLE: &str = "NCCL_RUN_RECORD_DIR";
+
+/// How long after the first abort the recording is taken.
+const SETTLE: Duration = Duration::from_millis(30);
+
+/// Recordings of one process. A program that goes on after each fault must not fill a disk.
+const MOST: usize = 16;
+
+/// A communicator of `home`, or of no world, is being aborted because of `reason`. Never waits.
+pub(super) fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
+    static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+    let own = home.and_then(|home| home.directory());
+    let Some(directory) = own.or_else(from_environment) else {
+        return;
+    };
+    let coming = home.map_or(&OF_NO_WORLD, |home| &home.coming);
+    // One that is coming will have this in it.
+    if coming.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    match WRITTEN.fetch_add(1, Ordering::Relaxed) {
+        ..MOST => {}
+        MOST => {
+            tracing::warn!(
+                target: "nccl",
+                "{MOST} recordings of faults were written; this process writes no more"
+            );
+            return;
+        }
+        _ => return,
+    }
+    let (home, directory) = (home.cloned(), directory.to_owned());
+    let reason = reason.to_owned();
+    let write = move |()| {
+        std::thread::sleep(SETTLE);
+        let coming = home.as_ref().map_or(&OF_NO_WORLD, |home| &home.coming);
+        coming.store(false, Ordering::Release);
+        let mut recording = match &home {
+            Some(home) => of_place(home.place()),
+            None => snapshot(),
+        };
+        recording.reason = Some(reason);
+        recording.clock = home.as_ref().and_then(|home| home.clock());
+        let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
+        keep(&directory, rank, &recording);
+    };
+    // Where there is no thread for it, the abort goes on without.
+    let _ = reaper::on_a_thread((), write);
+}
+
+fn from_environment<'a>() -> Option<&'a Path> {
+    static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+        let value = std::env::var_os(VARIABLE)?;
+        (!value.is_empty()).then(|| value.into())
+    });
+    DIRECTORY.as_deref()
+}
+
+/// Whether faults of `home` are to be recorded.
+pub(crate) fn is_wanted(home: &Home) -> bool {
+    home.directory().is_some() || from_environment().is_some()
+}
+
+fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    match write(directory, rank, recording) {
+        Ok(path) => {
+            tracing::warn!(target: "nccl", path = %path.display(), "recorded what led to a fault");
+        }
+        Err(error) if !WARNED.swap(true, Ordering::Relaxed) => {
+            tracing::warn!(
+                target: "nccl",
+                directory = %directory.display(), %error,
+                "a recording of a fault could not be written; this is said once"
+            );
+        }
+        Err(_) => {}
+    }
+}
+
+/// Writes it under a name that nobody has.
+fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(directory)?;
+    let name = format!("rank-{rank}.pid-{}", recording.pid);
+    let path = reserve(directory, &name)?;
+    let part = path.with_extension("json.part");
+    let fill = || {
+        let mut file = File::create(&part)?;
+        file.write_all(recording.to_json().as_bytes())?;
+        file.write_all(b"\n")?;
+        // Only what was reserved here is replaced.
+        std::fs::rename(&part, &path)
+    };
+    fill().inspect_err(|_| {
+        let _ = std::fs::remove_file(&part);
+        let _ = std::fs::remove_file(&path);
+    })?;
+    Ok(path)
+}
+
+/// An empty file of its own.
+fn reserve(directory: &Path, name: &str) -> io::Result<PathBuf> {
+    for number in 1..10_000 {
+        let name = match number {
+            1 => format!("{name}.json"),
+            number => format!("{name}.{number}.json"),
+        };
+        let path = directory.join(name);
+        match File::create_new(&path) {
+            Ok(_) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_gets_a_name_of_its_own_and_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("new/one");
+        let recording = snapshot();
+        let pid = std::process::id();
+        for name in [
+            format!("rank-3.pid-{pid}.json"),
+            format!("rank-3.pid-{pid}.2.json"),
+        ] {
+            let path = write(&place, 3, &recording).unwrap();
+            assert_eq!(path, place.join(name));
+            let text = std::fs::read_to_string(path).unwrap();
+            assert_eq!(Snapshot::from_json(&text).unwrap(), recording);
+        }
+        assert_eq!(std::fs::read_dir(place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        File::create(&file).unwrap();
+        assert!(write(&file, 0, &snapshot()).is_err());
+        let name = format!("rank-0.pid-{}.json.part", std::process::id());
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+        assert!(write(directory.path(), 0, &snapshot()).is_err());
+        let json = std::fs::read_dir(directory.path()).unwrap();
+        let json = json.filter(|entry| {
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_string_lossy().ends_with(".json")
+        });
+        assert_eq!(json.count(), 0);
+    }
+}

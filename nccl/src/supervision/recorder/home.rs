@@ -1,0 +1,75 @@
+//! The rank of a world to which a communicator belongs: what tells apart, in one process and between
+//! several, whose record it is.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use super::snapshot::Place;
+use super::timeline::Clock;
+
+/// A rank of a world, as long as its line or one of its communicators' records lives.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(super) place: Place,
+    /// Where a recording is written when a communicator is aborted.
+    directory: OnceLock<PathBuf>,
+    /// Whether one is about to be taken.
+    pub(super) coming: AtomicBool,
+    /// How the clock of this process stands to that of rank 0, if that was measured.
+    clock: OnceLock<Clock>,
+}
+
+impl Home {
+    pub(crate) fn new(job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<Self> {
+        let home = Arc::new(Self {
+            place: Place {
+                job: job.to_owned(),
+                epoch,
+                rank,
+                world_size,
+            },
+            directory: OnceLock::new(),
+            coming: AtomicBool::new(false),
+            clock: OnceLock::new(),
+        });
+        let mut all = all();
+        all.retain(|home| home.strong_count() > 0);
+        all.push(Arc::downgrade(&home));
+        home
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The first directory stays.
+    pub(crate) fn set_directory(&self, directory: PathBuf) {
+        let _ = self.directory.set(directory);
+    }
+
+    pub(super) fn directory(&self) -> Option<&Path> {
+        self.directory.get().map(PathBuf::as_path)
+    }
+
+    pub(crate) fn set_clock(&self, clock: Clock) {
+        let _ = self.clock.set(clock);
+    }
+
+    pub(super) fn clock(&self) -> Option<Clock> {
+        self.clock.get().copied()
+    }
+}
+
+fn all() -> MutexGuard<'static, Vec<Weak<Home>>> {
+    static ALL: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which rank this process is; `None` if it is none, or several.
+pub(super) fn only() -> Option<Place> {
+    let homes: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
+    let (first, others) = homes.split_first()?;
+    let same = others.iter().all(|home| home.place == first.place);
+    same.then(|| first.place.clone())
+}

@@ -1,0 +1,112 @@
+//! Recordings from files.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use super::Timeline;
+use crate::error::{Error, Result};
+use crate::recorder::Snapshot;
+
+/// The largest file that is read: a thousand full recordings.
+const LARGEST: u64 = 256 << 20;
+
+/// What a file holds.
+enum Held {
+    One(Box<Snapshot>),
+    All(Timeline),
+}
+
+impl Timeline {
+    /// The recordings in these files, on one time axis, as [`merge`](Self::merge) does it. Of a directory,
+    /// those in `rank-*.json`. A file that holds a whole timeline, if it is the only one, is taken as it is.
+    ///
+    /// What cannot be read is told in [`left_out`](Self::left_out).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no recording in any of them, with the reasons.
+    ///
+    /// ```
+    /// use nccl::recorder::{self, Timeline};
+    ///
+    /// let directory = std::env::temp_dir().join(format!("nccl-doc-record-{}", std::process::id()));
+    /// std::fs::create_dir_all(&directory).unwrap();
+    /// std::fs::write(directory.join("rank-0.json"), recorder::snapshot().to_json()).unwrap();
+    /// let timeline = Timeline::read(&[&directory])?;
+    /// assert_eq!(timeline.ranks[0].snapshot.pid, std::process::id());
+    /// # std::fs::remove_dir_all(directory).unwrap();
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
+        let mut files = Vec::new();
+        let mut left_out = Vec::new();
+        for path in paths {
+            let path = path.as_ref();
+            match inside(path) {
+                Ok(found) if found.is_empty() => {
+                    left_out.push(format!("{}: no rank-*.json is in it", path.display()));
+                }
+                Ok(found) => files.extend(found),
+                Err(error) => left_out.push(format!("{}: {error}", path.display())),
+            }
+        }
+        let mut snapshots = Vec::new();
+        let mut whole = Vec::new();
+        for path in &files {
+            match load(path) {
+                Ok(Held::One(snapshot)) => snapshots.push(*snapshot),
+                Ok(Held::All(timeline)) => whole.push(timeline),
+                Err(error) => left_out.push(format!("{}: {error}", path.display())),
+            }
+        }
+        let alone = snapshots.is_empty() && whole.len() == 1;
+        let mut timeline = match whole.pop() {
+            Some(timeline) if alone => timeline,
+            last => {
+                let more = whole.into_iter().chain(last);
+                snapshots.extend(
+                    more.flat_map(|timeline| timeline.ranks)
+                        .map(|rank| rank.snapshot),
+                );
+                if snapshots.is_empty() {
+                    let why = left_out.join("; ");
+                    let error = std::io::Error::new(std::io::ErrorKind::NotFound, why);
+                    return Err(Error::io("looking for recordings")(error));
+                }
+                Self::merge(snapshots)?
+            }
+        };
+        timeline.left_out.extend(left_out);
+        Ok(timeline)
+    }
+}
+
+fn inside(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("rank-") && name.ends_with(".json") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn load(path: &Path) -> Result<Held, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut text = String::new();
+    let read = file.take(LARGEST + 1).read_to_string(&mut text);
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > LARGEST {
+        return Err(format!("it has more than {} MiB", LARGEST >> 20));
+    }
+    let held = match Timeline::is_meant(&text) {
+        true => Timeline::from_json(&text).map(Held::All),
+        false => Snapshot::from_json(&text).map(|snapshot| Held::One(Box::new(snapshot))),
+    };
+    held.map_err(|error| error.to_string())
+}

@@ -1,0 +1,141 @@
+//! Which recordings belong together, and how their clocks stand to each other.
+
+use std::collections::HashSet;
+
+use super::{Clock, ClockSource, MissingRank, RankRecording, Timeline};
+use crate::error::{Error, Result};
+use crate::recorder::Snapshot;
+
+/// How many ranks are named as missing; a world that is larger than this by mistake is not believed.
+const NAMED: usize = 4096;
+
+impl Timeline {
+    /// The recordings of several ranks on one time axis: those of the world of which there is the latest. Of
+    /// several from one process the last counts; what is left out is told in
+    /// [`left_out`](Self::left_out).
+    ///
+    /// Times are those of the lowest rank. The clocks of processes on one machine are one clock. Between
+    /// machines they are corrected where both ranks measured how theirs stands to that of rank 0, and taken as
+    /// they are elsewhere; [`RankRecording::clock`] says which.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is none.
+    ///
+    /// ```
+    /// use nccl::recorder::{self, Timeline};
+    ///
+    /// let timeline = Timeline::merge(vec![recorder::snapshot()])?;
+    /// assert_eq!(timeline.ranks.len(), 1);
+    /// assert!(Timeline::merge(Vec::new()).is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn merge(snapshots: Vec<Snapshot>) -> Result<Self> {
+        let latest = snapshots.iter().max_by_key(|snapshot| snapshot.taken);
+        let Some(latest) = latest else {
+            let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is none");
+            return Err(Error::io("merging the recordings of ranks")(error));
+        };
+        let place = latest.place.clone();
+        let world = |snapshot: &Snapshot| {
+            let place = snapshot.place.as_ref();
+            place.map(|place| (place.job.clone(), place.epoch))
+        };
+        let wanted = world(latest);
+        let mut left_out = Vec::new();
+        let mut ranks: Vec<(usize, Snapshot)> = Vec::new();
+        for (at, snapshot) in snapshots.into_iter().enumerate() {
+            if world(&snapshot) != wanted {
+                left_out.push(other_world(&snapshot));
+                continue;
+            }
+            let rank = rank_of(&snapshot, at);
+            let same = ranks.iter_mut().find(|(other, held)| {
+                let process = |one: &Snapshot| (one.host.clone(), one.pid);
+                *other == rank && process(held) == process(&snapshot)
+            });
+            match same {
+                Some((_, held)) if held.taken < snapshot.taken => *held = snapshot,
+                Some(_) => {}
+                None => ranks.push((rank, snapshot)),
+            }
+        }
+        ranks.sort_by_key(|(rank, snapshot)| (*rank, snapshot.taken));
+        let reference = &ranks[0].1;
+        let clocks: Vec<_> = ranks
+            .iter()
+            .map(|(_, snapshot)| stored_clock(snapshot, reference))
+            .collect();
+        let ranks = ranks.into_iter().zip(clocks);
+        let ranks = ranks.map(|((rank, snapshot), clock)| RankRecording {
+            rank,
+            clock,
+            snapshot,
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let there: HashSet<usize> = ranks.iter().map(|one| one.rank).collect();
+        let size = place.as_ref().map_or(0, |place| place.world_size);
+        let missing = (0..size.min(NAMED)).filter(|rank| !there.contains(rank));
+        let missing = missing
+            .map(|rank| MissingRank::new(rank, None, None, "there is no recording of it"))
+            .collect();
+        let (job, epoch) = wanted.unwrap_or_default();
+        Ok(Self {
+            job,
+            epoch,
+            reference: ranks[0].who(),
+            ranks,
+            missing,
+            left_out,
+        })
+    }
+}
+
+fn other_world(snapshot: &Snapshot) -> String {
+    let process = format!("{}, pid {}", snapshot.host, snapshot.pid);
+    match &snapshot.place {
+        Some(place) => format!(
+            "the recording of rank {} ({process}) is of epoch {} of job {:?}",
+            place.rank, place.epoch, place.job
+        ),
+        None => format!("the recording of {process} is of no world"),
+    }
+}
+
+/// Who recorded it; without a world, its rank in the largest of its communicators.
+fn rank_of(snapshot: &Snapshot, at: usize) -> usize {
+    let largest = || {
+        let all = snapshot.communicators.iter();
+        all.max_by_key(|one| one.world_size).map(|one| one.rank)
+    };
+    let place = snapshot.place.as_ref().map(|place| place.rank);
+    place.or_else(largest).unwrap_or(at)
+}
+
+/// What is known of a clock without asking anybody.
+fn stored_clock(snapshot: &Snapshot, reference: &Snapshot) -> Clock {
+    if std::ptr::eq(snapshot, reference) {
+        return Clock::REFERENCE;
+    }
+    if !snapshot.boot.is_empty() && snapshot.boot == reference.boot {
+        return Clock {
+            offset_ns: 0,
+            uncertainty_ns: None,
+            source: ClockSource::SameMachine,
+        };
+    }
+    match (&snapshot.clock, &reference.clock) {
+        (Some(own), Some(base)) => Clock {
+            offset_ns: own.offset_ns.saturating_sub(base.offset_ns),
+            uncertainty_ns: own
+                .uncertainty_ns
+                .zip(base.uncertainty_ns)
+                .map(|(own, base)| own.saturating_add(base)),
+            source: ClockSource::RoundTrip,
+        },
+        _ => Clock {
+            offset_ns: 0,
+            uncertainty_ns: None,
+            source: ClockSource::Wall,
+        },
+    }
+}

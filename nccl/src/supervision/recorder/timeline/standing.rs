@@ -1,0 +1,181 @@
+//! How far each rank has come on each communicator, and who is behind.
+
+use std::collections::BTreeMap;
+
+use super::{RankRecording, Timeline, words};
+use crate::recorder::{CallState, Recording};
+
+/// How the ranks of one communicator stand to each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Standing {
+    /// The communicator's name.
+    pub communicator: String,
+    /// What tells it apart from others of its name.
+    pub key: Option<String>,
+    /// Its epoch.
+    pub epoch: u64,
+    /// The sequence number of the last call of each of its ranks, by its rank in the communicator: 0 before
+    /// the first, and no entry for a rank whose recording is not there.
+    pub last: BTreeMap<usize, u64>,
+    /// The ranks, in the communicator, with a lower number than the highest. They are what the others wait
+    /// for, where all ranks make the same calls.
+    pub behind: Vec<usize>,
+    /// The same as a sentence.
+    pub sentence: String,
+}
+
+/// What all ranks call a communicator: its key, or what comes closest to one.
+pub(super) fn identity(recording: &Recording) -> (String, u64, usize) {
+    match &recording.key {
+        Some(key) => (key.clone(), 0, 0),
+        None => (
+            format!("name {}", recording.name),
+            recording.epoch,
+            recording.world_size,
+        ),
+    }
+}
+
+impl Timeline {
+    /// How far each rank has come on each communicator. Numbers can be compared where all ranks make the same
+    /// calls, as they have to with collectives.
+    ///
+    /// ```
+    /// let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
+    /// for standing in timeline.standings() {
+    ///     println!("{}: {}", standing.communicator, standing.sentence);
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn standings(&self) -> Vec<Standing> {
+        let mut groups: BTreeMap<_, Vec<(&RankRecording, &Recording)>> = BTreeMap::new();
+        let mut order = Vec::new();
+        for rank in &self.ranks {
+            for recording in &rank.snapshot.communicators {
+                let group = groups.entry(identity(recording)).or_insert_with(|| {
+                    order.push(identity(recording));
+                    Vec::new()
+                });
+                group.push((rank, recording));
+            }
+        }
+        order
+            .iter()
+            .map(|key| self.standing(&groups[key]))
+            .collect()
+    }
+
+    fn standing(&self, group: &[(&RankRecording, &Recording)]) -> Standing {
+        let first = group[0].1;
+        let last: BTreeMap<usize, u64> = group
+            .iter()
+            .map(|(_, recording)| {
+                let last = recording.calls.last().map_or(0, |call| call.sequence);
+                (recording.rank, last)
+            })
+            .collect();
+        let highest = last.values().copied().max().unwrap_or(0);
+        let behind: Vec<usize> = last
+            .iter()
+            .filter(|(_, number)| **number < highest)
+            .map(|(rank, _)| *rank)
+            .collect();
+        let absent = first.world_size.saturating_sub(last.len());
+        let mut parts = Vec::new();
+        if highest == 0 {
+            parts.push(String::from("nothing was called yet"));
+        } else if behind.is_empty() {
+            let ahead = "all that are here are at";
+            parts.push(format!("{ahead} {}", at(group, highest)));
+        } else {
+            let leaders: Vec<usize> = last
+                .iter()
+                .filter(|(_, number)| **number == highest)
+                .map(|(rank, _)| *rank)
+                .collect();
+            let mut lowest: Vec<u64> = behind.iter().map(|rank| last[rank]).collect();
+            lowest.sort_unstable();
+            lowest.dedup();
+            for number in lowest {
+                let those: Vec<usize> = behind
+                    .iter()
+                    .copied()
+                    .filter(|rank| last[rank] == number)
+                    .collect();
+                let verb = if those.len() == 1 { "is" } else { "are" };
+                let place = match number {
+                    0 => String::from("has called nothing yet"),
+                    number => format!("{verb} behind, at {}", at(group, number)),
+                };
+                parts.push(format!("{} {place}", self.named(&those, group)));
+            }
+            let verb = if leaders.len() == 1 { "is" } else { "are" };
+            let leaders = words::ranks(&leaders);
+            parts.push(format!("{leaders} {verb} at {}", at(group, highest)));
+        }
+        if absent > 0 {
+            let absentees = (0..first.world_size)
+                .filter(|rank| !last.contains_key(rank))
+                .take(16)
+                .collect::<Vec<_>>();
+            let more = if absent > absentees.len() {
+                " and more"
+            } else {
+                ""
+            };
+            parts.push(format!(
+                "nothing is known of {}{more}",
+                words::ranks(&absentees)
+            ));
+        }
+        Standing {
+            communicator: first.name.clone(),
+            key: first.key.clone(),
+            epoch: first.epoch,
+            last,
+            behind,
+            sentence: parts.join("; "),
+        }
+    }
+
+    /// One rank with its process, several by their numbers.
+    fn named(&self, those: &[usize], group: &[(&RankRecording, &Recording)]) -> String {
+        match those {
+            [one] => {
+                let found = group.iter().find(|(_, recording)| recording.rank == *one);
+                found.map_or_else(
+                    || words::ranks(those),
+                    |(rank, _)| {
+                        let snapshot = &rank.snapshot;
+                        words::who(*one, Some(&snapshot.host), Some(snapshot.pid))
+                    },
+                )
+            }
+            _ => words::ranks(those),
+        }
+    }
+}
+
+/// Call `number` by its name, and how far it has come on those who made it.
+fn at(group: &[(&RankRecording, &Recording)], number: u64) -> String {
+    let calls = group
+        .iter()
+        .filter_map(|(_, recording)| recording.calls.iter().rev().find(|c| c.sequence == number));
+    let calls: Vec<_> = calls.collect();
+    let Some(first) = calls.first() else {
+        return format!("#{number}");
+    };
+    let same = calls.iter().all(|call| call.state == first.state);
+    let state = match (same, first.state) {
+        (true, state) => words::state(state),
+        (false, _) if calls.iter().any(|call| call.state == CallState::Done) => "done on some",
+        (false, _) => "not done",
+    };
+    let kinds = calls.iter().all(|call| call.kind == first.kind);
+    match kinds {
+        true => format!("{} ({state})", words::title(first)),
+        false => format!("#{number}, which is not the same call on all of them ({state})"),
+    }
+}

@@ -1,0 +1,89 @@
+//! `--record`: the recordings that the ranks of an attempt left, as something to look at.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use nccl::launch::{RankEnd, Report};
+use nccl::recorder::Timeline;
+
+/// Where they are.
+pub(crate) struct Directory {
+    path: PathBuf,
+    /// Files that somebody else left there before.
+    before: HashSet<PathBuf>,
+}
+
+impl Directory {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            before: recordings(path).into_iter().collect(),
+        }
+    }
+
+    /// Merges what the ranks of the attempt that has just ended have left; what to say about it.
+    pub(crate) fn merge(&self, report: &Report) -> Option<String> {
+        let mut files = recordings(&self.path);
+        files.retain(|file| !self.before.contains(file));
+        if files.is_empty() {
+            return None;
+        }
+        let mut timeline = match Timeline::read(&files) {
+            Ok(timeline) => timeline,
+            Err(error) => return Some(format!("the recordings cannot be merged: {error}")),
+        };
+        let epoch = report.ranks().map(RankEnd::epoch).max();
+        if epoch.is_some_and(|epoch| epoch != timeline.epoch) {
+            // Those of an attempt before, which are merged already.
+            return None;
+        }
+        let ends: Vec<&RankEnd> = report.ranks().collect();
+        for missing in &mut timeline.missing {
+            if let Some(end) = ends.iter().rev().find(|end| end.rank() == missing.rank) {
+                missing.host = Some(end.host().to_owned());
+                missing.pid = Some(end.pid());
+                missing.why = format!("{}, and left none", end.exit());
+            }
+        }
+        // What is not of this attempt is no news.
+        timeline
+            .left_out
+            .retain(|why| !why.contains(" is of epoch "));
+        Some(
+            match nccl_tools::doctor::write_beside(&self.path, &timeline) {
+                Ok([page, trace]) => {
+                    let all = timeline.ranks.len() + timeline.missing.len();
+                    let mut text = format!(
+                        "what {} of {all} ranks did last: {} (for Perfetto: {})",
+                        timeline.ranks.len(),
+                        page.display(),
+                        trace.display()
+                    );
+                    for standing in timeline.standings() {
+                        text.push_str(&format!(
+                            "\n  {:?}: {}",
+                            standing.communicator, standing.sentence
+                        ));
+                    }
+                    text
+                }
+                Err(error) => format!("the timeline cannot be written: {error}"),
+            },
+        )
+    }
+}
+
+fn recordings(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = paths
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("rank-") && name.ends_with(".json")
+        })
+        .collect();
+    paths.sort();
+    paths
+}

@@ -1,0 +1,162 @@
+//! The recordings of all ranks as something to look at: from files, or from a job that runs.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use nccl::recorder::Timeline;
+use nccl::{Observer, Rendezvous};
+
+use super::options::TimelineOptions;
+use super::{could_not, print};
+
+pub(super) fn run(options: &TimelineOptions) -> ExitCode {
+    let timeline = match &options.rendezvous {
+        Some(address) => ask(address, options),
+        None => Timeline::read(&options.files).map_err(|error| error.to_string()),
+    };
+    match timeline.and_then(|timeline| show(&timeline, options)) {
+        Ok(text) => print(&text),
+        Err(why) => could_not(&why),
+    }
+}
+
+/// Of a job that runs, and may hang.
+fn ask(address: &str, options: &TimelineOptions) -> Result<Timeline, String> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let join = || {
+        let mut rendezvous = Rendezvous::observer(address)?.timeout(options.timeout);
+        if let Some(job) = variable("NCCL_RUN_JOB") {
+            rendezvous = rendezvous.job(job);
+        }
+        if let Some(epoch) = variable("NCCL_RUN_EPOCH").and_then(|epoch| epoch.parse().ok()) {
+            rendezvous = rendezvous.epoch(epoch);
+        }
+        if let Some(secret) = variable("NCCL_RUN_SECRET") {
+            rendezvous = rendezvous.secret(secret);
+        } else if let Some(path) = variable("NCCL_RUN_SECRET_FILE") {
+            let secret = std::fs::read(&path);
+            match secret {
+                Ok(secret) => rendezvous = rendezvous.secret(secret),
+                Err(error) => return Ok(Err(format!("{path}: {error}"))),
+            }
+        }
+        let observer = Observer::join(rendezvous)?;
+        Ok(Ok(observer.recordings(options.timeout)))
+    };
+    match join() {
+        Ok(timeline) => timeline,
+        Err(error) => Err(nccl::Error::to_string(&error)),
+    }
+}
+
+/// Writes what was asked for; what there is to say about it.
+fn show(timeline: &Timeline, options: &TimelineOptions) -> Result<String, String> {
+    if timeline.ranks.is_empty() {
+        let missing = timeline.missing.first();
+        let why = missing.map_or("there are none", |missing| missing.why.as_str());
+        return Err(format!("no rank has answered: {why}"));
+    }
+    let mut text = summary(timeline);
+    let page = options.out.as_deref();
+    let named = page.unwrap_or(Path::new("timeline.html"));
+    // A name that was given is meant; one that was not must not cost a file.
+    write(named, page.is_some(), &timeline.to_html())?;
+    text.push_str(&format!("  to look at:      {}\n", named.display()));
+    for (path, content, what) in [
+        (
+            &options.trace,
+            Timeline::to_chrome_trace as fn(&Timeline) -> String,
+            "for Perfetto:   ",
+        ),
+        (&options.json, Timeline::to_json, "to be read again:"),
+    ] {
+        if let Some(path) = path {
+            write(path, true, &content(timeline))?;
+            text.push_str(&format!("  {what} {}\n", path.display()));
+        }
+    }
+    Ok(text)
+}
+
+/// What a person wants to know first.
+#[must_use]
+pub fn summary(timeline: &Timeline) -> String {
+    let all = timeline.ranks.len() + timeline.missing.len();
+    let mut text = format!(
+        "nccl-doctor: recordings of {} of {all} ranks\n",
+        timeline.ranks.len()
+    );
+    for missing in &timeline.missing {
+        text.push_str(&format!("  rank {}: none: {}\n", missing.rank, missing.why));
+    }
+    for standing in timeline.standings() {
+        text.push_str(&format!(
+            "  {:?}: {}\n",
+            standing.communicator, standing.sentence
+        ));
+    }
+    for why in &timeline.left_out {
+        text.push_str(&format!("  left out: {why}\n"));
+    }
+    clean(&text)
+}
+
+/// Names come from programs: nothing of them moves a terminal's cursor.
+fn clean(text: &str) -> String {
+    let visible = |character: char| match character {
+        '\n' => '\n',
+        control if control.is_control() => '\u{fffd}',
+        other => other,
+    };
+    text.chars().map(visible).collect()
+}
+
+fn write(path: &Path, replace: bool, content: &str) -> Result<(), String> {
+    let open = || match replace {
+        true => OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path),
+        false => File::create_new(path),
+    };
+    let written = open().and_then(|mut file| file.write_all(content.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => format!(
+            "{} is there already: name another file with --out, or this one to replace it",
+            path.display()
+        ),
+        _ => format!("{}: {error}", path.display()),
+    })
+}
+
+/// Writes `NAME.html` and `trace.json`, or where there are such already, `NAME.2.html` and so on.
+///
+/// # Errors
+/// The system's.
+pub fn write_beside(directory: &Path, timeline: &Timeline) -> io::Result<[PathBuf; 2]> {
+    let page = fresh(directory, "timeline", "html", &timeline.to_html())?;
+    let trace = fresh(directory, "trace", "json", &timeline.to_chrome_trace())?;
+    Ok([page, trace])
+}
+
+fn fresh(directory: &Path, name: &str, extension: &str, content: &str) -> io::Result<PathBuf> {
+    for number in 1..10_000 {
+        let name = match number {
+            1 => format!("{name}.{extension}"),
+            number => format!("{name}.{number}.{extension}"),
+        };
+        let path = directory.join(name);
+        match File::create_new(&path) {
+            Ok(mut file) => {
+                file.write_all(content.as_bytes())?;
+                return Ok(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}

@@ -1,0 +1,125 @@
+//! Recordings of several ranks become one page; what cannot be read is said.
+
+use std::path::Path;
+
+use nccl::recorder::{self, Timeline};
+use serde_json::{Value, json};
+
+use super::{doctor, run};
+
+/// A recording of one rank of two, as its process would have left it.
+fn recording(rank: u64, calls: u64) -> String {
+    let mut value: Value = serde_json::from_str(&recorder::snapshot().to_json()).unwrap();
+    value["pid"] = json!(5000 + rank);
+    value["place"] = json!({ "job": "\u{1b}[2Jjob", "epoch": 1, "rank": rank, "world_size": 3 });
+    let calls: Vec<_> = (1..=calls)
+        .map(|number| {
+            json!({
+                "sequence": number, "kind": "all_reduce", "since_ns": number * 1_000_000, "unix_ns": 1,
+                "stream": "0x7f00", "state": "issued", "operations": [],
+            })
+        })
+        .collect();
+    value["communicators"] = json!([{
+        "name": "\u{1b}[2Jtp", "key": "abcd", "epoch": 1, "number": 1, "rank": rank, "world_size": 3,
+        "life": "ready", "calls": calls,
+    }]);
+    value.to_string()
+}
+
+fn write(directory: &Path, name: &str, text: &str) {
+    std::fs::write(directory.join(name), text).unwrap();
+}
+
+#[test]
+fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let whole = recording(0, 3);
+    write(directory.path(), "rank-0.pid-5000.json", &whole);
+    write(directory.path(), "rank-1.pid-5001.json", &recording(1, 2));
+    write(
+        directory.path(),
+        "rank-2.pid-5002.json",
+        &whole[..whole.len() / 2],
+    );
+    write(directory.path(), "other.json", "{}");
+    let faults = directory.path().display().to_string();
+    let arguments = [
+        "timeline",
+        "--out",
+        &path("page.html"),
+        "--trace",
+        &path("t.json"),
+        "--json",
+        &path("all.json"),
+        &faults,
+    ];
+    let output = run(doctor(&arguments));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.contains("recordings of 2 of 3 ranks"), "{said}");
+    assert!(
+        said.contains("rank 2: none: there is no recording of it"),
+        "{said}"
+    );
+    assert!(said.contains("is behind, at all_reduce #2"), "{said}");
+    assert!(
+        said.contains("rank-2.pid-5002.json: ") && said.contains("it was cut off"),
+        "{said}"
+    );
+    assert!(!said.contains('\u{1b}'), "{said}");
+    let page = std::fs::read_to_string(path("page.html")).unwrap();
+    assert!(page.contains("is behind, at all_reduce #2"));
+    let trace: Value =
+        serde_json::from_str(&std::fs::read_to_string(path("t.json")).unwrap()).unwrap();
+    assert_eq!(trace["otherData"]["epoch"], 1);
+    let all = std::fs::read_to_string(path("all.json")).unwrap();
+    assert_eq!(Timeline::from_json(&all).unwrap().ranks.len(), 2);
+    // What it wrote, it reads.
+    let again = run(doctor(&[
+        "timeline",
+        "--out",
+        &path("again.html"),
+        &path("all.json"),
+    ]));
+    assert!(again.status.success(), "{again:?}");
+}
+
+#[test]
+fn a_page_that_is_there_is_not_replaced_unless_it_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), "rank-0.pid-5000.json", &recording(0, 1));
+    write(directory.path(), "timeline.html", "mine");
+    let mut command = doctor(&["timeline", "."]);
+    command.current_dir(directory.path());
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("--out"),
+        "{output:?}"
+    );
+    let text = std::fs::read_to_string(directory.path().join("timeline.html")).unwrap();
+    assert_eq!(text, "mine");
+    let mut command = doctor(&["timeline", ".", "--out", "timeline.html"]);
+    command.current_dir(directory.path());
+    assert!(run(command).status.success());
+}
+
+#[test]
+fn where_there_is_no_recording_that_is_said_with_the_reasons() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().join("rank-0.json");
+    std::fs::write(&empty, "").unwrap();
+    let output = run(doctor(&[
+        "timeline",
+        &empty.display().to_string(),
+        "/nowhere/at/all",
+    ]));
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("it is empty") && said.contains("/nowhere/at/all"),
+        "{said}"
+    );
+}

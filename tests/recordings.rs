@@ -1,0 +1,240 @@
+//! The recordings of all ranks are there to be looked at, whatever their threads hang in, and also after a
+//! fault.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nccl::recorder::{CallState, ClockSource, Timeline};
+use nccl::{Communicator, ReduceOp, World};
+use rustix::process::{Pid, Signal, kill_process};
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// The recordings, once they are as wanted.
+fn until(world: &World, wanted: impl Fn(&Timeline) -> bool) -> Outcome<Timeline> {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let timeline = world.recordings(LONG);
+        if wanted(&timeline) {
+            return Ok(timeline);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{:#?}", timeline.standings()).into());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn start(world: &World) -> Outcome<(Communicator, nccl::cudarc::driver::CudaSlice<f32>)> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("model/tp").stream(&stream).build()?;
+    let y = stream.alloc_zeros::<f32>(64)?;
+    Ok((comm, y))
+}
+
+fn calls_of(timeline: &Timeline, rank: usize) -> usize {
+    let one = timeline.ranks.iter().find(|one| one.rank == rank);
+    let communicators = one.map(|one| &one.snapshot.communicators);
+    communicators.map_or(0, |all| all.iter().map(|one| one.calls.len()).sum())
+}
+
+/// Rank 1 does not come to the second all-reduce.
+fn one_stays_away(world: World) -> Outcome {
+    let (comm, mut y) = start(&world)?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    if world.rank() == 0 {
+        let request = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        assert!(request.wait().is_err(), "the other aborts");
+        return Ok(());
+    }
+    world.phase("somewhere <else>");
+    let timeline = until(&world, |timeline| calls_of(timeline, 0) == 2)?;
+    let standings = timeline.standings();
+    assert_eq!(standings.len(), 1, "one key on both ranks: {standings:?}");
+    assert_eq!(
+        (&standings[0].communicator[..], &standings[0].behind[..]),
+        ("model/tp", &[1][..])
+    );
+    let sentence = &standings[0].sentence;
+    assert!(sentence.starts_with("rank 1 ("), "{sentence}");
+    assert!(
+        sentence.contains("is behind, at all_reduce #1 (done)"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains("rank 0 is at all_reduce #2 (issued"),
+        "{sentence}"
+    );
+
+    let other = &timeline.ranks[0];
+    assert_eq!(other.clock.source, ClockSource::RoundTrip);
+    let uncertainty = other.clock.uncertainty_ns.ok_or("it was measured")?;
+    // One machine has one clock.
+    assert!(
+        other.clock.offset_ns.unsigned_abs() <= uncertainty + 5_000_000,
+        "{:?}",
+        other.clock
+    );
+    let calls = &other.snapshot.communicators[0].calls;
+    assert_eq!(
+        (calls[0].state, calls[1].state),
+        (CallState::Done, CallState::Issued)
+    );
+    assert!(
+        calls[0].done.is_some_and(|done| done > calls[0].since),
+        "{calls:?}"
+    );
+
+    let page = timeline.to_html();
+    assert!(
+        page.contains("is behind, at all_reduce #1"),
+        "the page says so"
+    );
+    assert!(page.contains("somewhere &lt;else&gt;") && !page.contains("<else>"));
+    let trace = timeline.to_chrome_trace();
+    assert!(trace.contains("all_reduce #2 (not done)"), "{trace}");
+    comm.abort("seen enough")?;
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_never_enters_is_shown_as_behind() {
+    if support::needs_processes(2) {
+        ranks_as_processes(2, one_stays_away);
+    }
+}
+
+/// Every rank waits for a message that nobody sends, and has no thread left but those of this crate.
+fn all_hang(world: World) -> Outcome {
+    let (comm, mut y) = start(&world)?;
+    let size = world.size();
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    let asks = world.rank() == size - 1;
+    let mut hang = {
+        let comm = comm.clone();
+        let from = (world.rank() + 1) % size;
+        move || {
+            let group = comm.group(|group| group.irecv(&mut y, from));
+            group
+                .and_then(|group| group.wait())
+                .expect_err("nobody sends");
+        }
+    };
+    if !asks {
+        hang();
+        return Ok(());
+    }
+    let hanging = std::thread::spawn(hang);
+    let begun = Instant::now();
+    let timeline = until(&world, |timeline| {
+        (0..size).all(|rank| calls_of(timeline, rank) == 2)
+    })?;
+    println!("{size} ranks that hang: {:?}", begun.elapsed());
+    assert_eq!((timeline.ranks.len(), timeline.missing.len()), (size, 0));
+    for rank in &timeline.ranks {
+        let call = &rank.snapshot.communicators[0].calls[1];
+        assert_eq!(call.operations[0].peer, Some((rank.rank + 1) % size));
+        assert_ne!(call.state, CallState::Done);
+    }
+    comm.abort("seen enough")?;
+    hanging.join().map_err(|_| "it was told")?;
+    Ok(())
+}
+
+#[test]
+fn ranks_that_all_hang_can_be_asked() {
+    if support::needs_processes(3) {
+        ranks_as_processes(3, all_hang);
+    }
+    ranks_as_threads(3, all_hang);
+}
+
+/// A rank, rank 0 as well, is stopped, asked in vain, and goes on.
+fn some_are_stopped(world: World) -> Outcome {
+    if world.rank() == 1 {
+        let all = world.recordings(LONG);
+        for stopped in [0, 2] {
+            let pid = all.ranks[stopped].snapshot.pid;
+            let process = Pid::from_raw(pid.cast_signed()).ok_or("a process")?;
+            kill_process(process, Signal::STOP)?;
+            let begun = Instant::now();
+            let timeline = world.recordings(Duration::from_millis(700));
+            let took = begun.elapsed();
+            kill_process(process, Signal::CONT)?;
+            println!("asked for {took:?} while rank {stopped} was stopped");
+            assert!(took < Duration::from_secs(3), "{took:?}");
+            assert_eq!(timeline.ranks.len(), 2, "{:?}", timeline.missing);
+            let [missing] = &timeline.missing[..] else {
+                return Err("one is missing".into());
+            };
+            assert_eq!((missing.rank, missing.pid), (stopped, Some(pid)));
+            assert!(
+                missing.why.contains("its process is stopped (SIGSTOP)"),
+                "{missing:?}"
+            );
+            assert!(
+                timeline
+                    .to_html()
+                    .contains("its process is stopped (SIGSTOP)")
+            );
+        }
+        assert_eq!(world.recordings(LONG).ranks.len(), 3);
+    }
+    Ok(world.barrier("end")?)
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_as_missing_and_the_others_are_there() {
+    if support::needs_processes(3) {
+        ranks_as_processes(3, some_are_stopped);
+    }
+}
+
+/// Rank 0 gives up an all-reduce that rank 1 does not come to; rank 1 hears of it.
+fn a_fault(world: World) -> Outcome {
+    let (comm, mut y) = start(&world)?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    if world.rank() == 0 {
+        let request = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        assert!(request.wait_timeout(Duration::from_millis(200)).is_err());
+        comm.abort("it took too long")?;
+    }
+    let deadline = Instant::now() + LONG;
+    while comm.recording().life == "ready" && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_ne!(comm.recording().life, "ready");
+    Ok(())
+}
+
+#[test]
+fn after_a_fault_every_rank_has_left_a_file_and_they_make_one_timeline() {
+    if !support::needs_processes(2) {
+        return;
+    }
+    // The ranks run this again, and have a directory of their own that stays empty.
+    let directory = tempfile::tempdir().expect("a directory");
+    let faults = directory.path().join("faults");
+    Ranks::new(2)
+        .variable("NCCL_RUN_RECORD_DIR", &faults)
+        .processes(a_fault);
+    let timeline = Timeline::read(&[&faults]).expect("recordings");
+    assert_eq!(timeline.ranks.len(), 2, "{timeline:?}");
+    assert_eq!((timeline.missing.len(), timeline.left_out.len()), (0, 0));
+    for rank in &timeline.ranks {
+        let name = format!("rank-{}.pid-{}.json", rank.rank, rank.snapshot.pid);
+        assert!(faults.join(name).is_file());
+        let reason = rank.snapshot.reason.as_deref().expect("a reason");
+        assert!(reason.contains("it took too long"), "{reason}");
+        assert!(rank.snapshot.clock.is_some(), "measured when they met");
+    }
+    assert_eq!(timeline.ranks[1].clock.source, ClockSource::SameMachine);
+    let standings = timeline.standings();
+    assert_eq!(standings[0].behind, [1]);
+    let last = &timeline.ranks[0].snapshot.communicators[0].calls[1];
+    assert_eq!(last.state, CallState::Aborted);
+}
