@@ -81,10 +81,7 @@ impl<'a> Group<'a> {
         };
         let address = match self.frame.is_home(&buffer) {
             true => self.frame.lease(buffer),
-            false => {
-                let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
-                self.frame.read(buffer)?
-            }
+            false => self.read_elsewhere(buffer)?,
         };
         let message = Recorded::new(Function::Send, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
@@ -117,10 +114,7 @@ impl<'a> Group<'a> {
         };
         let address = match self.frame.is_home(&buffer) {
             true => self.frame.lease(buffer),
-            false => {
-                let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
-                self.frame.write(buffer)?
-            }
+            false => self.write_elsewhere(buffer)?,
         };
         let message = Recorded::new(Function::Recv, address, count, data_type, rank);
         self.frame.push_message(message, peer == self.rank);
@@ -163,6 +157,20 @@ impl<'a> Group<'a> {
             }));
         }
         self.check_own_messages()
+    }
+
+    /// Takes a buffer of another stream, of which CUDA is asked.
+    #[cold]
+    fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        self.frame.read(buffer)
+    }
+
+    /// As [`read_elsewhere`](Self::read_elsewhere).
+    #[cold]
+    fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        self.frame.write(buffer)
     }
 
     /// Records a collective.

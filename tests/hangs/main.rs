@@ -364,7 +364,9 @@ fn attempt(test: &str, index: usize) -> Result<(), String> {
             let (took, ended) = ended.split_once(' ').unwrap_or_default();
             let took = Duration::from_millis(took.parse().unwrap_or(u64::MAX));
             let right = match row.ends {
-                Ends::Error(kind, words) => ended.starts_with(kind) && ended.contains(words),
+                Ends::Error(kinds, words) => {
+                    kinds.split(" or ").any(|kind| ended.starts_with(kind)) && ended.contains(words)
+                }
                 _ => ended == "returned",
             };
             if !right {

@@ -47,7 +47,7 @@ pub(crate) enum Program {
 /// What becomes of the rank on which it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// The call fails with this kind of error, which says this.
+    /// The call fails with this kind of error, or one of these, which says this.
     Error(&'static str, &'static str),
     /// The call succeeds, as if nothing had happened.
     Returns,
@@ -188,7 +188,7 @@ impl Row {
             Program::Split => "`split`",
         };
         let ends = match self.ends {
-            Ends::Error(kind, _) => format!("`{kind}`"),
+            Ends::Error(kind, _) => format!("`{kind}`").replace(" or ", "` or `"),
             Ends::Returns => String::from("returns"),
             Ends::Process(_) => String::from("the process ends"),
         };
@@ -289,7 +289,7 @@ pub(crate) const ROWS: &[Row] = {
         row(
             P::Await,
             "cuEventQuery",
-            Error("Aborted", NOT_BACK),
+            Error("TimedOut or Aborted", ""),
             Sentinel,
             Told,
         )
