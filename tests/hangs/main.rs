@@ -245,6 +245,16 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, comm.split("part", Some(0), 0).map(drop))
         }
+        Program::Shrink => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.shrink("alone", &[0]).map(drop))
+        }
+        Program::ShrinkAborting => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.shrink_aborting("alone", &[0]).map(drop))
+        }
     }
 }
 

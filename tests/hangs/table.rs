@@ -42,6 +42,8 @@ pub(crate) enum Program {
     IntoBuffers,
     DropPlan,
     Split,
+    Shrink,
+    ShrinkAborting,
 }
 
 /// What becomes of the rank on which it happens.
@@ -75,6 +77,7 @@ pub(crate) enum Bound {
     Operation,
     OperationAndAbort,
     Abort,
+    InitAndAbort,
     OrderlyEnd,
     Sentinel,
     DefaultOperation,
@@ -91,6 +94,7 @@ impl Bound {
             Self::Operation => OPERATION,
             Self::OperationAndAbort => OPERATION + Duration::from_secs(1) + ABORT + CONFIRM,
             Self::Abort => ABORT + CONFIRM,
+            Self::InitAndAbort => INIT + Duration::from_secs(2) + ABORT + CONFIRM,
             Self::OrderlyEnd => OPERATION + FINALIZE + ABORT + CONFIRM + Duration::from_secs(2),
             Self::Sentinel => sentinel,
             Self::DefaultOperation => DEFAULT_OPERATION,
@@ -105,6 +109,7 @@ impl Bound {
             Self::Operation => "operation",
             Self::OperationAndAbort => "operation + 1 s + abort",
             Self::Abort => "abort",
+            Self::InitAndAbort => "init + 2 s + abort",
             Self::OrderlyEnd => "operation + finalize + abort + confirm + 2 s",
             Self::Sentinel => "operation + 2 s + abort + 3 s",
             Self::DefaultOperation => "30 s",
@@ -186,6 +191,8 @@ impl Row {
             Program::IntoBuffers => "`into_buffers`",
             Program::DropPlan => "drop of a plan",
             Program::Split => "`split`",
+            Program::Shrink => "`shrink`",
+            Program::ShrinkAborting => "`shrink_aborting`",
         };
         let ends = match self.ends {
             Ends::Error(kind, _) => format!("`{kind}`").replace(" or ", "` or `"),
@@ -209,8 +216,8 @@ const NOT_BACK: &str = "has not come back";
 /// All of them.
 pub(crate) const ROWS: &[Row] = {
     use Bound::{
-        Abort, AtOnce, DefaultOperation, HalfInit, Init, Operation, OperationAndAbort, OrderlyEnd,
-        Sentinel,
+        Abort, AtOnce, DefaultOperation, HalfInit, Init, InitAndAbort, Operation,
+        OperationAndAbort, OrderlyEnd, Sentinel,
     };
     use Ends::{Error, Process, Returns};
     use Others::{Fail, Told, Unharmed};
@@ -421,5 +428,26 @@ pub(crate) const ROWS: &[Row] = {
         row(P::IntoBuffers, "cuGraphExecDestroy", INSIDE, Sentinel, Told),
         row(P::DropPlan, "cuGraphExecDestroy", Returns, AtOnce, Unharmed),
         row(P::Split, "cuMemcpyDtoHAsync", INSIDE, Sentinel, Told),
+        row(
+            P::Shrink,
+            "ncclCommShrink",
+            Error(OUT, "ncclCommShrink"),
+            InitAndAbort,
+            Told,
+        ),
+        row(
+            P::Shrink,
+            "ncclCommGetAsyncError",
+            Error(OUT, "ncclCommShrink"),
+            InitAndAbort,
+            Told,
+        ),
+        row(
+            P::ShrinkAborting,
+            "ncclCommShrink",
+            Error(OUT, "ncclCommShrink"),
+            InitAndAbort,
+            Told,
+        ),
     ]
 };

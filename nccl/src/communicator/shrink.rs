@@ -370,7 +370,13 @@ impl Communicator {
             // NCCL's rule for a child that was not made: no other follows, and the parent is aborted, which
             // ends what is under way of it.
             let outcome = match aborting {
-                true => parent.carry_out_abort(),
+                true => {
+                    // Those that are left out wait for nothing else.
+                    if let Some(board) = &parent.board {
+                        board.announce(Cause::from(error));
+                    }
+                    parent.carry_out_abort()
+                }
                 false => parent.abort(error),
             };
             if outcome == Outcome::Freed
