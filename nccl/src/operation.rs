@@ -44,6 +44,8 @@ pub enum OperationKind {
     Split,
     /// Creation of a communicator without some of the ranks.
     Shrink,
+    /// The end of what is under way on a communicator.
+    Revoke,
     /// The orderly end of a communicator.
     Finalize,
     /// The disorderly end of a communicator.
@@ -56,7 +58,7 @@ pub enum OperationKind {
 
 impl OperationKind {
     /// All kinds, each at its number.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -72,6 +74,7 @@ impl OperationKind {
         Self::Group,
         Self::Split,
         Self::Shrink,
+        Self::Revoke,
         Self::Finalize,
         Self::Abort,
         Self::Capture,
@@ -112,6 +115,7 @@ impl fmt::Display for OperationKind {
             Self::Group => "group",
             Self::Split => "split",
             Self::Shrink => "shrink",
+            Self::Revoke => "revoke",
             Self::Finalize => "finalize",
             Self::Abort => "abort",
             Self::Capture => "capture",

@@ -31,6 +31,10 @@ impl Native for Arc<Inner> {
         // NCCL waits for graphs that hold the communicator. Whoever captured one had the lock, so that it is
         // in the list by now.
         self.destroy_plans();
+        if way == Way::Abort && self.revoke_instead(raw) {
+            // NCCL has let go of all that was lent to it, and keeps itself.
+            return Ok(());
+        }
         free_with(&self.library, way, raw, self.switch.as_deref())
     }
 }

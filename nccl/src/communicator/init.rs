@@ -16,6 +16,7 @@ use super::everybody::Birth;
 use super::free::{free, free_with, within};
 use super::handle::{Handle, RawComm, Turn, Unsettled, settle};
 use super::lifecycle::Why;
+use super::revoke::Revocation;
 use super::state::{Left, Phase, Way};
 use super::switch::Switch;
 use super::{Inner, LaunchMode, Pins, State, Timeouts, guard, order};
@@ -245,6 +246,7 @@ impl Prepared {
             overdue: OnceLock::new(),
             plans: Plans::default(),
             kept: AtomicUsize::new(0),
+            revocation: Revocation::default(),
             handle: Turn::new(handle),
             board,
             blocks,

@@ -16,7 +16,7 @@
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
 //! - `kept`: what dropped plans and registrations still need of it;
-//! - `split`, `shrink`: communicators of some of the ranks;
+//! - `split`, `shrink`: communicators of some of the ranks; `revoke`: stopped, and kept for that;
 //! - `replay`: the launch of a captured plan;
 //! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
 //!   that may be given up;
@@ -38,6 +38,7 @@ mod order;
 mod raw;
 mod remains;
 mod replay;
+mod revoke;
 mod shrink;
 mod split;
 mod state;
@@ -145,6 +146,8 @@ pub(crate) struct Inner {
     pub(crate) switch: Option<Arc<Switch>>,
     /// How many have it without being able to use it.
     kept: AtomicUsize,
+    /// What it is to NCCL when it was revoked.
+    revocation: revoke::Revocation,
     /// What pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }

@@ -31,6 +31,7 @@ struct Remains {
 impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
     fn drop(&mut self) {
+        self.end_revoked();
         let raw = self.phase.remains(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
             if self.phase.get() == State::Leaked {

@@ -16,6 +16,8 @@
 //! A shrink that aborts ends what is under way, and with it the parent: NCCL lowers the parent's abort flag
 //! again, so that a destroy would wait for the rank that was left out, and only an abort does not. The parent
 //! is aborted after all ranks have their new one, because the abort of one is announced to all.
+//!
+//! One that was revoked has been stopped on all ranks already, and can be shrunk as if it were idle.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -194,7 +196,7 @@ impl Communicator {
                 self.shrink_anew(prepared, board, name, &agreed.ranks, deadline)
             }
         }?;
-        if let (ShrinkWay::Native, true) = (&way, aborting) {
+        if let (ShrinkWay::Native, true, false) = (&way, aborting, inner.is_revoked()) {
             // Not before all have theirs: from then on it is not needed any more.
             let topic = topic("shrunk", board.key());
             let all_have_it =
@@ -280,7 +282,7 @@ impl Communicator {
         if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
             return Some(error.kind().to_string());
         }
-        if inner.phase.get() != State::Ready {
+        if inner.phase.get() != State::Ready && !inner.is_revoked() {
             let state = inner.phase.get().text();
             return Some(format!("the communicator is {state}"));
         }
@@ -334,6 +336,8 @@ impl Communicator {
         places: &[usize],
     ) -> Result<Arc<Inner>> {
         let parent = &self.inner;
+        // One that was revoked has been stopped already.
+        let aborting = aborting && !parent.is_revoked();
         if aborting
             && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
         {
@@ -408,7 +412,8 @@ impl Inner {
         let failed = Unsettled::Failed;
         let library = &self.library;
         let handle = self.handle.wait_for_it();
-        let (Some(raw), Some(shrink)) = (handle.raw, library.api().ncclCommShrink) else {
+        let raw = handle.raw.or_else(|| self.revoked());
+        let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
             return Err(failed(ffi::missing(library, CALL)));
         };
         let bound = self.context.bind_to_thread();
@@ -436,7 +441,9 @@ impl Inner {
         };
         ffi::check(library, CALL, code).map_err(failed)?;
         // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
+        let is_revoked = self.is_revoked();
         let interrupted = || match aborting {
+            _ if is_revoked => self.abort_signal.is_aborted(),
             true => self
                 .board
                 .as_ref()

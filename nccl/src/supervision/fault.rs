@@ -49,6 +49,10 @@ pub enum FaultClass {
     Asked,
     /// A rank's process is gone, or it said that it fails.
     Gone,
+    /// A rank's program wants nothing more of it but to shrink it ([`Communicator::revoke`]).
+    ///
+    /// [`Communicator::revoke`]: crate::Communicator::revoke
+    Revoked,
 }
 
 /// A fault before it is known whose it is.
@@ -68,6 +72,14 @@ impl Cause {
             operation: String::new(),
             text: reason.to_owned(),
             hint: String::new(),
+        }
+    }
+
+    /// The rank's program wants it to stop.
+    pub(crate) fn revoked(reason: &str) -> Self {
+        Self {
+            class: FaultClass::Revoked,
+            ..Self::asked(reason)
         }
     }
 
@@ -230,6 +242,7 @@ impl Fault {
             FaultClass::TimedOut => 1,
             FaultClass::Asked => 2,
             FaultClass::Gone => 3,
+            FaultClass::Revoked => 4,
         };
         put_number(&mut to, class);
         put_index(&mut to, self.rank);
@@ -252,6 +265,7 @@ impl Fault {
             1 => FaultClass::TimedOut,
             2 => FaultClass::Asked,
             3 => FaultClass::Gone,
+            4 => FaultClass::Revoked,
             _ => return Err(Broken("a fault of an unknown class")),
         };
         let fault = Self {
@@ -296,6 +310,7 @@ impl fmt::Display for Fault {
         write!(f, "rank {} ({}, pid {})", self.rank, self.host, self.pid)?;
         match self.class {
             FaultClass::Gone => write!(f, " {}", self.cause),
+            FaultClass::Revoked => write!(f, " revoked it: {}", self.cause),
             FaultClass::Asked if self.operation.is_empty() => {
                 write!(f, " ended it: {}", self.cause)
             }

@@ -1,0 +1,172 @@
+//! Stopping what is under way on a communicator, on all of its ranks, and keeping NCCL's own for a shrink.
+//!
+//! To everybody who uses it, a revoked communicator is one that was aborted: its operations end without a
+//! result, on every rank, for a reason that all of them tell, and an error is handed out when nobody writes
+//! into this rank's memory any more. So it is the same machine; only that what carries the abort out calls
+//! `ncclCommRevoke` where it would have given the pointer back, and keeps the pointer. What NCCL still allows
+//! on it is to be shrunk, and to be aborted, which happens when the last handle is dropped: a destroy could
+//! wait for ranks that are gone.
+//!
+//! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use nccl_sys as sys;
+
+use super::free::free;
+use super::handle::{RawComm, Unsettled, settle};
+use super::lifecycle::{Outcome, Why};
+use super::state::Way;
+use super::{Communicator, Inner, lock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::operation::{OperationKind, Shape};
+use crate::reaper;
+use crate::supervision::{Cause, FaultClass};
+use crate::time::deadline_after;
+
+/// What a communicator knows of its revocation.
+#[derive(Default)]
+pub(crate) struct Revocation {
+    /// This rank's program wants it.
+    wanted: AtomicBool,
+    /// What is left of it for NCCL.
+    kept: Mutex<Option<RawComm>>,
+}
+
+impl Communicator {
+    /// Ends what is under way on this communicator, on all of its ranks, and all that would come: only
+    /// [`shrink`](Self::shrink) is left, by NCCL's own way, as long as no rank is gone.
+    ///
+    /// Every rank is told, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
+    /// fault of the class [`Revoked`](FaultClass::Revoked). This returns when all have stopped, or are gone, or
+    /// their time is up (3 s unless set). Any rank may call it, from any thread.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] before NCCL 2.28.7; nothing has happened then.
+    /// [`ErrorKind::InvalidConfig`] when its calls block. [`ErrorKind::Aborted`] when it had ended before, or
+    /// ends for another reason at the same moment. [`ErrorKind::TimedOut`] when NCCL did not come back within
+    /// the abort limit: it is leaked then.
+    ///
+    /// Wraps `ncclCommRevoke`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("demo").stream(&stream).build()?;
+    /// comm.revoke("this step is not wanted any more")?;
+    /// let mut y = stream.alloc_zeros::<f32>(4)?;
+    /// let error = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).unwrap_err();
+    /// assert!(error.to_string().contains("not wanted any more"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn revoke(&self, reason: &str) -> Result<()> {
+        let started = Instant::now();
+        self.inner.revoke(reason).map_err(|error| {
+            self.inner.conclude(error).during(|| {
+                self.inner
+                    .operation(OperationKind::Revoke, Shape::default(), None, started)
+            })
+        })
+    }
+}
+
+impl Inner {
+    fn revoke(self: &Arc<Self>, reason: &str) -> Result<()> {
+        self.library.function(sys::Api::ncclCommRevoke)?;
+        if self.blocks {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "blocking",
+                reason: String::from(
+                    "a communicator whose calls block cannot be revoked: abort it",
+                ),
+            }));
+        }
+        self.revocation.wanted.store(true, Ordering::Release);
+        if !self.begin_abort(Why::Own(Cause::revoked(reason))) {
+            return Err(self.out_of_use());
+        }
+        match self.carry_out_abort() {
+            Outcome::Freed if self.is_revoked() => Ok(()),
+            // Something else has ended it on all ranks, or NCCL refused.
+            Outcome::Freed => Err(self.out_of_use()),
+            Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
+                what: String::from("ncclCommRevoke"),
+                limit: self.timeouts.abort,
+            })),
+        }
+    }
+
+    /// Whether NCCL still has it, to be shrunk.
+    pub(super) fn is_revoked(&self) -> bool {
+        lock(&self.revocation.kept).is_some()
+    }
+
+    /// NCCL's pointer to one that was revoked.
+    pub(super) fn revoked(&self) -> Option<RawComm> {
+        *lock(&self.revocation.kept)
+    }
+
+    /// Instead of the end of `raw`, where all ranks only want it revoked: whether that is done. On a thread that
+    /// may be given up.
+    pub(super) fn revoke_instead(&self, raw: RawComm) -> bool {
+        // What all ranks say is right. Before it has come back, what this one said.
+        let fault = self.board.as_ref().and_then(|board| board.fault());
+        let is_to_be = match fault {
+            Some(fault) => fault.class() == FaultClass::Revoked,
+            None => self.revocation.wanted.load(Ordering::Acquire),
+        };
+        if !is_to_be || self.blocks {
+            return false;
+        }
+        match self.revoke_raw(raw) {
+            Ok(()) => {
+                *lock(&self.revocation.kept) = Some(raw);
+                true
+            }
+            Err(unsettled) => {
+                tracing::warn!(target: "nccl", ?unsettled, "not revoked but aborted");
+                false
+            }
+        }
+    }
+
+    fn revoke_raw(&self, raw: RawComm) -> Result<(), Unsettled> {
+        const CALL: &str = "ncclCommRevoke";
+        let library = &self.library;
+        let Some(revoke) = library.api().ncclCommRevoke else {
+            return Err(Unsettled::Failed(ffi::missing(library, CALL)));
+        };
+        // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so nobody else calls on it.
+        let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
+        ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
+        settle(
+            library,
+            raw,
+            CALL,
+            deadline_after(self.timeouts.abort),
+            || false,
+        )
+    }
+
+    /// The last handle of one that was revoked is dropped.
+    pub(super) fn end_revoked(&mut self) {
+        let Some(raw) = lock(&self.revocation.kept).take() else {
+            return;
+        };
+        let remains = (self.library.clone(), raw, self.pins.take());
+        let end = |(library, raw, pins): (_, RawComm, _)| {
+            if free(&library, Way::Abort, raw).is_err() {
+                std::mem::forget(pins);
+            }
+        };
+        if let Err(remains) = reaper::on_a_thread(remains, end) {
+            std::mem::forget(remains);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Stopping what is under way on all ranks, and going on with NCCL's own shrink.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{Communicator, ErrorKind, FaultClass, ReduceOp, ShrinkWay, World};
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world
+        .communicator("all")
+        .stream(&stream)
+        .timeout(LIMIT)
+        .build()?;
+    Ok((stream, comm))
+}
+
+fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, Box<dyn std::error::Error>> {
+    let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    Ok(stream.clone_dtoh(&y)?[99])
+}
+
+/// Ranks 0 and 1 wait in an operation for rank 2, which revokes instead.
+fn revoke_what_stalls(world: World) -> Outcome {
+    let (stream, comm) = start(&world)?;
+    assert_eq!(sum(&comm, &stream)?, 111.0);
+    let begun = Instant::now();
+    if world.rank() == 2 {
+        std::thread::sleep(Duration::from_millis(100));
+        comm.revoke("a better plan")?;
+    } else {
+        let mut y = stream.clone_htod(&[1f32; 100])?;
+        let ended = comm
+            .all_reduce_in_place(&mut y, ReduceOp::Sum)
+            .and_then(|stalled| stalled.wait());
+        let error = ended.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(
+            error.to_string().contains("revoked it: a better plan"),
+            "{error}"
+        );
+        let fault = error.fault().expect("all ranks know why");
+        assert_eq!((fault.class(), fault.rank()), (FaultClass::Revoked, 2));
+    }
+    assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+    // Nothing else is left of it.
+    for error in [
+        sum(&comm, &stream).unwrap_err().to_string(),
+        comm.finalize().unwrap_err().to_string(),
+        comm.revoke("again").unwrap_err().to_string(),
+    ] {
+        assert!(error.contains("a better plan"), "{error}");
+    }
+    if world.rank() != 1 {
+        let shrunk = comm.shrink("both", &[1])?;
+        assert_eq!(shrunk.way, ShrinkWay::Native);
+        assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
+        shrunk.communicator.finalize()?;
+    }
+    world.barrier("shrunk")?;
+    // With everybody, NCCL has no way of its own.
+    let shrunk = comm.shrink("all again", &[])?;
+    assert_eq!(sum(&shrunk.communicator, &stream)?, 111.0);
+    assert!(
+        shrunk.way.to_string().contains("one rank at least"),
+        "{}",
+        shrunk.way
+    );
+    shrunk.communicator.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn a_stalled_operation_is_revoked_on_all_ranks_and_what_is_left_can_be_shrunk() {
+    ranks_as_threads(3, revoke_what_stalls);
+    ranks_as_processes(3, revoke_what_stalls);
+}
+
+#[test]
+fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
+    if !support::needs_emulator("a library that is older than it is") {
+        return;
+    }
+    Ranks::new(2)
+        .variable("NCCL_EMULATOR_VERSION", "2.28.3")
+        .processes(|world| -> Outcome {
+            let (stream, comm) = start(&world)?;
+            let error = comm.revoke("too early").unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Unsupported { .. }),
+                "{error}"
+            );
+            assert!(error.to_string().contains("2.28.7"), "{error}");
+            assert_eq!(sum(&comm, &stream)?, 11.0);
+            comm.finalize()?;
+            Ok(())
+        });
+}
+
+#[test]
+fn nothing_is_left_of_many_revoked_communicators() {
+    ranks_as_processes(2, |world| -> Outcome {
+        let held = || -> std::io::Result<(usize, usize)> {
+            let count = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
+            Ok((count("/proc/self/fd")?, count("/proc/self/task")?))
+        };
+        let mut early = (0, 0);
+        for round in 0..30 {
+            let (stream, comm) = start(&world)?;
+            assert_eq!(sum(&comm, &stream)?, 11.0);
+            // Not while the other still waits for its sum. Then both at once: one of them is heard first.
+            world.barrier("summed")?;
+            if let Err(error) = comm.revoke("round") {
+                assert!(error.to_string().contains("revoked it: round"), "{error}");
+            }
+            drop(comm);
+            if round == 9 {
+                early = held()?;
+            }
+        }
+        let begun = Instant::now();
+        loop {
+            let late = held()?;
+            if late.0 <= early.0 + 2 && late.1 <= early.1 + 2 {
+                return Ok(());
+            }
+            assert!(begun.elapsed() < LIMIT, "{early:?}, then {late:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+}
