@@ -15,6 +15,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
+use nccl::LaunchMode;
 use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
 use nccl_tools::queueing::Ending;
 
@@ -23,15 +24,37 @@ const TURNS: usize = 201;
 /// Messages of one turn, so that it is long against the clock.
 const MESSAGES_PER_TURN: usize = 8192;
 
-const VARIANTS: [(&str, Ending, Tracking); 4] = [
-    ("success, tracking off", Ending::Success, Tracking::Off),
+const VARIANTS: [(&str, LaunchMode, Ending, Tracking); 5] = [
+    (
+        "success, tracking off",
+        LaunchMode::NonBlocking,
+        Ending::Success,
+        Tracking::Off,
+    ),
     (
         "in progress, tracking off",
+        LaunchMode::NonBlocking,
         Ending::InProgress,
         Tracking::Off,
     ),
-    ("success, tracking on", Ending::Success, Tracking::On),
-    ("in progress, tracking on", Ending::InProgress, Tracking::On),
+    (
+        "kill switch, tracking off",
+        LaunchMode::KillSwitch,
+        Ending::Success,
+        Tracking::Off,
+    ),
+    (
+        "success, tracking on",
+        LaunchMode::NonBlocking,
+        Ending::Success,
+        Tracking::On,
+    ),
+    (
+        "in progress, tracking on",
+        LaunchMode::NonBlocking,
+        Ending::InProgress,
+        Tracking::On,
+    ),
 ];
 
 fn main() {
@@ -91,8 +114,8 @@ const SINGLES: [Single; 3] = [
 
 fn table() {
     println!("ns, median of {TURNS} turns ± half the distance of the quartiles");
-    for (name, ending, tracking) in VARIANTS {
-        let mut workload = Workload::new(ending, tracking).expect("a workload");
+    for (name, mode, ending, tracking) in VARIANTS {
+        let mut workload = Workload::in_mode(mode, ending, tracking).expect("a workload");
         println!("\n{name}");
         println!(
             "{:<16} {:>18} {:>18} {:>18}",
@@ -197,8 +220,8 @@ impl std::fmt::Display for Spread {
 }
 
 fn one_by_one(criterion: &mut Criterion) {
-    for (name, ending, tracking) in VARIANTS {
-        let mut workload = Workload::new(ending, tracking).expect("a workload");
+    for (name, mode, ending, tracking) in VARIANTS {
+        let mut workload = Workload::in_mode(mode, ending, tracking).expect("a workload");
         let mut group = criterion.benchmark_group(name);
         for size in SIZES {
             for (way, call) in [

@@ -9,7 +9,7 @@
 //! ```text
 //! valgrind --tool=callgrind --callgrind-out-file=FILE --collect-atstart=no \
 //!     --toggle-collect='*overhead_instructions::measured*' \
-//!     target/release/examples/overhead_instructions (raw|safe|driver) (success|in-progress) (off|on) WHAT TIMES
+//!     target/release/examples/overhead_instructions (raw|safe|kill-switch|driver) (success|in-progress) (off|on) WHAT TIMES
 //! ```
 //!
 //! WHAT is the number of messages of a group, `all-to-all`, `all-reduce`, or `elsewhere` for an
@@ -18,11 +18,12 @@
 //! Only what happens inside of `measured` is counted, with everything called from there: the library
 //! that queues, and the driver or the emulator. The difference of two sizes is the messages', and what
 //! is left of a group without them is the group's. `driver` counts the driver's part of a group, which
-//! is the emulator's and none of the safe crate's. The figures of one build are the same each time.
+//! is the emulator's and none of the safe crate's. `kill-switch` is the safe crate in that launch mode. The figures of one build are the same each time.
 
 use std::error::Error;
 use std::process::Command;
 
+use nccl::LaunchMode;
 use nccl_tools::overhead::{Tracking, Workload};
 use nccl_tools::queueing::Ending;
 
@@ -40,7 +41,7 @@ fn main() -> Outcome<()> {
         [] => table(),
         [way, ending, tracking, what, times] => count(way, ending, tracking, what, times.parse()?),
         _ => Err(
-            "expected nothing, or (raw|safe|driver) (success|in-progress) (off|on) WHAT TIMES"
+            "expected nothing, or (raw|safe|kill-switch|driver) (success|in-progress) (off|on) WHAT TIMES"
                 .into(),
         ),
     }
@@ -58,22 +59,28 @@ fn count(way: &str, ending: &str, tracking: &str, what: &str, times: usize) -> O
         "on" => Tracking::On,
         _ => return Err("the tracking of events is off or on".into()),
     };
-    let mut workload = Workload::new(ending, tracking)?;
+    let mode = match way {
+        "kill-switch" => LaunchMode::KillSwitch,
+        _ => LaunchMode::NonBlocking,
+    };
+    let mut workload = Workload::in_mode(mode, ending, tracking)?;
     let code =
         |called: Result<(), nccl_sys::ncclResult_t>| called.map_err(|code| format!("{code:?}"));
     let messages = what.parse::<usize>().ok();
     let mut call: Box<dyn FnMut() -> Outcome<()>> = match (way, what, messages) {
         ("driver", ..) => Box::new(|| Ok(workload.driver_calls()?)),
-        ("safe", _, Some(messages)) => Box::new(move || Ok(workload.safe_group(messages)?)),
+        ("safe" | "kill-switch", _, Some(messages)) => {
+            Box::new(move || Ok(workload.safe_group(messages)?))
+        }
         ("raw", _, Some(messages)) => Box::new(move || Ok(code(workload.raw_group(messages))?)),
-        ("safe", "all-to-all", _) => Box::new(|| Ok(workload.safe_all_to_all()?)),
+        ("safe" | "kill-switch", "all-to-all", _) => Box::new(|| Ok(workload.safe_all_to_all()?)),
         ("raw", "all-to-all", _) => Box::new(|| Ok(code(workload.raw_all_to_all())?)),
-        ("safe", "all-reduce", _) => Box::new(|| Ok(workload.safe_all_reduce()?)),
-        ("safe", "elsewhere", _) => Box::new(|| Ok(workload.safe_all_reduce_on()?)),
+        ("safe" | "kill-switch", "all-reduce", _) => Box::new(|| Ok(workload.safe_all_reduce()?)),
+        ("safe" | "kill-switch", "elsewhere", _) => Box::new(|| Ok(workload.safe_all_reduce_on()?)),
         ("raw", "all-reduce" | "elsewhere", _) => Box::new(|| Ok(code(workload.raw_all_reduce())?)),
         _ => {
             return Err(
-                "the way is raw, safe or driver; what is a number of messages, all-to-all, \
+                "the way is raw, safe, kill-switch or driver; what is a number of messages, all-to-all, \
                          all-reduce or elsewhere"
                     .into(),
             );
@@ -106,7 +113,12 @@ fn table() -> Outcome<()> {
         ("in-progress", "on"),
     ] {
         let mut lines = Vec::new();
-        for way in ["raw", "safe"] {
+        let ways = match ending {
+            // What one that blocks returns.
+            "success" => &["raw", "safe", "kill-switch"][..],
+            _ => &["raw", "safe"],
+        };
+        for &way in ways {
             let few = under_callgrind(way, ending, tracking, &FEW.to_string())?;
             let many = under_callgrind(way, ending, tracking, &MANY.to_string())?;
             let message = (many - few) / (MANY - FEW) as f64;
@@ -117,7 +129,7 @@ fn table() -> Outcome<()> {
             );
             lines.push((message, group));
         }
-        if let [raw, safe] = lines[..] {
+        if let [raw, safe, ..] = lines[..] {
             println!(
                 "{:<30} {:>14.1} {:>14.1}",
                 "  difference",

@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use nccl::{Communicator, Library, ReduceOp, UniqueId};
+use nccl::{Communicator, LaunchMode, Library, ReduceOp, UniqueId};
 use nccl_sys::{Api, cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 use crate::queueing::{self, Ending};
@@ -63,6 +63,19 @@ impl Workload {
     /// # Errors
     /// CUDA's, or the communicator's.
     pub fn new(ending: Ending, tracking: Tracking) -> Result<Self, Box<dyn Error>> {
+        Self::in_mode(LaunchMode::NonBlocking, ending, tracking)
+    }
+
+    /// The same in another launch mode. [`LaunchMode::KillSwitch`] goes with [`Ending::Success`], which is what a
+    /// communicator that blocks returns.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_mode(
+        mode: LaunchMode,
+        ending: Ending,
+        tracking: Tracking,
+    ) -> Result<Self, Box<dyn Error>> {
         let peers = MOST_MESSAGES / 2;
         let context = CudaContext::new(0)?;
         if tracking == Tracking::Off {
@@ -77,6 +90,7 @@ impl Workload {
         let comm = Communicator::builder("overhead", id, 0, peers)
             .stream(&stream)
             .library(&library)
+            .launch_mode(mode)
             .build()?;
         let buffers = || -> Result<Vec<_>, _> {
             (0..peers)

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use nccl::LaunchMode;
 
 use super::pair::{LIMIT, Pair};
 use super::{Setting, Sheet};
@@ -12,7 +13,8 @@ use crate::raw::{Comm, Rank, Result, settle};
 /// A message in bytes.
 const BYTES: usize = 8;
 
-/// Blocking, non-blocking with its poll, the child of a parent, and a graph's replay.
+/// Blocking, non-blocking with its poll, the child of a parent, a graph's replay; and the safe crate in each of
+/// its launch modes.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -34,7 +36,41 @@ pub fn host_time(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         Ok(times) => sheet.times("replay of a graph", times),
         Err(why) => sheet.unavailable("replay of a graph", why),
     }
+    for mode in [LaunchMode::NonBlocking, LaunchMode::KillSwitch] {
+        sheet.times(
+            format!("safe crate, {mode}"),
+            safe_exchanges(rank, mode, repetitions)?,
+        );
+    }
     Ok(())
+}
+
+/// As [`exchanges`], by the safe crate.
+fn safe_exchanges(rank: &Rank, mode: LaunchMode, repetitions: usize) -> Result<Vec<Duration>> {
+    let name = format!("safe, {mode}");
+    let comm = rank.world.communicator(&name);
+    let comm = comm.stream(&rank.stream).launch_mode(mode).build()?;
+    let memory = |byte| rank.stream.clone_htod(&[byte; BYTES]);
+    let (x, mut y) = (memory(1u8)?, memory(0u8)?);
+    let peer = 1 - rank.world.rank();
+    let mut times = Vec::with_capacity(repetitions);
+    for repetition in 0..repetitions + WARM_UP {
+        let begun = Instant::now();
+        comm.group(|group| {
+            group.isend(&x, peer)?;
+            group.irecv(&mut y, peer)
+        })?;
+        let took = begun.elapsed();
+        if repetition >= WARM_UP {
+            times.push(took);
+        }
+        if repetition % 64 == 63 {
+            ended(rank)?;
+        }
+    }
+    ended(rank)?;
+    comm.finalize()?;
+    Ok(times)
 }
 
 /// The host's times of one exchange each, from the start of the group until all of it is enqueued.
