@@ -171,7 +171,12 @@ fn life(world: &World, turn: u64) -> Outcome {
                 return Ok(ended);
             }
             if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
-                while comm.fault().is_none() && begun.elapsed() < LIMIT {
+                // Those that end it in order may not miss this one.
+                let patience = match work {
+                    Work::Operations => LIMIT,
+                    Work::Finalize | Work::Drop => Duration::from_millis(300),
+                };
+                while comm.fault().is_none() && begun.elapsed() < patience {
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -182,6 +187,10 @@ fn life(world: &World, turn: u64) -> Outcome {
             };
             if let Err(error) = operation(&impatient, &stream, &mut random) {
                 done.store(true, Ordering::Release);
+                // Not every error ends it: a capture to which nobody came has issued nothing.
+                if comm.fault().is_none() {
+                    let _ = comm.abort("one of its operations failed");
+                }
                 return Ok(Err(error));
             }
         }

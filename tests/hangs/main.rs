@@ -250,6 +250,11 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, comm.shrink("alone", &[0]).map(drop))
         }
+        Program::Revoke => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.revoke("on purpose"))
+        }
         Program::ShrinkAborting => {
             meet();
             let begun = hang();

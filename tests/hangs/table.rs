@@ -44,6 +44,7 @@ pub(crate) enum Program {
     Split,
     Shrink,
     ShrinkAborting,
+    Revoke,
 }
 
 /// What becomes of the rank on which it happens.
@@ -193,6 +194,7 @@ impl Row {
             Program::Split => "`split`",
             Program::Shrink => "`shrink`",
             Program::ShrinkAborting => "`shrink_aborting`",
+            Program::Revoke => "`revoke`",
         };
         let ends = match self.ends {
             Ends::Error(kind, _) => format!("`{kind}`").replace(" or ", "` or `"),
@@ -447,6 +449,13 @@ pub(crate) const ROWS: &[Row] = {
             "ncclCommShrink",
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
+            Told,
+        ),
+        row(
+            P::Revoke,
+            "ncclCommRevoke",
+            Error(OUT, "ncclCommRevoke"),
+            Abort,
             Told,
         ),
     ]
