@@ -14,7 +14,7 @@ use super::{Communicator, Inner, State, everybody};
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
-use crate::supervision::{Abortable, Cause, Fault};
+use crate::supervision::{Cause, Fault};
 use crate::time::deadline_after;
 
 /// How an abort ended.
@@ -168,11 +168,16 @@ impl Inner {
         everybody::lives(self);
         let Some(board) = &self.board else { return };
         let inner = Arc::downgrade(self);
-        board.protects(inner);
-        // It may have happened while it was being made.
-        if let Some(fault) = board.fault() {
-            self.abort_in_background(fault);
+        // It may have happened before.
+        if let Some(fault) = board.protects(inner) {
+            self.abort_in_background(&fault);
         }
+    }
+
+    /// From now on it counts as ended because of `fault`, of which another rank told. Never waits. Whether it did
+    /// not before.
+    pub(crate) fn begin_end(&self, fault: &Arc<Fault>) -> bool {
+        self.begin_abort(Why::Told(fault))
     }
 
     /// True for the one caller that is to carry it out.
@@ -331,19 +336,19 @@ impl Inner {
     }
 }
 
-impl Abortable for Inner {
-    fn begin_end(&self, fault: &Arc<Fault>) -> bool {
-        self.begin_abort(Why::Told(fault))
+/// Ends communicators whose boards were struck: those whose abort has begun with that, together; and waits for
+/// whoever is at the others. Then says so to the other ranks.
+pub(crate) fn end_struck(struck: Vec<(Arc<Inner>, bool)>) {
+    match &struck[..] {
+        [(inner, true)] => drop(inner.carry_out_abort()),
+        [(inner, false)] => drop(inner.wait_for_the_end()),
+        _ => everybody::end_together(struck.clone()),
     }
-
-    fn end(self: Arc<Self>, begun: bool) {
-        let outcome = match begun {
-            true => self.carry_out_abort(),
-            false => self.wait_for_the_end(),
-        };
+    for (inner, _) in struck {
+        let freed = matches!(inner.phase.get(), State::Finalized | State::Aborted);
         // One that was finalized before has nothing left to end.
-        if let Some(board) = &self.board {
-            board.conclude(outcome == Outcome::Freed);
+        if let Some(board) = &inner.board {
+            board.conclude(freed);
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
 pub use launch_mode::LaunchMode;
-pub(crate) use lifecycle::Why;
+pub(crate) use lifecycle::{Why, end_struck};
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
 pub(crate) use replay::NotLaunched;
 pub use shrink::{ShrinkWay, Shrunk};

@@ -13,23 +13,15 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
+use super::docket::{Verdict, Who};
 use super::fault::{Cause, Fault, Place};
-use super::watch::{FAULT, Verdict, Watch};
+use super::watch::{FAULT, Watch};
+use crate::communicator::Inner;
 use crate::rendezvous::{Ended, Line, Member};
 use crate::unique_id::UniqueId;
 
-/// What can be ended when its board is struck.
-pub(crate) trait Abortable: Send + Sync {
-    /// From now on it counts as ended because of `fault`. Never waits. Whether it did not before.
-    fn begin_end(&self, fault: &Arc<Fault>) -> bool;
-
-    /// Ends it, if that has `begun` here, or waits for whoever is at it; and says when that is done
-    /// ([`Board::conclude`]).
-    fn end(self: Arc<Self>, begun: bool);
-}
-
 /// What is to be ended, and whether that begins here.
-pub(super) type Ending = (Arc<dyn Abortable>, bool);
+pub(super) type Ending = (Arc<Inner>, bool);
 
 /// See the module.
 pub(crate) struct Board {
@@ -41,10 +33,10 @@ pub(crate) struct Board {
     rank: usize,
     line: Arc<Line>,
     watch: Arc<Watch>,
-    verdict: Verdict,
+    verdict: Arc<Verdict<Arc<Fault>>>,
     /// What this rank has said.
     announced: OnceLock<Arc<Fault>>,
-    target: OnceLock<Weak<dyn Abortable>>,
+    target: OnceLock<Weak<Inner>>,
     /// How long the others may take to say that they let go.
     patience: Duration,
     /// Who has not, as a sentence.
@@ -80,7 +72,7 @@ impl Board {
             rank,
             line: Arc::clone(line),
             watch,
-            verdict: Verdict::default(),
+            verdict: Arc::default(),
             announced: OnceLock::new(),
             target: OnceLock::new(),
             patience,
@@ -88,10 +80,11 @@ impl Board {
             past: OnceLock::new(),
         });
         let weak = Arc::downgrade(&board);
-        let verdict = &board.verdict;
-        board
-            .watch
-            .register(&board.key, &board.members, &board.name, verdict, weak);
+        let who = Who {
+            members: &board.members,
+            name: &board.name,
+        };
+        board.watch.register(&board.key, &who, &board.verdict, weak);
         board
     }
 
@@ -131,10 +124,10 @@ impl Board {
         }
     }
 
-    /// What is to be ended when the board is struck. Whoever is too late for that is told by
-    /// [`fault`](Self::fault).
-    pub(crate) fn protects(&self, target: Weak<dyn Abortable>) {
-        let _ = self.target.set(target);
+    /// What is to be ended when the board is struck; the fault, if it has been.
+    pub(crate) fn protects(&self, target: Weak<Inner>) -> Option<Arc<Fault>> {
+        let set = || drop(self.target.set(target));
+        self.watch.docket().protect(&self.verdict, set)
     }
 
     /// What ended the communicator on all ranks.
@@ -278,7 +271,7 @@ impl Board {
 impl Drop for Board {
     /// Nothing is left of the communicator here.
     fn drop(&mut self) {
-        let struck = self.watch.forget(&self.key);
+        let struck = self.watch.docket().forget(&self.key);
         if struck && self.conclusion.get().is_none() {
             self.line
                 .end_alone(&self.key, &self.members, FREED, self.patience);

@@ -26,6 +26,7 @@
 //!
 //! - `fault`: the cause, as it travels and as it reads;
 //! - `board`: one communicator as its rank sees it;
+//! - `docket`: which communicators there are, and the verdicts on them;
 //! - `watch`: what a line hears, and whom it concerns;
 //! - `inside`: threads that do not come back from a call of NCCL's or CUDA's;
 //! - `watchdog`: what finds operations that do not end, although nobody waits for them.
@@ -34,13 +35,14 @@
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
 mod board;
+mod docket;
 mod fault;
 pub(crate) mod inside;
 pub mod recorder;
 mod watch;
 pub(crate) mod watchdog;
 
-pub(crate) use board::{Abortable, Board};
+pub(crate) use board::Board;
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
 pub(crate) use watch::Watch;

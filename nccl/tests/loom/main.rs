@@ -5,6 +5,7 @@
 //! ```
 //!
 //! - `life`: a communicator that is made, used, and ended in every way at once;
+//! - `verdicts`: what ends it on all ranks, heard before it is there, while it is made and while it is dropped;
 //! - `lanes`: the recorder's rings.
 //!
 //! What runs is the crate's own code; only what lies behind it, NCCL and the other ranks, is made up.
@@ -12,6 +13,7 @@
 
 mod lanes;
 mod life;
+mod verdicts;
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/communicator/state.rs"]
@@ -20,3 +22,7 @@ mod state;
 #[allow(dead_code)]
 #[path = "../../src/supervision/recorder/lane.rs"]
 mod lane;
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/supervision/docket.rs"]
+mod docket;

@@ -1,0 +1,250 @@
+//! Which communicators a rank has, and what was heard that ends them: the verdict on each, written once.
+//!
+//! ```text
+//!            a fault of it, or the death of a member
+//! (unknown) ──────────────▶ early ──register──▶ struck
+//!     └──register──▶ registered ──────────────▶ struck ──forget──▶ (gone)
+//!                        └──forget──▶ (gone)
+//! ```
+//!
+//! Everything is heard on one thread, in the order in which all ranks hear it, and communicators come and go on
+//! others. Nothing may be missed in between: a fault that comes before its communicator, while it is made, or
+//! while it is dropped. So it all happens under one lock, the setting of what is to be ended included: either
+//! that finds the verdict, or the verdict finds it. Whoever strikes a communicator that is not there says
+//! itself that there is nothing to end; of one that was struck, the one that forgets it does.
+//!
+//! `tests/loom/verdicts.rs` walks through the interleavings of these lines.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, PoisonError};
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+/// How many faults are kept of communicators that this rank does not have.
+const EARLY: usize = 256;
+
+/// The verdict on a communicator: written once.
+#[cfg(not(loom))]
+pub(super) type Verdict<F> = OnceLock<F>;
+#[cfg(loom)]
+pub(crate) use under_loom::Verdict;
+
+/// See the module; `F` is a fault, `B` leads to what has the verdict.
+pub(crate) struct Docket<F, B> {
+    state: Mutex<State<F, B>>,
+}
+
+struct State<F, B> {
+    boards: HashMap<Arc<str>, Entry<F, B>>,
+    /// Faults of communicators that were not there.
+    early: VecDeque<Early<F>>,
+    gone: HashMap<usize, Gone>,
+    heard: u64,
+}
+
+struct Entry<F, B> {
+    members: Arc<[usize]>,
+    name: Arc<str>,
+    verdict: Arc<Verdict<F>>,
+    board: B,
+}
+
+struct Early<F> {
+    key: String,
+    fault: F,
+    heard: u64,
+}
+
+struct Gone {
+    how: String,
+    heard: u64,
+}
+
+/// A communicator that was struck.
+pub(crate) struct Struck<B> {
+    pub(crate) board: B,
+    pub(crate) key: Arc<str>,
+    pub(crate) members: Arc<[usize]>,
+}
+
+/// What became of a fault.
+pub(crate) enum Heard<B> {
+    /// It is the verdict.
+    Struck(Struck<B>),
+    /// There was a verdict before.
+    Late,
+    /// There is no such communicator, or not yet; it is kept.
+    Kept,
+}
+
+/// Who a communicator is: its members of the line, and its name.
+pub(crate) struct Who<'w> {
+    pub(crate) members: &'w Arc<[usize]>,
+    pub(crate) name: &'w Arc<str>,
+}
+
+impl<F: Clone, B: Clone> Docket<F, B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                boards: HashMap::new(),
+                early: VecDeque::new(),
+                gone: HashMap::new(),
+                heard: 0,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<F, B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is one more. What has happened to it already is its verdict at once; `death` says what the death of
+    /// a rank is to it.
+    pub(crate) fn register(
+        &self,
+        key: &Arc<str>,
+        who: &Who<'_>,
+        verdict: &Arc<Verdict<F>>,
+        board: B,
+        death: impl Fn(usize, &str) -> Option<F>,
+    ) {
+        let mut state = self.lock();
+        let early = state.early.iter().position(|early| *early.key == **key);
+        let early = early.and_then(|at| state.early.remove(at));
+        let dead = who
+            .members
+            .iter()
+            .filter_map(|rank| Some((state.gone.get(rank)?.heard, *rank)))
+            .min();
+        let first = match (early, dead) {
+            (Some(early), Some((heard, _))) if early.heard < heard => Some(early.fault),
+            (Some(early), None) => Some(early.fault),
+            (_, Some((_, rank))) => death(rank, &state.gone[&rank].how),
+            (None, None) => None,
+        };
+        if let Some(fault) = first {
+            let _ = verdict.set(fault);
+        }
+        let entry = Entry {
+            members: Arc::clone(who.members),
+            name: Arc::clone(who.name),
+            verdict: Arc::clone(verdict),
+            board,
+        };
+        state.boards.insert(Arc::clone(key), entry);
+    }
+
+    /// From now on there is something to end, which `set` says; the verdict, if it has been there before.
+    pub(crate) fn protect(&self, verdict: &Verdict<F>, set: impl FnOnce()) -> Option<F> {
+        let _state = self.lock();
+        set();
+        verdict.get().cloned()
+    }
+
+    /// It is gone. Whether there was a verdict by then.
+    pub(crate) fn forget(&self, key: &str) -> bool {
+        let entry = self.lock().boards.remove(key);
+        entry.is_some_and(|entry| entry.verdict.get().is_some())
+    }
+
+    /// A communicator was given up.
+    pub(crate) fn strike(&self, key: &str, fault: F) -> Heard<B> {
+        let mut state = self.lock();
+        state.heard += 1;
+        let heard = state.heard;
+        if let Some((key, entry)) = state.boards.get_key_value(key) {
+            return match entry.strike(key, fault) {
+                Some(struck) => Heard::Struck(struck),
+                None => Heard::Late,
+            };
+        }
+        if state.early.iter().any(|early| early.key == key) {
+            return Heard::Late;
+        }
+        if state.early.len() == EARLY {
+            state.early.pop_front();
+        }
+        let key = key.to_owned();
+        state.early.push_back(Early { key, fault, heard });
+        Heard::Kept
+    }
+
+    /// Strikes all for which there is a `fault`.
+    pub(crate) fn strike_all(&self, fault: impl Fn(&Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
+        self.lock().strike_all(fault)
+    }
+
+    /// A rank can be reached no more; `death` says what that is to a communicator.
+    pub(crate) fn bury(
+        &self,
+        rank: usize,
+        how: &str,
+        death: impl Fn(&Who<'_>) -> Option<F>,
+    ) -> Vec<Struck<B>> {
+        let mut state = self.lock();
+        if state.gone.contains_key(&rank) {
+            return Vec::new();
+        }
+        state.heard += 1;
+        let heard = state.heard;
+        let how = how.to_owned();
+        state.gone.insert(rank, Gone { how, heard });
+        state.strike_all(death)
+    }
+}
+
+impl<F, B: Clone> State<F, B> {
+    fn strike_all(&self, fault: impl Fn(&Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
+        let strike = |(key, entry): (&Arc<str>, &Entry<F, B>)| {
+            let (members, name) = (&entry.members, &entry.name);
+            let fault = fault(&Who { members, name })?;
+            entry.strike(key, fault)
+        };
+        self.boards.iter().filter_map(strike).collect()
+    }
+}
+
+impl<F, B: Clone> Entry<F, B> {
+    fn strike(&self, key: &Arc<str>, fault: F) -> Option<Struck<B>> {
+        self.verdict.set(fault).ok()?;
+        Some(Struck {
+            board: self.board.clone(),
+            key: Arc::clone(key),
+            members: Arc::clone(&self.members),
+        })
+    }
+}
+
+#[cfg(loom)]
+mod under_loom {
+    use std::ptr;
+
+    use loom::sync::atomic::{AtomicPtr, Ordering};
+
+    /// As `OnceLock`, of which loom has none; what is in it is never freed.
+    pub(crate) struct Verdict<F>(AtomicPtr<F>);
+
+    impl<F> Default for Verdict<F> {
+        fn default() -> Self {
+            Self(AtomicPtr::new(ptr::null_mut()))
+        }
+    }
+
+    impl<F> Verdict<F> {
+        pub(crate) fn set(&self, value: F) -> Result<(), ()> {
+            let value = Box::into_raw(Box::new(value));
+            let (set, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            let was = self.0.compare_exchange(ptr::null_mut(), value, set, failed);
+            was.map(drop).map_err(drop)
+        }
+
+        pub(crate) fn get(&self) -> Option<&F> {
+            // SAFETY: null, or a box that was published and is never freed.
+            unsafe { self.0.load(Ordering::Acquire).as_ref() }
+        }
+    }
+}
