@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ErrorKind, ReduceOp, ShrinkWay, World};
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, ShrinkWay, World};
 use nccl_tools::testing::name;
 use support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
@@ -63,6 +63,32 @@ fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
 fn a_rank_that_lives_is_left_out_and_the_parent_stays() {
     ranks_as_threads(4, |world| leave_out_a_rank_that_lives(world, true));
     ranks_as_processes(4, |world| leave_out_a_rank_that_lives(world, true));
+}
+
+#[test]
+fn where_calls_block_a_new_communicator_is_made() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream);
+        let comm = comm.launch_mode(LaunchMode::KillSwitch).build()?;
+        assert_eq!(sum(&comm, &stream)?, 111.0);
+        if world.rank() > 0 {
+            let shrunk = comm.shrink("both", &[0])?;
+            assert!(shrunk.way.to_string().contains("block"), "{}", shrunk.way);
+            let both = shrunk.communicator;
+            assert_eq!(both.launch_mode(), Some(LaunchMode::KillSwitch));
+            assert_eq!(sum(&both, &stream)?, 11.0);
+            both.finalize()?;
+        }
+        let error = comm.revoke("not here").unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{error}"
+        );
+        assert_eq!(sum(&comm, &stream)?, 111.0);
+        comm.finalize()?;
+        Ok(())
+    });
 }
 
 #[test]
