@@ -60,6 +60,8 @@ pub(crate) fn at(when: Instant, action: impl FnOnce() + Send + 'static) {
 /// From now on the timer starts the communicator's background groups that nobody polls.
 pub(crate) fn watch(communicator: &Arc<Communicator>) {
     let mut state = lock();
+    // The thread does so as well, but may sleep all the time: nothing of those that block waits for it.
+    state.watched.retain(|watched| watched.strong_count() > 0);
     state.watched.push(Arc::downgrade(communicator));
     start(&mut state);
 }
