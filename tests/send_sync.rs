@@ -40,6 +40,7 @@ table! {
     nccl::launch::Report: Send Sync Clone Unpin;
     nccl::launch::Signal: Send Sync Copy Unpin;
     nccl::Library: Send Sync Clone Unpin;
+    nccl::metrics::Sampler: Send Sync Unpin;
     nccl::NcclFailure: Send Sync Unpin;
     nccl::Operation: Send Sync Clone Unpin;
     nccl::OperationKind: Send Sync Copy Unpin;
@@ -49,6 +50,15 @@ table! {
     nccl::Rendezvous: Send Sync Clone Unpin;
     nccl::Request: Send Sync Unpin;
     nccl::Requests: Send Sync Unpin;
+    nccl::stats::Calls: Send Sync Copy Unpin;
+    nccl::stats::CommunicatorStats: Send Sync Clone Unpin;
+    nccl::stats::Durations: Send Sync Clone Unpin;
+    nccl::stats::Faults: Send Sync Copy Unpin;
+    nccl::stats::LibraryInfo: Send Sync Clone Unpin;
+    nccl::stats::OperationStats: Send Sync Copy Unpin;
+    nccl::stats::RanksByState: Send Sync Copy Unpin;
+    nccl::stats::WorldStats: Send Sync Clone Unpin;
+    nccl::Stats: Send Sync Clone Unpin;
     nccl::StreamRefusal: Send Sync Copy Unpin;
     nccl::Subgroup<'static>: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;

@@ -90,7 +90,10 @@ impl NotBack {
     /// The error to hand out for a call of `function`, which had `limit`.
     pub(crate) fn into_error(self, function: &'static str, limit: Duration) -> Error {
         let given_up = |why: &str| {
-            tracing::error!(target: "nccl", function, why, "leaked: a call that does not come back");
+            crate::events::leaked(
+                &format!("a call of {function} that does not come back"),
+                why,
+            );
         };
         match self {
             Self::TimedOut => {

@@ -62,6 +62,16 @@ pub(crate) fn failure(
         Some(get) => unsafe { text(get(code)) },
         None => String::from("unknown result code"),
     };
+    if !last_error.is_empty() {
+        tracing::warn!(
+            name: "nccl.ncclwarn",
+            target: "nccl",
+            call,
+            code = code.0,
+            warning = last_error,
+            "NCCL's last warning, as {call} failed: {last_error}"
+        );
+    }
     NcclFailure::new(call, code, description, last_error)
 }
 

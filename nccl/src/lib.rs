@@ -31,6 +31,7 @@
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
 //! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
 //! - [`CapturedPlan`]: operations that are captured once and launched many times.
+//! - [`stats()`]: how much was done, and how it stands.
 //! - [`launch`]: the processes of ranks: starting, watching, restarting them.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
@@ -44,6 +45,7 @@
 //!
 //! # Features
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
+//! - `metrics`: [`stats()`] as metrics of the facade of that name: counters, gauges and histograms.
 //!
 //! cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to link of it,
 //! so that whatever else is in the build may.
@@ -77,6 +79,7 @@ pub use rendezvous::{
     WorldEvent, WorldState, install_panic_hook,
 };
 pub use request::Request;
+pub use stats::{Stats, stats};
 pub use supervision::{Fault, FaultClass, recorder};
 pub use unique_id::UniqueId;
 
@@ -89,6 +92,7 @@ mod config;
 pub mod debug_log;
 mod dtype;
 mod error;
+mod events;
 mod expendable;
 mod ffi;
 mod group;
@@ -98,6 +102,8 @@ pub mod launch;
 mod library;
 mod local;
 mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod operation;
 mod plan;
 pub mod preflight;
@@ -106,6 +112,7 @@ mod recorded;
 mod reduce;
 mod rendezvous;
 mod request;
+pub mod stats;
 mod supervision;
 mod time;
 mod unique_id;

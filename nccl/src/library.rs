@@ -210,6 +210,7 @@ impl Library {
             path: loaded.path,
         })?;
         tracing::info!(
+            name: "nccl.library",
             target: "nccl",
             version = %library.version(),
             path = %library.path().display(),
@@ -286,6 +287,21 @@ impl Library {
             .iter()
             .copied()
             .filter(|&capability| !self.has(capability))
+    }
+
+    /// The one that this process has loaded, if it has.
+    pub(crate) fn loaded() -> Option<Self> {
+        LOADED.get().cloned()
+    }
+
+    /// Whether it is the emulator: whose file is in memory, under its name.
+    pub(crate) fn is_emulated(&self) -> bool {
+        const NAME: &str = "nccl-emulator";
+        let path = &self.0.path;
+        let target = std::fs::read_link(path).unwrap_or_default();
+        [path, &target]
+            .iter()
+            .any(|path| path.to_string_lossy().contains(NAME))
     }
 
     /// Whether both are the same loaded library.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
+use crate::events;
 use crate::rendezvous;
 use crate::time::deadline_after;
 
@@ -119,7 +120,9 @@ pub(crate) fn take(remains: Box<dyn Remains>, limit: Duration) {
         .is_some_and(|since| since.elapsed() > STUCK);
     if stuck {
         tracing::error!(
+            name: "nccl.internal",
             target: "nccl",
+            what = "reaper",
             "freeing dropped memory has not come back for {STUCK:?}; another thread goes on"
         );
     }
@@ -140,7 +143,7 @@ pub(crate) fn take(remains: Box<dyn Remains>, limit: Duration) {
             let entries = std::mem::take(&mut state.queue);
             drop(state);
             // What is over already waits for the next thread.
-            tracing::error!(target: "nccl", %error, "no thread to free dropped memory");
+            events::no_thread("to free dropped memory", &error);
             entries.into_iter().for_each(leak);
         }
     }
@@ -169,7 +172,7 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
         });
     if let Err(error) = spawned {
         PENDING.fetch_sub(1, Ordering::AcqRel);
-        tracing::error!(target: "nccl", %error, "no thread for a dropped communicator");
+        events::no_thread("for a dropped communicator", &error);
         return Err(with);
     }
     // The thread waits for exactly this message.
@@ -177,7 +180,7 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
 }
 
 fn leak(entry: Entry) {
-    tracing::error!(target: "nccl", "leaked: {}", entry.remains.describe());
+    events::leaked(&entry.remains.describe(), "it was not over in time");
     std::mem::forget(entry.remains);
     PENDING.fetch_sub(1, Ordering::AcqRel);
 }

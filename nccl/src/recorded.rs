@@ -14,7 +14,8 @@ use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::operation::OperationKind;
-use crate::supervision::recorder::{Messages, Operation, Writer};
+use crate::stats::{Tally, Volume};
+use crate::supervision::recorder::{Operation, Room, Writer};
 
 /// Which C function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +211,17 @@ impl Recorded {
         }
     }
 
+    /// Counts a collective.
+    #[inline]
+    fn count_in(&self, tally: &Tally) {
+        tally.operation(self.function(), byte(self.kind, DATA_TYPE), self.count);
+    }
+
+    /// Counts it for each launch of a plan.
+    pub(crate) fn add_to(&self, volume: &mut Volume) {
+        volume.add(self.function(), byte(self.kind, DATA_TYPE), self.count);
+    }
+
     /// Makes the C call.
     fn call(&self, more: Option<&More>, calls: &Calls<'_>) -> Result<Progress, NcclFailure> {
         let api = calls.library.api();
@@ -264,10 +276,10 @@ impl Recorded {
     }
 }
 
-/// The bits at which the parts of a kind begin.
-const FUNCTION: u32 = 0;
-const DATA_TYPE: u32 = 8;
-const REDUCTION: u32 = 16;
+/// The bits at which the parts of a kind begin. The function lies highest, so that one comparison tells it.
+const FUNCTION: u32 = 24;
+const DATA_TYPE: u32 = 0;
+const REDUCTION: u32 = 8;
 
 #[inline]
 fn byte(kind: u32, at: u32) -> u8 {
@@ -303,9 +315,11 @@ pub(crate) fn call(
     match batch.recorded {
         [] => Ok(Progress::Done),
         [alone] if !batch.grouped => {
-            if let [slot] = writer.room(1).slots {
+            let Room { slots, tally } = writer.room(1);
+            if let [slot] = slots {
                 slot.write(alone.count, alone.rank, alone.kind, 0);
             }
+            alone.count_in(tally);
             writer.called(1);
             alone.call(batch.more.first(), calls)
         }
@@ -334,7 +348,7 @@ pub(crate) fn call_each(
     while !rest.is_empty() {
         let room = writer.room(rest.len());
         let (part, after) = rest.split_at(room.slots.len());
-        match caller.call(part, room.slots, room.messages) {
+        match caller.call(part, room.slots, room.tally) {
             Ok(()) => writer.called(part.len()),
             Err((called, failure)) => {
                 writer.called(called);
@@ -379,10 +393,11 @@ impl Caller<'_> {
         &mut self,
         recorded: &[Recorded],
         slots: &[Operation],
-        messages: &mut Messages,
+        tally: &Tally,
     ) -> Result<(), (usize, NcclFailure)> {
-        const SEND: u8 = Function::Send as u8;
-        const RECV: u8 = Function::Recv as u8;
+        // Below which a kind is a message to a peer, or at least one from it.
+        const SEND: u32 = (Function::Send as u32 + 1) << FUNCTION;
+        const RECV: u32 = (Function::Recv as u32 + 1) << FUNCTION;
         let calls = self.calls;
         let (comm, stream) = (calls.comm, calls.stream);
         let failed = |one: &Recorded, failure| (position(recorded, one) + 1, failure);
@@ -395,27 +410,26 @@ impl Caller<'_> {
                 rank,
                 kind,
             } = one;
-            let data_type = sys::ncclDataType_t(byte(kind, DATA_TYPE).into());
-            let code = match byte(kind, FUNCTION) {
-                SEND => {
-                    slot.write(count, rank, kind, Messages::next(&mut messages.sent, rank));
-                    let address = address as *const c_void;
-                    // SAFETY: as in `Recorded::call`.
-                    unsafe { (self.send)(address, count, data_type, rank, comm, stream) }
-                }
-                RECV => {
-                    let number = Messages::next(&mut messages.received, rank);
-                    slot.write(count, rank, kind, number);
-                    let address = address as *mut c_void;
-                    // SAFETY: as in `Recorded::call`.
-                    unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
-                }
-                _ => {
-                    slot.write(count, rank, kind, 0);
-                    one.call(self.more.next(), calls)
-                        .map_err(|failure| failed(one, failure))?;
-                    continue;
-                }
+            let type_code = u32::from(byte(kind, DATA_TYPE));
+            let data_type = sys::ncclDataType_t(type_code);
+            let code = if kind < SEND {
+                let number = tally.messages.next_sent(rank, type_code, count);
+                slot.write(count, rank, kind, number);
+                let address = address as *const c_void;
+                // SAFETY: as in `Recorded::call`.
+                unsafe { (self.send)(address, count, data_type, rank, comm, stream) }
+            } else if kind < RECV {
+                let number = tally.messages.next_received(rank, type_code, count);
+                slot.write(count, rank, kind, number);
+                let address = address as *mut c_void;
+                // SAFETY: as in `Recorded::call`.
+                unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
+            } else {
+                slot.write(count, rank, kind, 0);
+                one.count_in(tally);
+                one.call(self.more.next(), calls)
+                    .map_err(|failure| failed(one, failure))?;
+                continue;
             };
             if code != sys::ncclResult_t::ncclSuccess {
                 looked_up(calls, one, code).map_err(|failure| failed(one, failure))?;

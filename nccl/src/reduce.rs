@@ -268,7 +268,7 @@ impl Remains for Remnant {
             // is destroyed once, because this is over then. Operations copied it when they were issued.
             let code = unsafe { destroy(self.op, raw.as_ptr()) };
             if let Err(failure) = ffi::check(&inner.library, "ncclRedOpDestroy", code) {
-                tracing::warn!(target: "nccl", %failure, "a reduction operator is leaked");
+                crate::events::leaked("a reduction operator", failure);
             }
         }
         Turn::Over

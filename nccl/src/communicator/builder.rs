@@ -11,6 +11,7 @@ use super::{Communicator, LaunchMode, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events;
 use crate::library::Library;
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
@@ -426,12 +427,10 @@ impl<'a> CommunicatorBuilder<'a> {
     pub fn build(self) -> Result<Communicator> {
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
-        let span = tracing::info_span!(
-            target: "nccl", "nccl.comm.init", comm = name, rank, nranks = world_size
-        );
+        let span = events::init_span(name, rank, world_size);
         let _entered = span.enter();
-        self.build_until(started).map_err(|error| {
-            let error = error.during(|| Operation {
+        let made = self.build_until().map_err(|error| {
+            error.during(|| Operation {
                 kind: OperationKind::Init,
                 communicator: Arc::from(name),
                 rank,
@@ -442,13 +441,13 @@ impl<'a> CommunicatorBuilder<'a> {
                 plan: None,
                 shape: Shape::default(),
                 elapsed: started.elapsed(),
-            });
-            tracing::error!(target: "nccl", %error, "a communicator was not made");
-            error
-        })
+            })
+        });
+        events::made(name, started.elapsed(), made.as_ref());
+        made
     }
 
-    fn build_until(self, started: Instant) -> Result<Communicator> {
+    fn build_until(self) -> Result<Communicator> {
         let deadline = deadline_after(self.timeouts.init);
         let (birth, signal) = self.begin();
         let (id, prepared) = match self.origin {
@@ -482,13 +481,6 @@ impl<'a> CommunicatorBuilder<'a> {
             }
         };
         let inner = prepared.join(&id, deadline, || false)?;
-        tracing::info!(
-            target: "nccl",
-            comm = self.name,
-            nranks = self.world_size,
-            elapsed = ?started.elapsed(),
-            "communicator ready"
-        );
         Ok(Communicator::of(inner))
     }
 

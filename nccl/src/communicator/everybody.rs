@@ -19,6 +19,7 @@ use super::state::{Native, Phase};
 use super::{Inner, State, Timeouts, lock};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
+use crate::events;
 use crate::library::Capability;
 use crate::time::deadline_after;
 
@@ -329,7 +330,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             .spawn(move || free_in_a_group(&same));
         match spawned {
             Ok(_) => in_groups.extend(members),
-            Err(error) => tracing::error!(target: "nccl", %error, "no thread for aborts"),
+            Err(error) => events::no_thread("for aborts", &error),
         }
     }
     std::thread::scope(|scope| {
@@ -337,6 +338,8 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             let in_group = in_groups.contains(&Arc::as_ptr(inner));
             let end = move || match (begun, in_group) {
                 (true, true) => {
+                    let span = events::abort_span(&inner.name, inner.rank, inner.world_size);
+                    let _entered = span.enter();
                     let freed = inner.phase.wait_freed(inner.timeouts.abort);
                     inner.conclude_end(freed)
                 }
@@ -348,7 +351,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
                 .name(name)
                 .spawn_scoped(scope, end);
             if let Err(error) = spawned {
-                tracing::error!(target: "nccl", %error, "no thread to abort a communicator");
+                events::no_thread("to abort a communicator", &error);
                 end();
             }
         }
@@ -373,7 +376,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
                     .name(String::from("nccl-abort"))
                     .spawn(move || inner.phase.end(&inner, inner.timeouts.abort));
                 if let Err(error) = spawned {
-                    tracing::error!(target: "nccl", %error, "no thread for an abort: leaked");
+                    events::no_thread("for an abort", &error);
                 }
             }
         }

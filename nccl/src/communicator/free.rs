@@ -89,7 +89,7 @@ pub(super) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), Nccl
     let code = unsafe { function(raw.as_ptr()) };
     let freed = ffi::check(library, call, code).map(drop);
     if let Err(failure) = &freed {
-        tracing::warn!(target: "nccl", %failure, "a communicator could not be freed");
+        tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "a communicator could not be freed");
     }
     freed
 }
@@ -115,7 +115,7 @@ pub(super) fn abort_in_a_group(library: &Library, raws: &[RawComm]) -> Vec<bool>
     match ffi::check(library, "ncclGroupEnd", ended) {
         Ok(_) => called,
         Err(failure) => {
-            tracing::warn!(target: "nccl", %failure, "communicators could not be freed together");
+            tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "communicators could not be freed together");
             vec![false; raws.len()]
         }
     }

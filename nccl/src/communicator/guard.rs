@@ -121,7 +121,7 @@ fn pull(switch: &Arc<Switch>) {
         .spawn(move || pulled.pull());
     if let Err(error) = spawned {
         // It blocks those who wait for the guard, but the flag is up before that.
-        tracing::error!(target: "nccl", %error, "no thread to end a call; the guard does it itself");
+        crate::events::no_thread("to end a call; the guard does it itself", &error);
         switch.pull();
     }
 }

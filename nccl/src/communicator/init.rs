@@ -19,16 +19,18 @@ use super::lifecycle::Why;
 use super::revoke::Revocation;
 use super::state::{Left, Phase, Way};
 use super::switch::Switch;
-use super::{Inner, LaunchMode, Pins, State, Timeouts, guard, order};
+use super::{Inner, LaunchMode, Pins, Timeouts, guard, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
+use crate::events;
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
+use crate::stats::Counting;
 use crate::supervision::Board;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::time::deadline_after;
@@ -179,6 +181,7 @@ impl Prepared {
         is_void: impl Fn() -> bool,
     ) -> Result<Arc<Inner>> {
         let started = Instant::now();
+        events::uses(&self.library);
         let configs = self.configs;
         let birth = Arc::clone(&self.birth);
         let begin = self.begin.take();
@@ -210,6 +213,7 @@ impl Prepared {
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
         let phase = self.phase;
         self.birth.lives(&phase);
+        let counting = Counting::new(&self.name, self.world_size, &phase);
         let identity = Identity {
             name: Arc::clone(&self.name),
             rank: self.rank,
@@ -218,7 +222,7 @@ impl Prepared {
             home: self.home,
             members: self.members,
         };
-        let (tracked, recorder) = Tracked::new(identity, &phase);
+        let (tracked, recorder) = Tracked::new(identity, &phase, counting.tally());
         let board = self.company.zip(id).map(|((line, members), id)| {
             let confirm = self.timeouts.confirm;
             Board::new(&line, &self.name, id, members, self.rank, confirm)
@@ -240,6 +244,8 @@ impl Prepared {
             timeouts: self.timeouts,
             phase,
             tracked,
+            aborting_since: OnceLock::new(),
+            _counting: counting,
             abort_signal: self.abort_signal,
             marks: Mutex::new(Vec::new()),
             events: Mutex::new(Vec::new()),
@@ -324,9 +330,6 @@ impl Inner {
             let _ = self.conclude_end(freed);
         } else {
             self.wait_for_the_end();
-        }
-        if self.phase.get() == State::Leaked {
-            tracing::error!(target: "nccl", communicator = &*self.name, "a failed init is leaked");
         }
         let fault = self
             .board

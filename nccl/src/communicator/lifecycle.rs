@@ -12,6 +12,7 @@ use super::handle::Unsettled;
 use super::state::Retired;
 use super::{Communicator, Inner, State, everybody};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, Fault};
@@ -51,6 +52,14 @@ impl Communicator {
     /// ```
     pub fn finalize(&self) -> Result<()> {
         let started = Instant::now();
+        let span = tracing::info_span!(
+            target: "nccl",
+            "nccl.comm.finalize",
+            comm = &*self.inner.name,
+            rank = self.inner.rank,
+            nranks = self.inner.world_size
+        );
+        let _entered = span.enter();
         self.inner.finalize().map_err(|error| {
             self.inner.conclude(error).during(|| {
                 self.inner
@@ -132,7 +141,7 @@ impl Inner {
             .name(String::from("nccl-abort"))
             .spawn(move || inner.carry_out_abort());
         if let Err(error) = spawned {
-            tracing::error!(target: "nccl", %error, "no thread for an abort");
+            events::no_thread("for an abort", &error);
             let _ = self.conclude_end(false);
         }
     }
@@ -190,24 +199,36 @@ impl Inner {
         if !self.phase.begin_abort(&reason) {
             return false;
         }
+        let _ = self.aborting_since.set(Instant::now());
         tracing::warn!(
+            name: "nccl.comm.aborting",
             target: "nccl",
-            communicator = &*self.name,
+            comm = &*self.name,
             rank = self.rank,
+            nranks = self.world_size,
             reason = &*reason,
             "aborting a communicator"
         );
         if !matches!(why, Why::Quietly(_)) {
             self.tracked.aborted(&reason);
         }
-        // Before NCCL is asked: the others may have to abort for this abort to come back.
-        if let (Why::Own(cause), Some(board)) = (why, &self.board) {
-            board.announce(cause);
+        if let Why::Own(cause) = why {
+            match &self.board {
+                // Before NCCL is asked: the others may have to abort for this abort to come back.
+                Some(board) => board.announce(cause),
+                // Nobody else tells of it.
+                None => {
+                    let fault = Fault::here(cause, &self.name, self.rank);
+                    events::fault(&fault, self.rank, self.world_size);
+                }
+            }
         }
         true
     }
 
     pub(super) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
+        let span = events::abort_span(&self.name, self.rank, self.world_size);
+        let _entered = span.enter();
         let inner = Arc::clone(self);
         let limit = self.timeouts.abort;
         let freed = within(limit, "nccl-abort", move || inner.phase.end(&inner, limit));
@@ -229,7 +250,7 @@ impl Inner {
             .name(String::from("nccl-graphs"))
             .spawn(destroy);
         if let Err(error) = spawned {
-            tracing::error!(target: "nccl", %error, "no thread to destroy the graphs of a communicator");
+            events::no_thread("to destroy the graphs of a communicator", &error);
             self.plans.destroy_all();
         }
     }
@@ -310,19 +331,18 @@ impl Inner {
         {
             board.conclude(freed);
         }
+        let took = self.aborting_since.get().map(Instant::elapsed);
+        let (rank, nranks) = (self.rank, self.world_size);
+        events::aborted(&self.name, rank, nranks, freed, took.unwrap_or_default());
         if freed {
             self.phase.aborted();
             Outcome::Freed
         } else {
             if self.phase.leaked() {
                 everybody::leaks();
-                tracing::error!(
-                    target: "nccl",
-                    communicator = &*self.name,
-                    rank = self.rank,
-                    waited = ?self.timeouts.abort,
-                    "leaked a communicator: {} did not come back", self.held_abort()
-                );
+                let (held, limit) = (self.held_abort(), self.timeouts.abort);
+                let why = format!("{held} did not come back within {limit:?}");
+                events::leaked_communicator(&self.name, self.rank, &why);
             }
             Outcome::Leaked
         }

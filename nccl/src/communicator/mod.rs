@@ -76,6 +76,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
 use crate::request::Mark;
+use crate::stats::Counting;
 use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::watchdog::Overdue;
@@ -127,6 +128,10 @@ pub(crate) struct Inner {
     pub(crate) phase: Arc<Phase>,
     /// What it recorded.
     pub(crate) tracked: Tracked,
+    /// When its abort began.
+    pub(crate) aborting_since: OnceLock<Instant>,
+    /// What it counted.
+    pub(crate) _counting: Counting,
     pub(crate) abort_signal: AbortSignal,
     pub(crate) handle: Turn,
     /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to

@@ -84,8 +84,9 @@ fn reap(remains: Remains) {
     );
     if let Err(unsettled) = retired.settled {
         tracing::warn!(
+            name: "nccl.comm.unclean",
             target: "nccl",
-            communicator = &*remains.name,
+            comm = &*remains.name,
             rank = remains.rank,
             ?unsettled,
             "a dropped communicator could not be finalized and was aborted"
@@ -95,6 +96,8 @@ fn reap(remains: Remains) {
         if let (true, Some(board)) = (at_fault(), &board) {
             board.conclude(false);
         }
+        let why = "it was dropped, and NCCL did not give it back";
+        crate::events::leaked_communicator(&remains.name, remains.rank, why);
         std::mem::forget((remains.pins, remains.stream));
     }
     // Only now: what other ranks wait for is over here, and the line may say goodbye.

@@ -12,6 +12,7 @@ use super::frame::Frame;
 use super::{Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind, Shape};
+use crate::stats::Volume;
 use crate::supervision::inside::{self, Place};
 use crate::supervision::watchdog;
 
@@ -25,11 +26,12 @@ pub(crate) enum NotLaunched {
 
 impl Inner {
     /// Joins the streams in `frame` around `launch`, which puts work on the frame's. The operation's
-    /// number.
+    /// number. Counts `volume`, if it was not counted yet.
     pub(crate) fn replay(
         self: &Arc<Self>,
         frame: &Frame<'_>,
         join: &CudaEvent,
+        volume: Option<&Volume>,
         limit: Duration,
         plan: u64,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
@@ -44,6 +46,9 @@ impl Inner {
             let recorder = &mut handle.recorder;
             let ticket =
                 recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
+            if let Some(volume) = volume {
+                recorder.replays(volume);
+            }
             (sequence, ticket)
         };
         let inside = inside::enter(self, Place::Replay, limit);

@@ -130,7 +130,7 @@ impl Inner {
                 true
             }
             Err(unsettled) => {
-                tracing::warn!(target: "nccl", ?unsettled, "not revoked but aborted");
+                tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", ?unsettled, "not revoked but aborted");
                 false
             }
         }

@@ -185,7 +185,7 @@ impl Communicator {
                 self.name()
             )));
         }
-        tracing::info!(target: "nccl", comm = name, %way, nranks = agreed.ranks.len(), "shrinking");
+        tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, %way, nranks = agreed.ranks.len(), "shrinking");
         let made = match &way {
             ShrinkWay::Native => self.shrink_native(prepared, agreed.id, aborting, &agreed.places),
             ShrinkWay::Anew { .. } => {
@@ -261,7 +261,7 @@ impl Communicator {
                 Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
                 // A rank that is gone may be known to some, and not yet to others.
                 Err(error) if Instant::now() < deadline && !is_lost(line) => {
-                    tracing::debug!(target: "nccl", %error, "agreeing on a shrink once more");
+                    tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", %error, "agreeing on a shrink once more");
                     std::thread::sleep(PAUSE);
                 }
                 Err(error) => {

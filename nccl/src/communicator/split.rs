@@ -10,6 +10,7 @@ use super::builder::same_mode;
 use super::init::Prepared;
 use super::{Communicator, CommunicatorBuilder, LaunchMode};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::operation::{OperationKind, Shape};
 use crate::rendezvous;
 use crate::supervision::inside::{self, Place};
@@ -116,13 +117,20 @@ impl Communicator {
         set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
     ) -> Result<Option<Self>> {
         let started = Instant::now();
-        self.split_in(name, Choice { color, key }, set)
+        let made = self
+            .split_in(name, Choice { color, key }, set)
             .map_err(|error| {
                 error.during(|| {
                     let inner = &self.inner;
                     inner.operation(OperationKind::Split, Shape::default(), None, started)
                 })
-            })
+            });
+        match &made {
+            Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm)),
+            Ok(None) => {}
+            Err(error) => events::made(name, started.elapsed(), Err(error)),
+        }
+        made
     }
 
     fn split_in(
@@ -188,6 +196,9 @@ impl Communicator {
                 self.name()
             ))
         })?;
+        let rank = members.iter().position(|&member| member == self.rank());
+        let span = events::init_span(name, rank.unwrap_or_default(), members.len());
+        let _entered = span.enter();
         // When this one ends meanwhile, some ranks may not have come so far.
         let is_void = || self.inner.phase.get().is_aborted();
         let inner = prepared.join(&id, deadline_after(limit), is_void);

@@ -28,7 +28,7 @@ impl Control {
             Ok(observer) => Some(Self { observer }),
             Err(error) => {
                 // The ranks get the same error, if they care for a world at all.
-                tracing::debug!("the ranks are not told how others end: {error}");
+                tracing::debug!(name: "nccl.launch.alone", target: "nccl", "the ranks are not told how others end: {error}");
                 None
             }
         }

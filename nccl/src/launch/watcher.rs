@@ -223,6 +223,8 @@ impl Watcher {
             Ok(keeper) => Some(keeper),
             Err(error) => {
                 tracing::warn!(
+                    name: "nccl.launch.trouble",
+                    target: "nccl",
                     "no /bin/sh to watch over the ranks ({error}): if this process is killed, what the \
                      ranks have started themselves may stay"
                 );

@@ -369,7 +369,8 @@ impl<T: NcclType> Remains for Freed<T> {
         // buffer was dropped is over, and with it all uses of the memory.
         let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
         if let Err(failure) = ffi::check(&self.library, "ncclMemFree", code) {
-            tracing::warn!(target: "nccl", %failure, "a buffer of {} bytes is leaked", self.bytes);
+            let what = format!("a buffer of {} bytes", self.bytes);
+            crate::events::leaked(&what, failure);
         }
     }
 

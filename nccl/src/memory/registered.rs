@@ -319,7 +319,7 @@ impl<B: OwnedBuffer> Remnant<B> {
             match self.look() {
                 Look::Deregistered => return Ok(ManuallyDrop::into_inner(self.buffer)),
                 Look::Refused(error) => {
-                    tracing::error!(target: "nccl", %error, "leaked: {}", self.describe());
+                    crate::events::leaked(&self.describe(), &error);
                     return Err(error);
                 }
                 Look::Busy if Instant::now() < deadline => backoff.pause(),

@@ -20,6 +20,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind, Remains, Turn};
 use crate::rendezvous::{Broken, Ended};
 use crate::request::Request;
+use crate::stats::Volume;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
@@ -61,6 +62,8 @@ pub struct CapturedPlan<B: PlanBuffers> {
     slot: Arc<Slot>,
     comm: ManuallyDrop<Communicator>,
     operations: usize,
+    /// What a launch counts.
+    volume: Volume,
     /// Joins the streams of the buffers with that of the launch.
     join: ManuallyDrop<CudaEvent>,
     /// Bounds the replays that are on their way.
@@ -121,6 +124,14 @@ impl Communicator {
         record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
     ) -> Result<CapturedPlan<B>> {
         let started = Instant::now();
+        let span = tracing::info_span!(
+            target: "nccl",
+            "nccl.capture",
+            comm = self.name(),
+            rank = self.rank(),
+            nranks = self.world_size()
+        );
+        let _entered = span.enter();
         self.make_plan(buffers, record, started).map_err(|error| {
             self.inner.conclude(error).during(|| {
                 self.inner
@@ -145,15 +156,16 @@ impl Communicator {
         } = recorded?;
         // From here on NCCL knows addresses; whether it has let go of them decides who keeps the buffers.
         let buffers = ManuallyDrop::new(buffers);
+        let recorded = || groups.iter().flat_map(|group| group.batch().recorded);
+        let mut volume = Volume::default();
+        recorded().for_each(|one| one.add_to(&mut volume));
         match self.inner.capture(number, &groups, started, self.limit) {
             Ok(slot) => Ok(CapturedPlan {
                 buffers,
                 slot,
                 comm: ManuallyDrop::new(self.clone()),
-                operations: groups
-                    .iter()
-                    .map(|group| group.batch().recorded.len())
-                    .sum(),
+                operations: recorded().count(),
+                volume,
                 join: ManuallyDrop::new(join),
                 pace: ManuallyDrop::new(Pace { launches: 0, marks }),
             }),
@@ -310,8 +322,11 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
+            // The first launch was counted when it was captured.
+            let volume = (self.pace.launches > 0).then_some(&self.volume);
+            let (join, limit) = (&self.join, comm.limit);
             comm.inner
-                .replay(&frame, &self.join, comm.limit, self.slot.number, |inner| {
+                .replay(&frame, join, volume, limit, self.slot.number, |inner| {
                     let graph = lock(&self.slot.graph);
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
@@ -412,6 +427,8 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         }
         // SAFETY: likewise.
         let slot = unsafe { std::ptr::read(&raw const plan.slot) };
+        // SAFETY: likewise.
+        drop(unsafe { std::ptr::read(&raw const plan.volume) });
         {
             let _inside = inside::enter(&comm.inner, Place::Replay, comm.limit);
             comm.inner.plans.destroy(&slot);
@@ -469,7 +486,7 @@ impl Pace {
         if self.launches > 0 && self.launches.is_multiple_of(STRIDE) {
             let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
             if let Err(error) = mark.record(&comm.stream) {
-                tracing::warn!(target: "nccl", %error, "an event behind a launch was not recorded");
+                tracing::warn!(name: "nccl.internal", target: "nccl", what = "launch", %error, "an event behind a launch was not recorded");
             }
         }
         self.launches += 1;

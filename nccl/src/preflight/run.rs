@@ -102,6 +102,13 @@ pub(super) fn world(
     deadline: Instant,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Report> {
+    let span = tracing::info_span!(
+        target: "nccl",
+        "nccl.preflight",
+        rank = world.rank(),
+        nranks = world.size()
+    );
+    let _entered = span.enter();
     let check = Check {
         world,
         deadline,

@@ -153,6 +153,7 @@ impl World {
 
 fn warn(finding: &Finding) {
     tracing::warn!(
+        name: "nccl.preflight.finding",
         target: "nccl",
         check = finding.check,
         ranks = ?finding.ranks,

@@ -277,7 +277,7 @@ fn meet(
         // The coordinator, which speaks for all who wait, does not know of this one.
         if Instant::now() >= report {
             report += REPORT;
-            tracing::info!(target: "nccl", "still waiting: {claim} does not reach rank 0 at {address}: {error}");
+            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claim} does not reach rank 0 at {address}: {error}");
         }
         let left = deadline.saturating_duration_since(Instant::now());
         std::thread::sleep(pause.min(left));

@@ -183,7 +183,7 @@ impl World {
                 }
                 // Another rank died on its way there, and they agree again.
                 Err((error, _)) if Instant::now() < deadline => {
-                    tracing::info!(target: "nccl", %error, "asking once more to come in");
+                    tracing::info!(name: "nccl.rendezvous.retry", target: "nccl", %error, "asking once more to come in");
                     std::thread::sleep(PAUSE);
                 }
                 Err((error, _)) => return Err(error),
@@ -206,11 +206,12 @@ impl World {
             match outcome {
                 Ok(next) => {
                     tracing::info!(
+                        name: "nccl.rendezvous.next_epoch",
                         target: "nccl",
                         epoch = next.epoch(),
                         rank = next.rank(),
-                        world_size = next.size(),
-                        elapsed = ?begun.elapsed(),
+                        nranks = next.size(),
+                        elapsed_ms = crate::events::millis(begun.elapsed()),
                         "the world goes on"
                     );
                     self.line.has_gone_on(next.epoch());
@@ -220,7 +221,7 @@ impl World {
                 Err((error, Step::Meeting))
                     if attempt < self.size() && (leaves_behind || begun.elapsed() < limit) =>
                 {
-                    tracing::warn!(target: "nccl", %error, "an epoch came to nothing; once more");
+                    tracing::warn!(name: "nccl.rendezvous.retry", target: "nccl", %error, "an epoch came to nothing; once more");
                 }
                 Err((error, _)) => {
                     self.reopen(&failed);
@@ -330,7 +331,7 @@ impl World {
             if let Some(listener) = line.server().and_then(Server::hand_over)
                 && let Err(error) = server.take_back(listener)
             {
-                tracing::error!(target: "nccl", %error, "nobody can come to this world any more");
+                tracing::error!(name: "nccl.rendezvous.trouble", target: "nccl", what = "door", why = %error, "nobody can come to this world any more");
             }
         }
     }

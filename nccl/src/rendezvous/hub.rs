@@ -346,7 +346,7 @@ impl Hub {
             state.reports(now)
         };
         for text in reports {
-            tracing::info!(target: "nccl", "still waiting: {text}");
+            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
         }
         self.flush();
     }

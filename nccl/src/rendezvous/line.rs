@@ -24,6 +24,7 @@ use super::server::{PATIENCE, Server};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::reaper;
+use crate::stats::{RanksByState, WorldStats};
 use crate::supervision::Watch;
 use crate::supervision::recorder::Home;
 use crate::time::{deadline_after, later};
@@ -95,7 +96,31 @@ impl Member {
     }
 }
 
+/// How the worlds of this process stand.
+pub(crate) fn world_stats() -> Vec<WorldStats> {
+    panics::lines().iter().map(|line| line.stats()).collect()
+}
+
 impl Line {
+    fn stats(&self) -> WorldStats {
+        let mut ranks = RanksByState::default();
+        let departures = self.departures();
+        ranks.present = self.size.saturating_sub(departures.len());
+        for (_, departure) in departures {
+            match departure {
+                Departure::Left => ranks.left += 1,
+                Departure::Failed(_) => ranks.failed += 1,
+                Departure::Lost(_) => ranks.gone += 1,
+            }
+        }
+        WorldStats {
+            job: self.job.0.clone(),
+            epoch: self.job.1,
+            rank: self.rank,
+            ranks,
+        }
+    }
+
     pub(super) fn open(
         rank: usize,
         size: usize,

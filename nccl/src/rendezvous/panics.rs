@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
-use std::sync::{Mutex, Once, Weak, mpsc};
+use std::sync::{Arc, Mutex, Once, Weak, mpsc};
 use std::time::Duration;
 
 use super::hub::cut;
@@ -57,6 +57,11 @@ pub fn install_panic_hook() {
             before(info);
         }));
     });
+}
+
+/// Everything through which this process talks to other ranks.
+pub(super) fn lines() -> Vec<Arc<Line>> {
+    lock(&LINES).iter().filter_map(Weak::upgrade).collect()
 }
 
 fn describe(info: &PanicHookInfo<'_>) -> String {

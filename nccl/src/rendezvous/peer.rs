@@ -277,7 +277,9 @@ impl Peer {
                 door.rank_0_ended(&how);
                 self.answer(frame.id, &Answer::Done);
             }
-            (_, request) => tracing::debug!(target: "nccl", ?request, "not for this rank"),
+            (_, request) => {
+                tracing::debug!(name: "nccl.rendezvous.ignored", target: "nccl", ?request, "not for this rank")
+            }
         }
         Ok(())
     }

@@ -141,7 +141,7 @@ impl Reactor {
             match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(target: "nccl", %error, "the control thread cannot wait");
+                    tracing::error!(name: "nccl.internal", target: "nccl", what = "control", %error, "the control thread cannot wait");
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -178,7 +178,7 @@ impl Reactor {
 /// A defect in one world does not end the connections of the others.
 fn protect(call: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
-        tracing::error!(target: "nccl", "the control thread survived a panic");
+        tracing::error!(name: "nccl.internal", target: "nccl", what = "control", "the control thread survived a panic");
     }
 }
 

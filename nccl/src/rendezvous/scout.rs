@@ -240,7 +240,7 @@ fn tell_all(shared: &Arc<Shared>, how: &str) -> String {
                 loop {
                     let Some(door) = lock(&rest).next() else { break };
                     if let Err(why) = tell(shared, &door, (pid, how), size, deadline) {
-                        tracing::warn!(target: "nccl", door, why, "a rank was not told of rank 0's end");
+                        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of rank 0's end");
                     }
                 }
             });

@@ -29,6 +29,7 @@ use super::recordings::LARGEST_ANSWER;
 use super::secret::Secret;
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::supervision::recorder::{self, Home};
 
 /// How long a guest may take to prove who it is.
@@ -90,7 +91,7 @@ pub(super) struct State {
     pub(super) guests: BTreeMap<u64, Arc<Peer>>,
     scheduled: Option<Instant>,
     paused: bool,
-    turned_away: usize,
+    turned_away: u64,
     pub(super) closed: bool,
 }
 
@@ -101,9 +102,10 @@ impl Server {
         if let Some(why) = place::unreachable(address, &listener) {
             hub.remark(why);
         }
-        tracing::info!(target: "nccl", at = listener.at, "rank 0 listens");
+        tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
         if let (Address::Tcp(_), None) = (address, &job.secret) {
             tracing::warn!(
+                name: "nccl.rendezvous.open_door",
                 target: "nccl",
                 at = listener.at,
                 "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
@@ -333,7 +335,7 @@ impl Door {
         let Some(token) = state.token else { return };
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
-            tracing::warn!(target: "nccl", %error, "the rendezvous cannot accept a connection");
+            tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "accept", why = %error, "the rendezvous cannot accept a connection");
             state.paused = true;
             reactor.modify(listener, token, EventFlags::empty());
             let this = Weak::clone(&self.this) as Weak<dyn Source>;
@@ -387,16 +389,14 @@ impl Door {
         }
     }
 
-    /// One line for each of the first, then fewer: a stranger cannot fill a disk.
+    /// Notes that somebody was turned away.
     pub(super) fn note(&self, from: &str, why: &str) {
         let count = {
             let mut state = lock(&self.state);
             state.turned_away += 1;
             state.turned_away
         };
-        if count <= 16 || count.is_power_of_two() {
-            tracing::warn!(target: "nccl", from, why, count, "the rendezvous turned somebody away");
-        }
+        events::stranger(from, why, count);
         let mut text = format!("{from} was turned away: {why}");
         cut(&mut text, 300);
         self.hub.remark(text);

@@ -107,7 +107,7 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
                 "rank 0 is to listen at {place}, and {why}; this host has {own}"
             )));
         }
-        tracing::warn!(target: "nccl", "{why}");
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", why, "{why}");
     }
     let mut told = Vec::new();
     let mut tried = 0;

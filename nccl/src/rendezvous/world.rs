@@ -135,7 +135,11 @@ impl World {
             said: _,
         } = rendezvous;
         let span = tracing::info_span!(
-            target: "nccl", "nccl.rendezvous", rank, world_size, epoch = job.epoch
+            target: "nccl",
+            "nccl.rendezvous",
+            rank,
+            nranks = world_size,
+            epoch = job.epoch
         );
         let _entered = span.enter();
         let alone = |error| (error, None);
@@ -187,7 +191,7 @@ impl World {
         world.line.meet(members);
         world.line.compare_clocks();
         world.checks.interface = address.interface();
-        tracing::info!(target: "nccl", %address, "all ranks have met");
+        tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks = world_size, %address, "all ranks have met");
         Ok(world)
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn replace() {
     let mut registry = lock(&POLLER.state);
     registry.generation += 1;
     if let Err(error) = start(registry.generation) {
-        tracing::error!(target: "nccl", %error, "no other thread to wake awaiting tasks");
+        crate::events::no_thread("to wake awaiting tasks", &error);
     }
 }
 
@@ -156,7 +156,7 @@ fn run(generation: u64) {
             // A waker is somebody else's code; its panic must not end this thread for everybody.
             let wake = AssertUnwindSafe(|| watched.waker.wake());
             if catch_unwind(wake).is_err() {
-                tracing::error!(target: "nccl", "a waker of an awaiting task panicked");
+                tracing::error!(name: "nccl.internal", target: "nccl", what = "waker", "a waker of an awaiting task panicked");
             }
         }
         std::thread::sleep(pause(now.duration_since(busy_since)));

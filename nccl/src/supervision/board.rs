@@ -8,15 +8,17 @@
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
 use super::docket::{Verdict, Who};
-use super::fault::{Cause, Fault, Place};
+use super::fault::{Cause, Fault};
 use super::watch::{FAULT, Watch};
 use crate::communicator::Inner;
+use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
 use crate::unique_id::UniqueId;
 
@@ -43,6 +45,8 @@ pub(crate) struct Board {
     conclusion: OnceLock<Option<String>>,
     /// The same, when the world has gone on.
     past: OnceLock<String>,
+    /// Whether the log has the verdict.
+    told: AtomicBool,
 }
 
 /// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
@@ -78,6 +82,7 @@ impl Board {
             patience,
             conclusion: OnceLock::new(),
             past: OnceLock::new(),
+            told: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&board);
         let who = Who {
@@ -85,6 +90,7 @@ impl Board {
             name: &board.name,
         };
         board.watch.register(&board.key, &who, &board.verdict, weak);
+        board.tell();
         board
     }
 
@@ -135,6 +141,15 @@ impl Board {
         self.verdict.get()
     }
 
+    /// Tells the log of the verdict, once.
+    pub(super) fn tell(&self) {
+        if let Some(fault) = self.fault()
+            && !self.told.swap(true, Ordering::AcqRel)
+        {
+            events::fault(fault, self.rank, self.members.len());
+        }
+    }
+
     /// Whether the fault is what this rank said.
     pub(crate) fn is_own(&self, fault: &Fault) -> bool {
         self.announced.get().is_some_and(|own| **own == *fault)
@@ -147,16 +162,7 @@ impl Board {
 
     /// Tells all ranks that this one gives the communicator up. The first to say so is right.
     pub(crate) fn announce(&self, cause: Cause) {
-        let host = crate::host::name();
-        let fault = Fault::new(
-            cause,
-            Place {
-                communicator: &self.name,
-                rank: self.rank,
-                host: &host,
-                pid: std::process::id(),
-            },
-        );
+        let fault = Fault::here(cause, &self.name, self.rank);
         let bytes = fault.encode(&self.members);
         if self.fault().is_none() && self.announced.set(Arc::new(fault)).is_ok() {
             self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
@@ -180,6 +186,7 @@ impl Board {
             // When the line was lost before this rank's own fault came back, that is all there is.
             if let Some(own) = self.announced.get() {
                 let _ = self.verdict.set(Arc::clone(own));
+                self.tell();
             }
             self.sentence(&unheard)
         });

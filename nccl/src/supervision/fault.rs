@@ -55,6 +55,28 @@ pub enum FaultClass {
     Revoked,
 }
 
+impl FaultClass {
+    /// All classes, each at its number.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Failed,
+        Self::TimedOut,
+        Self::Asked,
+        Self::Gone,
+        Self::Revoked,
+    ];
+
+    /// As events and metrics call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Asked => "asked",
+            Self::Gone => "gone",
+            Self::Revoked => "revoked",
+        }
+    }
+}
+
 /// A fault before it is known whose it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Cause {
@@ -145,6 +167,30 @@ impl Fault {
             hint: cause.hint,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// A fault of rank `rank` of `communicator`, on this host.
+    pub(crate) fn here(cause: Cause, communicator: &str, rank: usize) -> Self {
+        let place = Place {
+            communicator,
+            rank,
+            host: &crate::host::name(),
+            pid: std::process::id(),
+        };
+        Self::new(cause, place)
+    }
+
+    pub(crate) fn communicator(&self) -> &str {
+        &self.communicator
+    }
+
+    /// The name of the operation, and its number, where they are known.
+    pub(crate) fn operation_and_sequence(&self) -> (Option<&str>, Option<u64>) {
+        // As `Operation::what` writes it.
+        let mut words = self.operation.split(' ');
+        let name = words.next().filter(|name| !name.is_empty());
+        let number = words.next().and_then(|word| word.strip_prefix('#'));
+        (name, number.and_then(|number| number.parse().ok()))
     }
 
     /// What kind of thing it was.
@@ -354,8 +400,11 @@ mod tests {
             text: String::from("it did not finish within 2s"),
             hint: String::new(),
         };
+        let late = fault(late);
+        assert_eq!(late.operation_and_sequence(), (Some("all_reduce"), Some(3)));
+        assert_eq!(gone.operation_and_sequence(), (None, None));
         assert_eq!(
-            fault(late).to_string(),
+            late.to_string(),
             "rank 2 (node-b, pid 977) in all_reduce #3: it did not finish within 2s"
         );
     }

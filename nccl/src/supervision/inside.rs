@@ -226,7 +226,7 @@ pub(crate) fn watch(inner: &Arc<Inner>) {
     match spawned {
         Ok(_) => sentinel.running = true,
         Err(error) => {
-            tracing::error!(target: "nccl", %error, "no thread that looks for calls that do not come back");
+            crate::events::no_thread("that looks for calls that do not come back", &error);
         }
     }
 }
@@ -302,8 +302,9 @@ fn look_at(stay: &mut Stay) {
         stay.expired = true;
         let error = stuck(&inner, &stay.found);
         tracing::error!(
+            name: "nccl.comm.stuck",
             target: "nccl",
-            communicator = &*inner.name,
+            comm = &*inner.name,
             rank = inner.rank,
             %error,
             "a thread does not come back"

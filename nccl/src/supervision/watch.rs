@@ -12,6 +12,7 @@ use super::board::{Board, FREED};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
 use crate::communicator::end_struck;
+use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice};
 
 /// What announcements of faults are called; the communicator's key follows.
@@ -74,7 +75,7 @@ impl Watch {
                 match Fault::decode(bytes) {
                     Ok((fault, members)) => self.strike(key, Arc::new(fault), members),
                     Err(broken) => {
-                        tracing::error!(target: "nccl", why = broken.0, "a broken fault was announced");
+                        tracing::error!(name: "nccl.internal", target: "nccl", what = "fault", why = broken.0, "a broken fault was announced");
                     }
                 }
             }
@@ -165,6 +166,7 @@ impl Watch {
         if boards.is_empty() && absent.is_empty() {
             return;
         }
+        boards.iter().for_each(|board| board.tell());
         let line = Weak::clone(&self.line);
         let respond = move || {
             if let Some(line) = line.upgrade() {
@@ -181,7 +183,7 @@ impl Watch {
             .name(String::from("nccl-abort"))
             .spawn(respond);
         if let Err(error) = spawned {
-            tracing::error!(target: "nccl", %error, "no thread to abort communicators");
+            events::no_thread("to abort communicators", &error);
         }
     }
 }

@@ -200,6 +200,8 @@ impl Pump {
             && let Err(error) = file.write_all(bytes)
         {
             tracing::warn!(
+                name: "nccl.launch.trouble",
+                target: "nccl",
                 rank = source.rank,
                 "the file of its {} cannot be written any more: {error}",
                 self.stream.name()

@@ -274,7 +274,7 @@ impl Rendezvous {
         rendezvous.job = job(launch.job_name(&get), &get)?;
         rendezvous.said = launch.said(&get);
         if let Some(said) = &rendezvous.said {
-            tracing::info!(target: "nccl", said, "two launchers");
+            tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");
         }
         Ok(rendezvous)
     }

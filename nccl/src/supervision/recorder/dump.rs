@@ -41,6 +41,7 @@ pub(super) fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
         ..MOST => {}
         MOST => {
             tracing::warn!(
+                name: "nccl.recording.no_more",
                 target: "nccl",
                 "{MOST} recordings of faults were written; this process writes no more"
             );
@@ -84,10 +85,11 @@ fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     match write(directory, rank, recording) {
         Ok(path) => {
-            tracing::warn!(target: "nccl", path = %path.display(), "recorded what led to a fault");
+            tracing::warn!(name: "nccl.recording.written", target: "nccl", path = %path.display(), "recorded what led to a fault");
         }
         Err(error) if !WARNED.swap(true, Ordering::Relaxed) => {
             tracing::warn!(
+                name: "nccl.recording.failed",
                 target: "nccl",
                 directory = %directory.display(), %error,
                 "a recording of a fault could not be written; this is said once"

@@ -39,6 +39,6 @@ pub use snapshot::{
 };
 pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 pub(crate) use track::{
-    Identity, Messages, Operation, Track, Tracked, TrackedCall, Writer, clock, handle_of,
+    Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, clock, handle_of,
     limit_of_word, limit_word, origin,
 };

@@ -16,6 +16,7 @@ use super::home::Home;
 use super::lane::{Lane, Slot};
 use crate::communicator::Phase;
 use crate::operation::OperationKind;
+use crate::stats::{self, Tally, Volume};
 
 /// Issues and operations that are kept of each communicator.
 pub(super) const ISSUES: usize = 512;
@@ -297,13 +298,16 @@ impl Track {
         }
     }
 
-    /// Notes how the calls of issue `number`, which is the lane's `index`, ended.
-    fn progressed(&self, index: u64, number: u64, progress: Progress) {
-        let slot = self.issues.slot(index);
+    /// Notes how the calls of an issue ended.
+    fn progressed(&self, ticket: Ticket, progress: Progress) {
+        let slot = self.issues.slot(ticket.index);
         // Others may have come meanwhile, when the calls were made without the lock.
-        if slot.number.load(Ordering::Relaxed) == number {
+        if slot.number.load(Ordering::Relaxed) == ticket.number {
             let kind = slot.state.load(Ordering::Relaxed) & !0xff;
             slot.state.store(kind | progress as u64, Ordering::Release);
+            if ticket.index % TIMED == 1 {
+                time(slot, kind);
+            }
         }
     }
 }
@@ -323,6 +327,18 @@ pub(crate) struct TrackedCall {
     pub(crate) issuing: bool,
 }
 
+/// Of so many issues of a communicator one is timed, because a clock costs as much as a message. Not the first,
+/// in which NCCL may connect the ranks.
+const TIMED: u64 = 64;
+
+#[cold]
+fn time(slot: &Issue, kind: u64) {
+    let now = origin().monotonic.elapsed();
+    let began = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
+    let kind = OperationKind::from_code((kind >> 8) as u8);
+    stats::enqueue(kind).add(now.saturating_sub(began));
+}
+
 /// The right to write the record, which whoever holds the communicator's lock has.
 pub(crate) struct Writer {
     track: Arc<Track>,
@@ -330,7 +346,7 @@ pub(crate) struct Writer {
     /// Written so far, whether or not they are still there.
     issues: u64,
     operations: u64,
-    messages: Messages,
+    tally: Arc<Tally>,
 }
 
 /// An issue that is being called.
@@ -346,33 +362,7 @@ pub(crate) struct Ticket {
 pub(crate) struct Room<'w> {
     /// As many as lie in a row.
     pub(crate) slots: &'w [Operation],
-    pub(crate) messages: &'w mut Messages,
-}
-
-/// How many messages there were, by peer. Those of replays, which are the same on both sides, are not
-/// counted.
-pub(crate) struct Messages {
-    pub(crate) sent: Box<[u32]>,
-    pub(crate) received: Box<[u32]>,
-}
-
-impl Messages {
-    fn new(world_size: usize) -> Self {
-        let zeros = || vec![0; world_size].into_boxed_slice();
-        Self {
-            sent: zeros(),
-            received: zeros(),
-        }
-    }
-
-    /// The number of the next message of one side and peer, from 1.
-    #[inline]
-    pub(crate) fn next(side: &mut [u32], peer: i32) -> u32 {
-        // In range: no other peer was admitted.
-        let count = &mut side[peer as u32 as usize];
-        *count = count.wrapping_add(1);
-        *count
-    }
+    pub(crate) tally: &'w Tally,
 }
 
 impl Writer {
@@ -391,6 +381,7 @@ impl Writer {
         let since = started.saturating_duration_since(self.origin);
         let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
         let index = self.issues;
+        self.tally.call(kind);
         track.operations.begin(self.operations, operations);
         track.issues.begin(index, 1);
         let Issue {
@@ -427,10 +418,10 @@ impl Writer {
 
     /// Where the next `operations` of the issue that was begun last are written.
     #[inline]
-    pub(crate) fn room(&mut self, operations: usize) -> Room<'_> {
+    pub(crate) fn room(&self, operations: usize) -> Room<'_> {
         Room {
             slots: self.track.operations.slots(self.operations, operations),
-            messages: &mut self.messages,
+            tally: &self.tally,
         }
     }
 
@@ -441,6 +432,11 @@ impl Writer {
         self.track.operations.publish(self.operations);
     }
 
+    /// Counts what a launch replays.
+    pub(crate) fn replays(&self, volume: &Volume) {
+        self.tally.replay(volume);
+    }
+
     /// Notes how the calls ended.
     #[inline]
     pub(crate) fn end(&self, ticket: Ticket, issued: bool) {
@@ -449,7 +445,7 @@ impl Writer {
         } else {
             Progress::Failed
         };
-        self.track.progressed(ticket.index, ticket.number, progress);
+        self.track.progressed(ticket, progress);
     }
 }
 
@@ -458,9 +454,12 @@ pub(crate) struct Tracked(Arc<Track>);
 
 impl Tracked {
     /// Begins the record of a communicator.
-    pub(crate) fn new(identity: Identity, phase: &Arc<Phase>) -> (Self, Writer) {
+    pub(crate) fn new(
+        identity: Identity,
+        phase: &Arc<Phase>,
+        tally: &Arc<Tally>,
+    ) -> (Self, Writer) {
         let origin = origin().monotonic;
-        let world_size = identity.world_size;
         let mut all = all();
         all.made += 1;
         let track = Arc::new(Track {
@@ -479,7 +478,7 @@ impl Tracked {
             origin,
             issues: 0,
             operations: 0,
-            messages: Messages::new(world_size),
+            tally: Arc::clone(tally),
         };
         (Self(track), writer)
     }
@@ -501,7 +500,7 @@ impl Tracked {
         } else {
             Progress::Failed
         };
-        self.0.progressed(ticket.index, ticket.number, progress);
+        self.0.progressed(ticket, progress);
     }
 }
 

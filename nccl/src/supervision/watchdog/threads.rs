@@ -306,8 +306,9 @@ fn keep_time() {
 fn replace(state: &mut State, number: u64, since: Instant) {
     let call = look::call();
     tracing::error!(
+        name: "nccl.watchdog.stuck",
         target: "nccl",
-        communicator = state.entry(number).map(|entry| entry.track.identity.name.to_string()),
+        comm = state.entry(number).map(|entry| entry.track.identity.name.to_string()),
         call,
         since = ?since.elapsed(),
         "a call of the watchdog does not come back; another thread goes on"
@@ -320,7 +321,7 @@ fn replace(state: &mut State, number: u64, since: Instant) {
     state.threads.looks = false;
     if let Err(error) = start(&mut state.threads) {
         // The next call that is issued tries again, and says so.
-        tracing::error!(target: "nccl", %error, "no thread to watch over operations");
+        crate::events::no_thread("to watch over operations", &error);
     }
 }
 

@@ -1,0 +1,71 @@
+//! The metrics of two ranks, as a server for Prometheus would show them.
+//!
+//! ```text
+//! cargo run --example metrics
+//! ```
+//!
+//! The ranks are threads, on the emulator where there is no GPU. One of them does not come to its last
+//! operation, so the other one's limit passes, and the metrics say so.
+
+use std::error::Error;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use nccl::cudarc::driver::CudaContext;
+use nccl::{ReduceOp, World};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Outcome {
+    nccl_emulator::install_unless_gpu()?;
+    // A server would have `install()` listen instead.
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| "there is a recorder already")?;
+    let sampler = nccl::metrics::Sampler::start(Duration::from_secs(1))?;
+
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = World::threads(2)
+            .into_iter()
+            .map(|world| scope.spawn(move || rank(&world)))
+            .collect();
+        for rank in ranks {
+            match rank.join() {
+                Ok(outcome) => outcome?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Outcome::Ok(())
+    })?;
+
+    // Samples a last time.
+    drop(sampler);
+    print!("{}", handle.render());
+    Ok(())
+}
+
+fn rank(world: &World) -> Outcome {
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let comm = world.communicator("model/tp").stream(&stream).build()?;
+    let x = stream.clone_htod(&vec![1.0f32; 1 << 16])?;
+    let mut y = stream.alloc_zeros::<f32>(1 << 16)?;
+    let other = 1 - world.rank();
+    for _ in 0..100 {
+        comm.all_reduce(&x, &mut y, ReduceOp::Sum)?.wait()?;
+        comm.group(|group| {
+            group.isend(&x, other)?;
+            group.irecv(&mut y, other)
+        })?
+        .wait()?;
+    }
+    if world.rank() == 0 {
+        let hasty = comm.within(Duration::from_millis(200));
+        let late = hasty.all_reduce(&x, &mut y, ReduceOp::Sum)?.wait();
+        eprintln!("as it has to be: {}", late.err().ok_or("nobody else came")?);
+    } else {
+        while comm.fault().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! What the log is told and the statistics count: faults, aborts, leaks, strangers.
+//!
+//! Both at once, so that the numbers of `nccl::stats()` are those of the log. Events that nobody counts stand
+//! where they happen. All of them have a name, the target `nccl` and flat fields that stay what they are;
+//! `docs/observability.md` lists them, and a test compares that list with the sources.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use tracing::Span;
+use tracing::field::{Empty, display};
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::library::Library;
+use crate::stats;
+use crate::supervision::{Fault, FaultClass};
+
+/// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
+pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
+    let class = fault.class();
+    stats::faults(class).count();
+    let (operation, seq) = fault.operation_and_sequence();
+    macro_rules! tell {
+        ($level:ident) => {
+            tracing::$level!(
+                name: "nccl.fault",
+                target: "nccl",
+                comm = fault.communicator(),
+                on_rank,
+                nranks,
+                class = class.name(),
+                rank = fault.rank(),
+                host = fault.host(),
+                pid = fault.pid(),
+                operation,
+                seq,
+                cause = fault.cause(),
+                hint = fault.hint(),
+                "{fault}"
+            )
+        };
+    }
+    match class {
+        // What a program does on purpose is no error.
+        FaultClass::Asked | FaultClass::Revoked => tell!(warn),
+        _ => tell!(error),
+    }
+}
+
+/// Around the making of a communicator.
+pub(crate) fn init_span(comm: &str, rank: usize, nranks: usize) -> Span {
+    tracing::info_span!(
+        target: "nccl",
+        "nccl.comm.init",
+        comm,
+        rank,
+        nranks,
+        nccl.version = Empty,
+        lib.path = Empty
+    )
+}
+
+/// Around an abort.
+pub(crate) fn abort_span(comm: &str, rank: usize, nranks: usize) -> Span {
+    tracing::info_span!(target: "nccl", "nccl.comm.abort", comm, rank, nranks)
+}
+
+/// Says in the span of an init which library it is.
+pub(crate) fn uses(library: &Library) {
+    let span = Span::current();
+    span.record("nccl.version", display(library.version()));
+    span.record("lib.path", display(library.path().display()));
+}
+
+/// A communicator was made, or was not.
+pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Error>) {
+    stats::INIT.add(took);
+    let elapsed_ms = millis(took);
+    match made {
+        Ok(comm) => tracing::info!(
+            name: "nccl.comm.ready",
+            target: "nccl",
+            comm = name,
+            rank = comm.rank(),
+            nranks = comm.world_size(),
+            elapsed_ms,
+            "communicator ready"
+        ),
+        Err(error) => tracing::error!(
+            name: "nccl.comm.failed",
+            target: "nccl",
+            comm = name,
+            elapsed_ms,
+            %error,
+            "a communicator was not made"
+        ),
+    }
+}
+
+/// An abort is over.
+pub(crate) fn aborted(comm: &str, rank: usize, nranks: usize, freed: bool, took: Duration) {
+    stats::ABORT.add(took);
+    let (count, result) = match freed {
+        true => (&stats::FREED, "freed"),
+        false => (&stats::LEAKED, "leaked"),
+    };
+    count.count();
+    tracing::info!(
+        name: "nccl.comm.aborted",
+        target: "nccl",
+        comm,
+        rank,
+        nranks,
+        result,
+        elapsed_ms = millis(took),
+        "a communicator was aborted"
+    );
+}
+
+/// NCCL has not given a communicator back.
+pub(crate) fn leaked_communicator(comm: &str, rank: usize, why: &str) {
+    stats::LEAKED_COMMUNICATORS.count();
+    tracing::error!(
+        name: "nccl.leak",
+        target: "nccl",
+        what = "communicator",
+        comm,
+        rank,
+        why,
+        "a communicator is leaked: {why}"
+    );
+}
+
+/// Something else is leaked.
+pub(crate) fn leaked(what: &str, why: impl Display) {
+    tracing::error!(name: "nccl.leak", target: "nccl", what, %why, "leaked: {what}: {why}");
+}
+
+/// There is no thread for something that would need one.
+pub(crate) fn no_thread(what: &str, error: &std::io::Error) {
+    tracing::error!(name: "nccl.no_thread", target: "nccl", what, %error, "no thread {what}");
+}
+
+/// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
+/// cannot fill a disk.
+pub(crate) fn stranger(from: &str, why: &str, count: u64) {
+    stats::STRANGERS.count();
+    if count <= 16 || count.is_power_of_two() {
+        tracing::warn!(
+            name: "nccl.stranger",
+            target: "nccl",
+            from,
+            why,
+            count,
+            "the rendezvous turned somebody away"
+        );
+    }
+}
+
+/// A duration as events have it.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

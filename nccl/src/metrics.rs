@@ -1,0 +1,283 @@
+//! [`stats()`](crate::stats()), handed to whatever recorder the facade of the crate `metrics` has.
+//!
+//! Nothing is recorded while operations are issued: a sampler reads the statistics now and then, and passes on
+//! what they are. [`Sampler::start`] does that on a thread of its own; [`sample`] does it once, for a program
+//! that has a thread or a request in which to do it. Names, labels and units are in `docs/observability.md`.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // With a recorder in place, for instance metrics-exporter-prometheus:
+//! let sampler = nccl::metrics::Sampler::start(std::time::Duration::from_secs(1))?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+use crate::stats::{CommunicatorStats, Durations, Stats, WorldStats, stats};
+
+/// Passes [`stats()`](crate::stats()) on to the recorder, once.
+///
+/// Durations since the last time are recorded as the bounds of their buckets, so they are rounded up.
+///
+/// ```
+/// nccl::metrics::sample();
+/// ```
+pub fn sample() {
+    let mut passed = lock(passed());
+    describe();
+    pass_on(&stats(), &mut passed);
+}
+
+/// Passes the statistics on again and again, until it is dropped.
+///
+/// ```
+/// # fn main() -> nccl::Result<()> {
+/// use std::time::Duration;
+/// use nccl::metrics::Sampler;
+///
+/// let sampler = Sampler::start(Duration::from_secs(1))?;
+/// // ... the program does its work ...
+/// drop(sampler); // samples a last time
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Sampler {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Sampler {
+    /// Samples now, and every `interval` from then on, on a thread of its own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread.
+    ///
+    /// ```
+    /// let sampler = nccl::metrics::Sampler::start(std::time::Duration::from_millis(500))?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn start(interval: Duration) -> Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let heard = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name(String::from("nccl-metrics"))
+            .spawn(move || {
+                loop {
+                    sample();
+                    if heard.within(interval) {
+                        return;
+                    }
+                }
+            })
+            .map_err(Error::io("starting the thread that samples the metrics"))?;
+        let thread = Some(thread);
+        Ok(Self { stop, thread })
+    }
+}
+
+impl Stop {
+    /// Whether it was stopped within that time.
+    fn within(&self, time: Duration) -> bool {
+        let until = crate::time::deadline_after(time);
+        let mut stopped = lock(&self.stopped);
+        while !*stopped {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.bell.wait_timeout(stopped, left);
+            stopped = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for Sampler {
+    /// Waits for the sample that is being taken, and takes the last.
+    fn drop(&mut self) {
+        *lock(&self.stop.stopped) = true;
+        self.stop.bell.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_ok()
+        {
+            sample();
+        }
+    }
+}
+
+/// What was recorded of durations, which come as totals: by metric and label.
+type Passed = HashMap<(&'static str, String), Vec<u64>>;
+
+fn passed() -> &'static Mutex<Passed> {
+    static PASSED: std::sync::OnceLock<Mutex<Passed>> = std::sync::OnceLock::new();
+    PASSED.get_or_init(Mutex::default)
+}
+
+fn describe() {
+    let count = Unit::Count;
+    describe_counter!(
+        "nccl_calls_total",
+        count,
+        "Calls that have a sequence number, by communicator and kind"
+    );
+    describe_counter!(
+        "nccl_ops_total",
+        count,
+        "Operations handed to NCCL, by communicator and kind"
+    );
+    describe_counter!(
+        "nccl_bytes_total",
+        Unit::Bytes,
+        "Bytes of their data, by communicator and kind"
+    );
+    describe_counter!("nccl_groups_total", count, "Groups, by communicator");
+    describe_counter!(
+        "nccl_graph_replays_total",
+        count,
+        "Launches of captured plans, by communicator"
+    );
+    describe_counter!(
+        "nccl_faults_total",
+        count,
+        "Communicators ended by a fault, by its class"
+    );
+    describe_counter!("nccl_aborts_total", count, "Aborts, by how they ended");
+    describe_counter!(
+        "nccl_leaked_communicators_total",
+        count,
+        "Communicators that NCCL has not given back"
+    );
+    describe_counter!(
+        "nccl_strangers_total",
+        count,
+        "Connections that were turned away"
+    );
+    describe_gauge!("nccl_world_epoch", count, "The epoch of the world");
+    describe_gauge!(
+        "nccl_world_ranks",
+        count,
+        "Ranks of the world, by how they stand"
+    );
+    describe_gauge!(
+        "nccl_communicators",
+        count,
+        "Communicators that there are, by whether they can be used"
+    );
+    describe_gauge!("nccl_info", count, "Which libnccl is loaded; always 1");
+    describe_histogram!(
+        "nccl_enqueue_seconds",
+        Unit::Seconds,
+        "From a call to its work on the stream, of one call in 64, by kind"
+    );
+    describe_histogram!(
+        "nccl_init_seconds",
+        Unit::Seconds,
+        "The making of communicators"
+    );
+    describe_histogram!(
+        "nccl_abort_seconds",
+        Unit::Seconds,
+        "Aborts, with the wait for other ranks"
+    );
+}
+
+fn pass_on(stats: &Stats, passed: &mut Passed) {
+    if let Some(library) = &stats.library {
+        let labels = [
+            ("version", library.version.to_string()),
+            ("lib", library.path.display().to_string()),
+            ("emulated", library.is_emulated.to_string()),
+        ];
+        gauge!("nccl_info", &labels).set(1.0);
+    }
+    stats.communicators.iter().for_each(communicator);
+    world(&stats.worlds);
+    let faults = [
+        ("failed", stats.faults.failed),
+        ("timed_out", stats.faults.timed_out),
+        ("asked", stats.faults.asked),
+        ("gone", stats.faults.gone),
+        ("revoked", stats.faults.revoked),
+    ];
+    for (class, number) in faults {
+        counter!("nccl_faults_total", "class" => class).absolute(number);
+    }
+    counter!("nccl_aborts_total", "result" => "freed").absolute(stats.aborts_freed);
+    counter!("nccl_aborts_total", "result" => "leaked").absolute(stats.aborts_leaked);
+    counter!("nccl_leaked_communicators_total").absolute(stats.leaked_communicators);
+    counter!("nccl_strangers_total").absolute(stats.strangers);
+    let mut durations = |metric, op: Option<String>, durations: &Durations| {
+        let labels: Vec<(&str, String)> = op.iter().map(|op| ("op", op.clone())).collect();
+        let histogram = histogram!(metric, &labels);
+        let before = passed.entry((metric, op.unwrap_or_default())).or_default();
+        before.resize(durations.buckets().count(), 0);
+        for ((at_most, count), before) in durations.buckets().zip(before) {
+            let new = count.saturating_sub(*before);
+            *before = count;
+            if new > 0 {
+                let longest = at_most.min(durations.longest());
+                histogram.record_many(longest.as_secs_f64(), new as usize);
+            }
+        }
+    };
+    durations("nccl_init_seconds", None, &stats.init);
+    durations("nccl_abort_seconds", None, &stats.abort);
+    for (kind, took) in &stats.enqueue {
+        durations("nccl_enqueue_seconds", Some(kind.to_string()), took);
+    }
+}
+
+fn communicator(comm: &CommunicatorStats) {
+    let name = || comm.name.clone();
+    for calls in &comm.calls {
+        let op = calls.kind.to_string();
+        counter!("nccl_calls_total", "comm" => name(), "op" => op).absolute(calls.count);
+    }
+    for operations in &comm.operations {
+        let op = operations.kind.to_string();
+        let labels = [("comm", name()), ("op", op)];
+        counter!("nccl_ops_total", &labels).absolute(operations.count);
+        counter!("nccl_bytes_total", &labels).absolute(operations.bytes);
+    }
+    counter!("nccl_groups_total", "comm" => name()).absolute(comm.groups());
+    counter!("nccl_graph_replays_total", "comm" => name()).absolute(comm.replays());
+    gauge!("nccl_communicators", "comm" => name(), "state" => "ready").set(comm.ready as f64);
+    gauge!("nccl_communicators", "comm" => name(), "state" => "over").set(comm.over as f64);
+}
+
+/// The newest epoch, as its lowest rank that is here sees it.
+fn world(worlds: &[WorldStats]) {
+    let newest = worlds
+        .iter()
+        .max_by_key(|world| (world.epoch, std::cmp::Reverse(world.rank)));
+    let Some(WorldStats { epoch, ranks, .. }) = newest else {
+        return;
+    };
+    gauge!("nccl_world_epoch").set(*epoch as f64);
+    let states = [
+        ("present", ranks.present),
+        ("left", ranks.left),
+        ("failed", ranks.failed),
+        ("gone", ranks.gone),
+    ];
+    for (state, number) in states {
+        gauge!("nccl_world_ranks", "state" => state).set(number as f64);
+    }
+}

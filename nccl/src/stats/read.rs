@@ -1,0 +1,341 @@
+//! What is read: plain values, copied while the communicators go on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::durations::Durations;
+use super::process;
+use super::registry::{self, Counted};
+use crate::Version;
+use crate::communicator::{Phase, State};
+use crate::library::Library;
+use crate::operation::OperationKind;
+use crate::recorded::Function;
+use crate::rendezvous;
+use crate::supervision::FaultClass;
+
+/// How much this process has done with NCCL since it started, and how it stands.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+///
+/// let stats = nccl::stats();
+/// let demo = stats.communicator("demo").expect("it was made");
+/// assert_eq!(demo.operations[0].kind, nccl::OperationKind::AllReduce);
+/// assert_eq!(demo.operations[0].bytes, 32);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// When it was read.
+    pub taken: SystemTime,
+    /// The libnccl of this process, once one is loaded.
+    pub library: Option<LibraryInfo>,
+    /// What communicators have done, by name, in the order in which the names came up. Up to 128 names are
+    /// told apart; all further ones are counted together as `(others)`.
+    pub communicators: Vec<CommunicatorStats>,
+    /// How the worlds that this process is a member of stand; one for each of their ranks that is here.
+    pub worlds: Vec<WorldStats>,
+    /// Communicators that were ended by a fault, each counted once on each rank.
+    pub faults: Faults,
+    /// Aborts after which NCCL has given the communicator back.
+    pub aborts_freed: u64,
+    /// Aborts from which NCCL did not come back in time.
+    pub aborts_leaked: u64,
+    /// Communicators that NCCL has not given back, after an abort or any other end.
+    pub leaked_communicators: u64,
+    /// Connections to this process's rank 0, or to another rank's listener, that were turned away.
+    pub strangers: u64,
+    /// How long it took to make communicators, also those that failed.
+    pub init: Durations,
+    /// How long aborts took on this rank, with the wait for the other ranks.
+    pub abort: Durations,
+    /// How long calls took until their work was on its stream, by kind. A sample: of 64 calls on a
+    /// communicator one is timed, from the second on.
+    pub enqueue: Vec<(OperationKind, Durations)>,
+}
+
+/// Which libnccl a process uses.
+///
+/// ```
+/// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+/// let loaded = nccl::Library::load()?;
+/// let library = nccl::stats().library.expect("it is loaded");
+/// assert_eq!(library.version, loaded.version());
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LibraryInfo {
+    /// Its release.
+    pub version: Version,
+    /// Its file.
+    pub path: PathBuf,
+    /// Whether it is the emulator, so that nothing of this was measured on a GPU.
+    pub is_emulated: bool,
+}
+
+/// What all communicators of one name have done, on all ranks that are in this process.
+///
+/// ```
+/// for comm in nccl::stats().communicators {
+///     println!("{}: {} groups, {} replays", comm.name, comm.groups(), comm.replays());
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommunicatorStats {
+    /// Their name.
+    pub name: String,
+    /// How many of them can be used.
+    pub ready: usize,
+    /// How many are there that cannot be used any more, because they were finalized or aborted.
+    pub over: usize,
+    /// How many are gone. What they did stays counted.
+    pub ended: u64,
+    /// Calls that have a sequence number, by kind; those that there were.
+    pub calls: Vec<Calls>,
+    /// Operations that were handed to NCCL, by kind; those that there were. A group, an `all_to_all_v` and a
+    /// replay are made of several.
+    pub operations: Vec<OperationStats>,
+}
+
+/// How many calls of a kind there were.
+///
+/// ```
+/// for comm in nccl::stats().communicators {
+///     for calls in comm.calls {
+///         println!("{}: {} × {}", comm.name, calls.count, calls.kind);
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Calls {
+    /// What was called.
+    pub kind: OperationKind,
+    /// How often.
+    pub count: u64,
+}
+
+/// How many operations of a kind were handed to NCCL, and how large they were.
+///
+/// Those of a captured plan count when they are captured, in place of its first launch, and with each later one.
+///
+/// ```
+/// for comm in nccl::stats().communicators {
+///     for operations in comm.operations {
+///         println!("{}: {} B by {}", comm.name, operations.bytes, operations.kind);
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OperationStats {
+    /// Which function of NCCL.
+    pub kind: OperationKind,
+    /// How often.
+    pub count: u64,
+    /// The bytes of the data: those of a message, of an all-reduce, broadcast or reduce; and where every rank
+    /// has a block, those of all blocks together.
+    pub bytes: u64,
+}
+
+/// How a world stands, seen from one of its ranks.
+///
+/// ```
+/// let world = nccl::World::single();
+/// let stats = nccl::stats();
+/// assert!(stats.worlds.iter().any(|world| world.ranks.present == 1));
+/// # drop(world);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorldStats {
+    /// The job's name; empty without one.
+    pub job: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// This rank.
+    pub rank: usize,
+    /// How the ranks stand.
+    pub ranks: RanksByState,
+}
+
+/// How many ranks of a world are there, and how many ended which way.
+///
+/// ```
+/// let ranks = nccl::stats().worlds.first().map(|world| world.ranks);
+/// if ranks.is_some_and(|ranks| ranks.gone + ranks.failed > 0) {
+///     eprintln!("not all ranks are there any more");
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RanksByState {
+    /// There, or still to come.
+    pub present: usize,
+    /// Ended with a goodbye.
+    pub left: usize,
+    /// Said that they fail.
+    pub failed: usize,
+    /// Gone without a word.
+    pub gone: usize,
+}
+
+/// How many communicators were ended by faults of each [`FaultClass`].
+///
+/// ```
+/// println!("{} because a rank was gone", nccl::stats().faults.gone);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Faults {
+    /// NCCL or CUDA failed on a rank.
+    pub failed: u64,
+    /// An operation of a rank ran into its limit.
+    pub timed_out: u64,
+    /// A rank's program ended the communicator.
+    pub asked: u64,
+    /// A rank's process was gone, or said that it fails.
+    pub gone: u64,
+    /// A rank's program revoked it, to go on without some ranks.
+    pub revoked: u64,
+}
+
+/// How much this process has done with NCCL since it started, and how it stands.
+///
+/// Any thread may ask at any time; communicators go on meanwhile. Numbers of one that works may be of slightly
+/// different moments.
+///
+/// ```
+/// let stats = nccl::stats();
+/// println!("{} communicators leaked", stats.leaked_communicators);
+/// ```
+#[must_use]
+pub fn stats() -> Stats {
+    Stats {
+        taken: SystemTime::now(),
+        library: Library::loaded().map(|library| LibraryInfo {
+            version: library.version(),
+            path: library.path().to_owned(),
+            is_emulated: library.is_emulated(),
+        }),
+        communicators: registry::read().into_iter().map(communicator).collect(),
+        worlds: rendezvous::world_stats(),
+        faults: Faults {
+            failed: process::faults(FaultClass::Failed).get(),
+            timed_out: process::faults(FaultClass::TimedOut).get(),
+            asked: process::faults(FaultClass::Asked).get(),
+            gone: process::faults(FaultClass::Gone).get(),
+            revoked: process::faults(FaultClass::Revoked).get(),
+        },
+        aborts_freed: process::FREED.get(),
+        aborts_leaked: process::LEAKED.get(),
+        leaked_communicators: process::LEAKED_COMMUNICATORS.get(),
+        strangers: process::STRANGERS.get(),
+        init: process::INIT.read(),
+        abort: process::ABORT.read(),
+        enqueue: OperationKind::ALL
+            .into_iter()
+            .map(|kind| (kind, process::enqueue(kind).read()))
+            .filter(|(_, durations)| durations.count() > 0)
+            .collect(),
+    }
+}
+
+fn communicator(counted: Counted) -> CommunicatorStats {
+    let Counted {
+        name,
+        sums,
+        ended,
+        live,
+    } = counted;
+    let is_over = |phase: &&Arc<Phase>| phase.get() != State::Ready;
+    let over = live.iter().filter(is_over).count();
+    let calls = OperationKind::ALL.into_iter().map(|kind| Calls {
+        kind,
+        count: sums.calls[kind as usize],
+    });
+    let operations = Function::ALL.into_iter().map(|function| {
+        let total = sums.totals[function as usize];
+        OperationStats {
+            kind: function.kind(),
+            count: total.operations,
+            bytes: total.bytes,
+        }
+    });
+    CommunicatorStats {
+        name: name.to_string(),
+        ready: live.len() - over,
+        over,
+        ended,
+        calls: calls.filter(|calls| calls.count > 0).collect(),
+        operations: operations.filter(|one| one.count > 0).collect(),
+    }
+}
+
+impl Stats {
+    /// Those of the communicators of one name.
+    ///
+    /// ```
+    /// assert!(nccl::stats().communicator("nobody made this").is_none());
+    /// ```
+    #[must_use]
+    pub fn communicator(&self, name: &str) -> Option<&CommunicatorStats> {
+        self.communicators.iter().find(|comm| comm.name == name)
+    }
+}
+
+impl CommunicatorStats {
+    /// How many calls of a kind there were.
+    ///
+    /// ```
+    /// for comm in nccl::stats().communicators {
+    ///     println!("{} captures", comm.calls_of(nccl::OperationKind::Capture));
+    /// }
+    /// ```
+    #[must_use]
+    pub fn calls_of(&self, kind: OperationKind) -> u64 {
+        let calls = self.calls.iter().find(|calls| calls.kind == kind);
+        calls.map_or(0, |calls| calls.count)
+    }
+
+    /// How many groups there were.
+    ///
+    /// ```
+    /// let groups: u64 = nccl::stats().communicators.iter().map(|comm| comm.groups()).sum();
+    /// ```
+    #[must_use]
+    pub fn groups(&self) -> u64 {
+        self.calls_of(OperationKind::Group)
+    }
+
+    /// How many launches of captured plans there were.
+    ///
+    /// ```
+    /// let replays: u64 = nccl::stats().communicators.iter().map(|comm| comm.replays()).sum();
+    /// ```
+    #[must_use]
+    pub fn replays(&self) -> u64 {
+        self.calls_of(OperationKind::Replay)
+    }
+
+    /// How many bytes all of its operations had.
+    ///
+    /// ```
+    /// let bytes: u64 = nccl::stats().communicators.iter().map(|comm| comm.bytes()).sum();
+    /// ```
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.operations.iter().map(|one| one.bytes).sum()
+    }
+}

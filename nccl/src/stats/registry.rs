@@ -1,0 +1,233 @@
+//! Whose numbers there are: those of communicators that live, and the sums of those that ended, by name.
+//!
+//! Names are bounded: a program that makes one for each request would fill memory, and whatever keeps the
+//! numbers for it. All names after the first are counted as one.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::tally::{FUNCTIONS, KINDS, Tally, Total};
+use crate::communicator::Phase;
+use crate::operation::OperationKind;
+use crate::recorded::Function;
+
+/// Names that are told apart.
+const NAMES: usize = 128;
+
+/// What all others are called.
+pub(crate) const OTHERS: &str = "(others)";
+
+/// A communicator's part: its numbers are among those that can be read, and stay counted when it ends.
+pub(crate) struct Counting {
+    tally: Arc<Tally>,
+    number: u64,
+}
+
+struct Registry {
+    made: u64,
+    names: Vec<Named>,
+    live: Vec<Live>,
+}
+
+/// What those of one name have in common.
+struct Named {
+    name: Arc<str>,
+    ended: u64,
+    sums: Sums,
+}
+
+struct Live {
+    number: u64,
+    /// The index of its name.
+    named: usize,
+    tally: Arc<Tally>,
+    phase: Arc<Phase>,
+}
+
+/// Everything that a tally has counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub(super) calls: [u64; KINDS],
+    pub(super) totals: [Total; FUNCTIONS],
+}
+
+/// What was counted under one name.
+pub(super) struct Counted {
+    pub(super) name: Arc<str>,
+    pub(super) sums: Sums,
+    pub(super) ended: u64,
+    /// How the others stand.
+    pub(super) live: Vec<Arc<Phase>>,
+}
+
+impl Sums {
+    const NONE: Self = Self {
+        calls: [0; KINDS],
+        totals: [Total {
+            operations: 0,
+            bytes: 0,
+        }; FUNCTIONS],
+    };
+
+    fn add(&mut self, tally: &Tally) {
+        for kind in OperationKind::ALL {
+            let calls = &mut self.calls[kind as usize];
+            *calls = calls.wrapping_add(tally.calls(kind));
+        }
+        for function in Function::ALL {
+            let more = tally.total(function);
+            let total = &mut self.totals[function as usize];
+            total.operations = total.operations.wrapping_add(more.operations);
+            total.bytes = total.bytes.wrapping_add(more.bytes);
+        }
+    }
+}
+
+impl Registry {
+    /// The index of a name.
+    fn named(&mut self, name: &Arc<str>) -> usize {
+        if let Some(index) = self.names.iter().position(|named| named.name == *name) {
+            return index;
+        }
+        let name = match self.names.len() {
+            0..NAMES => Arc::clone(name),
+            NAMES => Arc::from(OTHERS),
+            _ => return NAMES,
+        };
+        self.names.push(Named {
+            name,
+            ended: 0,
+            sums: Sums::NONE,
+        });
+        self.names.len() - 1
+    }
+
+    fn begin(&mut self, name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Counting {
+        self.made += 1;
+        let tally = Arc::new(Tally::new(world_size));
+        let live = Live {
+            number: self.made,
+            named: self.named(name),
+            tally: Arc::clone(&tally),
+            phase: Arc::clone(phase),
+        };
+        self.live.push(live);
+        let number = self.made;
+        Counting { tally, number }
+    }
+
+    fn end(&mut self, number: u64) {
+        if let Some(at) = self.live.iter().position(|live| live.number == number) {
+            let live = self.live.remove(at);
+            let named = &mut self.names[live.named];
+            named.ended += 1;
+            named.sums.add(&live.tally);
+        }
+    }
+
+    fn read(&self) -> Vec<Counted> {
+        let names = self.names.iter().map(|named| Counted {
+            name: Arc::clone(&named.name),
+            sums: named.sums.clone(),
+            ended: named.ended,
+            live: Vec::new(),
+        });
+        let mut all: Vec<_> = names.collect();
+        for live in &self.live {
+            let counted = &mut all[live.named];
+            counted.sums.add(&live.tally);
+            counted.live.push(Arc::clone(&live.phase));
+        }
+        all
+    }
+}
+
+/// Not on the way of an operation: communicators come and go here, and are read.
+fn registry() -> MutexGuard<'static, Registry> {
+    static ALL: Mutex<Registry> = Mutex::new(Registry {
+        made: 0,
+        names: Vec::new(),
+        live: Vec::new(),
+    });
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What was counted, in the order in which the names came up.
+pub(super) fn read() -> Vec<Counted> {
+    registry().read()
+}
+
+impl Counting {
+    /// Begins to count for a communicator.
+    pub(crate) fn new(name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Self {
+        registry().begin(name, world_size, phase)
+    }
+
+    pub(crate) fn tally(&self) -> &Arc<Tally> {
+        &self.tally
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        registry().end(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty() -> Registry {
+        Registry {
+            made: 0,
+            names: Vec::new(),
+            live: Vec::new(),
+        }
+    }
+
+    fn begin(registry: &mut Registry, name: &str) -> Counting {
+        registry.begin(&Arc::from(name), 1, &Arc::new(Phase::new()))
+    }
+
+    #[test]
+    fn what_was_counted_stays_counted_after_the_end() {
+        let mut registry = empty();
+        let first = begin(&mut registry, "tp");
+        first.tally().call(OperationKind::Group);
+        let second = begin(&mut registry, "tp");
+        second.tally().call(OperationKind::Group);
+        second.tally().call(OperationKind::Replay);
+        registry.end(first.number);
+        registry.end(first.number);
+        let [counted] = &registry.read()[..] else {
+            panic!("one name")
+        };
+        assert_eq!(counted.sums.calls[OperationKind::Group as usize], 2);
+        assert_eq!(counted.sums.calls[OperationKind::Replay as usize], 1);
+        assert_eq!((counted.live.len(), counted.ended), (1, 1));
+        // Of another registry than the process's.
+        std::mem::forget((first, second));
+    }
+
+    #[test]
+    fn names_are_bounded_and_those_that_came_first_keep_theirs() {
+        let mut registry = empty();
+        for number in 0..NAMES + 10 {
+            let counting = begin(&mut registry, &format!("request {number}"));
+            counting.tally().call(OperationKind::AllReduce);
+            registry.end(counting.number);
+            std::mem::forget(counting);
+        }
+        let known = begin(&mut registry, "request 7");
+        let read = registry.read();
+        assert_eq!(read.len(), NAMES + 1);
+        assert_eq!(&*read[NAMES].name, OTHERS);
+        assert_eq!(read[NAMES].ended, 10);
+        assert_eq!(
+            read[NAMES].sums.calls[OperationKind::AllReduce as usize],
+            10
+        );
+        assert_eq!((read[7].live.len(), read[7].ended), (1, 1));
+        std::mem::forget(known);
+    }
+}
