@@ -242,7 +242,7 @@ fn an_abort_ends_the_wait_for_the_others() {
 #[test]
 #[ignore = "a measurement"]
 fn the_comparison_takes_as_long_as_an_exchange() {
-    Ranks::new(2).processes(|world| -> Outcome {
+    let ended = Ranks::new(2).outcome(|world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let compared = world.communicator("compared").stream(&stream).build()?;
         let alone = support::strangers(&world, "alone")?
@@ -267,4 +267,9 @@ fn the_comparison_takes_as_long_as_an_exchange() {
         println!("compared {:?}, not compared {:?}", took[0], took[1]);
         Ok(())
     });
+    support::expect_success(&ended);
+    let lines = ended.ranks.iter().flat_map(|rank| &rank.stdout);
+    lines
+        .filter(|line| line.contains("not compared"))
+        .for_each(|line| println!("{line}"));
 }
