@@ -23,6 +23,8 @@ struct Rank {
     /// What is to be ended, once it is set.
     phase: Phase,
     is_set: AtomicBool,
+    /// How often the watch struck it.
+    struck: AtomicUsize,
     /// How often an abort began.
     begun: AtomicUsize,
     /// How often somebody took it on to say that it has ended here.
@@ -36,6 +38,7 @@ impl Rank {
             verdict: Plain::default(),
             phase: Phase::new(),
             is_set: AtomicBool::new(false),
+            struck: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
             said: AtomicUsize::new(0),
         })
@@ -70,6 +73,7 @@ impl Rank {
 
     /// `Watch::respond`.
     fn respond(&self) {
+        self.struck.fetch_add(1, Ordering::SeqCst);
         if self.is_set.load(Ordering::Relaxed) {
             self.begin();
         }
@@ -171,6 +175,7 @@ fn a_verdict_that_was_seen_stays() {
         let verdict = rank.verdict.get().copied();
         assert!(verdict.is_some());
         assert!(seen.is_none() || seen == verdict);
+        assert_eq!(rank.struck.load(Ordering::SeqCst), 1);
         assert_eq!(rank.begun(), 1);
     });
 }
