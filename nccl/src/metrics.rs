@@ -215,6 +215,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
         ("asked", stats.faults.asked),
         ("gone", stats.faults.gone),
         ("revoked", stats.faults.revoked),
+        ("cut_off", stats.faults.cut_off),
     ];
     for (class, number) in faults {
         counter!("nccl_faults_total", "class" => class).absolute(number);

@@ -10,12 +10,14 @@ use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Again, Greeting, Hello, Role, Side, is_proved, nonce, prove};
 use super::incoming::{Answer, Incoming, Push};
+use super::mailbox::SILENT;
 use super::place::{self, Address};
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::reporting::REPORT;
 use super::request::Request;
 use super::server::Job;
+use super::succession::Loss;
 use super::watching::{WORD, word};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
@@ -23,6 +25,15 @@ use crate::time::deadline_after;
 
 /// What is said of a rank whose connection ends before it says that it leaves.
 pub(super) const LOST: &str = "its connection closed without goodbye: it died";
+
+/// What the failure of a connection says of the process at its other end.
+pub(super) fn loss_of(error: &io::Error) -> Loss {
+    match error.kind() {
+        // Its kernel says so.
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Loss::Closed(LOST.to_owned()),
+        _ => Loss::Silent(format!("{SILENT}: {error}")),
+    }
+}
 
 /// What takes what a coordinator sends.
 pub(super) trait Sink: Send + Sync {
@@ -33,7 +44,7 @@ pub(super) trait Sink: Send + Sync {
     /// Whether the end of the connection should wait for the word of the one that started rank 0.
     fn waits_for_word(&self) -> bool;
     /// Nothing comes any more.
-    fn close(&self, why: &str);
+    fn close(&self, loss: Loss);
 }
 
 /// Reads what the coordinator sends, on the reactor's thread.
@@ -48,7 +59,7 @@ pub(super) struct Reader {
 struct Reading {
     decoder: Decoder,
     /// How the connection ended, how rank 0's process ended, and when one has to do without the other.
-    ended: Option<String>,
+    ended: Option<Loss>,
     word: Option<String>,
     until: Option<Instant>,
     closed: bool,
@@ -180,16 +191,23 @@ enum Refusal {
     Elsewhere(String),
     /// It is the job's rank 0 of an attempt that is about to end.
     Later(String),
+    /// Another rank coordinates, says one of the job that does not.
+    Follows(usize, String),
 }
 
 /// What one try came to.
 pub(super) enum Tried {
     Met(Arc<Connection>, Decoder),
+    /// Another rank coordinates, says a rank that does not.
+    Follows(usize, String),
     /// Another try would end alike.
     Refused(String),
     /// Nobody is there yet, or not the right one; in the latter case, who it is.
     NotYet(io::Error, Option<String>),
 }
+
+/// The kind of error of one who takes the connection and says nothing.
+pub(super) const MUTE: io::ErrorKind = io::ErrorKind::WouldBlock;
 
 /// How long one of several ports may take to prove that it is the right one.
 const TRY: Duration = Duration::from_secs(2);
@@ -221,6 +239,7 @@ pub(super) fn attempt(
             decoder.set_limit(LARGEST_FRAME);
             Tried::Met(connection, decoder)
         }
+        Ok(Some(Refusal::Follows(rank, why))) => Tried::Follows(rank, why),
         Ok(Some(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why.clone()), Some(why)),
         Ok(Some(Refusal::Elsewhere(why))) if several => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
@@ -228,10 +247,10 @@ pub(super) fn attempt(
         Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
             Tried::Refused(format!("{claim} could not join at {address}: {why}"))
         }
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Tried::NotYet(
-            io::Error::other("somebody takes the connection and says nothing"),
-            None,
-        ),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            let says = "somebody takes the connection and says nothing";
+            Tried::NotYet(io::Error::new(MUTE, says), None)
+        }
         Err(error) => Tried::NotYet(error, None),
     }
 }
@@ -252,6 +271,10 @@ fn meet(
         let error = match attempt(address, job, claim, turn, deadline) {
             Tried::Met(connection, decoder) => return Ok((connection, decoder)),
             Tried::Refused(why) => return Err(Error::rendezvous(why)),
+            Tried::Follows(_, why) => {
+                let why = format!("{claim} could not join at {address}: {why}");
+                return Err(Error::rendezvous(why));
+            }
             Tried::NotYet(error, why) => {
                 refused = why.or(refused);
                 if error.kind() == io::ErrorKind::TimedOut {
@@ -357,6 +380,7 @@ fn greet(
             Ok(Some(match again {
                 Again::Elsewhere => Refusal::Elsewhere(why),
                 Again::Later => Refusal::Later(why),
+                Again::At(rank) => Refusal::Follows(rank, why),
                 Again::Never => Refusal::Final(why),
             }))
         }
@@ -378,10 +402,14 @@ impl Reader {
                 .map(|frame| frame.map(Incoming::decode))
             {
                 Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
+                Ok(Some(Ok(Incoming::Push(Push::Ping)))) => {
+                    self.connection.enqueue(Request::Pong.encode(u64::MAX));
+                    self.connection.flush_quietly();
+                }
                 Ok(Some(Ok(Incoming::Push(push)))) => self.sink.push(push),
                 Ok(None) => break true,
                 Ok(Some(Err(broken))) | Err(broken) => {
-                    reading.ended = Some(format!("it sent {}", broken.0));
+                    reading.ended = Some(Loss::Closed(format!("it sent {}", broken.0)));
                     break false;
                 }
             }
@@ -413,9 +441,9 @@ impl Reader {
         if reading.closed {
             return;
         }
-        let why = match (&reading.word, &reading.ended) {
-            (Some(word), Some(_)) => word.clone(),
-            (Some(word), None) if late => word.clone(),
+        let loss = match (&reading.word, &reading.ended) {
+            (Some(word), Some(_)) => Loss::Told(word.clone()),
+            (Some(word), None) if late => Loss::Told(word.clone()),
             (None, Some(ended)) if late || !self.sink.waits_for_word() => ended.clone(),
             (None, None) => return,
             // One waits for the other.
@@ -433,14 +461,15 @@ impl Reader {
         reading.closed = true;
         self.connection.forget();
         self.connection.shut();
-        self.sink.close(&why);
+        self.sink.close(loss);
     }
 }
 
 impl Bereaved for Reader {
     fn process_ended(&self, pid: u64) {
         let mut reading = lock(&self.reading);
-        reading.ended.get_or_insert_with(|| process::ended(pid));
+        let ended = || Loss::Closed(process::ended(pid));
+        reading.ended.get_or_insert_with(ended);
         self.conclude(&mut reading, false);
     }
 }
@@ -460,11 +489,12 @@ impl Source for Reader {
             Ok(Received::Some) if understood => return,
             Ok(Received::Some) => {}
             Ok(Received::End) => {
-                reading.ended.get_or_insert_with(|| LOST.to_owned());
+                reading
+                    .ended
+                    .get_or_insert_with(|| Loss::Closed(LOST.to_owned()));
             }
             Err(error) => {
-                let broke = || format!("its connection broke without goodbye: {error}");
-                reading.ended.get_or_insert_with(broke);
+                reading.ended.get_or_insert_with(|| loss_of(&error));
             }
         }
         self.connection.forget();

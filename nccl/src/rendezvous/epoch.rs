@@ -13,10 +13,13 @@ use super::client::{self, Claim, Sink};
 use super::environment::Rendezvous;
 use super::going::Epoch;
 use super::incoming::{Answer, Push};
+use super::launcher;
 use super::line::{Line, Link};
 use super::message::{Departure, Incomplete};
+use super::place::Address;
 use super::request::Request;
 use super::server::Server;
+use super::succession::Loss;
 use super::world::{Open, Origin, World};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
@@ -267,14 +270,17 @@ impl World {
             let text = format!("rank {} is not in epoch {}", self.rank(), epoch.number);
             return Err((Error::rendezvous(text), Step::Agreeing));
         };
-        let mut world = match (&self.origin, &self.line.link) {
+        let mut world = match (&self.origin, self.line.link()) {
             (None, Link::Here { hub, .. }) => {
                 let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
                 World::local(&hub, rank, self.local_rank, self.timeout())
             }
-            (None, Link::Elsewhere { .. }) => unreachable!("threads have their hub here"),
+            (None, _) => unreachable!("threads have their hub here"),
             (Some(Origin { address, job }), link) => {
-                let mut rendezvous = Rendezvous::observing(address.clone());
+                let address = self
+                    .address_of_coordinator(address, rank)
+                    .map_err(meeting)?;
+                let mut rendezvous = Rendezvous::observing(address);
                 rendezvous.rank = rank;
                 rendezvous.world_size = epoch.from.len();
                 rendezvous.local_rank = self.local_rank;
@@ -299,6 +305,9 @@ impl World {
                         Some((hub, open))
                     }
                     Link::Elsewhere { .. } => None,
+                    Link::Between { .. } => {
+                        return Err(meeting(Error::rendezvous("the coordinator is gone")));
+                    }
                 };
                 let beside = beside(epoch.number, rank);
                 let entered = World::enter(rendezvous, coordinating, &beside, deadline);
@@ -317,18 +326,35 @@ impl World {
         Ok(world)
     }
 
+    /// Where the ranks of the next epoch, of which this one will be number `rank`, meet: where those of this one
+    /// did, or at the door of the one that has taken over.
+    fn address_of_coordinator(&self, first: &Address, rank: usize) -> Result<Address> {
+        let coordinator = self.line.coordinator();
+        if (rank == 0) != (coordinator == self.rank()) {
+            // It was passed over while it said nothing.
+            return Err(Error::rendezvous(format!(
+                "rank {coordinator} coordinates, and is not the lowest rank that is left"
+            )));
+        }
+        if coordinator == 0 {
+            return Ok(first.clone());
+        }
+        let at = self.line.address_of(coordinator).and_then(launcher::place);
+        at.ok_or_else(|| Error::rendezvous(format!("rank {coordinator} has no address")))
+    }
+
     /// Whoever comes is let in here again.
     fn reopen(&self, failed: &[Arc<Line>]) {
         let Link::Here {
             hub,
             server: Some(server),
-        } = &self.line.link
+        } = self.line.link()
         else {
             return;
         };
         hub.give_up_next();
         for line in failed {
-            if let Some(listener) = line.server().and_then(Server::hand_over)
+            if let Some(listener) = line.server().and_then(|server| server.hand_over())
                 && let Err(error) = server.take_back(listener)
             {
                 tracing::error!(name: "nccl.rendezvous.trouble", target: "nccl", what = "door", why = %error, "nobody can come to this world any more");
@@ -394,8 +420,8 @@ impl Sink for Waiting {
         false
     }
 
-    fn close(&self, why: &str) {
-        lock(&self.heard).get_or_insert(Err(why.to_owned()));
+    fn close(&self, loss: Loss) {
+        lock(&self.heard).get_or_insert(Err(loss.to_string()));
         self.bell.notify_all();
     }
 }

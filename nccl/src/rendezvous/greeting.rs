@@ -89,6 +89,8 @@ pub(super) enum Again {
     Elsewhere,
     /// When who answers is gone.
     Later,
+    /// At that rank's door: it coordinates, as far as who answers knows.
+    At(usize),
 }
 
 /// Bytes that nobody can guess.
@@ -149,7 +151,15 @@ impl Greeting {
             }
             Self::Welcome => kind::WELCOME,
             Self::Refused { why, again } => {
-                put_number(&mut to, *again as u64);
+                match again {
+                    Again::Never => put_number(&mut to, 0),
+                    Again::Elsewhere => put_number(&mut to, 1),
+                    Again::Later => put_number(&mut to, 2),
+                    Again::At(rank) => {
+                        put_number(&mut to, 3);
+                        put_index(&mut to, *rank);
+                    }
+                }
                 put_bytes(&mut to, why.as_bytes());
                 kind::REFUSED
             }
@@ -198,6 +208,7 @@ impl Greeting {
                     0 => Again::Never,
                     1 => Again::Elsewhere,
                     2 => Again::Later,
+                    3 => Again::At(fields.index()?),
                     _ => return Err(Broken("no kind of refusal")),
                 },
                 why: fields.text()?,

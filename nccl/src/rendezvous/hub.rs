@@ -18,12 +18,14 @@ use super::channels::{Channels, Sending};
 use super::connection::Connection;
 use super::frame::Outgoing;
 use super::going::Going;
+use super::handover::Doubt;
 use super::incoming::{Answer, Push};
 use super::mailbox::Mailbox;
 use super::message::Departure;
 use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
+use super::succession::Loss;
 use crate::communicator::lock;
 use crate::supervision::recorder;
 use crate::time::later;
@@ -46,7 +48,7 @@ pub(super) struct Hub {
     size: usize,
     /// Tells apart those of one process.
     number: u64,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 impl Hub {
@@ -69,6 +71,8 @@ impl Hub {
             observers: HashMap::new(),
             channels: Channels::default(),
             going: Going::of_epoch(number),
+            handover: None,
+            doubt: Doubt::default(),
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -98,6 +102,7 @@ impl Hub {
         welcome: Option<Outgoing>,
     ) -> Result<(), String> {
         let mut state = lock(&self.state);
+        let successor = state.is_successor();
         let member = &mut state.members[rank];
         let end = match &member.departure {
             Some(departure) => format!("; {departure}"),
@@ -110,7 +115,9 @@ impl Hub {
                 member.host, member.pid
             ));
         }
-        if member.departure.is_some() {
+        // One that has failed may still have communicators.
+        let failed = matches!(member.departure, Some(Departure::Failed(_)));
+        if member.departure.is_some() && !(successor && failed) {
             return Err(format!("rank {rank} is not expected any more{end}"));
         }
         if let (Outlet::Remote(connection), Some(welcome)) = (&outlet, welcome) {
@@ -126,13 +133,15 @@ impl Hub {
             .enumerate()
             .filter_map(|(rank, member)| Some((rank, member.departure.clone()?)))
             .collect();
-        for (rank, departure) in gone {
+        // A successor tells of them in the order in which all have heard.
+        for (rank, departure) in gone.into_iter().filter(|_| !successor) {
             outlet.push(&Push::Gone { rank, departure }, &mut None);
         }
         if let Some((rank, departure)) = state.channels.over.clone() {
             outlet.push(&Push::Over { rank, departure }, &mut None);
         }
-        if state.members[0].parent.is_some() {
+        let me = state.me();
+        if state.members[me].parent.is_some() {
             outlet.push(&Push::Watched(true), &mut None);
         }
         if state.going.newcomers() > 0 {
@@ -228,10 +237,15 @@ impl Hub {
     /// One request of `rank`; what follows from it waits for [`flush`](Self::flush).
     pub(super) fn handle(&self, rank: usize, id: u64, request: Request) {
         let now = Instant::now();
-        let state = &mut *lock(&self.state);
+        let mut locked = lock(&self.state);
+        let state = &mut *locked;
         if state.members[rank].outlet.is_none() {
             return;
         }
+        let Some(request) = state.sift(rank, id, request) else {
+            drop(locked);
+            return self.go_on();
+        };
         match request {
             Request::Collect {
                 round,
@@ -293,6 +307,7 @@ impl Hub {
                 state.members[rank].at = at;
                 state.show(rank);
             }
+            Request::Report(_) | Request::Pong => {}
             Request::Clock => {
                 let now = recorder::clock().to_le_bytes();
                 let now = Answer::Value(now.as_slice().into());
@@ -306,8 +321,18 @@ impl Hub {
     }
 
     /// A rank's connection has ended without goodbye.
-    pub(super) fn lost(&self, rank: usize, why: String) {
-        lock(&self.state).lost(rank, why);
+    pub(super) fn lost(&self, rank: usize, loss: Loss) {
+        let mut state = lock(&self.state);
+        if state.is_found(rank, &loss) {
+            drop(state);
+            return self.go_on();
+        }
+        match loss {
+            Loss::Silent(why) => state.suspect(rank, why),
+            Loss::Told(why) | Loss::Closed(why) => state.lost(rank, why),
+            Loss::Mute | Loss::Elsewhere | Loss::Left => {}
+        }
+        drop(state);
         self.flush();
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
 use super::going::Epoch;
+use super::mailbox::Notice;
 use super::message::{Departure, Incomplete, Parts, departure, duration, millis, put_departure};
+use super::testimony::{notices, put_notices};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -48,6 +50,19 @@ pub(super) enum Push {
         epoch: Arc<Epoch>,
         rank: usize,
     },
+    /// From a successor: it coordinates, and these were told behind the first `start`.
+    Succeeded {
+        by: usize,
+        start: usize,
+        entries: Vec<Notice>,
+    },
+    /// Whoever hears this cannot reach those ranks, nor can the coordinator.
+    CutOff {
+        from: Vec<usize>,
+        why: String,
+    },
+    /// Whether it is there.
+    Ping,
     /// For observers, at first: how many ranks there are.
     Size(usize),
     /// For observers: everything about a rank, at first and whenever it changes.
@@ -82,6 +97,9 @@ mod kind {
     pub(super) const EPOCH: u8 = 65;
     pub(super) const NEWCOMERS: u8 = 66;
     pub(super) const INVITED: u8 = 67;
+    pub(super) const SUCCEEDED: u8 = 55;
+    pub(super) const CUT_OFF: u8 = 56;
+    pub(super) const PING: u8 = 57;
 }
 
 impl Answer {
@@ -204,6 +222,19 @@ impl Push {
                 put_index(&mut to, *rank);
                 kind::INVITED
             }
+            Self::Succeeded { by, start, entries } => {
+                put_index(&mut to, *by);
+                put_index(&mut to, *start);
+                put_notices(&mut to, entries);
+                kind::SUCCEEDED
+            }
+            Self::CutOff { from, why } => {
+                put_index(&mut to, from.len());
+                from.iter().for_each(|&rank| put_index(&mut to, rank));
+                put_bytes(&mut to, why.as_bytes());
+                kind::CUT_OFF
+            }
+            Self::Ping => kind::PING,
             Self::Size(size) => {
                 put_index(&mut to, *size);
                 kind::SIZE
@@ -271,6 +302,19 @@ impl Incoming {
                 epoch: Arc::new(Epoch::take(&mut fields)?),
                 rank: fields.index()?,
             }),
+            kind::SUCCEEDED => Self::Push(Push::Succeeded {
+                by: fields.index()?,
+                start: fields.index()?,
+                entries: notices(&mut fields)?,
+            }),
+            kind::CUT_OFF => {
+                let from = (0..fields.count(8)?).map(|_| fields.index());
+                Self::Push(Push::CutOff {
+                    from: from.collect::<Result<_, _>>()?,
+                    why: fields.text()?,
+                })
+            }
+            kind::PING => Self::Push(Push::Ping),
             kind::SIZE => Self::Push(Push::Size(fields.index()?)),
             kind::MEMBER => Self::Push(Push::Member(Known::take(&mut fields)?)),
             _ => return Err(Broken("an answer of an unknown kind")),

@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::frame::LARGEST;
+use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::incoming::Answer;
 use super::mailbox::{Mailbox, Notice, Waited};
@@ -32,7 +33,9 @@ use crate::time::{deadline_after, later};
 pub(crate) struct Line {
     pub(super) rank: usize,
     pub(super) size: usize,
-    pub(super) link: Link,
+    pub(super) way: Arc<Mutex<Way>>,
+    /// Whether it has communicators, or had.
+    watched: Arc<AtomicBool>,
     pub(super) mailbox: Arc<Mailbox>,
     /// Known when all have met.
     members: Arc<OnceLock<Vec<Member>>>,
@@ -50,16 +53,19 @@ pub(crate) struct Line {
     farewell: Mutex<Departure>,
 }
 
+#[derive(Clone)]
 pub(super) enum Link {
     Here {
         hub: Arc<Hub>,
-        server: Option<Server>,
+        server: Option<Arc<Server>>,
     },
     Elsewhere {
         connection: Arc<Connection>,
         /// This rank's own door, which stays open as long as the line.
-        server: Server,
+        server: Arc<Server>,
     },
+    /// The coordinator is gone, and there is no other yet.
+    Between { server: Arc<Server> },
 }
 
 /// What [`Line::end`] came to.
@@ -132,7 +138,8 @@ impl Line {
         let line = Arc::new(Self {
             rank,
             size,
-            link,
+            way: Arc::new(Mutex::new(Way::new(link))),
+            watched: Arc::default(),
             mailbox,
             members: Arc::default(),
             watch: OnceLock::new(),
@@ -149,9 +156,30 @@ impl Line {
         line
     }
 
-    /// All have said who they are.
+    /// All have said who they are. From now on, another takes over when the coordinator goes.
     pub(super) fn meet(&self, members: Vec<Member>) {
         let _ = self.members.set(members);
+        if matches!(self.link(), Link::Elsewhere { .. }) {
+            let heir = Heir {
+                rank: self.rank,
+                size: self.size,
+                way: Arc::clone(&self.way),
+                mailbox: Arc::clone(&self.mailbox),
+                members: Arc::clone(&self.members),
+                watched: Arc::clone(&self.watched),
+            };
+            self.mailbox.on_loss(move |loss| heir::bereave(&heir, loss));
+        }
+    }
+
+    /// The way to the coordinator, as it is now.
+    pub(super) fn link(&self) -> Link {
+        lock(&self.way).link.clone()
+    }
+
+    /// Who coordinates, as far as this rank knows.
+    pub(crate) fn coordinator(&self) -> usize {
+        self.mailbox.coordinator()
     }
 
     /// A rank with its host and process.
@@ -165,13 +193,17 @@ impl Line {
     /// As if this process died.
     #[cfg(test)]
     pub(super) fn cut_for_a_test(&self) {
-        match &self.link {
+        match self.link() {
             Link::Here {
                 server: Some(server),
                 ..
             } => server.cut_for_a_test(),
             Link::Here { .. } => {}
-            Link::Elsewhere { connection, .. } => connection.shut(),
+            Link::Elsewhere { connection, server } => {
+                server.cut_for_a_test();
+                connection.shut();
+            }
+            Link::Between { server } => server.cut_for_a_test(),
         }
     }
 
@@ -181,12 +213,13 @@ impl Line {
             // Its communicators still have to end, and the others wait for that.
             return self.send(u64::MAX, Request::Stay { chain: Some(chain) });
         }
-        match &self.link {
+        match self.link() {
             Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(chain)),
             Link::Elsewhere { connection, .. } => {
                 connection.enqueue(Request::Fail { chain }.encode(0));
                 let _ = connection.drain(Instant::now() + FAREWELL);
             }
+            Link::Between { .. } => self.send(u64::MAX, Request::Fail { chain }),
         }
     }
 
@@ -204,19 +237,19 @@ impl Line {
         (epoch > 0).then_some(epoch)
     }
 
-    /// Rank 0's door.
-    pub(super) fn server(&self) -> Option<&Server> {
-        match &self.link {
-            Link::Here { server, .. } => server.as_ref(),
-            Link::Elsewhere { .. } => None,
+    /// The coordinator's door, where that is this rank's.
+    pub(super) fn server(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { .. } | Link::Between { .. } => None,
         }
     }
 
     /// This rank's own door; none where all ranks are threads.
-    pub(super) fn own_door(&self) -> Option<&Server> {
-        match &self.link {
-            Link::Here { server, .. } => server.as_ref(),
-            Link::Elsewhere { server, .. } => Some(server),
+    pub(super) fn own_door(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { server, .. } | Link::Between { server } => Some(server),
         }
     }
 
@@ -261,11 +294,13 @@ impl Line {
                 self.job.1
             )));
         }
-        let ticket = self.mailbox.ticket();
-        self.send(
-            ticket.id,
-            request(deadline.saturating_duration_since(started)),
-        );
+        let request = request(deadline.saturating_duration_since(started));
+        let ticket = match &request {
+            // Those who go on without a coordinator ask the next one.
+            Request::GoOn { .. } => self.mailbox.lasting_ticket(),
+            _ => self.mailbox.ticket(),
+        };
+        self.send(ticket.id, request);
         let give_up = |incomplete: &Incomplete, reason: &str| {
             let reason = reason.to_owned();
             self.send(ticket.id, Request::Cancel { reason });
@@ -281,14 +316,14 @@ impl Line {
                     return Err(self.explain(topic, &incomplete));
                 }
                 Waited::Answer(answer) => return Ok(answer),
-                Waited::Closed(why) => {
-                    let departure = self.mailbox.departure(0);
+                Waited::Closed(coordinator, why) => {
+                    let departure = self.mailbox.departure(coordinator);
                     let departure = departure.unwrap_or(Departure::Lost(why));
-                    let who = self.describe(0);
+                    let who = self.describe(coordinator);
                     let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
                     // It may have left because of somebody else.
                     if let Some((rank, first)) = self.mailbox.first_failed()
-                        && rank != 0
+                        && rank != coordinator
                     {
                         let first = format!("; before that, {}: {first}", self.describe(rank));
                         text.push_str(&first);
@@ -299,19 +334,17 @@ impl Line {
                     return give_up(&Incomplete::Interrupted, "its abort signal was given");
                 }
                 // The hub keeps the deadline, so that all hear the same.
-                Waited::Late => match &self.link {
+                Waited::Late => match self.link() {
                     Link::Here { hub, .. } => {
                         hub.tick(Instant::now());
                         patience = Instant::now() + Duration::from_millis(1);
                     }
-                    Link::Elsewhere { .. } if patience == deadline => {
-                        patience = deadline + PATIENCE
-                    }
-                    // This is for the case that rank 0 stands still.
-                    Link::Elsewhere { .. } => {
+                    _ if patience == deadline => patience = deadline + PATIENCE,
+                    // This is for the case that the coordinator stands still.
+                    _ => {
                         let silent = Incomplete::TimedOut {
                             missing: vec![Missing {
-                                rank: 0,
+                                rank: self.coordinator(),
                                 phase: Some((String::from("no answer"), started.elapsed())),
                             }],
                             waited: started.elapsed(),
@@ -366,6 +399,11 @@ impl Line {
 
     /// Tells all ranks, this one included.
     pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
+        self.mailbox.say(Notice::Announced {
+            from: self.rank,
+            topic: topic.to_owned(),
+            bytes: bytes.into(),
+        });
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
         self.send(u64::MAX, Request::Announce { topic, bytes });
     }
@@ -390,10 +428,10 @@ impl Line {
         patience: Duration,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Ended {
-        let ticket = self.mailbox.ticket();
+        let ticket = self.mailbox.lasting_ticket();
         self.send(ticket.id, Self::end_request(name, members, part, patience));
         let mut deadline = deadline_after(patience);
-        // Rank 0 keeps the time; if it stands still, it is the one that is missing.
+        // The coordinator keeps the time; if it stands still, it is the one that is missing.
         let last = later(deadline, Duration::from_secs(1));
         loop {
             match ticket.wait(deadline, interrupted) {
@@ -408,16 +446,16 @@ impl Line {
                         _ => Ended::Unheard,
                     };
                 }
-                Waited::Answer(_) | Waited::Closed(_) | Waited::Interrupted => {
+                Waited::Answer(_) | Waited::Closed(..) | Waited::Interrupted => {
                     return Ended::Unheard;
                 }
-                Waited::Late => match &self.link {
+                Waited::Late => match self.link() {
                     Link::Here { hub, .. } => {
                         hub.tick(Instant::now());
                         deadline = Instant::now() + Duration::from_millis(1);
                     }
-                    Link::Elsewhere { .. } if deadline < last => deadline = last,
-                    Link::Elsewhere { .. } => return Ended::Missing(vec![0]),
+                    _ if deadline < last => deadline = last,
+                    _ => return Ended::Missing(vec![self.coordinator()]),
                 },
             }
         }
@@ -473,6 +511,7 @@ impl Line {
             open.retain(|line| line.strong_count() > 0);
             open.push(Arc::downgrade(self));
             *lock(&UNSAID) += 1;
+            self.watched.store(true, Ordering::Release);
             reaper::register_exit();
             Watch::start(self)
         }))
@@ -494,7 +533,22 @@ impl Line {
 
     /// Sends a request whose answer, if any, comes under `id`.
     pub(super) fn send(&self, id: u64, request: Request) {
-        match &self.link {
+        let link = {
+            let mut way = lock(&self.way);
+            // Whoever was told meanwhile that there is no answer does not ask any more.
+            if matches!(way.link, Link::Between { .. })
+                && id != u64::MAX
+                && !self.mailbox.is_waited_for(id)
+            {
+                return;
+            }
+            way.keep(id, &request);
+            if let Link::Elsewhere { connection, .. } = &way.link {
+                connection.enqueue(request.encode(id));
+            }
+            way.link.clone()
+        };
+        match link {
             Link::Here { hub, server } => {
                 hub.handle(self.rank, id, request);
                 hub.flush();
@@ -502,10 +556,8 @@ impl Line {
                     server.schedule();
                 }
             }
-            Link::Elsewhere { connection, .. } => {
-                connection.enqueue(request.encode(id));
-                connection.flush_quietly();
-            }
+            Link::Elsewhere { connection, .. } => connection.flush_quietly(),
+            Link::Between { .. } => {}
         }
     }
 }
@@ -522,7 +574,7 @@ static SAID: Condvar = Condvar::new();
 pub(crate) fn say_goodbye(status: i32) {
     let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
     for line in &open {
-        if matches!(line.link, Link::Here { server: None, .. }) {
+        if matches!(line.link(), Link::Here { server: None, .. }) {
             // The other ranks are threads that end as well.
             line.has_left();
             continue;
@@ -543,6 +595,11 @@ pub(crate) fn say_goodbye(status: i32) {
 impl Drop for Line {
     fn drop(&mut self) {
         self.leave();
+        // Who looks for another coordinator just now may have a hand on it.
+        if let Some(server) = self.own_door() {
+            server.finish();
+        }
+        self.mailbox.forget_loss();
     }
 }
 
@@ -550,8 +607,10 @@ impl Line {
     /// Says goodbye, for good.
     fn leave(&self) {
         let farewell = std::mem::replace(&mut *lock(&self.farewell), Departure::Left);
-        match &self.link {
+        let link = self.last_link();
+        match &link {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),
+            Link::Between { .. } => {}
             Link::Elsewhere { connection, .. } => {
                 let last = match farewell {
                     Departure::Failed(chain) => Request::Fail { chain },
@@ -565,6 +624,26 @@ impl Line {
             }
         }
         self.has_left();
+    }
+
+    /// The way over which to say goodbye: while there is no coordinator, the next one is waited for, unless
+    /// the last has left in order, and most leave with it.
+    fn last_link(&self) -> Link {
+        let deadline = Instant::now() + FAREWELL;
+        loop {
+            let mut way = lock(&self.way);
+            let has_left = self.mailbox.departure(self.coordinator()) == Some(Departure::Left);
+            if !matches!(way.link, Link::Between { .. })
+                || has_left
+                || self.mailbox.is_closed()
+                || Instant::now() >= deadline
+            {
+                way.left = true;
+                return way.link.clone();
+            }
+            drop(way);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Whoever ends the process need not wait for it any more.

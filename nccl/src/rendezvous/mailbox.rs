@@ -1,7 +1,7 @@
 //! What has come for one rank: answers to requests that threads wait for, and notices.
 
-use std::collections::VecDeque;
-use std::collections::hash_map::{Entry, HashMap};
+use std::collections::hash_map::{self, HashMap};
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use super::channels::CAPACITY;
 use super::client::Sink;
 use super::incoming::{Answer, Push};
 use super::message::Departure;
+use super::succession::{Action, Entry, Event, Loss, Report, Stage, Succession};
 use crate::communicator::lock;
 
 /// Something that another rank announced, or that happened to it.
@@ -22,9 +23,34 @@ pub(crate) enum Notice {
     },
     /// A rank left, failed or died. Comes once for each.
     Gone { rank: usize, departure: Departure },
+    /// This rank and those can reach each other no more, and nobody can tell which side is at fault.
+    CutOff { from: Vec<usize>, why: String },
 }
 
+impl Entry for Notice {
+    fn gone(rank: usize, how: &str) -> Self {
+        let departure = Departure::Lost(how.to_owned());
+        Self::Gone { rank, departure }
+    }
+
+    fn departed(&self) -> Option<(usize, bool)> {
+        match self {
+            Self::Gone { rank, departure } => {
+                let lives = matches!(departure, Departure::Lost(how) if how.starts_with(SILENT));
+                Some((*rank, lives))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How the word on a rank begins whose host does not answer: it may live.
+pub(super) const SILENT: &str = "its connection broke without goodbye";
+
 type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
+
+/// What to do when the coordinator is gone.
+type OnLoss = Box<dyn Fn(Loss) + Send + Sync>;
 
 #[derive(Default)]
 pub(super) struct Mailbox {
@@ -33,12 +59,17 @@ pub(super) struct Mailbox {
     bell: Condvar,
     /// Runs the handlers, one thread at a time, so that notices stay in their order.
     handlers: Mutex<Vec<Handler>>,
+    on_loss: Mutex<Option<Arc<OnLoss>>>,
 }
 
 #[derive(Default)]
 struct State {
     next: u64,
     waiting: HashMap<u64, Arc<Slot>>,
+    /// The tickets that outlast a coordinator: its successor is asked the same.
+    lasting: HashSet<u64>,
+    /// Where ranks are processes: who coordinates, and what it has told.
+    succession: Option<Succession<Notice>>,
     inbox: VecDeque<Notice>,
     running: bool,
     /// Notices that came before the first handler.
@@ -82,7 +113,8 @@ pub(super) enum Taken {
 
 #[derive(Default)]
 struct Slot {
-    answer: Mutex<Option<Result<Answer, String>>>,
+    /// Who was to give it, and why it cannot.
+    answer: Mutex<Option<Result<Answer, (usize, String)>>>,
     came: Condvar,
 }
 
@@ -90,8 +122,8 @@ struct Slot {
 #[derive(Debug)]
 pub(super) enum Waited {
     Answer(Answer),
-    /// The connection is closed; the text says why.
-    Closed(String),
+    /// The connection to that rank is closed; the text says why.
+    Closed(usize, String),
     Late,
     Interrupted,
 }
@@ -120,13 +152,20 @@ impl Mailbox {
             None => {
                 state.waiting.insert(id, Arc::clone(&slot));
             }
-            Some(why) => *lock(&slot.answer) = Some(Err(why.clone())),
+            Some(why) => *lock(&slot.answer) = Some(Err((state.coordinator(), why.clone()))),
         }
         Ticket {
             mailbox: self,
             id,
             slot,
         }
+    }
+
+    /// As [`ticket`](Self::ticket), for what is asked of a successor as well when the coordinator is gone.
+    pub(super) fn lasting_ticket(&self) -> Ticket<'_> {
+        let ticket = self.ticket();
+        lock(&self.state).lasting.insert(ticket.id);
+        ticket
     }
 
     pub(super) fn answer(&self, id: u64, answer: Answer) {
@@ -136,19 +175,143 @@ impl Mailbox {
         }
     }
 
+    /// From now on, what is told is kept for a successor: this is number `rank` of `size`.
+    pub(super) fn keep_log(&self, rank: usize, size: usize) {
+        lock(&self.state).succession = Some(Succession::new(rank, size));
+    }
+
+    /// From now on, the end of the connection to the coordinator is not the end.
+    pub(super) fn on_loss(&self, handler: impl Fn(Loss) + Send + Sync + 'static) {
+        *lock(&self.on_loss) = Some(Arc::new(Box::new(handler)));
+    }
+
+    /// Nobody looks for another coordinator any more.
+    pub(super) fn forget_loss(&self) {
+        lock(&self.on_loss).take();
+    }
+
+    /// Who coordinates, as far as this rank knows.
+    pub(super) fn coordinator(&self) -> usize {
+        lock(&self.state).coordinator()
+    }
+
+    /// Whether nothing comes any more.
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.state).closed.is_some()
+    }
+
+    /// Whether somebody waits for an answer of this number.
+    pub(super) fn is_waited_for(&self, id: u64) -> bool {
+        lock(&self.state).waiting.contains_key(&id)
+    }
+
+    /// Who left, and how, in the order in which all have heard.
+    pub(super) fn gone(&self) -> Vec<(usize, Departure)> {
+        let state = lock(&self.state);
+        let Some(succession) = &state.succession else {
+            return Vec::new();
+        };
+        let told = succession.log().iter().filter_map(|notice| match notice {
+            Notice::Gone { rank, departure } => Some((*rank, departure.clone())),
+            _ => None,
+        });
+        let left = succession.lost().iter();
+        let left = left.filter(|(_, loss)| **loss == Loss::Left);
+        told.chain(left.map(|(rank, _)| (*rank, Departure::Left)))
+            .collect()
+    }
+
+    /// Whose hosts this rank found silent itself, and how.
+    pub(super) fn silent(&self) -> Vec<(usize, String)> {
+        let state = lock(&self.state);
+        let lost = state
+            .succession
+            .iter()
+            .flat_map(|succession| succession.lost());
+        lost.filter_map(|(rank, loss)| match loss {
+            Loss::Silent(how) => Some((*rank, how.clone())),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Whose reports this rank waits for, while it takes over.
+    pub(super) fn awaited(&self) -> Option<Vec<usize>> {
+        let state = lock(&self.state);
+        let succession = state.succession.as_ref()?;
+        matches!(succession.stage(), Stage::Collecting(_)).then(|| succession.awaited())
+    }
+
+    pub(super) fn report(&self) -> Option<Report<Notice>> {
+        Some(lock(&self.state).succession.as_ref()?.report())
+    }
+
+    /// Something that all are to hear, which is kept until it is heard.
+    pub(super) fn say(&self, notice: Notice) {
+        if let Some(succession) = &mut lock(&self.state).succession {
+            succession.say(notice);
+        }
+    }
+
+    /// One step of the succession. What this rank is to hear by it waits for [`settle`](Sink::settle).
+    pub(super) fn step(&self, event: Event<Notice>) -> Vec<Action<Notice>> {
+        let mut state = lock(&self.state);
+        let Some(succession) = &mut state.succession else {
+            return Vec::new();
+        };
+        let mut actions = succession.step(event);
+        for told in actions.extract_if(.., |action| matches!(action, Action::Deliver(_))) {
+            if let Action::Deliver(notice) = told {
+                state.deliver(notice);
+            }
+        }
+        actions
+    }
+
+    /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
+    /// on to its successor.
+    pub(super) fn interrupt(&self, why: &str) {
+        let mut state = lock(&self.state);
+        state.watched = false;
+        let coordinator = state.coordinator();
+        let State {
+            waiting, lasting, ..
+        } = &mut *state;
+        let ended: Vec<_> = waiting.extract_if(|id, _| !lasting.contains(id)).collect();
+        drop(state);
+        for (_, slot) in ended {
+            slot.put(Err((coordinator, why.to_owned())));
+        }
+    }
+
+    /// This rank hears no more of those others, and they not of it. The handlers hear it with
+    /// [`settle`](Sink::settle).
+    pub(super) fn cut_off(&self, from: Vec<usize>, why: &str) {
+        {
+            let mut state = lock(&self.state);
+            if state.closed.is_some() {
+                return;
+            }
+            let why = why.to_owned();
+            state.inbox.push_back(Notice::CutOff { from, why });
+        }
+        self.end(why);
+    }
+
     pub(super) fn push(&self, push: Push) {
         let mut state = lock(&self.state);
         let notice = match push {
             Push::Notice { from, topic, bytes } => Notice::Announced { from, topic, bytes },
-            Push::Gone { rank, departure } => {
-                if state.departed.contains_key(&rank) {
-                    return;
-                }
-                state.departed.insert(rank, departure.clone());
-                if departure != Departure::Left {
-                    state.first_failed.get_or_insert(rank);
-                }
-                Notice::Gone { rank, departure }
+            Push::Gone { rank, .. } if state.departed.contains_key(&rank) => return,
+            Push::Gone { rank, departure } => Notice::Gone { rank, departure },
+            Push::Succeeded { by, start, entries } => {
+                drop(state);
+                self.step(Event::Succeeded { by, start, entries });
+                return;
+            }
+            Push::CutOff { from, why } => {
+                drop(state);
+                return self.cut_off(from, &why);
             }
             Push::Watched(watched) => {
                 state.watched = watched;
@@ -176,9 +339,12 @@ impl Mailbox {
                 return;
             }
             // What others are told.
-            Push::Size(_) | Push::Member(_) | Push::Invited { .. } => return,
+            Push::Size(_) | Push::Member(_) | Push::Invited { .. } | Push::Ping => return,
         };
-        state.inbox.push_back(notice);
+        if let Some(succession) = &mut state.succession {
+            succession.record(notice.clone());
+        }
+        state.deliver(notice);
     }
 
     /// How many wait to be taken into the next epoch.
@@ -234,25 +400,38 @@ impl Mailbox {
         }
     }
 
-    /// Nothing comes any more: everybody who waits learns why. Unless rank 0 has said that it leaves, that
-    /// is how its death shows.
-    pub(super) fn close(&self, why: &str) {
+    /// Nothing comes any more: everybody who waits learns why. Unless the coordinator has said that it
+    /// leaves, that is how its death shows.
+    pub(super) fn close(&self, loss: Loss) {
+        let on_loss = lock(&self.on_loss).clone();
+        if let Some(on_loss) = on_loss {
+            return on_loss(loss);
+        }
+        let mut state = lock(&self.state);
+        let coordinator = state.coordinator();
+        let why = loss.to_string();
+        if state.closed.is_none() && !state.departed.contains_key(&coordinator) {
+            let departure = Departure::Lost(why.clone());
+            let rank = coordinator;
+            state.deliver(Notice::Gone { rank, departure });
+        }
+        drop(state);
+        self.end(&why);
+    }
+
+    /// Nobody gets an answer any more.
+    pub(super) fn end(&self, why: &str) {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
             return;
         }
         state.closed = Some(why.to_owned());
-        if let Entry::Vacant(departed) = state.departed.entry(0) {
-            let departure = Departure::Lost(why.to_owned());
-            departed.insert(departure.clone());
-            state.first_failed.get_or_insert(0);
-            state.inbox.push_back(Notice::Gone { rank: 0, departure });
-        }
+        let coordinator = state.coordinator();
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.bell.notify_all();
         for slot in waiting.into_values() {
-            slot.put(Err(why.to_owned()));
+            slot.put(Err((coordinator, why.to_owned())));
         }
     }
 
@@ -298,6 +477,26 @@ impl Mailbox {
     }
 }
 
+impl State {
+    fn coordinator(&self) -> usize {
+        self.succession.as_ref().map_or(0, Succession::coordinator)
+    }
+
+    /// For the handlers, in order.
+    fn deliver(&mut self, notice: Notice) {
+        if let Notice::Gone { rank, departure } = &notice {
+            match self.departed.entry(*rank) {
+                hash_map::Entry::Occupied(_) => return,
+                hash_map::Entry::Vacant(departed) => departed.insert(departure.clone()),
+            };
+            if *departure != Departure::Left {
+                self.first_failed.get_or_insert(*rank);
+            }
+        }
+        self.inbox.push_back(notice);
+    }
+}
+
 impl Sink for Mailbox {
     fn answer(&self, id: u64, answer: Answer) {
         Mailbox::answer(self, id, answer);
@@ -315,14 +514,14 @@ impl Sink for Mailbox {
         lock(&self.state).watched
     }
 
-    fn close(&self, why: &str) {
-        Mailbox::close(self, why);
+    fn close(&self, loss: Loss) {
+        Mailbox::close(self, loss);
         self.run_handlers();
     }
 }
 
 impl Slot {
-    fn put(&self, answer: Result<Answer, String>) {
+    fn put(&self, answer: Result<Answer, (usize, String)>) {
         *lock(&self.answer) = Some(answer);
         self.came.notify_all();
     }
@@ -335,7 +534,7 @@ impl Ticket<'_> {
         loop {
             match answer.take() {
                 Some(Ok(answer)) => return Waited::Answer(answer),
-                Some(Err(why)) => return Waited::Closed(why),
+                Some(Err((rank, why))) => return Waited::Closed(rank, why),
                 None => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -359,7 +558,9 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        lock(&self.mailbox.state).waiting.remove(&self.id);
+        let mut state = lock(&self.mailbox.state);
+        state.waiting.remove(&self.id);
+        state.lasting.remove(&self.id);
     }
 }
 

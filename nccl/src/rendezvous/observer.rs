@@ -15,6 +15,7 @@ use super::recordings::Target;
 use super::request::Request;
 use super::scout;
 use super::server::Job;
+use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
 use crate::communicator::lock;
@@ -355,9 +356,9 @@ impl Sink for Shared {
         false
     }
 
-    fn close(&self, why: &str) {
+    fn close(&self, loss: Loss) {
         let mut state = self.state();
-        state.broken = Some(why.to_owned());
+        state.broken = Some(loss.to_string());
         state.link = None;
         state.board.connected = false;
         drop(state);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use super::client::LOST;
+use super::client::{LOST, loss_of};
 use super::connection::{Connection, Received};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
 use super::greeting::{
@@ -17,7 +17,8 @@ use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::request::Request;
-use super::server::{Door, GOES_ON, LATER_EPOCH, OTHER_JOB, PATIENCE};
+use super::server::{Door, FOLLOWS, GOES_ON, LATER_EPOCH, OTHER_JOB, PATIENCE};
+use super::succession::Loss;
 use crate::communicator::lock;
 use crate::supervision::recorder;
 
@@ -94,12 +95,9 @@ impl Source for Peer {
             (Some(why), _) => self.turn_away(&door, talk, &why),
             (None, Ok(Received::Some)) => {}
             (None, Ok(Received::End)) => {
-                self.lost(&door, talk, LOST);
+                self.lost(&door, talk, Loss::Closed(LOST.to_owned()));
             }
-            (None, Err(error)) => {
-                let why = format!("its connection broke without goodbye: {error}");
-                self.lost(&door, talk, &why);
-            }
+            (None, Err(error)) => self.lost(&door, talk, loss_of(&error)),
         }
         door.hub.flush();
         door.schedule();
@@ -131,7 +129,7 @@ impl Bereaved for Peer {
         };
         let talk = &mut *lock(&self.talk);
         if matches!(talk.stage, Stage::Member { .. }) {
-            self.lost(&door, talk, &process::ended(pid));
+            self.lost(&door, talk, Loss::Closed(process::ended(pid)));
         }
         door.hub.flush();
         door.schedule();
@@ -309,10 +307,14 @@ impl Peer {
                 self.close(door, None);
             }
             Stage::Hello | Stage::Proof { .. } => {
-                door.note(&self.from, why);
+                let follows = why.starts_with(FOLLOWS);
+                if !follows {
+                    door.note(&self.from, why);
+                }
                 let refusal = Greeting::Refused {
                     why: why.to_owned(),
                     again: match why {
+                        _ if follows => Again::At(door.hub.coordinator()),
                         why if why.starts_with(OTHER_JOB) => Again::Elsewhere,
                         why if why.starts_with(LATER_EPOCH) => Again::Later,
                         why if why.starts_with(GOES_ON) => Again::Later,
@@ -326,17 +328,17 @@ impl Peer {
         }
     }
 
-    fn lost(&self, door: &Door, talk: &mut Talk, why: &str) {
+    fn lost(&self, door: &Door, talk: &mut Talk, loss: Loss) {
         match talk.stage {
             // It was the door that closed, and nobody died.
             _ if lock(&door.state).closed => {}
             Stage::Member { rank, .. } => {
-                door.hub.lost(rank, why.to_owned());
+                door.hub.lost(rank, loss);
                 self.close(door, None);
             }
             Stage::Dismissed | Stage::Messenger => self.close(door, None),
             Stage::Newcomer => {
-                door.hub.newcomer_gone(self.number, why);
+                door.hub.newcomer_gone(self.number, &loss.to_string());
                 self.close(door, None);
             }
             Stage::Observer => {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use super::mailbox::Notice;
 use super::message::{Round, duration, millis};
+use super::succession::Report;
+use super::testimony::{put_report, report};
 
 /// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same
 /// number, in any order.
@@ -76,6 +79,10 @@ pub(super) enum Request {
     Recording {
         bytes: usize,
     },
+    /// To a successor, first: what this rank has heard so far.
+    Report(Report<Notice>),
+    /// The answer to [`Push::Ping`](super::incoming::Push::Ping).
+    Pong,
     /// An observer's: it has started these ranks, as these processes, and will say how they end.
     Watches {
         ranks: Vec<(usize, u64)>,
@@ -106,6 +113,8 @@ mod kind {
     pub(super) const GO_ON: u8 = 64;
     pub(super) const CLOCK: u8 = 30;
     pub(super) const RECORDING: u8 = 31;
+    pub(super) const REPORT: u8 = 70;
+    pub(super) const PONG: u8 = 71;
 }
 
 impl Request {
@@ -197,6 +206,11 @@ impl Request {
                 put_index(&mut to, *bytes);
                 kind::RECORDING
             }
+            Self::Report(report) => {
+                put_report(&mut to, report);
+                kind::REPORT
+            }
+            Self::Pong => kind::PONG,
             Self::Watches { ranks } => {
                 put_index(&mut to, ranks.len());
                 for &(rank, pid) in ranks {
@@ -286,6 +300,8 @@ impl Request {
             kind::RECORDING => Self::Recording {
                 bytes: fields.index()?,
             },
+            kind::REPORT => Self::Report(report(&mut fields)?),
+            kind::PONG => Self::Pong,
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)
                     .map(|_| Ok((fields.index()?, fields.number()?)))

@@ -103,6 +103,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
                 }
             }
             Tried::Refused(why) => return Found::Nobody(why),
+            Tried::Follows(_, why) => std::io::Error::other(why),
             Tried::NotYet(error, _) => error,
         };
         let mut state = shared.state();
@@ -278,7 +279,7 @@ fn tell(
             connection.shut();
             told.map(drop).map_err(|error| error.to_string())
         }
-        Tried::Refused(why) => Err(why),
+        Tried::Refused(why) | Tried::Follows(_, why) => Err(why),
         Tried::NotYet(error, _) => Err(error.to_string()),
     }
 }

@@ -46,6 +46,9 @@ pub(super) const LATER_EPOCH: &str = "it is already of epoch";
 /// How the refusal of one begins that is to come again when the next epoch has begun.
 pub(super) const GOES_ON: &str = "the world just goes on";
 
+/// How the refusal of a rank begins that does not coordinate.
+pub(super) const FOLLOWS: &str = "this is rank";
+
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
@@ -129,21 +132,26 @@ impl Server {
         self.door.listen(listener)
     }
 
-    /// Another rank's: those who can prove that they belong to the job learn who coordinates, and an
-    /// observer may say there that rank 0 is dead.
+    /// Another rank's, whose `hub` is dormant: those who can prove that they belong to the job learn who
+    /// coordinates, and an observer may say there that rank 0 is dead.
     pub(super) fn beside(
         listener: Listener,
         rank: usize,
+        hub: Hub,
         job: Job,
         on_word: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let hub = Arc::new(Hub::new(0));
+        let hub = Arc::new(hub);
         Self::open(listener, rank, hub, job, Some(Box::new(on_word)))
     }
 
     /// Wakes up when the hub needs it.
     pub(super) fn schedule(&self) {
         self.door.schedule();
+    }
+
+    pub(super) fn hub(&self) -> &Arc<Hub> {
+        &self.door.hub
     }
 
     /// Where it listens.
@@ -191,13 +199,20 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Lets what is answerable be answered, and closes.
+    pub(super) fn finish(&self) {
         let deadline = Instant::now() + PATIENCE;
         while self.door.is_busy() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.door.close();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -298,9 +313,9 @@ impl Door {
         }
     }
 
-    /// Whether this is rank 0's own.
+    /// Whether this is the coordinator's own.
     pub(super) fn coordinates(&self) -> bool {
-        self.rank == 0
+        self.hub.coordinates()
     }
 
     pub(super) fn rank_0_ended(&self, how: &str) {
@@ -459,7 +474,7 @@ impl Door {
                 self.job.epoch
             ));
         }
-        if (*role, self.rank) == (Role::Observer, 0) {
+        if *role == Role::Observer && self.coordinates() {
             let size = self.hub.size();
             return match [0, size].contains(world_size) {
                 true => Ok(()),
@@ -471,10 +486,11 @@ impl Door {
         if matches!(role, Role::Observer | Role::Asker) {
             return Ok(());
         }
-        if self.rank != 0 {
+        if !self.coordinates() {
             return Err(format!(
-                "this is rank {}, and rank 0 coordinates the job",
-                self.rank
+                "{FOLLOWS} {}, and rank {} coordinates the job",
+                self.rank,
+                self.hub.coordinator()
             ));
         }
         let size = self.hub.size();
@@ -483,7 +499,7 @@ impl Door {
                 "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
             ));
         }
-        if *rank == 0 || *rank >= size {
+        if *rank == self.rank || *rank >= size {
             return Err(format!("there is no rank {rank} to join"));
         }
         Ok(())

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::channels::Channels;
 use super::frame::LARGEST;
 use super::going::Going;
+use super::handover::{Doubt, Handover};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::message::{Departure, Incomplete, Missing, Parts, Round};
@@ -33,6 +34,9 @@ pub(super) struct State {
     pub(super) observers: HashMap<u64, Outlet>,
     pub(super) channels: Channels,
     pub(super) going: Going,
+    /// Where another rank coordinated at first.
+    pub(super) handover: Option<Handover>,
+    pub(super) doubt: Doubt,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:
@@ -419,6 +423,7 @@ impl State {
             self.refuse(get.rank, get.id, Incomplete::NoKey { waited });
         }
         self.give_up_waiting(now);
+        self.weigh(now);
         self.give_up_sending(now);
         self.tick_going(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
@@ -426,6 +431,7 @@ impl State {
             .map(|open| open.deadline)
             .chain(self.gets.iter().map(|get| get.deadline))
             .chain(self.members.iter().filter_map(|member| member.until))
+            .chain(self.doubt.until)
             .chain(self.next_send_deadline())
             .chain(self.going.deadline())
             .min();

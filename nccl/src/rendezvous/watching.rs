@@ -54,7 +54,7 @@ impl State {
                 member.until = Some(now);
                 self.due(now);
             }
-            if rank == 0 {
+            if rank == self.me() {
                 self.push(&Push::Watched(false));
             }
         }
@@ -74,7 +74,7 @@ impl State {
                         return Err("it watches a rank that does not exist");
                     };
                     member.parent = Some(number);
-                    if rank == 0 {
+                    if rank == self.me() {
                         self.push(&Push::Watched(true));
                     }
                 }
@@ -84,8 +84,8 @@ impl State {
                     return Err("a rank ended that does not exist");
                 }
                 super::hub::cut(&mut how, LONGEST_WORD);
-                // Rank 0 is the process that reads this.
-                if rank != 0 {
+                // The coordinator is the process that reads this.
+                if rank != self.me() {
                     self.ended(rank, pid, how);
                 }
                 if let Some(outlet) = self.observers.get(&number).cloned() {

@@ -144,6 +144,7 @@ impl World {
         let _entered = span.enter();
         let alone = |error| (error, None);
         let mailbox = Arc::new(Mailbox::default());
+        mailbox.keep_log(rank, world_size);
         let identity = (job.name.clone(), job.epoch);
         let origin = Origin {
             address: address.clone(),
@@ -157,7 +158,7 @@ impl World {
             at = server.at().to_owned();
             Link::Here {
                 hub,
-                server: Some(server),
+                server: Some(Arc::new(server)),
             }
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
@@ -167,10 +168,14 @@ impl World {
             reader = Some(Arc::clone(&coming));
             let listener =
                 place::listen_beside(&address, beside, connection.fd()).map_err(alone)?;
-            let server = Server::beside(listener, rank, job, move |how| coming.rank_0_ended(how));
-            let server = server.map_err(alone)?;
+            let hub = Hub::dormant(world_size, rank, job.epoch, Arc::clone(&mailbox));
+            let on_word = move |how: &str| coming.rank_0_ended(how);
+            let server = Server::beside(listener, rank, hub, job, on_word).map_err(alone)?;
             at = server.at().to_owned();
-            Link::Elsewhere { connection, server }
+            Link::Elsewhere {
+                connection,
+                server: Arc::new(server),
+            }
         };
         let line = Line::open(rank, world_size, identity, link, mailbox);
         let mut world = Self::new(line, local_rank, timeout);

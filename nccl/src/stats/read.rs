@@ -209,6 +209,8 @@ pub struct Faults {
     pub gone: u64,
     /// A rank's program revoked it, to go on without some ranks.
     pub revoked: u64,
+    /// This rank could not reach the others any more.
+    pub cut_off: u64,
 }
 
 /// How much this process has done with NCCL since it started, and how it stands.
@@ -237,6 +239,7 @@ pub fn stats() -> Stats {
             asked: process::faults(FaultClass::Asked).get(),
             gone: process::faults(FaultClass::Gone).get(),
             revoked: process::faults(FaultClass::Revoked).get(),
+            cut_off: process::faults(FaultClass::CutOff).get(),
         },
         aborts_freed: process::FREED.get(),
         aborts_leaked: process::LEAKED.get(),

@@ -53,16 +53,19 @@ pub enum FaultClass {
     ///
     /// [`Communicator::revoke`]: crate::Communicator::revoke
     Revoked,
+    /// This rank cannot reach the others any more, and which side is at fault is not known.
+    CutOff,
 }
 
 impl FaultClass {
     /// All classes, each at its number.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Failed,
         Self::TimedOut,
         Self::Asked,
         Self::Gone,
         Self::Revoked,
+        Self::CutOff,
     ];
 
     /// As events and metrics call it.
@@ -73,6 +76,7 @@ impl FaultClass {
             Self::Asked => "asked",
             Self::Gone => "gone",
             Self::Revoked => "revoked",
+            Self::CutOff => "cut_off",
         }
     }
 }
@@ -113,6 +117,18 @@ impl Cause {
             hint: String::from(
                 "the other ranks are its victims: look at what that process said last, and whether \
                  the system or its launcher killed it",
+            ),
+        }
+    }
+
+    pub(crate) fn cut_off(why: &str) -> Self {
+        Self {
+            class: FaultClass::CutOff,
+            operation: String::new(),
+            text: why.to_owned(),
+            hint: String::from(
+                "look at the network between this host and theirs; where more than half of the ranks can \
+                 reach each other, those have gone on without this side",
             ),
         }
     }
@@ -289,6 +305,7 @@ impl Fault {
             FaultClass::Asked => 2,
             FaultClass::Gone => 3,
             FaultClass::Revoked => 4,
+            FaultClass::CutOff => 5,
         };
         put_number(&mut to, class);
         put_index(&mut to, self.rank);
@@ -312,6 +329,7 @@ impl Fault {
             2 => FaultClass::Asked,
             3 => FaultClass::Gone,
             4 => FaultClass::Revoked,
+            5 => FaultClass::CutOff,
             _ => return Err(Broken("a fault of an unknown class")),
         };
         let fault = Self {
@@ -357,6 +375,7 @@ impl fmt::Display for Fault {
         match self.class {
             FaultClass::Gone => write!(f, " {}", self.cause),
             FaultClass::Revoked => write!(f, " revoked it: {}", self.cause),
+            FaultClass::CutOff => write!(f, " is {}", self.cause),
             FaultClass::Asked if self.operation.is_empty() => {
                 write!(f, " ended it: {}", self.cause)
             }

@@ -24,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// See the module.
 pub(crate) struct Watch {
     line: Weak<Line>,
+    rank: usize,
     /// Who the ranks of the line are.
     members: Arc<OnceLock<Vec<Member>>>,
     docket: Docket<Arc<Fault>, Weak<Board>>,
@@ -36,6 +37,7 @@ impl Watch {
     pub(crate) fn start(line: &Arc<Line>) -> Arc<Self> {
         let watch = Arc::new(Self {
             line: Arc::downgrade(line),
+            rank: line.rank(),
             members: line.members(),
             docket: Docket::new(),
         });
@@ -90,6 +92,27 @@ impl Watch {
                 };
                 self.bury(*rank, &how);
             }
+            Notice::CutOff { from, why } => self.part(from, why),
+        }
+    }
+
+    /// This rank cannot reach those any more.
+    fn part(&self, from: &[usize], why: &str) {
+        let fault = |who: &Who<'_>| {
+            let own = who.members.iter().position(|rank| *rank == self.rank)?;
+            let place = Place {
+                communicator: who.name,
+                rank: own,
+                host: &crate::host::name(),
+                pid: std::process::id(),
+            };
+            let apart = who.members.iter().any(|rank| from.contains(rank));
+            apart.then(|| Arc::new(Fault::new(Cause::cut_off(why), place)))
+        };
+        self.respond(self.docket.strike_all(fault));
+        let how = format!("cannot be reached: this rank is {why}");
+        for &rank in from {
+            self.docket.bury(rank, &how, |_| None);
         }
     }
 

@@ -10,7 +10,9 @@ use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing
 use crate::rendezvous::going::Epoch;
 use crate::rendezvous::greeting::{Again, Greeting, Hello, NONCE, Role};
 use crate::rendezvous::incoming::{Answer, Incoming, Known, Push};
+use crate::rendezvous::mailbox::Notice;
 use crate::rendezvous::message::{Departure, Incomplete, Missing};
+use crate::rendezvous::succession::{Loss, Report};
 use crate::rendezvous::{holder, interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -55,6 +57,44 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     let refused = Greeting::Refused {
         why: text("no"),
         again: Again::Elsewhere,
+    };
+    let refused_at = Greeting::Refused {
+        why: text("this is rank 2"),
+        again: Again::At(1),
+    };
+    let told = vec![
+        Notice::Announced {
+            from: 2,
+            topic: text("t"),
+            bytes: b"b"[..].into(),
+        },
+        Notice::Gone {
+            rank: 0,
+            departure: Departure::Lost(text("it died")),
+        },
+    ];
+    let report = Report {
+        synced: 1,
+        first: 7,
+        log: told.clone(),
+        unheard: told[..1].to_vec(),
+        lost: vec![
+            (0, Loss::Told(text("t"))),
+            (1, Loss::Closed(text("c"))),
+            (2, Loss::Silent(text("s"))),
+            (3, Loss::Mute),
+            (4, Loss::Elsewhere),
+            (5, Loss::Left),
+        ],
+    };
+    let succeeded = Push::Succeeded {
+        by: 1,
+        start: 7,
+        entries: told,
+    };
+    let cut_off = Push::CutOff {
+        from: vec![0, 1],
+        why: text("w"),
     };
     let collect = |members: Option<Arc<[usize]>>| Request::Collect {
         round: Round {
@@ -108,6 +148,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(0),
         ),
         ("goodbye", Request::Goodbye.encode(0)),
+        ("refused-at", refused_at.encode()),
+        ("report", Request::Report(report).encode(0)),
+        ("pong", Request::Pong.encode(0)),
+        ("succeeded", succeeded.encode()),
+        ("cut-off", cut_off.encode()),
+        ("ping", Push::Ping.encode()),
         ("stay", Request::Stay { chain: None }.encode(0)),
         (
             "stay-failed",

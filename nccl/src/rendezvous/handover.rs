@@ -1,0 +1,387 @@
+//! What a rank's hub does when its rank takes over from a coordinator that is gone, and what any hub does
+//! about a host that does not answer.
+//!
+//! A rank's door has a hub from the start, which is dormant: it says who coordinates. When the rank is next,
+//! the hub takes the reports of those who come and keeps all else that they ask until its rank may decide
+//! ([`succession`](super::succession)). From then on it is a coordinator like the first, without what that
+//! one had in its rounds and in its store.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::client::Sink as _;
+use super::hub::{Hub, Outlet, cut};
+use super::incoming::Push;
+use super::line;
+use super::mailbox::{Mailbox, Notice};
+use super::message::{Departure, Incomplete};
+use super::request::Request;
+use super::state::State;
+use super::succession::{Action, Event, Loss, is_majority};
+use crate::communicator::lock;
+
+/// How long the kernel takes to find a host silent to which something was sent.
+const SILENCE: Duration = Duration::from_millis(3500);
+
+/// The hub of a rank that did not coordinate at first.
+pub(super) struct Handover {
+    me: usize,
+    mailbox: Arc<Mailbox>,
+    stage: Stage,
+    /// What was asked before this rank could decide.
+    queued: Vec<(usize, u64, Request)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Dormant,
+    Collecting,
+    Leading,
+}
+
+/// Ranks whose connections have broken in silence: it may be this host that is cut off.
+#[derive(Default)]
+pub(super) struct Doubt {
+    suspects: Vec<(usize, String)>,
+    /// Who has answered since.
+    present: BTreeSet<usize>,
+    pub(super) until: Option<Instant>,
+    /// Who was given up so, and may live.
+    out_of_reach: BTreeSet<usize>,
+}
+
+impl Hub {
+    /// The hub of rank `me`, which does not coordinate.
+    pub(super) fn dormant(size: usize, me: usize, epoch: u64, mailbox: Arc<Mailbox>) -> Self {
+        let hub = Self::of_epoch(size, epoch);
+        lock(&hub.state).handover = Some(Handover {
+            me,
+            mailbox,
+            stage: Stage::Dormant,
+            queued: Vec::new(),
+        });
+        hub
+    }
+
+    /// Whether ranks are let in here.
+    pub(super) fn coordinates(&self) -> bool {
+        let state = lock(&self.state);
+        let dormant = |handover: &Handover| handover.stage == Stage::Dormant;
+        !state.handover.as_ref().is_some_and(dormant)
+    }
+
+    /// Who coordinates, as far as this rank knows.
+    pub(super) fn coordinator(&self) -> usize {
+        let state = lock(&self.state);
+        let handover = state.handover.as_ref();
+        handover.map_or(0, |handover| handover.mailbox.coordinator())
+    }
+
+    /// From now on, reports are taken here.
+    pub(super) fn take_over(&self, members: &[line::Member]) {
+        let mut state = lock(&self.state);
+        let State {
+            handover: Some(handover),
+            members: known,
+            ..
+        } = &mut *state
+        else {
+            return;
+        };
+        handover.stage = Stage::Collecting;
+        for (known, member) in known.iter_mut().zip(members) {
+            known.host = member.host.clone();
+            known.pid = member.pid.into();
+            known.at = member.at.clone().unwrap_or_default();
+        }
+        let own = &mut known[handover.me];
+        own.outlet = Some(Outlet::Local(Arc::clone(&handover.mailbox)));
+        own.phase = Some((String::from("joined"), Instant::now()));
+    }
+
+    /// Somebody else coordinates after all.
+    pub(super) fn stand_down(&self) {
+        let mut state = lock(&self.state);
+        if let Some(handover) = &mut state.handover {
+            handover.stage = Stage::Dormant;
+            handover.queued.clear();
+            for member in &mut state.members {
+                *member = super::state::Member::default();
+            }
+        }
+    }
+
+    /// What is known of a rank whose report is waited for.
+    pub(super) fn found(&self, rank: usize, loss: Loss) {
+        let mut state = lock(&self.state);
+        if let Some(handover) = &state.handover {
+            let actions = handover.mailbox.step(Event::Found { rank, loss });
+            state.act(actions);
+        }
+        drop(state);
+        self.go_on();
+    }
+
+    /// What the succession has this rank's hub do.
+    pub(super) fn act(&self, actions: Vec<Action<Notice>>) {
+        lock(&self.state).act(actions);
+        self.go_on();
+    }
+
+    /// Answers what had to wait.
+    pub(super) fn go_on(&self) {
+        loop {
+            let queued = {
+                let mut state = lock(&self.state);
+                match &mut state.handover {
+                    Some(handover) if handover.stage == Stage::Leading => {
+                        std::mem::take(&mut handover.queued)
+                    }
+                    _ => Vec::new(),
+                }
+            };
+            if queued.is_empty() {
+                break;
+            }
+            for (rank, id, request) in queued {
+                self.handle(rank, id, request);
+            }
+        }
+        self.flush();
+        let mailbox = {
+            let state = lock(&self.state);
+            let handover = state.handover.as_ref();
+            handover.map(|handover| Arc::clone(&handover.mailbox))
+        };
+        if let Some(mailbox) = mailbox {
+            mailbox.settle();
+        }
+    }
+}
+
+impl State {
+    /// Whether a successor takes over here, or has.
+    pub(super) fn is_successor(&self) -> bool {
+        self.handover.is_some()
+    }
+
+    /// The rank in whose process this is.
+    pub(super) fn me(&self) -> usize {
+        self.handover.as_ref().map_or(0, |handover| handover.me)
+    }
+
+    /// A request, unless it is of the succession, or has to wait for its end.
+    pub(super) fn sift(&mut self, rank: usize, id: u64, request: Request) -> Option<Request> {
+        if request == Request::Pong {
+            self.doubt.present.insert(rank);
+            self.weigh(Instant::now());
+            return None;
+        }
+        let Some(handover) = &mut self.handover else {
+            return Some(request);
+        };
+        match (request, handover.stage) {
+            (Request::Report(report), _) => {
+                let from = rank;
+                let actions = handover.mailbox.step(Event::Reported { from, report });
+                self.act(actions);
+                None
+            }
+            (request, Stage::Leading) => match request {
+                // It had what nobody has any more.
+                Request::Set { .. } | Request::Get { .. } => {
+                    let first = self
+                        .members
+                        .iter()
+                        .position(|member| member.departure.is_some());
+                    if let Some((rank_gone, departure)) =
+                        first.and_then(|gone| Some((gone, self.members[gone].departure.clone()?)))
+                    {
+                        let why = Incomplete::Gone {
+                            rank: rank_gone,
+                            departure,
+                        };
+                        self.refuse(rank, id, why);
+                    }
+                    None
+                }
+                request => Some(request),
+            },
+            (request, _) => {
+                handover.queued.push((rank, id, request));
+                None
+            }
+        }
+    }
+
+    /// While reports are taken, the end of a connection is one of the answers.
+    pub(super) fn is_found(&mut self, rank: usize, loss: &Loss) -> bool {
+        let Some(handover) = &self.handover else {
+            return false;
+        };
+        if handover.stage != Stage::Collecting {
+            return false;
+        }
+        let loss = loss.clone();
+        let actions = handover.mailbox.step(Event::Found { rank, loss });
+        self.members[rank].outlet = None;
+        self.act(actions);
+        true
+    }
+
+    pub(super) fn act(&mut self, actions: Vec<Action<Notice>>) {
+        for action in actions {
+            match action {
+                Action::Lead => self.lead(),
+                Action::Admit { to, start, entries } => {
+                    let by = self.me();
+                    self.tell(to, &Push::Succeeded { by, start, entries });
+                }
+                Action::TurnAway(rank) => {
+                    let from = (0..self.members.len()).filter(|other| *other != rank);
+                    let why = format!(
+                        "rank {} coordinates now, and the others went on without this rank",
+                        self.me()
+                    );
+                    let from = from.collect();
+                    self.tell(rank, &Push::CutOff { from, why });
+                    let how = String::from("the others went on without it");
+                    self.leave(rank, Departure::Lost(how), false);
+                }
+                Action::CutOff { from, with } => {
+                    let why = apart(&from);
+                    for rank in with.into_iter().chain([self.me()]) {
+                        let (from, why) = (from.clone(), why.clone());
+                        self.tell(rank, &Push::CutOff { from, why });
+                    }
+                }
+                Action::Deliver(_) | Action::Seek(_) | Action::Collect(_) => {}
+            }
+        }
+    }
+
+    fn tell(&mut self, rank: usize, push: &Push) {
+        if let Some(outlet) = self.members[rank].outlet.clone() {
+            outlet.push(push, &mut None);
+            self.dirty.push(outlet);
+        }
+    }
+
+    /// This rank decides from now on; what was decided before is known.
+    fn lead(&mut self) {
+        let Some(handover) = &mut self.handover else {
+            return;
+        };
+        handover.stage = Stage::Leading;
+        let (me, mailbox) = (handover.me, Arc::clone(&handover.mailbox));
+        for (rank, departure) in mailbox.gone() {
+            if matches!(departure, Departure::Lost(_) | Departure::Left) {
+                self.members[rank].outlet = None;
+            }
+            self.members[rank].departure = Some(departure.clone());
+            self.channels.over.get_or_insert((rank, departure));
+        }
+        tracing::warn!(target: "nccl", rank = me, "this rank coordinates from now on");
+        if let Some((rank, departure)) = self.channels.over.clone() {
+            self.push(&Push::Over { rank, departure });
+        }
+    }
+
+    /// A rank's connection broke, and nobody knows whether the rank lives: this host may be the one that is
+    /// cut off. Decides when enough others are there.
+    pub(super) fn suspect(&mut self, rank: usize, why: String) {
+        if self.members[rank].is_closed() || self.doubt.suspects.iter().any(|(r, _)| *r == rank) {
+            return;
+        }
+        self.members[rank].outlet = None;
+        self.doubt.suspects.push((rank, why));
+        self.doubt.present.clear();
+        let now = Instant::now();
+        self.doubt.until = Some(now + SILENCE);
+        self.due(now + SILENCE);
+        let outlets: Vec<_> = self
+            .members
+            .iter()
+            .filter_map(|member| member.outlet.clone())
+            .collect();
+        let mut encoded = None;
+        for outlet in outlets {
+            if matches!(outlet, Outlet::Remote(_)) {
+                outlet.push(&Push::Ping, &mut encoded);
+                self.dirty.push(outlet);
+            }
+        }
+        self.weigh(now);
+    }
+
+    /// Whether it can be decided that the suspects are gone, or that it cannot.
+    pub(super) fn weigh(&mut self, now: Instant) {
+        if self.doubt.suspects.is_empty() {
+            return;
+        }
+        let suspected = |rank: usize| self.doubt.suspects.iter().any(|(r, _)| *r == rank);
+        let here = |rank: usize| {
+            let outlet = self.members[rank].outlet.as_ref();
+            !suspected(rank) && outlet.is_some()
+        };
+        let local = |rank: usize| matches!(self.members[rank].outlet, Some(Outlet::Local(_)));
+        let all = 0..self.members.len();
+        let alive = all.clone().filter(|rank| {
+            let member = &self.members[*rank];
+            let gone = member.departure.is_some() && !here(*rank);
+            member.has_come() && (!gone || self.doubt.out_of_reach.contains(rank))
+        });
+        let alive = alive.count();
+        let late = self.doubt.until.is_some_and(|until| until <= now);
+        let most = all.clone().filter(|rank| here(*rank)).count();
+        let answered =
+            |rank: &usize| here(*rank) && (local(*rank) || self.doubt.present.contains(rank));
+        // A connection that stands so long after something was sent is acknowledged by its kernel.
+        let sure = if late {
+            most
+        } else {
+            all.filter(answered).count()
+        };
+        if is_majority(sure, alive) {
+            self.doubt.until = None;
+            for (rank, why) in std::mem::take(&mut self.doubt.suspects) {
+                self.doubt.out_of_reach.insert(rank);
+                self.leave(rank, Departure::Lost(why), false);
+            }
+        } else if !is_majority(most, alive) {
+            self.doubt.until = None;
+            let suspects = std::mem::take(&mut self.doubt.suspects);
+            let mut from: Vec<_> = suspects.iter().map(|(rank, _)| *rank).collect();
+            from.extend(&self.doubt.out_of_reach);
+            from.sort_unstable();
+            let why = apart(&from);
+            if let Some(handover) = &self.handover {
+                handover.mailbox.step(Event::Parted);
+            }
+            self.push(&Push::CutOff {
+                from,
+                why: why.clone(),
+            });
+            for (rank, mut how) in suspects {
+                how.push_str("; ");
+                how.push_str(&why);
+                cut(&mut how, 4096);
+                self.leave(rank, Departure::Lost(how), false);
+            }
+        }
+    }
+}
+
+/// What is said of those who are out of reach of a side that may not decide.
+pub(super) fn apart(from: &[usize]) -> String {
+    let ranks = super::explain::ranges(from);
+    let (who, them) = match from.len() {
+        1 => (format!("rank {ranks}"), "it"),
+        _ => (format!("ranks {ranks}"), "them"),
+    };
+    format!(
+        "cut off from {who}: a partition of the network, and the ranks on this side are no majority, so that \
+         nobody here can tell whether {them} or this side is at fault"
+    )
+}
