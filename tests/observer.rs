@@ -182,3 +182,55 @@ fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() 
         assert!(after < Duration::from_secs(2), "{after:?}");
     }
 }
+
+#[test]
+fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() {
+    let mut family = Family::new(4, false, &[]);
+    let process = |rank: usize| {
+        let pid = family.observer.snapshot().ranks[rank].pid.unwrap();
+        rustix::process::Pid::from_raw(pid.cast_signed()).unwrap()
+    };
+    let [zero, stopped] = [0, 1].map(process);
+    let kill = |process, signal| rustix::process::kill_process(process, signal).unwrap();
+    // Rank 0 as well: nothing passes through it.
+    kill(zero, rustix::process::Signal::STOP);
+    kill(stopped, rustix::process::Signal::STOP);
+    let mut dead = family.ranks.remove(3);
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    let begun = Instant::now();
+    let timeline = family.observer.recordings(Duration::from_secs(1));
+    let took = begun.elapsed();
+    kill(zero, rustix::process::Signal::CONT);
+    kill(stopped, rustix::process::Signal::CONT);
+    println!("asked for {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    let there: Vec<_> = timeline.ranks.iter().map(|one| one.rank).collect();
+    assert_eq!(there, [2], "{:?}", timeline.missing);
+    let notes = &timeline.ranks[0].snapshot.notes;
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.is_phase && note.text == "waiting")
+    );
+    let why: Vec<_> = timeline
+        .missing
+        .iter()
+        .map(|one| (one.rank, &one.why))
+        .collect();
+    for (rank, word) in [
+        (0, "its process is stopped (SIGSTOP)"),
+        (1, "its process is stopped (SIGSTOP)"),
+        (1, "it had been in phase \"waiting\" for "),
+        (3, "nobody listens at "),
+    ] {
+        let found = why
+            .iter()
+            .any(|(other, why)| *other == rank && why.contains(word));
+        assert!(found, "rank {rank}, {word:?}: {why:?}");
+    }
+    for rank in &mut family.ranks {
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+    }
+}

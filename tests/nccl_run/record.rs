@@ -17,16 +17,27 @@ fn a_recorded_rank() {
         let device = nccl::cudarc::driver::CudaContext::new(world.local_rank())?;
         let stream = device.new_stream()?;
         let comm = world.communicator("model/tp").stream(&stream).build()?;
+        let other = device.new_stream()?;
+        let ring = world.communicator("model/pp").stream(&other).build()?;
         let mut y = stream.alloc_zeros::<f32>(1024)?;
+        let (x, mut z) = (other.alloc_zeros::<u8>(64)?, other.alloc_zeros::<u8>(64)?);
+        let (next, before) = ((world.rank() + 1) % 3, (world.rank() + 2) % 3);
+        world.phase("decode");
         for step in 0.. {
             nccl::recorder::note(&format!("step {step}"));
             if (world.rank(), step) == (1, 3) {
                 // The others have called theirs.
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::thread::sleep(std::time::Duration::from_millis(200));
                 let own = rustix::process::getpid();
                 rustix::process::kill_process(own, rustix::process::Signal::KILL)?;
             }
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            std::thread::sleep(std::time::Duration::from_millis(2 + world.rank() as u64));
+            let group = ring.group(|group| {
+                group.isend(&x, next)?;
+                group.irecv(&mut z, before)
+            })?;
+            group.wait()?;
         }
         Ok(())
     };
@@ -66,7 +77,8 @@ fn when_a_rank_is_killed_the_others_leave_recordings_and_one_page_shows_who_is_b
         let trace: serde_json::Value = serde_json::from_str(&trace).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events");
         let count = |phase: &str| events.iter().filter(|event| event["ph"] == phase).count();
-        assert_eq!((count("X"), count("s"), count("f")), (8, 4, 4));
+        // Four all-reduces and three groups of each rank; of the messages, those from rank 2 to rank 0 have both ends.
+        assert_eq!((count("X"), count("s"), count("f")), (14, 7, 7));
     };
     run(["timeline.html", "trace.json"]);
     // Another run into the same directory replaces nothing, and is not mixed with the first.

@@ -200,6 +200,11 @@ pub(super) fn length(value: &impl Serialize) -> usize {
     count.0
 }
 
+/// Whether a count need not be written.
+pub(super) fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
 /// A time span as nanoseconds.
 pub(super) mod nanoseconds {
     use super::*;

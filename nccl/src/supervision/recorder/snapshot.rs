@@ -151,7 +151,7 @@ pub struct Call {
     /// What it is made of, in the order of the calls into NCCL. Nothing for a replay.
     pub operations: Vec<RecordedOperation>,
     /// How many operations are not listed: they were overwritten, or are not called yet.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "json::is_zero")]
     pub missing: usize,
 }
 

@@ -55,7 +55,12 @@ impl Timeline {
             true => String::new(),
             false => format!("{}, ", self.job),
         };
-        format!("{job}epoch {}, {} ranks", self.epoch, self.ranks.len())
+        let all = self.ranks.len() + self.missing.len();
+        let ranks = match self.missing.is_empty() {
+            true => format!("{all} ranks"),
+            false => format!("{} of {all} ranks", self.ranks.len()),
+        };
+        format!("{job}epoch {}, {ranks}", self.epoch)
     }
 
     fn facts(&self, layout: &Layout<'_>) -> String {
@@ -117,8 +122,9 @@ impl Timeline {
     }
 
     fn last_table(&self) -> String {
-        let mut html = String::new();
+        let mut rows: Vec<(usize, String)> = Vec::new();
         for rank in &self.ranks {
+            let mut html = String::new();
             let (class, did) = last(&rank.snapshot);
             let phase = rank.snapshot.notes.iter().rev().find(|note| note.is_phase);
             let note = rank.snapshot.notes.iter().rev().find(|note| !note.is_phase);
@@ -130,16 +136,18 @@ impl Timeline {
                 text(phase.map_or("", |phase| &phase.text)),
                 text(note.map_or("", |note| &note.text))
             );
+            rows.push((rank.rank, html));
         }
         for rank in &self.missing {
-            let _ = write!(
-                html,
+            let html = format!(
                 "<tr class=gone><td>{}<td colspan=3>{}",
                 text(&rank.who()),
                 text(&rank.why)
             );
+            rows.push((rank.rank, html));
         }
-        html
+        rows.sort_by_key(|(rank, _)| *rank);
+        rows.into_iter().map(|(_, html)| html).collect()
     }
 
     fn clocks_table(&self) -> String {
@@ -175,7 +183,7 @@ impl Timeline {
         let ranks: Vec<_> = self
             .ranks
             .iter()
-            .map(|rank| json!([rank.who(), words::clock(&rank.clock)]))
+            .map(|rank| json!([rank.who(), words::clock(&rank.clock), rank.rank]))
             .collect();
         let lanes: Vec<_> = layout
             .lanes
@@ -221,7 +229,10 @@ impl Timeline {
         let missing: Vec<_> = self
             .missing
             .iter()
-            .map(|rank| format!("{}: no recording: {}", rank.who(), rank.why))
+            .map(|rank| {
+                let text = format!("{}: no recording: {}", rank.who(), rank.why);
+                json!([rank.rank, text])
+            })
             .collect();
         json!({
             "end": micro(layout.end), "ranks": ranks, "lanes": lanes, "marks": marks, "missing": missing,
