@@ -206,7 +206,7 @@ impl Timeline {
                         ])
                     })
                     .collect();
-                let stream = format!("stream {:#x}", lane.stream);
+                let stream = format!("{:#x}", lane.stream);
                 json!({
                     "rank": lane.rank, "comm": lane.communicator, "name": lane.recording.name,
                     "life": lane.recording.life, "reason": lane.recording.reason,
