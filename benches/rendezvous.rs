@@ -3,16 +3,14 @@
 //! `cargo bench --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection of
 //! its own to rank 0, over a Unix socket and over TCP; the greatest time of all ranks, from the start of
 //! the first to the end of a barrier behind `World::join`, and then to the end of `World::preflight`, which
-//! compares all of them. Then rank 0 asks all ranks for their recordings: each has the ring of a communicator
-//! that is full, and answers as much of it as it may. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.
+//! compares all of them. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.
 
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaContext;
 use nccl::preflight::Settings;
-use nccl::{Communicator, Library, Rendezvous, UniqueId, World};
+use nccl::{Rendezvous, World};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -26,13 +24,6 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
 
-    let _full = match full_ring() {
-        Ok(comm) => comm,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
     let directory = tempfile::tempdir().expect("a directory for the socket");
     let mut worst = Duration::ZERO;
     for (name, secret) in [("unix", false), ("tcp", true)] {
@@ -55,14 +46,12 @@ fn main() -> ExitCode {
             })
             .collect();
         times.sort();
-        let (whole, (joined, agreed, checked, recorded)) = times[times.len() / 2];
+        let (whole, (joined, agreed, checked)) = times[times.len() / 2];
         let (longest, _) = times[times.len() - 1];
         worst = worst.max(longest).max(checked);
         println!(
             "{name}: {ranks} ranks, median of {rounds}: joined after {joined:.3?}, agreed after \
-             {agreed:.3?} more, together {whole:.3?} (longest {longest:.3?}); compared after {checked:.3?} more; \
-             recordings of all after {recorded:.3?}, resident at most {} MiB",
-            peak_mib()
+             {agreed:.3?} more, together {whole:.3?} (longest {longest:.3?}); compared after {checked:.3?} more"
         );
     }
     if arguments.iter().any(|argument| argument == "--check") && worst > Duration::from_secs(3) {
@@ -72,42 +61,11 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A communicator that belongs to every rank of this process, with as many calls as a recorder keeps.
-fn full_ring() -> Result<Communicator, Box<dyn std::error::Error>> {
-    nccl_emulator::install_unless_gpu()?;
-    let stream = CudaContext::new(0)?.new_stream()?;
-    let id = UniqueId::new(&Library::load()?)?;
-    let comm = Communicator::builder("full", id, 0, 1).stream(&stream);
-    let comm = comm.build()?;
-    let x = stream.alloc_zeros::<f32>(2)?;
-    let mut y = stream.alloc_zeros::<f32>(2)?;
-    for _ in 0..520 {
-        let group = comm.group(|group| {
-            let (first, second) = y.split_at_mut(1);
-            group.isend(x.slice(..1), 0)?;
-            group.irecv(first, 0)?;
-            group.isend(x.slice(1..), 0)?;
-            group.irecv(second, 0)
-        })?;
-        group.wait()?;
-    }
-    Ok(comm)
-}
-
-/// The most memory that this process has had.
-fn peak_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) / 1024
-}
-
-/// The time until all have joined, until all have come through a barrier, until all have been compared, and
-/// until rank 0 had all recordings.
+/// The time until all have joined, until all have come through a barrier, and until all have been compared.
 fn meet(
     ranks: usize,
     rendezvous: impl Fn(usize) -> nccl::Result<Rendezvous> + Sync,
-) -> (Duration, Duration, Duration, Duration) {
+) -> (Duration, Duration, Duration) {
     let start = Barrier::new(ranks + 1);
     let rendezvous = &rendezvous;
     std::thread::scope(|scope| {
@@ -123,21 +81,9 @@ fn meet(
                     let report = world.preflight(&Settings::new())?;
                     assert_eq!(report.errors().count(), 0, "{report}");
                     let checked = Instant::now();
-                    world.barrier("ask")?;
-                    let begun = Instant::now();
-                    if rank == 0 {
-                        let timeline = world.recordings(Duration::from_secs(60));
-                        assert_eq!(
-                            timeline.ranks.len(),
-                            ranks,
-                            "{:?}",
-                            timeline.missing.first()
-                        );
-                    }
-                    let recorded = begun.elapsed();
                     // Nobody leaves while others are on their way: that is measured by nobody.
                     world.barrier("end")?;
-                    Ok::<_, nccl::Error>((joined, agreed, checked, recorded))
+                    Ok::<_, nccl::Error>((joined, agreed, checked))
                 };
                 std::thread::Builder::new()
                     .stack_size(256 << 10)
@@ -154,12 +100,10 @@ fn meet(
         let joined = ends.iter().map(|end| end.0).max().expect("a rank");
         let agreed = ends.iter().map(|end| end.1).max().expect("a rank");
         let checked = ends.iter().map(|end| end.2).max().expect("a rank");
-        let recorded = ends[0].3;
         (
             joined - begun,
             agreed - joined.min(agreed),
             checked - agreed.min(checked),
-            recorded,
         )
     })
 }
