@@ -137,7 +137,7 @@ impl Communicator {
     /// # let streams = [context.new_stream()?, cudarc::driver::CudaContext::new(1)?.new_stream()?];
     /// let comms = nccl::Communicator::init_all("both", &streams)?;
     /// let shrunk = comms[1].shrink_aborting("without rank 0", &[0])?;
-    /// assert!(comms[1].warm_up().is_err(), "it has ended");
+    /// assert!(comms[1].finalize().is_err(), "it has ended");
     /// # Ok(())
     /// # }
     /// ```
