@@ -8,6 +8,8 @@
 
 #[path = "abort_together.rs"]
 mod abort_together;
+#[path = "aborts.rs"]
+mod aborts;
 #[path = "awaiting.rs"]
 mod awaiting;
 #[path = "deadlines.rs"]
