@@ -180,6 +180,16 @@ fn describe() {
         count,
         "Communicators that there are, by whether they can be used"
     );
+    describe_gauge!(
+        "nccl_oldest_pending_seconds",
+        Unit::Seconds,
+        "For how long the oldest call that is not done has been; 0 for none"
+    );
+    describe_gauge!(
+        "nccl_queue_depth",
+        count,
+        "Calls that were issued and are not known to be done"
+    );
     describe_gauge!("nccl_info", count, "Which libnccl is loaded; always 1");
     describe_histogram!(
         "nccl_enqueue_seconds",
@@ -259,6 +269,9 @@ fn communicator(comm: &CommunicatorStats) {
     }
     counter!("nccl_groups_total", "comm" => name()).absolute(comm.groups());
     counter!("nccl_graph_replays_total", "comm" => name()).absolute(comm.replays());
+    let oldest = comm.oldest_pending.unwrap_or_default().as_secs_f64();
+    gauge!("nccl_oldest_pending_seconds", "comm" => name()).set(oldest);
+    gauge!("nccl_queue_depth", "comm" => name()).set(comm.queue_depth as f64);
     gauge!("nccl_communicators", "comm" => name(), "state" => "ready").set(comm.ready as f64);
     gauge!("nccl_communicators", "comm" => name(), "state" => "over").set(comm.over as f64);
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::durations::Durations;
 use super::process;
@@ -14,6 +14,7 @@ use crate::operation::OperationKind;
 use crate::recorded::Function;
 use crate::rendezvous;
 use crate::supervision::FaultClass;
+use crate::supervision::watchdog::{self, Pending};
 
 /// How much this process has done with NCCL since it started, and how it stands.
 ///
@@ -101,6 +102,10 @@ pub struct CommunicatorStats {
     pub over: usize,
     /// How many are gone. What they did stays counted.
     pub ended: u64,
+    /// Calls that were issued and are not known to be done, as the watchdog found at its last look.
+    pub queue_depth: u64,
+    /// For how long the oldest of them has been; `None` when there are none.
+    pub oldest_pending: Option<Duration>,
     /// Calls that have a sequence number, by kind; those that there were.
     pub calls: Vec<Calls>,
     /// Operations that were handed to NCCL, by kind; those that there were. A group, an `all_to_all_v` and a
@@ -231,7 +236,11 @@ pub fn stats() -> Stats {
             path: library.path().to_owned(),
             is_emulated: library.is_emulated(),
         }),
-        communicators: registry::read().into_iter().map(communicator).collect(),
+        communicators: {
+            let pending = watchdog::pending();
+            let counted = registry::read().into_iter();
+            counted.map(|one| communicator(one, &pending)).collect()
+        },
         worlds: rendezvous::world_stats(),
         faults: Faults {
             failed: process::faults(FaultClass::Failed).get(),
@@ -255,7 +264,7 @@ pub fn stats() -> Stats {
     }
 }
 
-fn communicator(counted: Counted) -> CommunicatorStats {
+fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
     let Counted {
         name,
         sums,
@@ -264,6 +273,7 @@ fn communicator(counted: Counted) -> CommunicatorStats {
     } = counted;
     let is_over = |phase: &&Arc<Phase>| phase.get() != State::Ready;
     let over = live.iter().filter(is_over).count();
+    let own = || pending.iter().filter(|one| one.communicator == name);
     let calls = OperationKind::ALL.into_iter().map(|kind| Calls {
         kind,
         count: sums.calls[kind as usize],
@@ -281,6 +291,11 @@ fn communicator(counted: Counted) -> CommunicatorStats {
         ready: live.len() - over,
         over,
         ended,
+        queue_depth: own().map(|one| one.depth).sum(),
+        oldest_pending: own()
+            .filter_map(|one| one.oldest)
+            .map(|oldest| oldest.since.elapsed())
+            .max(),
         calls: calls.filter(|calls| calls.count > 0).collect(),
         operations: operations.filter(|one| one.count > 0).collect(),
     }
