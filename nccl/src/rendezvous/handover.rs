@@ -282,7 +282,7 @@ impl State {
             self.members[rank].departure = Some(departure.clone());
             self.channels.over.get_or_insert((rank, departure));
         }
-        tracing::warn!(target: "nccl", rank = me, "this rank coordinates from now on");
+        tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = me, "this rank coordinates from now on");
         if let Some((rank, departure)) = self.channels.over.clone() {
             self.push(&Push::Over { rank, departure });
         }

@@ -160,7 +160,7 @@ fn go_on(heir: &Heir, loss: Loss) {
         return;
     }
     let loss = if has_left { Loss::Left } else { loss };
-    tracing::warn!(target: "nccl", rank = before, why, "the coordinator is gone");
+    tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = before, why, "the coordinator is gone");
     let mut actions = VecDeque::from(mailbox.step(Event::Lost(loss)));
     mailbox.settle();
     while let Some(action) = actions.pop_front() {
@@ -225,7 +225,7 @@ impl Heir {
             Tried::Met(connection, decoder) => Answered::Met(Box::new((connection, decoder))),
             Tried::Follows(coordinator, _) => Answered::Follows(coordinator),
             Tried::Refused(why) => {
-                tracing::warn!(target: "nccl", rank, why, "a successor lets this rank not in");
+                tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank, why, "a successor lets this rank not in");
                 Answered::Refused
             }
             Tried::NotYet(error, _) => match error.kind() {
