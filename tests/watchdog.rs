@@ -344,6 +344,30 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
 }
 
 #[test]
+fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
+        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+        world.barrier("begin")?;
+        if world.rank() == 0 {
+            // Nobody but the watchdog asks.
+            faults::at_call("cuEventQuery").hang().keep();
+            unattended(&comm)?;
+        }
+        let fault = fault(&comm)?;
+        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
+        let cause = fault.cause();
+        assert!(cause.contains("cuEventQuery has not come back"), "{cause}");
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+#[test]
 fn a_capture_of_a_watched_stream_is_not_disturbed() {
     // Processes: a capture may forbid calls of all threads of one.
     ranks_as_processes(2, |world| -> Outcome {
@@ -392,6 +416,29 @@ fn state(comm: &Communicator, sequence: u64) -> Option<recorder::CallState> {
     let calls = comm.recording().calls;
     let call = calls.iter().find(|call| call.sequence == sequence)?;
     Some(call.state)
+}
+
+#[test]
+fn the_default_stream_is_one_stream_however_often_it_is_named() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder)?;
+        let context = stream.context();
+        let mut y = context.default_stream().alloc_zeros::<f32>(64)?;
+        let begun = Instant::now();
+        for _ in 0..3000 {
+            let on_default = comm.on(&context.default_stream());
+            on_default.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        }
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        context.default_stream().synchronize()?;
+        let last = comm.recording().calls.last().ok_or("a call")?.sequence;
+        let begun = Instant::now();
+        while state(&comm, last) != Some(recorder::CallState::Done) {
+            assert!(begun.elapsed() < SOON, "{:?}", state(&comm, last));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    });
 }
 
 #[test]

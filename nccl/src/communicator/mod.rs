@@ -62,7 +62,7 @@ pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
 pub use launch_mode::LaunchMode;
 pub(crate) use lifecycle::{Why, end_struck};
-pub(crate) use order::{admit_buffer, admit_owner, not_capturing};
+pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
 pub(crate) use replay::NotLaunched;
 pub use shrink::{ShrinkWay, Shrunk};
 pub use state::State;

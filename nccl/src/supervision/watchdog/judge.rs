@@ -24,6 +24,8 @@ pub(super) struct Unreached {
 pub(super) struct Queue {
     /// CUDA's handle.
     pub(super) stream: u64,
+    /// Its calls up to this one were done before it was watched.
+    pub(super) floor: u64,
     /// Its calls up to this one are done.
     done: u64,
     /// When a mark was last seen to be reached.
@@ -63,13 +65,14 @@ impl Queue {
         self.issued = issued.max().unwrap_or(0);
         // What was captured runs when it is replayed.
         let is_pending = |call: &&TrackedCall| {
-            call.number > self.done && (call.issuing || call.kind != OperationKind::Capture)
+            call.number > self.done.max(self.floor)
+                && (call.issuing || call.kind != OperationKind::Capture)
         };
         let mut depth = here().filter(is_pending).count() as u64;
         let mut front = here().find(is_pending).copied();
         let oldest = calls.first().map_or(u64::MAX, |call| call.number);
         if let Some(known) = self.front
-            && known.number > self.done
+            && known.number > self.done.max(self.floor)
             && known.number < oldest
             && oldest < u64::MAX
         {
@@ -121,9 +124,16 @@ pub(super) struct Standing {
 pub(super) struct Court {
     /// The call in front, and since when.
     front: Option<(u64, Duration)>,
+    /// No clock began before this.
+    restarted: Duration,
 }
 
 impl Court {
+    /// All clocks begin anew.
+    pub(super) fn restart(&mut self, now: Duration) {
+        self.restarted = now;
+    }
+
     /// Who is in front of everything that is pending. `queue_limit` is how long it may wait for its turn.
     pub(super) fn judge<'q>(
         &mut self,
@@ -150,11 +160,11 @@ impl Court {
             .iter()
             .any(|mark| mark.covers < call.number && !call.issuing);
         let (clock, began, limit) = match (call.issuing, is_behind) {
-            (true, _) => (Clock::Issuing, call.since, call.limit),
-            (false, true) => (Clock::Queued, call.since, queue_limit),
+            (true, _) => (Clock::Issuing, call.since.max(self.restarted), call.limit),
+            (false, true) => (Clock::Queued, call.since.max(self.restarted), queue_limit),
             (false, false) => (
                 Clock::Running,
-                call.since.max(queue.free).max(since),
+                call.since.max(queue.free).max(since).max(self.restarted),
                 call.limit,
             ),
         };
@@ -441,6 +451,20 @@ mod tests {
         queue.update(&later[1..], 599, at(7));
         queue.update(&later, 1111, at(8));
         assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn what_was_done_before_a_stream_is_watched_and_time_in_which_nobody_ran_do_not_count() {
+        let (mut queue, mut court) = (Queue::new(7), Court::default());
+        queue.floor = 4;
+        queue.update(&[call(4, 7, 0), call(5, 7, 100)], 0, at(100));
+        queue.unreached = vec![mark(4, 100, false), mark(5, 100, true)];
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 101);
+        assert_eq!((standing.call.number, standing.clock), (5, Clock::Queued));
+        queue.unreached.remove(0);
+        court.restart(at(1000));
+        let standing = judge(&mut court, std::slice::from_ref(&queue), 1000);
+        assert_eq!(standing.deadline, Some(at(1030)));
     }
 
     #[test]

@@ -21,12 +21,18 @@ const MARKS: usize = 64;
 /// How often NCCL is asked for errors of its background threads.
 const ASK: Duration = Duration::from_millis(250);
 
+/// A stream, up to where its calls were done before it was watched, and what was put on it since the last
+/// look.
+type Share = (Arc<CudaStream>, u64, Vec<Put>);
+
+/// Looks are never so far apart while anything is pending, if this thread runs when it wants to.
+const GAP: Duration = Duration::from_secs(2);
+
 /// What is to be looked at.
 pub(super) struct Task {
     pub(super) track: Arc<Track>,
     pub(super) inner: Weak<Inner>,
-    /// The streams, and what was put on them since the last look.
-    pub(super) streams: Vec<(Arc<CudaStream>, Vec<Put>)>,
+    pub(super) streams: Vec<Share>,
 }
 
 /// What a thread that looks remembers of a communicator.
@@ -36,6 +42,8 @@ pub(super) struct Eye {
     streams: Vec<Seen>,
     asked: Option<Instant>,
     progress: Option<Instant>,
+    /// Since the recorder's zero.
+    looked: Option<Duration>,
 }
 
 struct Seen {
@@ -102,6 +110,11 @@ impl Eye {
         let now = origin().monotonic.elapsed();
         let mut failed = None;
         self.take_in(streams);
+        // Of a process that was stopped, or not let run, nothing ran either, for all that is known.
+        if self.looked.is_some_and(|looked| now > looked + GAP) {
+            self.court.restart(now);
+        }
+        self.looked = Some(now);
         for seen in &mut self.streams {
             let handle = handle_of(&seen.stream);
             match seen.ask(now, &mut events) {
@@ -124,7 +137,7 @@ impl Eye {
             progress: self.progress,
             looked: Some(Instant::now()),
         };
-        let streams = streams.iter().map(|(stream, _)| {
+        let streams = streams.iter().map(|(stream, ..)| {
             let seen = self.streams.iter();
             let seen = seen
                 .clone()
@@ -150,12 +163,12 @@ impl Eye {
     }
 
     /// Takes over the marks that were put, and forgets streams that are not watched any more.
-    fn take_in(&mut self, streams: &mut [(Arc<CudaStream>, Vec<Put>)]) {
+    fn take_in(&mut self, streams: &mut [Share]) {
         self.streams.retain(|seen| {
             let mut watched = streams.iter();
-            watched.any(|(stream, _)| Arc::ptr_eq(stream, &seen.stream))
+            watched.any(|(stream, ..)| Arc::ptr_eq(stream, &seen.stream))
         });
-        for (stream, incoming) in streams {
+        for (stream, floor, incoming) in streams {
             let known = self
                 .streams
                 .iter()
@@ -170,6 +183,7 @@ impl Eye {
                 self.streams.len() - 1
             });
             let seen = &mut self.streams[known];
+            seen.queue.floor = *floor;
             for put in incoming.drain(..) {
                 seen.marked = seen.marked.max(put.mark.covers);
                 seen.marks.push(put);

@@ -18,7 +18,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 use super::facts::{Facts, Pending};
 use super::judge::{Standing, Unreached};
 use super::threads;
-use crate::communicator::{Inner, lock};
+use crate::communicator::{Inner, lock, same_stream};
 use crate::error::{Error, Result};
 use crate::operation::OperationKind;
 use crate::reaper;
@@ -63,6 +63,11 @@ pub(super) struct Entry {
 /// One of its streams. It is kept alive while calls on it are not done.
 pub(super) struct Watched {
     pub(super) stream: Arc<CudaStream>,
+    /// The same stream at the address that is listed, if that is another one: cudarc makes a new value for
+    /// the default stream each time.
+    again: Option<Arc<CudaStream>>,
+    /// Its calls up to this one were done when it came here.
+    pub(super) floor: u64,
     /// Before this, issuing threads put no marks on it. Since the recorder's zero.
     due: Duration,
     /// What they put there since the last look.
@@ -188,10 +193,12 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     let watched = entry
         .streams
         .iter()
-        .position(|watched| Arc::ptr_eq(&watched.stream, on));
+        .position(|watched| same_stream(&watched.stream, on));
     let watched = watched.unwrap_or_else(|| {
         entry.streams.push(Watched {
             stream: Arc::clone(on),
+            again: None,
+            floor: number - 1,
             due: Duration::ZERO,
             incoming: Vec::with_capacity(INCOMING),
             backlog: 0,
@@ -201,6 +208,10 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     });
     let watched = &mut entry.streams[watched];
     watched.idle_since = None;
+    // Another thread's launch may have been recorded before, and come here later.
+    watched.floor = watched.floor.min(number - 1);
+    let again = (!Arc::ptr_eq(&watched.stream, on)).then(|| Arc::clone(on));
+    let dropped = std::mem::replace(&mut watched.again, again);
     let is_due = now >= watched.due;
     if is_due {
         let apart = SPACING.min(period) * (1 << (watched.backlog / 16).min(6));
@@ -215,7 +226,20 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     entry.next = entry.next.min(Instant::now() + period);
     let next = entry.next;
     state.threads.wake(next, was_empty);
+    drop(state);
+    // This may be the last who has it.
+    drop(dropped);
     Ok(is_due)
+}
+
+impl Watched {
+    /// Takes it off the list, so that the next call comes here.
+    pub(super) fn unlist(&self, track: &Track) {
+        let listed = self.again.as_ref().unwrap_or(&self.stream);
+        let listed = Arc::as_ptr(listed).addr();
+        let usual = &track.usual.stream;
+        let _ = usual.compare_exchange(listed, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
 /// How far apart looks at calls with such a limit are.
@@ -250,7 +274,7 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
         .find(|entry| entry.track.number == track.number);
     let watched = entry.and_then(|entry| {
         let mut streams = entry.streams.iter_mut();
-        streams.find(|watched| Arc::ptr_eq(&watched.stream, on))
+        streams.find(|watched| same_stream(&watched.stream, on))
     });
     match watched {
         Some(watched) if watched.incoming.len() < INCOMING => {

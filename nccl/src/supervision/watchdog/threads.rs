@@ -172,7 +172,7 @@ impl State {
         let entry = self.entry(number)?;
         let streams = entry.streams.iter_mut().map(|watched| {
             let incoming = watched.incoming.drain(..).collect();
-            (Arc::clone(&watched.stream), incoming)
+            (Arc::clone(&watched.stream), watched.floor, incoming)
         });
         let task = Task {
             track: Arc::clone(&entry.track),
@@ -209,7 +209,7 @@ impl State {
         } = report;
         entry.facts = facts;
         let mut dropped = Vec::new();
-        for ((stream, _), backlog) in task.streams.iter().zip(streams) {
+        for ((stream, ..), backlog) in task.streams.iter().zip(streams) {
             let watched = entry
                 .streams
                 .iter()
@@ -226,9 +226,7 @@ impl State {
                 Some(_) => {}
                 None => {
                     // The next call comes here, and its marks tell it from what came before.
-                    let listed = &entry.track.usual.stream;
-                    let this = Arc::as_ptr(stream).addr();
-                    let _ = listed.compare_exchange(this, 0, Ordering::Relaxed, Ordering::Relaxed);
+                    watched.unlist(&entry.track);
                     watched.idle_since = Some(Instant::now());
                 }
             }
