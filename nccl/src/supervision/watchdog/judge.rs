@@ -217,9 +217,22 @@ impl Standing {
 
     /// The call is late, as far as can be said without a look at it.
     pub(super) fn unseen_overdue(&self, now: Duration) -> Option<Overdue> {
-        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
-        let deadline = self.deadline.or(deadline);
+        let deadline = self.unseen_deadline();
         Self { deadline, ..*self }.overdue(now)
+    }
+
+    fn unseen_deadline(&self) -> Option<Duration> {
+        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
+        self.deadline.or(deadline)
+    }
+
+    /// Whether this call is late before the other is.
+    pub(super) fn ends_before(&self, other: &Self) -> bool {
+        match (self.unseen_deadline(), other.unseen_deadline()) {
+            (Some(this), Some(other)) => this < other,
+            (this, None) => this.is_some(),
+            (None, _) => false,
+        }
     }
 
     /// The call is late, if it is.

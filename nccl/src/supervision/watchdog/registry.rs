@@ -179,16 +179,21 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         });
         state.entries.len() - 1
     });
+    let is_looked_at = state.threads.is_at(track.number);
     let entry = &mut state.entries[at];
-    if entry.facts.standing.is_none() {
-        entry.facts.standing = Some(Standing::of_new(TrackedCall {
-            number,
-            kind: issue.kind,
-            since: now,
-            limit: limit_of_word(limit),
-            stream: handle_of(on),
-            issuing: true,
-        }));
+    let new = Standing::of_new(TrackedCall {
+        number,
+        kind: issue.kind,
+        since: now,
+        limit: limit_of_word(limit),
+        stream: handle_of(on),
+        issuing: true,
+    });
+    // What is known may stay what is known, if the look does not come back.
+    let is_blind = is_looked_at || entry.stuck.is_some();
+    let known = entry.facts.standing;
+    if known.is_none_or(|known| is_blind && new.ends_before(&known)) {
+        entry.facts.standing = Some(new);
     }
     let watched = entry
         .streams

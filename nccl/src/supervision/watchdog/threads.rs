@@ -51,6 +51,13 @@ impl Running {
         at_work: None,
     };
 
+    /// Whether this communicator is being looked at.
+    pub(super) fn is_at(&self, number: u64) -> bool {
+        self.at_work
+            .as_ref()
+            .is_some_and(|at_work| at_work.number == number)
+    }
+
     /// There is something to look at, at that time.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
         if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
