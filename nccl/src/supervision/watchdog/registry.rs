@@ -53,6 +53,8 @@ pub(super) struct Entry {
     pub(super) inner: Weak<Inner>,
     pub(super) streams: Vec<Watched>,
     pub(super) facts: Facts,
+    /// The call that is late first of those that came here since the last look.
+    pub(super) unseen: Option<Standing>,
     /// When to look again, and how far apart looks are.
     pub(super) next: Instant,
     pub(super) interval: Duration,
@@ -173,13 +175,13 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
             inner: Arc::downgrade(inner),
             streams: Vec::new(),
             facts: Facts::default(),
+            unseen: None,
             next: Instant::now() + FIRST.min(period),
             interval: FIRST.min(period),
             stuck: None,
         });
         state.entries.len() - 1
     });
-    let is_looked_at = state.threads.is_at(track.number);
     let entry = &mut state.entries[at];
     let new = Standing::of_new(TrackedCall {
         number,
@@ -189,12 +191,10 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         stream: handle_of(on),
         issuing: true,
     });
-    // What is known may stay what is known, if the look does not come back.
-    let is_blind = is_looked_at || entry.stuck.is_some();
-    let known = entry.facts.standing;
-    if known.is_none_or(|known| is_blind && new.ends_before(&known)) {
-        entry.facts.standing = Some(new);
+    if entry.unseen.is_none_or(|unseen| new.ends_before(&unseen)) {
+        entry.unseen = Some(new);
     }
+    entry.facts.standing.get_or_insert(new);
     let watched = entry
         .streams
         .iter()

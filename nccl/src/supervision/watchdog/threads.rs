@@ -51,13 +51,6 @@ impl Running {
         at_work: None,
     };
 
-    /// Whether this communicator is being looked at.
-    pub(super) fn is_at(&self, number: u64) -> bool {
-        self.at_work
-            .as_ref()
-            .is_some_and(|at_work| at_work.number == number)
-    }
-
     /// There is something to look at, at that time.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
         if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
@@ -215,6 +208,8 @@ impl State {
             found,
         } = report;
         entry.facts = facts;
+        let began = begun.saturating_duration_since(origin().monotonic);
+        entry.unseen = entry.unseen.filter(|unseen| unseen.call.since > began);
         let mut dropped = Vec::new();
         for ((stream, ..), backlog) in task.streams.iter().zip(streams) {
             let watched = entry
@@ -344,10 +339,12 @@ impl State {
             .extract_if(.., has_ended)
             .for_each(std::mem::forget);
         for entry in &self.entries {
-            let (Some((call, since)), Some(standing)) = (entry.stuck, entry.facts.standing) else {
+            let Some((call, since)) = entry.stuck else {
                 continue;
             };
-            if let Some(mut overdue) = standing.unseen_overdue(now)
+            let known = [entry.facts.standing, entry.unseen].into_iter().flatten();
+            let mut overdue = known.filter_map(|standing| standing.unseen_overdue(now));
+            if let Some(mut overdue) = overdue.next()
                 && let Some(inner) = Visit::of(&entry.inner)
             {
                 overdue.stuck = Some((call, since.elapsed()));
