@@ -165,7 +165,10 @@ fn life(world: &World, turn: u64) -> Outcome {
                 let ended = match work {
                     // May be first.
                     Work::Finalize => comm.finalize(),
-                    _ => Ok(drop(comm)),
+                    _ => {
+                        drop(comm);
+                        Ok(())
+                    }
                 };
                 done.store(true, Ordering::Release);
                 return Ok(ended);
