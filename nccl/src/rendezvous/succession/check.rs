@@ -349,10 +349,10 @@ impl World {
                 self.step(to, Event::Succeeded { by, start, entries });
             }
             Message::CutOff if self.nodes[to].link == Some(from) => self.nodes[to].cut_off = true,
-            Message::Say(fact) if self.leads(to) => {
-                if !self.nodes[to].machine.log().contains(&fact) {
-                    self.order(to, fact);
-                }
+            Message::Say(fact)
+                if self.leads(to) && !self.nodes[to].machine.log().contains(&fact) =>
+            {
+                self.order(to, fact);
             }
             Message::Report(report) => self.step(to, Event::Reported { from, report }),
             _ => {}
