@@ -410,8 +410,8 @@ impl Caller<'_> {
                 rank,
                 kind,
             } = one;
-            let type_code = u32::from(byte(kind, DATA_TYPE));
-            let data_type = sys::ncclDataType_t(type_code);
+            let type_code = byte(kind, DATA_TYPE);
+            let data_type = sys::ncclDataType_t(type_code.into());
             let code = if kind < SEND {
                 let number = tally.messages.next_sent(rank, type_code, count);
                 slot.write(count, rank, kind, number);

@@ -97,7 +97,7 @@ static SPECIFIED: LazyLock<Result<specification::Specification, SpecificationErr
         parsed
     });
 /// How many faults there are. Those of the environment are counted when they are read.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static COUNT: AtomicUsize = AtomicUsize::new(1);
 static LATE_NANOS: AtomicU64 = AtomicU64::new(0);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,6 +108,7 @@ fn read_environment() {
     static READ: LazyLock<()> = LazyLock::new(|| {
         let faults = lock(&FAULTS);
         COUNT.fetch_add(faults.rules.len(), Ordering::Relaxed);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
         LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
     });
     LazyLock::force(&READ);
@@ -417,7 +418,13 @@ fn kill() -> ! {
 }
 
 /// Whether there are any faults: asked before anything else.
+#[inline]
 pub(crate) fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0 && any_that_is_read()
+}
+
+#[cold]
+fn any_that_is_read() -> bool {
     read_environment();
     COUNT.load(Ordering::Relaxed) != 0
 }
@@ -480,10 +487,16 @@ pub(crate) fn check_call(
 ///
 /// # Errors
 /// The code of a fault that makes it fail.
+#[inline]
 pub(crate) fn check_driver_call(function: &str) -> Result<(), CUresult> {
-    if !any() {
-        return Ok(());
+    match any() {
+        true => strike_driver_call(function),
+        false => Ok(()),
     }
+}
+
+#[cold]
+fn strike_driver_call(function: &str) -> Result<(), CUresult> {
     let mut result = Ok(());
     for rule in striking(
         |point| matches!(point, Point::Call(name) if name == function),

@@ -74,8 +74,8 @@ impl Side {
 
     /// Counts a message. Its number among those of its peer, from 1.
     #[inline]
-    fn next(&self, peer: i32, data_type: u32, elements: usize) -> u32 {
-        self.elements[(data_type & 0xff) as usize].add(elements as u64);
+    fn next(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
+        self.elements[usize::from(data_type)].add(elements as u64);
         let Some(count) = self.by_peer.get(peer as u32 as usize) else {
             no_such_peer();
         };
@@ -107,12 +107,12 @@ fn bytes_of(data_type: usize, elements: &Count) -> u64 {
 
 impl Messages {
     #[inline]
-    pub(crate) fn next_sent(&self, peer: i32, data_type: u32, elements: usize) -> u32 {
+    pub(crate) fn next_sent(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
         self.sent.next(peer, data_type, elements)
     }
 
     #[inline]
-    pub(crate) fn next_received(&self, peer: i32, data_type: u32, elements: usize) -> u32 {
+    pub(crate) fn next_received(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
         self.received.next(peer, data_type, elements)
     }
 }
@@ -234,10 +234,10 @@ mod tests {
     #[test]
     fn messages_are_numbered_by_peer_and_counted_together() {
         let tally = Tally::new(3);
-        assert_eq!(tally.messages.next_sent(2, F32.into(), 10), 1);
-        assert_eq!(tally.messages.next_sent(2, BF16.into(), 1), 2);
-        assert_eq!(tally.messages.next_sent(0, F32.into(), 5), 1);
-        assert_eq!(tally.messages.next_received(2, F32.into(), 1), 1);
+        assert_eq!(tally.messages.next_sent(2, F32, 10), 1);
+        assert_eq!(tally.messages.next_sent(2, BF16, 1), 2);
+        assert_eq!(tally.messages.next_sent(0, F32, 5), 1);
+        assert_eq!(tally.messages.next_received(2, F32, 1), 1);
         let (operations, bytes) = (3, 62);
         assert_eq!(tally.total(Function::Send), Total { operations, bytes });
         assert_eq!(tally.total(Function::Recv).bytes, 4);
