@@ -101,7 +101,13 @@ impl Registry {
         self.names.len() - 1
     }
 
-    fn begin(&mut self, name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Counting {
+    /// What one communicator counts in, and its number here.
+    fn begin(
+        &mut self,
+        name: &Arc<str>,
+        world_size: usize,
+        phase: &Arc<Phase>,
+    ) -> (Arc<Tally>, u64) {
         self.made += 1;
         let tally = Arc::new(Tally::new(world_size));
         let live = Live {
@@ -111,8 +117,7 @@ impl Registry {
             phase: Arc::clone(phase),
         };
         self.live.push(live);
-        let number = self.made;
-        Counting { tally, number }
+        (tally, self.made)
     }
 
     fn end(&mut self, number: u64) {
@@ -159,7 +164,8 @@ pub(super) fn read() -> Vec<Counted> {
 impl Counting {
     /// Begins to count for a communicator.
     pub(crate) fn new(name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Self {
-        registry().begin(name, world_size, phase)
+        let (tally, number) = registry().begin(name, world_size, phase);
+        Self { tally, number }
     }
 
     pub(crate) fn tally(&self) -> &Arc<Tally> {
@@ -185,40 +191,37 @@ mod tests {
         }
     }
 
-    fn begin(registry: &mut Registry, name: &str) -> Counting {
+    fn begin(registry: &mut Registry, name: &str) -> (Arc<Tally>, u64) {
         registry.begin(&Arc::from(name), 1, &Arc::new(Phase::new()))
     }
 
     #[test]
     fn what_was_counted_stays_counted_after_the_end() {
         let mut registry = empty();
-        let first = begin(&mut registry, "tp");
-        first.tally().call(OperationKind::Group);
-        let second = begin(&mut registry, "tp");
-        second.tally().call(OperationKind::Group);
-        second.tally().call(OperationKind::Replay);
-        registry.end(first.number);
-        registry.end(first.number);
+        let (first, number) = begin(&mut registry, "tp");
+        first.call(OperationKind::Group);
+        let (second, _) = begin(&mut registry, "tp");
+        second.call(OperationKind::Group);
+        second.call(OperationKind::Replay);
+        registry.end(number);
+        registry.end(number);
         let [counted] = &registry.read()[..] else {
             panic!("one name")
         };
         assert_eq!(counted.sums.calls[OperationKind::Group as usize], 2);
         assert_eq!(counted.sums.calls[OperationKind::Replay as usize], 1);
         assert_eq!((counted.live.len(), counted.ended), (1, 1));
-        // Of another registry than the process's.
-        std::mem::forget((first, second));
     }
 
     #[test]
     fn names_are_bounded_and_those_that_came_first_keep_theirs() {
         let mut registry = empty();
         for number in 0..NAMES + 10 {
-            let counting = begin(&mut registry, &format!("request {number}"));
-            counting.tally().call(OperationKind::AllReduce);
-            registry.end(counting.number);
-            std::mem::forget(counting);
+            let (tally, number) = begin(&mut registry, &format!("request {number}"));
+            tally.call(OperationKind::AllReduce);
+            registry.end(number);
         }
-        let known = begin(&mut registry, "request 7");
+        let _known = begin(&mut registry, "request 7");
         let read = registry.read();
         assert_eq!(read.len(), NAMES + 1);
         assert_eq!(&*read[NAMES].name, OTHERS);
@@ -228,6 +231,5 @@ mod tests {
             10
         );
         assert_eq!((read[7].live.len(), read[7].ended), (1, 1));
-        std::mem::forget(known);
     }
 }
