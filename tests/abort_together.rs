@@ -10,6 +10,7 @@ use nccl::{AbortSignal, Communicator, ErrorKind, FaultClass, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
+use support::sums::{all_reduce, work_until_the_end};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -29,26 +30,6 @@ fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), n
         .timeout(LIMIT)
         .build()?;
     Ok((stream, comm))
-}
-
-fn all_reduce(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
-    let mut y = stream.alloc_zeros::<f32>(1 << 12).expect("memory");
-    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
-}
-
-/// All-reduces until one fails; says when it has begun, how it ended and how late.
-fn work_until_the_end(comm: &Communicator, stream: &Arc<CudaStream>) {
-    for turn in 0.. {
-        if turn == 10 {
-            println!("working");
-        }
-        if let Err(error) = all_reduce(comm, stream) {
-            let fault = error.fault().expect("a cause that all ranks know");
-            println!("ended: {:?} {fault}", fault.class());
-            println!("error: {}", error.to_string().replace('\n', " "));
-            return;
-        }
-    }
 }
 
 /// Kills a rank of several, and looks at what the others say.

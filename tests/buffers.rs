@@ -5,9 +5,10 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaStream, sys};
+use nccl::cudarc::driver::{CudaContext, sys};
 use nccl::{Buffer, Communicator, ErrorKind, Library, ReduceOp, Request, StreamRefusal, World};
 use nccl_emulator::faults;
+use support::gate::Gate;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -393,28 +394,4 @@ fn a_buffer_dropped_during_a_capture_is_freed_after_it() {
         nothing_was_caught();
         Ok(())
     });
-}
-
-/// Keeps a stream from going on until it is dropped.
-struct Gate(#[allow(dead_code)] std::sync::mpsc::Sender<()>);
-
-impl Gate {
-    fn closed_on(stream: &CudaStream) -> Result<Self, Box<dyn std::error::Error>> {
-        type Opened = std::sync::mpsc::Receiver<()>;
-        unsafe extern "C" fn wait(opened: *mut std::ffi::c_void) {
-            // SAFETY: made by `Box::into_raw` below, and called once.
-            let opened = unsafe { Box::from_raw(opened.cast::<Opened>()) };
-            // Over when the other end is dropped.
-            let _ = opened.recv();
-        }
-        let (open, opened) = std::sync::mpsc::channel();
-        let opened: Box<Opened> = Box::new(opened);
-        stream.context().bind_to_thread()?;
-        // SAFETY: the stream is alive, and `wait` takes what it is given.
-        let code = unsafe {
-            sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), Box::into_raw(opened).cast())
-        };
-        code.result()?;
-        Ok(Self(open))
-    }
 }

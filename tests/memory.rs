@@ -11,6 +11,7 @@ use std::time::Duration;
 use nccl::cudarc::driver::{CudaContext, CudaStream, sys};
 use nccl::{Communicator, ErrorKind, ReduceOp, StreamRefusal, World};
 use nccl_emulator::faults;
+use support::gate::Gate;
 use support::ranks_as_threads;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -312,34 +313,6 @@ fn codes_of_a_newer_library_are_kept_as_numbers() {
         assert!(error.to_string().contains("4711"), "{error}");
         Ok(())
     });
-}
-
-/// Keeps a stream from going on until it is opened.
-struct Gate(std::sync::mpsc::Sender<()>);
-
-impl Gate {
-    fn closed_on(stream: &CudaStream) -> Result<Self, Box<dyn std::error::Error>> {
-        type Opened = std::sync::mpsc::Receiver<()>;
-        unsafe extern "C" fn wait(opened: *mut std::ffi::c_void) {
-            // SAFETY: made by `Box::into_raw` below, and called once.
-            let opened = unsafe { Box::from_raw(opened.cast::<Opened>()) };
-            // Also over when a test that fails drops the gate.
-            let _ = opened.recv();
-        }
-        let (open, opened) = std::sync::mpsc::channel();
-        let opened: Box<Opened> = Box::new(opened);
-        stream.context().bind_to_thread()?;
-        // SAFETY: the stream is alive, and `wait` takes what it is given.
-        let code = unsafe {
-            sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), Box::into_raw(opened).cast())
-        };
-        code.result()?;
-        Ok(Self(open))
-    }
-
-    fn open(self) {
-        drop(self.0);
-    }
 }
 
 /// NCCL aborts all but the last rank of a process by counting it: the abort waits for nothing, and what

@@ -2,36 +2,19 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ErrorKind, FaultClass, ReduceOp, ShrinkWay, World};
+use nccl::{ErrorKind, FaultClass, ReduceOp, ShrinkWay, World};
+use support::sums::{start, sum};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
-    let stream = support::device(world)?.new_stream()?;
-    let comm = world
-        .communicator("all")
-        .stream(&stream)
-        .timeout(LIMIT)
-        .build()?;
-    Ok((stream, comm))
-}
-
-fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, Box<dyn std::error::Error>> {
-    let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
-    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
-    Ok(stream.clone_dtoh(&y)?[99])
-}
-
 /// Ranks 0 and 1 wait in an operation for rank 2, which revokes instead.
 fn revoke_what_stalls(world: World) -> Outcome {
-    let (stream, comm) = start(&world)?;
+    let (stream, comm) = start(&world, LIMIT)?;
     assert_eq!(sum(&comm, &stream)?, 111.0);
     let begun = Instant::now();
     if world.rank() == 2 {
@@ -93,7 +76,7 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
     Ranks::new(2)
         .variable("NCCL_EMULATOR_VERSION", "2.28.3")
         .processes(|world| -> Outcome {
-            let (stream, comm) = start(&world)?;
+            let (stream, comm) = start(&world, LIMIT)?;
             let error = comm.revoke("too early").unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Unsupported { .. }),
@@ -115,7 +98,7 @@ fn nothing_is_left_of_many_revoked_communicators() {
         };
         let mut early = (0, 0);
         for round in 0..30 {
-            let (stream, comm) = start(&world)?;
+            let (stream, comm) = start(&world, LIMIT)?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             // Not while the other still waits for its sum. Then both at once: one of them is heard first.
             world.barrier("summed")?;

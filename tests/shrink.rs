@@ -2,37 +2,19 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, ShrinkWay, World};
+use nccl::{ErrorKind, LaunchMode, ReduceOp, ShrinkWay, World};
 use nccl_tools::testing::name;
+use support::sums::{start, sum};
 use support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
-    let stream = support::device(world)?.new_stream()?;
-    let comm = world
-        .communicator("all")
-        .stream(&stream)
-        .timeout(LIMIT)
-        .build()?;
-    Ok((stream, comm))
-}
-
-/// The sum of 10 to the power of each rank.
-fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, Box<dyn std::error::Error>> {
-    let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
-    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
-    Ok(stream.clone_dtoh(&y)?[99])
-}
-
 fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
-    let (stream, comm) = start(&world)?;
+    let (stream, comm) = start(&world, LIMIT)?;
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     if world.rank() != 1 {
         let shrunk = comm.shrink("three", &[1])?;
@@ -104,7 +86,7 @@ fn on_an_old_library_a_new_communicator_is_made() {
 #[test]
 fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
     ranks_as_threads(3, |world| -> Outcome {
-        let (stream, comm) = start(&world)?;
+        let (stream, comm) = start(&world, LIMIT)?;
         assert_eq!(sum(&comm, &stream)?, 111.0);
         let begun = Instant::now();
         if world.rank() == 2 {
@@ -138,7 +120,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
     const RANKS: usize = 3;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
-        let (stream, comm) = start(&world).expect("all are there");
+        let (stream, comm) = start(&world, LIMIT).expect("all are there");
         let error = loop {
             match sum(&comm, &stream) {
                 Ok(sum) => assert_eq!(sum, 111.0),

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ReduceOp, World};
+use nccl::{Communicator, World};
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
+use support::sums::work_until_the_end;
 
 /// An operation that runs into this limit was not ended by what another rank told.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -22,26 +23,6 @@ fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
     let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
     let comm = comm.build().expect("all come");
     (stream, comm)
-}
-
-fn all_reduce(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
-    let mut y = stream.alloc_zeros::<f32>(1 << 12).expect("memory");
-    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
-}
-
-/// All-reduces until one fails; says when it has begun, and how it ended.
-fn work_until_the_end(comm: &Communicator, stream: &Arc<CudaStream>) {
-    for turn in 0.. {
-        if turn == 10 {
-            println!("working");
-        }
-        if let Err(error) = all_reduce(comm, stream) {
-            let fault = error.fault().expect("a cause that all ranks know");
-            println!("ended: {:?} {fault}", fault.class());
-            println!("error: {}", error.to_string().replace('\n', " "));
-            return;
-        }
-    }
 }
 
 /// Kills some of the ranks, and returns what the others say, and how late.

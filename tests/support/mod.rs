@@ -28,7 +28,9 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod apart;
+pub mod gate;
 pub mod held;
+pub mod sums;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
