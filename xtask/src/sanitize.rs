@@ -66,6 +66,12 @@ const TESTS: &[&[&str]] = &[
         "killed",
         "--test",
         "hangs",
+        "--test",
+        "watchdog",
+        "--test",
+        "launch_modes",
+        "--test",
+        "succession",
     ],
 ];
 
