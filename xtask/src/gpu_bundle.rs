@@ -48,6 +48,12 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("preflight", "it needs no GPU"),
     ("rendezvous", "it needs no GPU"),
     ("start_up_faults", "it needs no GPU"),
+    ("going_on", "it starts an example, which is not taken along"),
+    ("hangs", "its hangs are the emulator's"),
+    ("kill_switch", "tests that are there already, in the mode of launch_modes"),
+    ("observability", "it reads the sources"),
+    ("recordings", "it needs no GPU"),
+    ("succession", "it needs no GPU"),
 ];
 
 /// What a bundle is made with.
