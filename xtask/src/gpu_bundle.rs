@@ -50,10 +50,16 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("start_up_faults", "it needs no GPU"),
     ("going_on", "it starts an example, which is not taken along"),
     ("hangs", "its hangs are the emulator's"),
-    ("kill_switch", "tests that are there already, in the mode of launch_modes"),
+    (
+        "kill_switch",
+        "tests that are there already, in the mode of launch_modes",
+    ),
     ("observability", "it reads the sources"),
     ("recordings", "it needs no GPU"),
+    ("send_sync", "it has done its work when it is built"),
+    ("spawn", "it needs no GPU"),
     ("succession", "it needs no GPU"),
+    ("watchdog", "its hangs are the emulator's"),
 ];
 
 /// What a bundle is made with.
