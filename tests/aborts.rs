@@ -26,15 +26,14 @@ static ALLOCATOR: Counted = Counted;
 const RANKS: usize = 3;
 /// No operation takes as long, unless nobody ends it.
 const LIMIT: Duration = Duration::from_secs(40);
-/// Aborts after which every pool has been filled.
-const WARM: u64 = 20;
+/// Aborts after which every pool has been filled, and a line keeps as many faults as it ever does.
+const WARM: u64 = 150;
 /// The most bytes of a device that may be in use longer than that.
 const DEVICE: usize = 1 << 20;
 /// The most bytes by which the heap may grow with each abort, for each rank of a process, as the median of many
-/// samples says. Not 0: an init that is ended leaves NCCL's root behind; what is heard of communicators that
-/// are not there yet is kept, of the last 256; and a line keeps its last 1024 to 2048 faults, of about 900 bytes, for a
-/// rank that takes over from rank 0. A leak of 1 KiB beside all that is found.
-const GROWTH: f64 = 1400.0;
+/// samples says. Not 0: an init that is ended leaves NCCL's root behind, and what is heard of communicators that
+/// are not there yet is kept, of the last 256.
+const GROWTH: f64 = 512.0;
 /// Aborts between two samples.
 const STRIDE: u64 = 5;
 

@@ -25,6 +25,8 @@
 
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod kept;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -154,8 +156,9 @@ pub(super) enum Stage<E> {
     Apart,
 }
 
-/// How many entries are kept; the others are behind all ranks long since.
-const KEPT: usize = 1024;
+/// How many entries are kept at least; the others are behind all ranks long since. In a larger world as many as
+/// there are ranks, who may all go at once.
+const KEPT: usize = 64;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +170,8 @@ pub(super) struct Succession<E> {
     synced: usize,
     first: usize,
     log: Vec<E>,
+    /// Who is gone by an entry that is not kept any more, and whether it may live.
+    departed: BTreeMap<usize, bool>,
     unheard: Vec<E>,
     lost: BTreeMap<usize, Loss>,
 }
@@ -190,6 +195,7 @@ impl<E: Entry> Succession<E> {
             synced: 0,
             first: 0,
             log: Vec::new(),
+            departed: BTreeMap::new(),
             unheard: Vec::new(),
             lost: BTreeMap::new(),
         }
@@ -216,15 +222,22 @@ impl<E: Entry> Succession<E> {
     pub(super) fn record(&mut self, entry: E) {
         self.unheard.retain(|own| *own != entry);
         self.log.push(entry);
-        if self.log.len() > 2 * KEPT {
-            self.log.drain(..KEPT);
-            self.first += KEPT;
+        let kept = self.kept();
+        if self.log.len() > 2 * kept {
+            let old = self.log.drain(..kept);
+            self.departed
+                .extend(old.filter_map(|entry| entry.departed()));
+            self.first += kept;
         }
+    }
+
+    fn kept(&self) -> usize {
+        KEPT.max(self.size)
     }
 
     /// This rank says something that all are to hear.
     pub(super) fn say(&mut self, entry: E) {
-        if self.unheard.len() < KEPT {
+        if self.unheard.len() < self.kept() {
             self.unheard.push(entry);
         }
     }
@@ -307,9 +320,7 @@ impl<E: Entry> Succession<E> {
     }
 
     fn has_departed(&self, rank: usize) -> bool {
-        self.log
-            .iter()
-            .any(|entry| entry.departed().is_some_and(|(gone, _)| gone == rank))
+        self.departed.contains_key(&rank) || departure(&self.log, rank).is_some()
     }
 
     /// The coordinator is gone: on to the next.
@@ -356,13 +367,11 @@ impl<E: Entry> Succession<E> {
             .filter(|best| (best.synced, best.end()) > (self.synced, self.first + self.log.len()))
             .cloned()
             .unwrap_or_else(|| self.report());
+        // Between them, the two logs have everything that is not in `self.departed`.
         let departed = |rank: usize| {
-            best.log.iter().rev().find_map(|entry| {
-                entry
-                    .departed()
-                    .filter(|(gone, _)| *gone == rank)
-                    .map(|(_, lives)| lives)
-            })
+            departure(&best.log, rank)
+                .or_else(|| departure(&self.log, rank))
+                .or_else(|| self.departed.get(&rank).copied())
         };
         let alive = (0..self.size).filter(|rank| match (lost.get(rank), departed(*rank)) {
             (Some(loss), _) if loss.is_certain() => false,
@@ -375,7 +384,8 @@ impl<E: Entry> Succession<E> {
             .keys()
             .filter(|rank| departed(**rank).is_none())
             .count();
-        if !is_majority(1 + heard + mute, alive) || !self.report().begins(&best) {
+        let has_gap = self.first + self.log.len() < best.first;
+        if !is_majority(1 + heard + mute, alive) || has_gap || !self.report().begins(&best) {
             return self.part(reports.into_keys().collect(), actions);
         }
         self.stage = Stage::Leading;
@@ -388,14 +398,10 @@ impl<E: Entry> Succession<E> {
                 entries.push(entry);
             }
         };
-        let gone = |log: &[E], rank: usize| {
-            let mut departed = log.iter().filter_map(Entry::departed);
-            departed.any(|(gone, _)| gone == rank)
-        };
         for (rank, loss) in &lost {
             if let Some(how) = loss.how()
-                && !gone(&self.log, *rank)
-                && !gone(&entries, *rank)
+                && !self.has_departed(*rank)
+                && departure(&entries, *rank).is_none()
             {
                 tell(&mut entries, &self.log, E::gone(*rank, how));
             }
@@ -420,10 +426,11 @@ impl<E: Entry> Succession<E> {
             .lost
             .get(&from)
             .is_some_and(|loss| loss.how().is_some());
-        if out || !report.begins(&self.report()) {
+        // One that has not heard what is not kept any more cannot be told all.
+        if out || report.end() < self.first || !report.begins(&self.report()) {
             return actions.push(Action::TurnAway(from));
         }
-        let start = report.end().max(self.first);
+        let start = report.end();
         let entries = self.log[start - self.first..].to_vec();
         actions.push(Action::Admit {
             to: from,
@@ -440,6 +447,12 @@ impl<E: Entry> Succession<E> {
             .collect();
         actions.push(Action::CutOff { from, with });
     }
+}
+
+/// Whether a rank is gone by one of these, and may live all the same.
+fn departure<E: Entry>(entries: &[E], rank: usize) -> Option<bool> {
+    let mut departed = entries.iter().rev().filter_map(Entry::departed);
+    departed.find_map(|(gone, lives)| (gone == rank).then_some(lives))
 }
 
 impl<E: PartialEq> Report<E> {
