@@ -1,6 +1,6 @@
 //! Aborts at random moments, many of them: each ends all ranks soon, and nothing is left.
 //!
-//! 60 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
+//! 120 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
 //! `NCCL_TEST_ABORTS=1000 cargo test --test aborts -- --nocapture`.
 //!
 //! Descriptors and threads are counted, and the bytes that are in use on the heap: what grows with every
@@ -27,7 +27,7 @@ const RANKS: usize = 3;
 /// No operation takes as long, unless nobody ends it.
 const LIMIT: Duration = Duration::from_secs(40);
 /// Aborts after which every pool has been filled, and a line keeps as many faults as it ever does.
-const WARM: u64 = 150;
+const WARM: u64 = 200;
 /// The most bytes of a device that may be in use longer than that.
 const DEVICE: usize = 1 << 20;
 /// The most bytes by which the heap may grow with each abort, for each rank of a process, as the median of many
@@ -41,7 +41,7 @@ fn turns() -> u64 {
     std::env::var("NCCL_TEST_ABORTS")
         .ok()
         .and_then(|turns| turns.parse().ok())
-        .unwrap_or(60)
+        .unwrap_or(120)
 }
 
 /// How one rank ends a communicator.

@@ -39,8 +39,10 @@ const LEAVING: Duration = Duration::from_millis(500);
 /// How many ranks are asked at once.
 const ASKED: usize = 32;
 
-/// How many ends are kept for a successor.
-const ENDS: usize = 1024;
+/// How many ends are kept for a successor that all members have said, as those have heard who may take over;
+/// and how many at all.
+const ENDS: usize = 128;
+const MOST_ENDS: usize = 1024;
 
 /// The way to the coordinator, and what its successor has to be told.
 pub(super) struct Way {
@@ -70,11 +72,13 @@ impl Way {
     }
 
     /// Keeps what a successor has to be told. Whether it waits for one already.
-    pub(super) fn keep(&mut self, id: u64, request: &Request) -> bool {
+    pub(super) fn keep(&mut self, id: u64, request: &Request, mailbox: &Mailbox) -> bool {
         let between = matches!(self.link, Link::Between { .. });
         match request {
             Request::Collect { round, .. } if round.is_of_ends() => {
-                if self.ends.len() == ENDS {
+                while self.ends.len() >= ENDS
+                    && (self.ends.len() >= MOST_ENDS || !mailbox.is_waited_for(self.ends[0].0))
+                {
                     self.ends.pop_front();
                 }
                 self.ends.push_back((id, request.clone()));

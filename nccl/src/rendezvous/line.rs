@@ -542,7 +542,7 @@ impl Line {
             {
                 return;
             }
-            way.keep(id, &request);
+            way.keep(id, &request, &self.mailbox);
             if let Link::Elsewhere { connection, .. } = &way.link {
                 connection.enqueue(request.encode(id));
             }

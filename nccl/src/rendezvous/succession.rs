@@ -158,7 +158,7 @@ pub(super) enum Stage<E> {
 
 /// How many entries are kept at least; the others are behind all ranks long since. In a larger world as many as
 /// there are ranks, who may all go at once.
-const KEPT: usize = 64;
+const KEPT: usize = 128;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -221,14 +221,11 @@ impl<E: Entry> Succession<E> {
     /// The coordinator has told this.
     pub(super) fn record(&mut self, entry: E) {
         self.unheard.retain(|own| *own != entry);
+        let old = (self.log.len() + 1).saturating_sub(self.kept());
+        let gone = self.log.drain(..old).filter_map(|entry| entry.departed());
+        self.departed.extend(gone);
+        self.first += old;
         self.log.push(entry);
-        let kept = self.kept();
-        if self.log.len() > 2 * kept {
-            let old = self.log.drain(..kept);
-            self.departed
-                .extend(old.filter_map(|entry| entry.departed()));
-            self.first += kept;
-        }
     }
 
     fn kept(&self) -> usize {
