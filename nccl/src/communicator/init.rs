@@ -3,9 +3,7 @@
 //! It is [`Inner`] from before NCCL is asked, so that whatever ends communicators ends this one as well. Until
 //! it is ready, the thread that makes it has NCCL's pointer, and frees it when it comes to nothing.
 
-use std::cell::Cell;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,18 +11,19 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
 use super::everybody::Birth;
-use super::free::{free, free_with, within};
-use super::handle::{Handle, RawComm, Turn, Unsettled, settle};
+use super::free::within;
+use super::handle::{Handle, RawComm, Turn, Unsettled};
 use super::lifecycle::Why;
 use super::revoke::Revocation;
-use super::state::{Left, Phase, Way};
+use super::start::{Patience, as_int, settle_apart, start, start_split};
+use super::state::{Left, Phase};
 use super::switch::Switch;
 use super::{Inner, LaunchMode, Pins, Timeouts, guard, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
-use crate::expendable::{self, NotBack};
+use crate::expendable;
 use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
@@ -358,9 +357,9 @@ impl Inner {
     }
 }
 
-const CALL: &str = "ncclCommInitRankConfig";
-const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
-const SPLIT: &str = "ncclCommSplit";
+pub(super) const CALL: &str = "ncclCommInitRankConfig";
+pub(super) const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
+pub(super) const SPLIT: &str = "ncclCommSplit";
 
 /// The configuration of the communicator that the ranks meet in, and of its child that carries the data, if
 /// there is one. Everything but the arrangement is the same in both: a child has no more channels than its
@@ -392,185 +391,6 @@ impl Configs {
     }
 }
 
-/// Begins to split the child that carries the data from the idle parent, on a thread that can be given up as in
-/// [`start`].
-fn start_split(
-    library: &Library,
-    parent: RawComm,
-    rank: usize,
-    switch: &Arc<Switch>,
-    config: &sys::ncclConfig_t,
-    patience: Patience<'_>,
-) -> Result<(), (Left<RawComm>, Error)> {
-    const COLOR: i32 = 0;
-    let here = |error| (Left::Here(parent), error);
-    let split = library.function(sys::Api::ncclCommSplit).map_err(here)?;
-    let key = as_int(rank).map_err(here)?;
-    let Patience {
-        context,
-        deadline,
-        limit,
-        interrupted,
-    } = patience;
-    let mut config = Sent(*config);
-    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-    let (switch, held) = (Arc::clone(switch), Arc::clone(switch));
-    let begun = expendable::call(
-        deadline,
-        interrupted,
-        move || {
-            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
-            let (parent, config) = (parent, &mut config);
-            // SAFETY: the parent is at rest and this thread alone has it; the place stays valid until the
-            // parent is at rest again or freed (the switch keeps it); the config is valid for the call, and
-            // the strings that it points to are never freed.
-            let code = unsafe { split(parent.as_ptr(), COLOR, key, switch.place(), &mut config.0) };
-            ffi::check(&theirs, SPLIT, code)?;
-            Ok(())
-        },
-        move |_: Result<()>| {
-            let _ = free_with(&freeing, Way::Abort, parent, Some(&held));
-        },
-    );
-    match begun {
-        Ok(begun) => begun.map_err(here),
-        Err(NotBack::NoThread(error)) => {
-            Err(here(NotBack::NoThread(error).into_error(SPLIT, limit)))
-        }
-        Err(not_back) => Err((Left::Lost, not_back.into_error(SPLIT, limit))),
-    }
-}
-
-/// Makes the call, on a thread that can be given up: it may wait although it should not. The communicator that
-/// comes back is not ready yet, and has to be freed when the call failed.
-fn start(
-    library: &Library,
-    rank: usize,
-    world_size: usize,
-    id: &UniqueId,
-    config: &sys::ncclConfig_t,
-    patience: Patience<'_>,
-) -> Result<(RawComm, Result<()>), (Left<RawComm>, Error)> {
-    let nothing = |error| (Left::Nothing, error);
-    let init = library.function(sys::Api::ncclCommInitRankConfig);
-    let init = init.map_err(nothing)?;
-    let rank = as_int(rank).map_err(nothing)?;
-    let world_size = as_int(world_size).map_err(nothing)?;
-    let Patience {
-        context,
-        deadline,
-        limit,
-        interrupted,
-    } = patience;
-    let (id, mut config) = (id.raw(), Sent(*config));
-    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-    let made = expendable::call(
-        deadline,
-        interrupted,
-        move || {
-            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
-            let config = &mut config;
-            // Null, because releases up to 2.18 follow whatever they find here when they fail.
-            let mut comm: sys::ncclComm_t = std::ptr::null_mut();
-            // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
-            // returns; the strings that `config` points to are never freed.
-            let code = unsafe { init(&mut comm, world_size, id, rank, &mut config.0) };
-            let raw = NonNull::new(comm).map(RawComm);
-            match (ffi::check(&theirs, CALL, code), raw) {
-                (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
-                (Ok(_), None) => Err(ffi::missing(&theirs, CALL).into()),
-                (Err(failure), raw) => {
-                    if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
-                        close_leaked_group(&theirs);
-                    }
-                    match raw {
-                        Some(raw) => Ok((raw, Err(failure.into()))),
-                        None => Err(failure.into()),
-                    }
-                }
-            }
-        },
-        // Nobody knows of it, and this thread may wait.
-        move |made: Result<(RawComm, Result<()>)>| {
-            if let Ok((raw, _)) = made {
-                let _ = free(&freeing, Way::Abort, raw);
-            }
-        },
-    );
-    match made {
-        Ok(made) => made.map_err(nothing),
-        Err(NotBack::NoThread(error)) => {
-            Err(nothing(NotBack::NoThread(error).into_error(CALL, limit)))
-        }
-        Err(not_back) => Err((Left::Lost, not_back.into_error(CALL, limit))),
-    }
-}
-
-/// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
-/// that do not come back.
-fn settle_apart(
-    library: &Library,
-    raw: RawComm,
-    switch: Option<Arc<Switch>>,
-    call: &'static str,
-    deadline: Instant,
-    interrupted: &dyn Fn() -> bool,
-) -> Result<(), Unsettled> {
-    /// How long a look at NCCL's state may take.
-    const LOOK: Duration = Duration::from_secs(1);
-    let stop = Arc::new(AtomicBool::new(false));
-    let (theirs, stopped, freeing) = (library.clone(), Arc::clone(&stop), library.clone());
-    let since: Cell<Option<Instant>> = Cell::new(None);
-    let settled = expendable::call(
-        deadline.checked_add(LOOK).unwrap_or(deadline),
-        || {
-            if since.get().is_none() && interrupted() {
-                stop.store(true, Ordering::Release);
-                since.set(Some(Instant::now()));
-            }
-            since.get().is_some_and(|since| since.elapsed() > LOOK)
-        },
-        move || {
-            settle(&theirs, raw, call, deadline, || {
-                stopped.load(Ordering::Acquire)
-            })
-        },
-        move |_| {
-            let _ = free_with(&freeing, Way::Abort, raw, switch.as_deref());
-        },
-    );
-    match settled {
-        Ok(settled) => settled,
-        Err(NotBack::NoThread(_)) => settle(library, raw, call, deadline, interrupted),
-        Err(NotBack::TimedOut | NotBack::Interrupted) => Err(Unsettled::Lost),
-    }
-}
-
-/// How long, and until when, the call may take.
-struct Patience<'p> {
-    context: &'p Arc<CudaContext>,
-    deadline: Instant,
-    /// For the error.
-    limit: Duration,
-    interrupted: &'p dyn Fn() -> bool,
-}
-
-/// On its way to the thread of the call.
-struct Sent(sys::ncclConfig_t);
-
-// SAFETY: its pointers are null or lead to strings that are never freed nor changed.
-unsafe impl Send for Sent {}
-
-/// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
-/// later call on this thread would be queued for ever. This crate never calls init inside a group of
-/// its own, so one group end repairs it, and is refused harmlessly where there is nothing to repair.
-fn close_leaked_group(library: &Library) {
-    if let Some(end) = library.api().ncclGroupEnd {
-        // SAFETY: takes no arguments; outside of a group it only returns an error.
-        let _ = unsafe { end() };
-    }
-}
-
 pub(super) fn check_ranks(rank: usize, world_size: usize) -> Result<()> {
     as_int(world_size)?;
     if rank < world_size {
@@ -582,13 +402,4 @@ pub(super) fn check_ranks(rank: usize, world_size: usize) -> Result<()> {
             world_size,
         }))
     }
-}
-
-fn as_int(rank: usize) -> Result<i32> {
-    i32::try_from(rank).map_err(|_| {
-        Error::rendezvous(format!(
-            "{rank} is more than the {} ranks that NCCL can count",
-            i32::MAX
-        ))
-    })
 }

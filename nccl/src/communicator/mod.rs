@@ -6,9 +6,10 @@
 //! state included, which completes background work and is no pure read. Calls that may block although
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
-//! - [`builder`](self::builder): what it is made from;
+//! - [`builder`](self::builder): what it is made from; `build`: how its ranks come to make it;
 //! - `timeouts`: how long things may take;
-//! - `init`: the call, the poll, the deadline;
+//! - `init`: from before NCCL is asked until it is ready; `start`: the calls for that; `slot`: where NCCL puts
+//!   what it makes in the background;
 //! - `launch_mode`: the two arrangements; `switch` and `guard`: what ends a call that blocks;
 //! - `state`: the state machine;
 //! - `order`: which streams have to wait for which;
@@ -22,6 +23,7 @@
 //!   that may be given up;
 //! - `everybody`: all communicators of the process, and their abort together.
 
+mod build;
 mod builder;
 mod everybody;
 mod frame;
@@ -40,7 +42,9 @@ mod remains;
 mod replay;
 mod revoke;
 mod shrink;
+mod slot;
 mod split;
+mod start;
 mod state;
 mod switch;
 mod timeouts;

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::builder::same_mode;
+use super::build::same_mode;
 use super::init::Prepared;
 use super::{Communicator, CommunicatorBuilder, LaunchMode};
 use crate::error::{Error, Result};

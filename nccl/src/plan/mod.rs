@@ -8,13 +8,18 @@
 //! - `agree`: the ranks compare what they recorded;
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
+//! - `making` puts these together; `captured` is what comes of it, with `pace` for its launches and `remnant`
+//!   for its end;
 //! - `graph`: the graphs of a communicator, which end before it does.
 
 mod agree;
 mod capture;
 mod captured;
 mod graph;
+mod making;
+mod pace;
 mod record;
+mod remnant;
 
 pub use captured::CapturedPlan;
 pub use record::Capture;

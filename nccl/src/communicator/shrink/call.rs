@@ -1,0 +1,230 @@
+//! What a program calls, and the order in which things happen.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[cfg(doc)]
+use crate::communicator::CommunicatorBuilder;
+use crate::communicator::init::{Prepared, check_ranks};
+use crate::communicator::{Communicator, Inner};
+use crate::error::{Error, ErrorKind, Result};
+use crate::operation::{OperationKind, Shape};
+use crate::supervision::{Board, Cause};
+use crate::time::deadline_after;
+use crate::unique_id::UniqueId;
+
+/// What a shrink has made, and how.
+///
+/// ```
+/// # fn example(shrunk: nccl::Shrunk) {
+/// println!("{} ranks are left: {}", shrunk.communicator.world_size(), shrunk.way);
+/// # }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Shrunk {
+    /// Of the ranks that are left, in their order.
+    pub communicator: Communicator,
+    /// How it was made; the same on all of them.
+    pub way: ShrinkWay,
+}
+
+/// How a shrink was done.
+///
+/// ```
+/// # fn example(way: &nccl::ShrinkWay) {
+/// if let nccl::ShrinkWay::Anew { why, .. } = way {
+///     println!("ncclCommShrink was not used: {why}");
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShrinkWay {
+    /// By `ncclCommShrink`.
+    Native,
+    /// As a new communicator, from a token of its own.
+    #[non_exhaustive]
+    Anew {
+        /// Why NCCL's own way was not possible.
+        why: String,
+    },
+}
+
+impl fmt::Display for ShrinkWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native => f.write_str("by ncclCommShrink"),
+            Self::Anew { why } => write!(f, "as a new communicator, because {why}"),
+        }
+    }
+}
+
+impl Communicator {
+    /// Makes a communicator without the ranks `without`, and without those that are gone.
+    ///
+    /// All ranks that are left have to call it with the same ranks; those that are left out do not, and drop
+    /// or abort this communicator. The new ranks are in the order of the old ones. It has this one's stream
+    /// and limits.
+    ///
+    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is. Also
+    /// when it has ended, because a rank died: then the ranks that live make a new one.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
+    /// init limit, or came with other ranks to leave out; [`ErrorKind::InvalidConfig`] for a communicator
+    /// whose ranks did not meet in a [`World`](crate::World), and on a rank that is to be left out.
+    ///
+    /// Wraps `ncclCommShrink` where that is possible ([`Shrunk::way`]).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let streams = [context.new_stream()?, cudarc::driver::CudaContext::new(1)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all("both", &streams)?;
+    /// let shrunk = comms[1].shrink("without rank 0", &[0])?;
+    /// assert_eq!(shrunk.communicator.world_size(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+        self.shrink_as(name, without, false)
+    }
+
+    /// As [`shrink`](Self::shrink), when operations may be under way that will not end: they end now, and so
+    /// does this communicator, on all ranks, those that are left out included.
+    ///
+    /// # Errors
+    /// As [`shrink`](Self::shrink).
+    ///
+    /// Wraps `ncclCommShrink` with `NCCL_SHRINK_ABORT`, and `ncclCommAbort`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let streams = [context.new_stream()?, cudarc::driver::CudaContext::new(1)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all("both", &streams)?;
+    /// let shrunk = comms[1].shrink_aborting("without rank 0", &[0])?;
+    /// assert!(comms[1].finalize().is_err(), "it has ended");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink_aborting(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+        self.shrink_as(name, without, true)
+    }
+
+    fn shrink_as(&self, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {
+        let started = Instant::now();
+        self.shrink_in(name, without, aborting).map_err(|error| {
+            error.during(|| {
+                let inner = &self.inner;
+                inner.operation(OperationKind::Shrink, Shape::default(), None, started)
+            })
+        })
+    }
+
+    fn shrink_in(&self, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {
+        let inner = &self.inner;
+        for &rank in without {
+            check_ranks(rank, self.world_size())?;
+        }
+        let invalid = |reason: &str| {
+            Error::new(ErrorKind::InvalidConfig {
+                field: "without",
+                reason: reason.to_owned(),
+            })
+        };
+        if without.contains(&self.rank()) {
+            return Err(invalid(
+                "this rank is to be left out: it does not call shrink, and drops or aborts its \
+                 communicator",
+            ));
+        }
+        let board = inner.board.as_ref().ok_or_else(|| {
+            invalid("the ranks of this communicator did not meet in a world, and cannot agree")
+        })?;
+        let deadline = deadline_after(inner.timeouts.init);
+        let agreed = self.agree(board, name, without, aborting, deadline)?;
+        let way = agreed.way();
+        let prepared = agreed.prepared?;
+        if let Some((member, why)) = agreed.failed {
+            return Err(Error::rendezvous(format!(
+                "rank {member} of {:?} cannot take part in {name:?}: {why}",
+                self.name()
+            )));
+        }
+        tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, %way, nranks = agreed.ranks.len(), "shrinking");
+        let made = match &way {
+            ShrinkWay::Native => self.shrink_native(prepared, agreed.id, aborting, &agreed.places),
+            ShrinkWay::Anew { .. } => {
+                if aborting {
+                    // Those that are left out hear of it.
+                    inner.abort(&*self.ended_by(&agreed.places));
+                }
+                self.shrink_anew(prepared, board, name, &agreed.ranks, deadline)
+            }
+        }?;
+        if let (ShrinkWay::Native, true, false) = (&way, aborting, inner.is_revoked()) {
+            // Not before all have theirs: from then on it is not needed any more.
+            let topic = topic("shrunk", board.key());
+            let all_have_it =
+                board
+                    .line()
+                    .0
+                    .round(&topic, Some(&agreed.ranks), &[], deadline, None);
+            board.announce(Cause::asked(&self.ended_by(&agreed.places)));
+            inner.carry_out_abort();
+            all_have_it?;
+        }
+        let communicator = Self::of(made);
+        Ok(Shrunk { communicator, way })
+    }
+
+    /// What the other ranks are told of the end of the parent.
+    fn ended_by(&self, places: &[usize]) -> String {
+        let out: Vec<_> = (0..self.world_size())
+            .filter(|rank| !places.contains(rank))
+            .collect();
+        format!("it was shrunk, and ranks {out:?} are left out")
+    }
+
+    fn shrink_anew(
+        &self,
+        prepared: Prepared,
+        board: &Board,
+        name: &str,
+        ranks: &Arc<[usize]>,
+        deadline: Instant,
+    ) -> Result<Arc<Inner>> {
+        let (line, _) = board.line();
+        let first = ranks.first() == Some(&line.rank());
+        let token = first
+            .then(|| UniqueId::new(&self.inner.library))
+            .transpose();
+        let sealed = match &token {
+            Ok(Some(id)) => line.seal(name, id),
+            _ => Vec::new(),
+        };
+        let topic = topic("shrink token", board.key());
+        let parts = line.round(&topic, Some(ranks), &sealed, deadline, None);
+        // What is wrong here is the better answer on this rank.
+        token?;
+        let parts = parts?;
+        let sealed = parts.first().map(|part| &part[..]).unwrap_or_default();
+        if sealed.is_empty() {
+            let who = line.describe(ranks.first().copied().unwrap_or_default());
+            return Err(Error::rendezvous(format!(
+                "{who} could not make a token for {name:?}"
+            )));
+        }
+        let id = line.unseal(name, sealed)?;
+        prepared.join(&id, deadline, || false)
+    }
+}
+
+pub(super) fn topic(what: &str, key: &str) -> String {
+    format!("{what}/{key}")
+}

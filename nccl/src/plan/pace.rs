@@ -1,0 +1,74 @@
+//! How far a plan's launches may run ahead of the device.
+
+use std::time::Instant;
+
+use cudarc::driver::CudaEvent;
+
+use crate::communicator::{Backoff, Communicator};
+use crate::error::{Error, ErrorKind, Result};
+use crate::reaper;
+use crate::supervision::inside::{self, Place};
+use crate::time::deadline_after;
+
+/// CUDA lets a launch wait, without a limit, while too many are on their way. So a plan looks at an
+/// event now and then, with a limit.
+pub(super) struct Pace {
+    pub(super) launches: u64,
+    /// Recorded behind launches, in turn.
+    marks: [CudaEvent; 2],
+}
+
+/// Launches between two events.
+const STRIDE: u64 = 64;
+
+impl Pace {
+    pub(super) fn new(marks: [CudaEvent; 2]) -> Self {
+        Self { launches: 0, marks }
+    }
+
+    /// Before a launch: waits until enough of those before are over.
+    pub(super) fn keep(&self, comm: &Communicator, plan: u64) -> Result<()> {
+        if self.launches == 0 || !self.launches.is_multiple_of(STRIDE) {
+            return Ok(());
+        }
+        let deadline = deadline_after(comm.limit);
+        let mut backoff = Backoff::new();
+        // The older of the two, which is about to be recorded again; never recorded at first.
+        let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
+        reaper::bind(mark.context());
+        let is_over = || {
+            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            mark.try_is_complete().map_err(Error::cuda(
+                "asking whether earlier launches are done (cuEventQuery)",
+            ))
+        };
+        while !is_over()? {
+            if comm.inner.interrupted() {
+                return Err(comm.inner.out_of_use());
+            }
+            if Instant::now() >= deadline {
+                let error = Error::new(ErrorKind::TimedOut {
+                    what: format!("one of {} launches of plan {plan}", 2 * STRIDE),
+                    limit: comm.limit,
+                });
+                let now = Instant::now();
+                let error = error.during(|| comm.inner.replay_of(plan, now));
+                comm.inner.abort(&error);
+                return Err(error);
+            }
+            backoff.pause();
+        }
+        Ok(())
+    }
+
+    /// After a launch.
+    pub(super) fn mark(&mut self, comm: &Communicator) {
+        if self.launches > 0 && self.launches.is_multiple_of(STRIDE) {
+            let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
+            if let Err(error) = mark.record(&comm.stream) {
+                tracing::warn!(name: "nccl.internal", target: "nccl", what = "launch", %error, "an event behind a launch was not recorded");
+            }
+        }
+        self.launches += 1;
+    }
+}
