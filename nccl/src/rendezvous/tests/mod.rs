@@ -119,6 +119,9 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(10));
         assert!(!first.is_finished());
+        // Behind everything that rank 1 has said.
+        one.set("said", &[]).unwrap();
+        zero.get("said").unwrap();
         zero.collect("first", &[], soon, || false).unwrap();
         first.join().unwrap().unwrap();
         // Who comes later hears how it ended.
