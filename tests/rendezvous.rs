@@ -7,7 +7,7 @@ mod meeting;
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
-use meeting::{ENDS, Hosts, ip, results, start};
+use meeting::{ENDS, Hosts, ip, results, start, start_with};
 
 /// Not a test of its own: what the ranks of the others run.
 #[test]
@@ -118,6 +118,52 @@ fn a_host_that_is_cut_off_is_named_within_seconds() {
     let pid = rustix::process::Pid::from_child(&far);
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     let _ = far.wait();
+}
+
+/// It lives: nobody may call it dead, and everybody is told what is wrong with it.
+#[test]
+fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
+    let stop = |victim: usize| {
+        let directory = tempfile::tempdir().unwrap();
+        let place = format!("unix:{}/meet", directory.path().display());
+        let more = [("NCCL_RUN_RENDEZVOUS", &place[..])];
+        let mut ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let script = match rank == victim {
+                    true => "stand still",
+                    false => "wait 5 s for all",
+                };
+                start_with(&[], rank, 3, script, &more)
+            })
+            .collect();
+        let mut stopped = ranks.remove(victim);
+        let mut out = BufReader::new(stopped.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("met as") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
+        }
+        // So that the others have all its words.
+        std::thread::sleep(Duration::from_millis(500));
+        let pid = rustix::process::Pid::from_child(&stopped);
+        let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+        signal(rustix::process::Signal::STOP);
+        let said = results(ranks);
+        signal(rustix::process::Signal::KILL);
+        stopped.wait().unwrap();
+        println!("rank {victim} is stopped: {said:#?}");
+        for said in said {
+            let alive = format!("pid {}) is alive, but silent for ", stopped.id());
+            for word in [&alive[..], " s: process state T (stopped)"] {
+                assert!(said.contains(word), "{word:?} in {said:?}");
+            }
+            assert!(!said.contains("died") && !said.contains("gone"), "{said:?}");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| stop(2));
+        stop(0);
+    });
 }
 
 #[test]

@@ -60,6 +60,7 @@ pub(crate) fn run_a_rank() {
                 let world = world.with_timeout(Duration::from_secs(20));
                 world.get("a key that nobody sets").map(drop)
             }
+            "wait 5 s for all" => world.with_timeout(Duration::from_secs(5)).barrier("wait"),
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {
                 std::thread::sleep(Duration::from_secs(20));

@@ -9,6 +9,7 @@ use super::connection::{Connection, Received};
 use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Again, Greeting, Hello, Role, Side, is_proved, nonce, prove};
+use super::heartbeat::{BEAT, Beats, Pulse, Turn};
 use super::incoming::{Answer, Incoming, Push};
 use super::mailbox::SILENT;
 use super::place::{self, Address};
@@ -41,6 +42,10 @@ pub(super) trait Sink: Send + Sync {
     fn push(&self, push: Push);
     /// Some of this has come; nothing more for now.
     fn settle(&self) {}
+    /// The coordinator has asked whether this process is there, which says that it is itself.
+    fn coordinator_heard(&self, _: Instant) {}
+    /// It has not for long, as a process in this state; or it is heard again.
+    fn coordinator_turns(&self, _: Turn, _state: Option<String>) {}
     /// Whether the end of the connection should wait for the word of the one that started rank 0.
     fn waits_for_word(&self) -> bool;
     /// Nothing comes any more.
@@ -63,6 +68,9 @@ struct Reading {
     word: Option<String>,
     until: Option<Instant>,
     closed: bool,
+    /// The coordinator's, which a rank looks after.
+    pulse: Option<Pulse>,
+    beats: Beats,
 }
 
 /// Who comes.
@@ -150,6 +158,8 @@ pub(super) fn read(
             word: None,
             until: None,
             closed: false,
+            pulse: None,
+            beats: Beats::default(),
         }),
         vigil: OnceLock::new(),
     });
@@ -402,9 +412,14 @@ impl Reader {
                 .map(|frame| frame.map(Incoming::decode))
             {
                 Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
-                Ok(Some(Ok(Incoming::Push(Push::Ping)))) => {
-                    self.connection.enqueue(Request::Pong.encode(u64::MAX));
-                    self.connection.flush_quietly();
+                Ok(Some(Ok(Incoming::Push(Push::Ping(number))))) => {
+                    self.send(Request::Pong(number));
+                    self.feel(reading);
+                }
+                Ok(Some(Ok(Incoming::Push(Push::Look { rank, pid })))) => {
+                    if let Some(state) = process::state_of(pid) {
+                        self.send(Request::Saw { rank, state });
+                    }
                 }
                 Ok(Some(Ok(Incoming::Push(push)))) => self.sink.push(push),
                 Ok(None) => break true,
@@ -418,9 +433,50 @@ impl Reader {
         understood
     }
 
-    /// Hears of the end of rank 0's process as well, which calls itself `pid` under `kernel`. That it has ended
-    /// and its number is another's already would show at the connection.
+    fn send(&self, request: Request) {
+        self.connection.enqueue(request.encode(u64::MAX));
+        self.connection.flush_quietly();
+    }
+
+    /// The coordinator is there.
+    fn feel(&self, reading: &mut Reading) {
+        let now = Instant::now();
+        self.sink.coordinator_heard(now);
+        let Some(pulse) = &mut reading.pulse else {
+            reading.pulse = Some(Pulse::new(now));
+            return self.beat_at(now + BEAT, reading);
+        };
+        let turn = pulse.hear(now);
+        if turn != Turn::Same {
+            self.sink.coordinator_turns(turn, None);
+        }
+    }
+
+    fn beat_at(&self, next: Instant, reading: &mut Reading) {
+        reading.beats.next = Some(next);
+        if let Ok(reactor) = Reactor::get() {
+            reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
+        }
+    }
+
+    /// Whether the coordinator has asked within the last moments.
+    fn beat(&self, now: Instant, reading: &mut Reading) {
+        let (Some(late), Some(pulse)) = (reading.beats.fall_due(now), &mut reading.pulse) else {
+            return;
+        };
+        let turn = pulse.beat(now, late);
+        if turn != Turn::Same {
+            let state = self.vigil.get().and_then(|vigil| vigil.state());
+            self.sink.coordinator_turns(turn, state);
+        }
+        self.beat_at(now + BEAT, reading);
+    }
+
+    /// From now on, expects the coordinator's questions, and hears of the end of its process as well, which calls
+    /// itself `pid` under `kernel`. That it has ended and its number is another's already would show at the
+    /// connection.
     pub(super) fn watch_rank_0(&self, pid: u64, kernel: &str) {
+        self.feel(&mut lock(&self.reading));
         let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;
         let vigil = process::of_peer(self.connection.fd(), pid, kernel)
             .and_then(|process| Vigil::keep(pid, process, bereaved));
@@ -506,6 +562,9 @@ impl Source for Reader {
         let mut reading = lock(&self.reading);
         if reading.until.is_some_and(|until| until <= now) {
             self.conclude(&mut reading, true);
+        }
+        if !reading.closed && reading.ended.is_none() {
+            self.beat(now, &mut reading);
         }
     }
 }

@@ -92,6 +92,11 @@ impl Line {
         if elsewhere.clone().count() > 8 {
             text.push_str("; …");
         }
+        let suspects = self.suspects().into_iter();
+        for suspect in suspects.filter(|suspect| ranks.contains(&suspect.rank)) {
+            let rank = self.describe(suspect.rank);
+            text.push_str(&format!("; {rank} is {suspect}"));
+        }
         for remark in remarks {
             text.push_str("; ");
             text.push_str(remark);

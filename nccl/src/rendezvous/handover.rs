@@ -44,7 +44,9 @@ enum Stage {
 #[derive(Default)]
 pub(super) struct Doubt {
     suspects: Vec<(usize, String)>,
-    /// Who has answered since.
+    /// The question that was asked then.
+    asked: u64,
+    /// Who has answered it.
     present: BTreeSet<usize>,
     pub(super) until: Option<Instant>,
     /// Who was given up so, and may live.
@@ -173,9 +175,11 @@ impl State {
 
     /// A request, unless it is of the succession, or has to wait for its end.
     pub(super) fn sift(&mut self, rank: usize, id: u64, request: Request) -> Option<Request> {
-        if request == Request::Pong {
-            self.doubt.present.insert(rank);
-            self.weigh(Instant::now());
+        if let Request::Pong(number) = request {
+            if number >= self.doubt.asked {
+                self.doubt.present.insert(rank);
+                self.weigh(Instant::now());
+            }
             return None;
         }
         let Some(handover) = &mut self.handover else {
@@ -297,6 +301,9 @@ impl State {
         self.members[rank].outlet = None;
         self.doubt.suspects.push((rank, why));
         self.doubt.present.clear();
+        self.beats.number += 1;
+        self.doubt.asked = self.beats.number;
+        let ping = Push::Ping(self.beats.number);
         let now = Instant::now();
         self.doubt.until = Some(now + SILENCE);
         self.due(now + SILENCE);
@@ -308,7 +315,7 @@ impl State {
         let mut encoded = None;
         for outlet in outlets {
             if matches!(outlet, Outlet::Remote(_)) {
-                outlet.push(&Push::Ping, &mut encoded);
+                outlet.push(&ping, &mut encoded);
                 self.dirty.push(outlet);
             }
         }

@@ -19,6 +19,7 @@ use super::connection::Connection;
 use super::frame::Outgoing;
 use super::going::Going;
 use super::handover::Doubt;
+use super::heartbeat::Beats;
 use super::incoming::{Answer, Push};
 use super::mailbox::Mailbox;
 use super::message::Departure;
@@ -73,6 +74,7 @@ impl Hub {
             going: Going::of_epoch(number),
             handover: None,
             doubt: Doubt::default(),
+            beats: Beats::default(),
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -90,7 +92,7 @@ impl Hub {
         self.size
     }
 
-    /// A rank has come, as process `pid` of `host`. `welcome` is the first that it is sent.
+    /// A rank has come, as process `pid` of `host` under `kernel`. `welcome` is the first that it is sent.
     ///
     /// # Errors
     /// Who is this rank already.
@@ -98,7 +100,7 @@ impl Hub {
         &self,
         rank: usize,
         outlet: Outlet,
-        (host, pid): (&str, u64),
+        (host, pid, kernel): (&str, u64, &str),
         welcome: Option<Outgoing>,
     ) -> Result<(), String> {
         let mut state = lock(&self.state);
@@ -126,7 +128,9 @@ impl Hub {
         member.outlet = Some(outlet.clone());
         member.host = host.to_owned();
         member.pid = pid;
-        member.phase = Some((String::from("joined"), Instant::now()));
+        let now = Instant::now();
+        member.phase = Some((String::from("joined"), now));
+        state.feel(rank, kernel, now);
         let gone: Vec<_> = state
             .members
             .iter()
@@ -242,6 +246,7 @@ impl Hub {
         if state.members[rank].outlet.is_none() {
             return;
         }
+        state.hear(rank, now);
         let Some(request) = state.sift(rank, id, request) else {
             drop(locked);
             return self.go_on();
@@ -307,7 +312,8 @@ impl Hub {
                 state.members[rank].at = at;
                 state.show(rank);
             }
-            Request::Report(_) | Request::Pong => {}
+            Request::Saw { rank, state: seen } => state.saw(rank, seen, now),
+            Request::Report(_) | Request::Pong(_) => {}
             Request::Clock => {
                 let now = recorder::clock().to_le_bytes();
                 let now = Answer::Value(now.as_slice().into());

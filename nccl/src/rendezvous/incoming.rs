@@ -61,8 +61,19 @@ pub(super) enum Push {
         from: Vec<usize>,
         why: String,
     },
-    /// Whether it is there.
-    Ping,
+    /// Whether it is there; answered with the same number.
+    Ping(u64),
+    /// For one on the host of a rank that is silent: how does it stand with its process?
+    Look {
+        rank: usize,
+        pid: u64,
+    },
+    /// A rank is alive, and has been silent for so long; `None` when it speaks again.
+    Suspected {
+        rank: usize,
+        silent: Option<Duration>,
+        state: Option<String>,
+    },
     /// For observers, at first: how many ranks there are.
     Size(usize),
     /// For observers: everything about a rank, at first and whenever it changes.
@@ -100,6 +111,8 @@ mod kind {
     pub(super) const SUCCEEDED: u8 = 55;
     pub(super) const CUT_OFF: u8 = 56;
     pub(super) const PING: u8 = 57;
+    pub(super) const LOOK: u8 = 58;
+    pub(super) const SUSPECTED: u8 = 59;
 }
 
 impl Answer {
@@ -173,7 +186,7 @@ impl Known {
     }
 }
 
-/// For how long a phase has lasted, written as one more; 0 for no phase.
+/// For how long a phase or a silence has lasted, written as one more; 0 for none.
 fn phase_age(fields: &mut Fields<'_>) -> Result<Option<Duration>, Broken> {
     let after = duration(fields)?;
     Ok(after.checked_sub(Duration::from_millis(1)))
@@ -234,7 +247,26 @@ impl Push {
                 put_bytes(&mut to, why.as_bytes());
                 kind::CUT_OFF
             }
-            Self::Ping => kind::PING,
+            Self::Ping(number) => {
+                put_number(&mut to, *number);
+                kind::PING
+            }
+            Self::Look { rank, pid } => {
+                put_index(&mut to, *rank);
+                put_number(&mut to, *pid);
+                kind::LOOK
+            }
+            Self::Suspected {
+                rank,
+                silent,
+                state,
+            } => {
+                put_index(&mut to, *rank);
+                put_number(&mut to, silent.map_or(0, |silent| millis(silent) + 1));
+                put_index(&mut to, state.is_some().into());
+                put_bytes(&mut to, state.as_deref().unwrap_or_default().as_bytes());
+                kind::SUSPECTED
+            }
             Self::Size(size) => {
                 put_index(&mut to, *size);
                 kind::SIZE
@@ -314,7 +346,22 @@ impl Incoming {
                     why: fields.text()?,
                 })
             }
-            kind::PING => Self::Push(Push::Ping),
+            kind::PING => Self::Push(Push::Ping(fields.number()?)),
+            kind::LOOK => Self::Push(Push::Look {
+                rank: fields.index()?,
+                pid: fields.number()?,
+            }),
+            kind::SUSPECTED => {
+                let rank = fields.index()?;
+                let silent = phase_age(&mut fields)?;
+                let seen = fields.number()? != 0;
+                let state = fields.text()?;
+                Self::Push(Push::Suspected {
+                    rank,
+                    silent,
+                    state: seen.then_some(state),
+                })
+            }
             kind::SIZE => Self::Push(Push::Size(fields.index()?)),
             kind::MEMBER => Self::Push(Push::Member(Known::take(&mut fields)?)),
             _ => return Err(Broken("an answer of an unknown kind")),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::frame::LARGEST;
+use super::heartbeat::Suspect;
 use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::incoming::Answer;
@@ -124,6 +125,7 @@ impl Line {
             epoch: self.job.1,
             rank: self.rank,
             ranks,
+            heartbeat_ages: self.heartbeat_ages(),
         }
     }
 
@@ -502,6 +504,27 @@ impl Line {
     /// Those that can be reached no more, and why.
     pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
         self.mailbox.departures()
+    }
+
+    /// The ranks whose processes are silent although their kernels answer, as far as this one has heard: what to
+    /// look at when something runs out of time, and no cause by itself.
+    pub(crate) fn suspects(&self) -> Vec<Suspect> {
+        let mut suspects = self.mailbox.suspects();
+        suspects.retain(|suspect| suspect.rank != self.rank);
+        suspects
+    }
+
+    /// For how long other processes have not been heard: all on the coordinator, which all others answer once in
+    /// a second; elsewhere the coordinator.
+    pub(crate) fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
+        match self.link() {
+            Link::Here { hub, .. } => hub.heartbeat_ages(),
+            Link::Elsewhere { .. } | Link::Between { .. } => {
+                let age = self.mailbox.coordinator_age();
+                let age = age.map(|age| (self.coordinator(), age));
+                age.into_iter().collect()
+            }
+        }
     }
 
     /// What looks after the communicators of this line.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::channels::CAPACITY;
 use super::client::Sink;
+use super::heartbeat::{self, Suspect, Suspects, Turn};
 use super::incoming::{Answer, Push};
 use super::message::Departure;
 use super::succession::{Action, Entry, Event, Loss, Report, Stage, Succession};
@@ -84,6 +85,7 @@ struct State {
     over: Option<(usize, Departure)>,
     /// How many wait to be taken into the next epoch.
     newcomers: usize,
+    suspects: Suspects,
     /// Why nothing comes any more.
     closed: Option<String>,
 }
@@ -273,6 +275,7 @@ impl Mailbox {
     pub(super) fn interrupt(&self, why: &str) {
         let mut state = lock(&self.state);
         state.watched = false;
+        state.suspects.clear();
         let coordinator = state.coordinator();
         let State {
             waiting, lasting, ..
@@ -338,13 +341,37 @@ impl Mailbox {
                 state.newcomers = count;
                 return;
             }
-            // What others are told.
-            Push::Size(_) | Push::Member(_) | Push::Invited { .. } | Push::Ping => return,
+            Push::Suspected {
+                rank,
+                silent,
+                state: seen,
+            } => {
+                if !state.departed.contains_key(&rank) {
+                    state.suspects.learn(rank, silent, seen.as_deref());
+                }
+                return;
+            }
+            // What others are told, and what the reader of the connection answers.
+            Push::Size(_)
+            | Push::Member(_)
+            | Push::Invited { .. }
+            | Push::Ping(_)
+            | Push::Look { .. } => return,
         };
         if let Some(succession) = &mut state.succession {
             succession.record(notice.clone());
         }
         state.deliver(notice);
+    }
+
+    /// Whose processes are silent.
+    pub(super) fn suspects(&self) -> Vec<Suspect> {
+        lock(&self.state).suspects.all()
+    }
+
+    /// For how long the coordinator has not been heard.
+    pub(super) fn coordinator_age(&self) -> Option<Duration> {
+        lock(&self.state).suspects.coordinator_age()
     }
 
     /// How many wait to be taken into the next epoch.
@@ -489,6 +516,7 @@ impl State {
                 hash_map::Entry::Occupied(_) => return,
                 hash_map::Entry::Vacant(departed) => departed.insert(departure.clone()),
             };
+            self.suspects.forget(*rank);
             if *departure != Departure::Left {
                 self.first_failed.get_or_insert(*rank);
             }
@@ -512,6 +540,27 @@ impl Sink for Mailbox {
 
     fn waits_for_word(&self) -> bool {
         lock(&self.state).watched
+    }
+
+    fn coordinator_heard(&self, now: Instant) {
+        lock(&self.state).suspects.coordinator_heard(now);
+    }
+
+    fn coordinator_turns(&self, turn: Turn, seen: Option<String>) {
+        let mut state = lock(&self.state);
+        let rank = state.coordinator();
+        let seen = seen.as_deref();
+        match turn {
+            Turn::Same => {}
+            Turn::Silent(silent) => {
+                heartbeat::found_silent(rank, silent, seen);
+                state.suspects.learn(rank, Some(silent), seen);
+            }
+            Turn::Heard(silent) => {
+                heartbeat::heard_again(rank, silent);
+                state.suspects.forget(rank);
+            }
+        }
     }
 
     fn close(&self, loss: Loss) {

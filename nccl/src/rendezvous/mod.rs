@@ -7,7 +7,7 @@
 //! - `reactor`, `connection`: one thread per process that reads all connections;
 //! - `process`: the process at the other end, watched where that can be done;
 //! - `server`, `peer`, `client`: the coordinator's side and a rank's;
-//! - `hub`, `state`, `watching`: what the coordinator knows;
+//! - `hub`, `state`, `watching`: what the coordinator knows; `heartbeat`: whose process is silent;
 //! - `mailbox`: what has come for a rank;
 //! - `envelope`: how NCCL's token travels;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
@@ -35,6 +35,7 @@ mod frame;
 mod going;
 mod greeting;
 mod handover;
+mod heartbeat;
 mod heir;
 mod holder;
 mod hub;

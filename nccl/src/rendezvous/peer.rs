@@ -209,7 +209,7 @@ impl Peer {
                 match hello.role {
                     Role::Rank => {
                         let rank = hello.rank;
-                        let who = (&hello.host[..], hello.pid);
+                        let who = (&hello.host[..], hello.pid, &hello.kernel[..]);
                         let outlet = Outlet::Remote(connection);
                         door.hub.attach(rank, outlet, who, Some(welcome))?;
                         let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;

@@ -66,9 +66,18 @@ pub(super) fn of_peer(socket: impl AsFd, pid: u64, kernel: &str) -> Option<Owned
 
 /// The number by which a process knows itself.
 fn own_number(descriptor: &OwnedFd) -> Option<u64> {
+    number(descriptor, "NSpid:")
+}
+
+/// The number by which this process knows it.
+fn number_here(descriptor: &OwnedFd) -> Option<u64> {
+    number(descriptor, "Pid:")
+}
+
+fn number(descriptor: &OwnedFd, name: &str) -> Option<u64> {
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
@@ -76,16 +85,61 @@ fn own_number(descriptor: &OwnedFd) -> Option<u64> {
 /// does not say.
 pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // Behind the name, which may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    match rest.trim_start().chars().next()? {
+    match letter(pid.as_raw_nonzero().get().try_into().ok()?)? {
         'T' => Some("its process is stopped (SIGSTOP)"),
         't' => Some("its process is stopped by a debugger"),
         'Z' | 'X' => Some("its process has ended"),
         'D' => Some("its process waits in the kernel and cannot be interrupted"),
         _ => None,
     }
+}
+
+/// The letter that stands for what the main thread of a process does.
+fn letter(pid: u64) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
+}
+
+/// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
+pub(super) fn state_of(pid: u64) -> Option<String> {
+    let letter = letter(pid)?;
+    let meaning = match letter {
+        'R' => "running, or waiting for a processor",
+        'S' => "sleeping",
+        'D' => "waiting in the kernel, and cannot be interrupted",
+        'T' => "stopped",
+        't' => "stopped by a debugger",
+        'Z' | 'X' => "ended",
+        _ => "unknown",
+    };
+    let mut text = format!("process state {letter} ({meaning})");
+    if let Some(held) = held_back(pid) {
+        text.push_str(", ");
+        text.push_str(&held);
+    }
+    Some(text)
+}
+
+/// Whether the group of a process is frozen, or was denied processor time.
+fn held_back(pid: u64) -> Option<String> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let directory = format!("/sys/fs/cgroup{path}");
+    let number = |file: &str, name: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(format!("{directory}/{file}")).ok()?;
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
+    };
+    if number("cgroup.events", "frozen") == Some(1) {
+        return Some(format!("its cgroup {path} is frozen"));
+    }
+    let throttled = number("cpu.stat", "throttled_usec").filter(|time| *time > 0)?;
+    let seconds = Duration::from_micros(throttled).as_secs_f64();
+    Some(format!(
+        "its cgroup {path} was throttled for {seconds:.1} s in all"
+    ))
 }
 
 /// Who wants to hear of a process's end.
@@ -125,6 +179,11 @@ impl Vigil {
         let token = reactor.add(&vigil.descriptor, EventFlags::IN, Arc::new(watcher));
         *lock(&vigil.token) = Some(token.ok()?);
         Some(vigil)
+    }
+
+    /// How it stands with the process.
+    pub(super) fn state(&self) -> Option<String> {
+        state_of(number_here(&self.descriptor)?)
     }
 
     fn stop(&self) {

@@ -90,7 +90,7 @@ mod tests {
         let hub = Hub::new(6);
         for rank in [0, 1, 2] {
             let outlet = Outlet::Local(Arc::new(Mailbox::default()));
-            hub.attach(rank, outlet, ("node", 70 + rank as u64), None)
+            hub.attach(rank, outlet, ("node", 70 + rank as u64, ""), None)
                 .unwrap();
         }
         let name = String::from("load weights");

@@ -81,8 +81,13 @@ pub(super) enum Request {
     },
     /// To a successor, first: what this rank has heard so far.
     Report(Report<Notice>),
-    /// The answer to [`Push::Ping`](super::incoming::Push::Ping).
-    Pong,
+    /// The answer to a [`Push::Ping`](super::incoming::Push::Ping), with its number.
+    Pong(u64),
+    /// The answer to a [`Push::Look`](super::incoming::Push::Look): how it stands with that rank's process.
+    Saw {
+        rank: usize,
+        state: String,
+    },
     /// An observer's: it has started these ranks, as these processes, and will say how they end.
     Watches {
         ranks: Vec<(usize, u64)>,
@@ -115,6 +120,7 @@ mod kind {
     pub(super) const RECORDING: u8 = 31;
     pub(super) const REPORT: u8 = 70;
     pub(super) const PONG: u8 = 71;
+    pub(super) const SAW: u8 = 72;
 }
 
 impl Request {
@@ -210,7 +216,15 @@ impl Request {
                 put_report(&mut to, report);
                 kind::REPORT
             }
-            Self::Pong => kind::PONG,
+            Self::Pong(number) => {
+                put_number(&mut to, *number);
+                kind::PONG
+            }
+            Self::Saw { rank, state } => {
+                put_index(&mut to, *rank);
+                put_bytes(&mut to, state.as_bytes());
+                kind::SAW
+            }
             Self::Watches { ranks } => {
                 put_index(&mut to, ranks.len());
                 for &(rank, pid) in ranks {
@@ -301,7 +315,11 @@ impl Request {
                 bytes: fields.index()?,
             },
             kind::REPORT => Self::Report(report(&mut fields)?),
-            kind::PONG => Self::Pong,
+            kind::PONG => Self::Pong(fields.number()?),
+            kind::SAW => Self::Saw {
+                rank: fields.index()?,
+                state: fields.text()?,
+            },
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)
                     .map(|_| Ok((fields.index()?, fields.number()?)))

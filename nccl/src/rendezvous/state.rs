@@ -9,6 +9,7 @@ use super::channels::Channels;
 use super::frame::LARGEST;
 use super::going::Going;
 use super::handover::{Doubt, Handover};
+use super::heartbeat::{Beats, Pulse};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::message::{Departure, Incomplete, Missing, Parts, Round};
@@ -37,6 +38,7 @@ pub(super) struct State {
     /// Where another rank coordinated at first.
     pub(super) handover: Option<Handover>,
     pub(super) doubt: Doubt,
+    pub(super) beats: Beats,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:
@@ -53,8 +55,12 @@ pub(super) struct Member {
     pub(super) outlet: Option<Outlet>,
     pub(super) host: String,
     pub(super) pid: u64,
+    /// Under which its number means something.
+    pub(super) kernel: String,
     pub(super) at: String,
     pub(super) phase: Option<(String, Instant)>,
+    /// When it was heard last; `None` for a thread of this process.
+    pub(super) pulse: Option<Pulse>,
     /// Why it comes to no round any more. With an outlet it still comes to those of ends.
     pub(super) departure: Option<Departure>,
     /// The observer that has started it.
@@ -424,6 +430,7 @@ impl State {
         }
         self.give_up_waiting(now);
         self.weigh(now);
+        self.beat(now);
         self.give_up_sending(now);
         self.tick_going(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
@@ -432,6 +439,7 @@ impl State {
             .chain(self.gets.iter().map(|get| get.deadline))
             .chain(self.members.iter().filter_map(|member| member.until))
             .chain(self.doubt.until)
+            .chain(self.beats.next)
             .chain(self.next_send_deadline())
             .chain(self.going.deadline())
             .min();

@@ -478,7 +478,7 @@ impl World {
 
 fn attach(hub: &Hub, rank: usize, mailbox: &Arc<Mailbox>) {
     let host = crate::host::name();
-    let who = (&host[..], std::process::id().into());
+    let who = (&host[..], std::process::id().into(), process::kernel());
     // Nobody can be there before the ranks of the hub's own process.
     let _ = hub.attach(rank, Outlet::Local(Arc::clone(mailbox)), who, None);
 }

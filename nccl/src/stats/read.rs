@@ -173,6 +173,10 @@ pub struct WorldStats {
     pub rank: usize,
     /// How the ranks stand.
     pub ranks: RanksByState,
+    /// Ranks that are other processes, and for how long each has not been heard. All answer the one that
+    /// coordinates (rank 0 at first) once in a second, so it has all of them; another rank has the
+    /// coordinator. Empty where all ranks are threads of this process.
+    pub heartbeat_ages: Vec<(usize, Duration)>,
 }
 
 /// How many ranks of a world are there, and how many ended which way.

@@ -150,10 +150,28 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("goodbye", Request::Goodbye.encode(0)),
         ("refused-at", refused_at.encode()),
         ("report", Request::Report(report).encode(0)),
-        ("pong", Request::Pong.encode(0)),
+        ("pong", Request::Pong(7).encode(0)),
+        (
+            "saw",
+            Request::Saw {
+                rank: 2,
+                state: text("process state T"),
+            }
+            .encode(0),
+        ),
         ("succeeded", succeeded.encode()),
         ("cut-off", cut_off.encode()),
-        ("ping", Push::Ping.encode()),
+        ("ping", Push::Ping(7).encode()),
+        ("look", Push::Look { rank: 2, pid: 77 }.encode()),
+        (
+            "suspected",
+            Push::Suspected {
+                rank: 2,
+                silent: Some(Duration::from_millis(3200)),
+                state: Some(text("process state T")),
+            }
+            .encode(),
+        ),
         ("stay", Request::Stay { chain: None }.encode(0)),
         (
             "stay-failed",

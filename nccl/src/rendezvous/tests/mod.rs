@@ -5,6 +5,7 @@ mod codec;
 mod ends;
 mod epochs;
 mod failing;
+mod heartbeat;
 mod observer;
 mod strangers;
 mod tcp;

@@ -1,0 +1,138 @@
+//! Who is silent although its kernel answers: found by beats, looked at by a neighbour, told to all.
+
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::rendezvous::connection::Connection;
+use crate::rendezvous::frame::{Decoder, LARGEST_FRAME};
+use crate::rendezvous::heartbeat::BEAT;
+use crate::rendezvous::hub::{Hub, Outlet};
+use crate::rendezvous::incoming::{Incoming, Push};
+
+/// The other end of a rank's connection.
+struct Far(Connection, Decoder);
+
+impl Far {
+    fn attach(hub: &Hub, rank: usize, kernel: &str) -> Self {
+        let (near, far) = UnixStream::pair().unwrap();
+        for end in [&near, &far] {
+            end.set_nonblocking(true).unwrap();
+        }
+        let outlet = Outlet::Remote(Arc::new(Connection::new(near.into())));
+        let who = ("node", 70 + rank as u64, kernel);
+        hub.attach(rank, outlet, who, None).unwrap();
+        Self(Connection::new(far.into()), Decoder::new(LARGEST_FRAME))
+    }
+
+    /// What has come, but for the questions whether it is there.
+    fn told(&mut self) -> Vec<Push> {
+        self.0.receive(&mut self.1).unwrap();
+        let mut told = Vec::new();
+        while let Some(frame) = self.1.next().unwrap() {
+            match Incoming::decode(frame).unwrap() {
+                Incoming::Push(Push::Ping(_)) => {}
+                Incoming::Push(push) => told.push(push),
+                Incoming::Answer(..) => panic!("nobody asked"),
+            }
+        }
+        told
+    }
+}
+
+#[test]
+fn one_that_is_silent_is_looked_at_by_its_neighbour_and_all_hear_of_it() {
+    let hub = Hub::new(4);
+    let mailbox = Arc::new(Mailbox::default());
+    let outlet = Outlet::Local(Arc::clone(&mailbox));
+    hub.attach(0, outlet, ("here", 1, "this"), None).unwrap();
+    let begun = Instant::now();
+    let mut one = Far::attach(&hub, 1, "a third");
+    let mut two = Far::attach(&hub, 2, "another");
+    let mut three = Far::attach(&hub, 3, "another");
+    for beat in 1..=5 {
+        hub.tick(begun + beat * BEAT + Duration::from_millis(10));
+        for rank in [1, 3] {
+            hub.handle(rank, u64::MAX, Request::Pong(beat.into()));
+        }
+        hub.flush();
+    }
+    let silent = |push: &Push| match push {
+        Push::Suspected { rank, silent, .. } => Some((*rank, *silent)),
+        _ => None,
+    };
+    let told = one.told();
+    let [told] = &told[..] else {
+        panic!("{told:?}");
+    };
+    let (rank, age) = silent(told).expect("a suspect");
+    assert_eq!(rank, 2);
+    let age = age.expect("silent");
+    assert!(
+        age > Duration::from_secs(3) && age < Duration::from_secs(5),
+        "{age:?}"
+    );
+    // Only its neighbour is asked to look.
+    let told = three.told();
+    assert!(told.contains(&Push::Look { rank: 2, pid: 72 }), "{told:?}");
+    assert_eq!(mailbox.suspects().len(), 1);
+    assert_eq!(mailbox.suspects()[0].state, None);
+
+    let state = String::from("process state T (stopped)");
+    hub.handle(
+        3,
+        u64::MAX,
+        Request::Saw {
+            rank: 2,
+            state: state.clone(),
+        },
+    );
+    hub.flush();
+    assert_eq!(mailbox.suspects()[0].state.as_ref(), Some(&state));
+    // What is seen of somebody who speaks is no suspicion.
+    hub.handle(3, u64::MAX, Request::Saw { rank: 1, state });
+    hub.handle(
+        3,
+        u64::MAX,
+        Request::Saw {
+            rank: 9,
+            state: String::new(),
+        },
+    );
+    hub.flush();
+    assert_eq!(mailbox.suspects().len(), 1);
+    assert!(
+        one.told()
+            .iter()
+            .all(|push| silent(push).is_some_and(|(rank, _)| rank == 2))
+    );
+
+    two.told();
+    hub.handle(2, u64::MAX, Request::Pong(1));
+    hub.flush();
+    assert_eq!(mailbox.suspects(), []);
+    let told = one.told();
+    assert_eq!(
+        told.iter().filter_map(silent).collect::<Vec<_>>(),
+        [(2, None)]
+    );
+}
+
+#[test]
+fn one_that_dies_is_no_suspect_any_more() {
+    let hub = Hub::new(2);
+    let mailbox = Arc::new(Mailbox::default());
+    let outlet = Outlet::Local(Arc::clone(&mailbox));
+    hub.attach(0, outlet, ("here", 1, "this"), None).unwrap();
+    let begun = Instant::now();
+    let _one = Far::attach(&hub, 1, "another");
+    for beat in 1..=5 {
+        hub.tick(begun + beat * BEAT + Duration::from_millis(10));
+    }
+    assert_eq!(mailbox.suspects().len(), 1);
+    let ages = hub.heartbeat_ages();
+    assert_eq!(ages.len(), 1);
+    assert_eq!(ages[0].0, 1);
+    hub.leave(1, crate::rendezvous::Departure::Left);
+    assert_eq!(mailbox.suspects(), []);
+    assert_eq!(hub.heartbeat_ages(), []);
+}
