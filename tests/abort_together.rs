@@ -214,10 +214,11 @@ fn one_runs_into_its_limit(world: World) -> Outcome {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     let fault = error.fault().expect("a cause that all know").clone();
     assert_eq!(fault.class(), FaultClass::TimedOut);
-    // Whoever sees it first tells, the thread that waits or the watchdog, which does not know the length.
-    let operation = fault.operation().unwrap_or_default();
-    assert_eq!(fault.rank(), 0);
-    assert!(operation.starts_with("all_reduce #2"), "{operation}");
+    // Whoever sees it first tells, the thread that waits or the watchdog.
+    assert_eq!(
+        (fault.rank(), fault.operation()),
+        (0, Some("all_reduce #2 of f32 × 4096, sum"))
+    );
     assert!(fault.cause().contains("300ms"), "{fault}");
     assert_eq!(error.is_timeout(), world.rank() == 0, "{error}");
     let text = error.to_string();

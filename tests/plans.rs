@@ -414,9 +414,22 @@ fn launches_that_nobody_answers_run_into_their_limit() {
                 }
                 assert!(launches < 1000, "no end");
             };
-            // The launch that waits may say so, or the watchdog before it.
+            // The launch that waits for room may say so, or the watchdog before it, of the launch that is in
+            // front.
             let fault = error.fault().expect("a cause that all know");
-            assert_eq!(fault.class(), FaultClass::TimedOut, "{error}");
+            assert_eq!(
+                (fault.rank(), fault.class()),
+                (0, FaultClass::TimedOut),
+                "{error}"
+            );
+            let operation = fault.operation().unwrap_or_default();
+            assert!(operation.starts_with("replay of plan 1 #"), "{operation}");
+            assert!(fault.cause().ends_with("within 500ms"), "{fault}");
+            assert_eq!(
+                error.is_timeout(),
+                !error.to_string().contains("aborted"),
+                "{error}"
+            );
             assert!(launches >= 100, "{launches}");
         }
         world.barrier("given up")?;

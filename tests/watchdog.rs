@@ -74,7 +74,8 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         assert_eq!(fault.class(), FaultClass::TimedOut);
         assert_ne!(fault.rank(), 1);
         let operation = fault.operation().ok_or("it was in an operation")?;
-        assert!(operation.contains("all_reduce"), "{operation}");
+        assert!(operation.starts_with("all_reduce #"), "{operation}");
+        assert!(operation.ends_with(" of f32 × 64, sum"), "{operation}");
         let cause = fault.cause();
         assert!(cause.contains("the operation, running for 4"), "{cause}");
         assert!(cause.contains("within 400ms"), "{cause}");
@@ -86,6 +87,50 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         assert!(error.to_string().contains(cause), "{error}");
         Ok(())
     });
+}
+
+/// Whoever waits says of an operation what it was about; the watchdog says the same.
+#[test]
+fn the_shape_of_an_operation_that_nobody_waits_for_is_told() {
+    if !needs_emulator("operations that hang on purpose") {
+        return;
+    }
+    type Issue = fn(&Communicator, &Arc<CudaStream>) -> Result<nccl::Request, nccl::Error>;
+    let issues: [(&str, Issue); 4] = [
+        ("broadcast #S of u8 × 3, root 1", |comm, stream| {
+            let mut y = stream.alloc_zeros::<u8>(3).expect("memory");
+            comm.broadcast_in_place(&mut y, 1)
+        }),
+        ("reduce #S of i32 × 4, prod, root 0", |comm, stream| {
+            let mut y = stream.alloc_zeros::<i32>(4).expect("memory");
+            comm.reduce_in_place(&mut y, ReduceOp::Prod, 0)
+        }),
+        ("all_to_all #S of u64 × 5", |comm, stream| {
+            let x = stream.alloc_zeros::<u64>(10).expect("memory");
+            let mut y = stream.alloc_zeros::<u64>(10).expect("memory");
+            comm.all_to_all(&x, &mut y)
+        }),
+        ("gather #S of i8 × 6, root 1", |comm, stream| {
+            let x = stream.alloc_zeros::<i8>(6).expect("memory");
+            let mut y = stream.alloc_zeros::<i8>(12).expect("memory");
+            comm.gather(&x, Some(&mut y), 1)
+        }),
+    ];
+    for (expected, issue) in issues {
+        ranks_as_threads(2, move |world| -> Outcome {
+            let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                let number = issue(&comm, &stream)?.sequence();
+                let fault = fault(&comm)?;
+                let expected = expected.replace("#S", &format!("#{number}"));
+                assert_eq!(fault.operation(), Some(&*expected));
+            } else {
+                fault(&comm)?;
+            }
+            Ok(())
+        });
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::DataType;
+use crate::supervision::recorder::RecordedReduction;
 
 /// Which operation of NCCL was asked for.
 ///
@@ -157,6 +158,7 @@ pub(crate) struct Shape {
     pub(crate) root: Option<usize>,
     pub(crate) count: Option<usize>,
     pub(crate) data_type: Option<DataType>,
+    pub(crate) reduction: Option<RecordedReduction>,
 }
 
 impl Operation {
@@ -317,6 +319,21 @@ impl Operation {
         self.shape.data_type
     }
 
+    /// What a reduction reduces with.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if let Some(reduction) = operation.reduction() {
+    ///     eprintln!("reduced with {reduction}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reduction(&self) -> Option<RecordedReduction> {
+        self.shape.reduction
+    }
+
     /// The time from the call to the error.
     ///
     /// ```
@@ -334,7 +351,6 @@ impl Operation {
 }
 
 impl Operation {
-    /// The operation alone, without who reports it.
     /// Which plan of its communicator was replayed, from 1; `None` for everything else.
     ///
     /// ```
@@ -349,6 +365,7 @@ impl Operation {
         self.plan
     }
 
+    /// The operation alone, without who reports it.
     pub(crate) fn what(&self) -> impl fmt::Display + '_ {
         What(self)
     }
@@ -376,6 +393,21 @@ impl fmt::Display for What<'_> {
         if let (Some(data_type), Some(count)) = (operation.shape.data_type, operation.shape.count) {
             write!(f, " of {data_type} × {count}")?;
         }
+        let Shape {
+            reduction,
+            peer,
+            root,
+            ..
+        } = operation.shape;
+        if let Some(reduction) = reduction {
+            write!(f, ", {reduction}")?;
+        }
+        if let Some(peer) = peer {
+            write!(f, ", peer {peer}")?;
+        }
+        if let Some(root) = root {
+            write!(f, ", root {root}")?;
+        }
         Ok(())
     }
 }
@@ -390,6 +422,9 @@ impl fmt::Display for Operation {
                 f.write_str(" per rank")?;
             }
             f.write_str(", ")?;
+        }
+        if let Some(reduction) = self.shape.reduction {
+            write!(f, "{reduction}, ")?;
         }
         if let Some(peer) = self.shape.peer {
             write!(f, "peer {peer}, ")?;
@@ -417,6 +452,7 @@ impl fmt::Display for Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
 
     #[test]
     fn every_kind_is_found_by_its_number() {
@@ -453,6 +489,18 @@ mod tests {
         assert_eq!(
             operation.what().to_string(),
             "replay of plan 2 #42 of bf16 × 4096"
+        );
+        (operation.kind, operation.plan) = (OperationKind::Reduce, None);
+        operation.shape.root = Some(3);
+        operation.shape.reduction = Some(RecordedReduction::Op(ReduceOp::Sum));
+        assert_eq!(
+            operation.what().to_string(),
+            "reduce #42 of bf16 × 4096, sum, root 3"
+        );
+        let text = operation.to_string();
+        assert!(
+            text.contains("(bf16 × 4096, sum, root 3, 8 ranks)"),
+            "{text}"
         );
     }
 }

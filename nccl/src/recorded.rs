@@ -14,8 +14,9 @@ use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::operation::OperationKind;
+use crate::reduce::ReduceOp;
 use crate::stats::{Tally, Volume};
-use crate::supervision::recorder::{Operation, Room, Writer};
+use crate::supervision::recorder::{Operation, RecordedReduction, Room, Writer};
 
 /// Which C function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,36 @@ impl Reduced {
         Self::Avg,
         Self::Made,
     ];
+
+    /// What an operation of `function` reduces with, if it is asked to with `op`.
+    #[inline]
+    pub(crate) fn of(function: Function, op: sys::ncclRedOp_t) -> Self {
+        match (function, op) {
+            (Function::AllReduce | Function::Reduce | Function::ReduceScatter, op) => match op {
+                sys::ncclRedOp_t::ncclSum => Self::Sum,
+                sys::ncclRedOp_t::ncclProd => Self::Prod,
+                sys::ncclRedOp_t::ncclMax => Self::Max,
+                sys::ncclRedOp_t::ncclMin => Self::Min,
+                sys::ncclRedOp_t::ncclAvg => Self::Avg,
+                _ => Self::Made,
+            },
+            _ => Self::Not,
+        }
+    }
+
+    /// As recordings and errors name it.
+    #[inline]
+    pub(crate) fn recorded(self) -> Option<RecordedReduction> {
+        Some(RecordedReduction::Op(match self {
+            Self::Not => return None,
+            Self::Made => return Some(RecordedReduction::Made),
+            Self::Sum => ReduceOp::Sum,
+            Self::Prod => ReduceOp::Prod,
+            Self::Max => ReduceOp::Max,
+            Self::Min => ReduceOp::Min,
+            Self::Avg => ReduceOp::Avg,
+        }))
+    }
 }
 
 impl Function {
@@ -164,17 +195,7 @@ impl Recorded {
 
     /// The same with an operator.
     pub(crate) fn reducing_with(self, op: sys::ncclRedOp_t) -> Self {
-        let reduction = match (self.function(), op) {
-            (Function::AllReduce | Function::Reduce | Function::ReduceScatter, op) => match op {
-                sys::ncclRedOp_t::ncclSum => Reduced::Sum,
-                sys::ncclRedOp_t::ncclProd => Reduced::Prod,
-                sys::ncclRedOp_t::ncclMax => Reduced::Max,
-                sys::ncclRedOp_t::ncclMin => Reduced::Min,
-                sys::ncclRedOp_t::ncclAvg => Reduced::Avg,
-                _ => Reduced::Made,
-            },
-            _ => Reduced::Not,
-        };
+        let reduction = Reduced::of(self.function(), op);
         Self {
             kind: self.kind | (reduction as u32) << REDUCTION,
             ..self

@@ -10,7 +10,7 @@ use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, More, Recorded};
+use crate::recorded::{Function, More, Recorded, Reduced};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use crate::supervision::inside;
@@ -330,16 +330,18 @@ impl Communicator {
             Ok(collective) => collective,
             Err(error) => return Err(self.failed_check(kind, Shape::default(), error)),
         };
-        let (given, rule, root) = (
+        let (given, rule, root, op) = (
             collective.given(),
             collective.asked.rule,
             collective.asked.root,
+            collective.asked.op,
         );
         let shape = |counted: Option<usize>| Shape {
             peer: None,
             root,
             count: counted,
             data_type: given.data_type(),
+            reduction: Reduced::of(rule.function, op).recorded(),
         };
         // Taking buffers asks CUDA about their streams; the issue looks after itself.
         let inside = inside::enter(&self.inner, inside::Place::Issue, self.limit);

@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, lock};
 use crate::error::{Error, ErrorKind};
-use crate::operation::Shape;
 use crate::{reaper, request};
 
 /// How often the sentinel looks.
@@ -346,7 +345,10 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
     });
     let now = Instant::now();
     match kind {
-        Some(kind) => error.during(|| inner.operation(kind, Shape::default(), Some(sequence), now)),
+        Some(kind) => error.during(|| {
+            let shape = inner.tracked.track().shape_of(sequence);
+            inner.operation(kind, shape, Some(sequence), now)
+        }),
         None => error,
     }
 }

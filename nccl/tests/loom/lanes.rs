@@ -33,6 +33,9 @@ fn a_record_that_is_read_is_whole_and_the_one_that_was_asked_for() {
                 writing.publish(number + 1);
             }
         });
+        if let Some(record) = lane.get(0) {
+            assert_eq!(record, [1; 2]);
+        }
         let read = lane.read();
         for (number, record) in (read.first..).zip(&read.records) {
             assert_eq!(*record, [number + 1; 2]);

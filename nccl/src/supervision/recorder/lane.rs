@@ -81,6 +81,17 @@ impl<S: Slot> Lane<S> {
         self.written.store(until, Ordering::Release);
     }
 
+    /// Record `number`, unless it was overwritten or is not there yet.
+    pub(crate) fn get(&self, number: u64) -> Option<S::Record> {
+        if number >= self.written.load(Ordering::Acquire) {
+            return None;
+        }
+        let record = self.slot(number).copy();
+        fence(Ordering::Acquire);
+        let begun = self.begun.load(Ordering::Relaxed);
+        (number + self.slots.len() as u64 >= begun).then_some(record)
+    }
+
     /// What is whole.
     pub(crate) fn read(&self) -> Copied<S::Record> {
         let length = self.slots.len() as u64;
@@ -141,6 +152,10 @@ mod tests {
         assert_eq!(copied.get(4), Some(&[40; 2]));
         assert_eq!(copied.get(2), None);
         assert_eq!(copied.get(7), None);
+        for (number, there) in [(2, false), (3, true), (6, true), (7, false)] {
+            let record = lane.get(number);
+            assert_eq!(record, there.then_some([number * 10; 2]));
+        }
     }
 
     #[test]
@@ -152,6 +167,7 @@ mod tests {
         lane.begin(4, 2);
         assert_eq!(lane.read().first, 2);
         assert_eq!(lane.read().records.len(), 2);
+        assert_eq!((lane.get(1), lane.get(2)), (None, Some([20; 2])));
         lane.begin(4, 400);
         assert!(lane.read().records.is_empty());
     }

@@ -13,6 +13,7 @@
 //! - `track`: what one communicator writes;
 //! - `notes`: what the program says;
 //! - `home`: the rank of a world to which a communicator belongs;
+//! - `shape`: what a call was about, for its error;
 //! - `snapshot`: what is read; `json`: how it is written, and read again;
 //! - `dump`: a file of it when a communicator is aborted;
 //! - `timeline`: the snapshots of several ranks together, to look at.
@@ -22,6 +23,7 @@ mod home;
 mod json;
 mod lane;
 mod notes;
+mod shape;
 mod snapshot;
 mod timeline;
 mod track;

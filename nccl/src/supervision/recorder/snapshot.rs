@@ -12,7 +12,7 @@ use super::track::{self, IssueRecord, OperationRecord, Progress, Track};
 use crate::communicator::Communicator;
 use crate::dtype::DataType;
 use crate::operation::OperationKind;
-use crate::recorded::{Function, Kind, Reduced};
+use crate::recorded::{Function, Kind};
 use crate::reduce::ReduceOp;
 
 /// What all communicators of this process did last, and what the program noted.
@@ -411,7 +411,7 @@ fn call(track: &Track, issue: &IssueRecord, operations: Vec<RecordedOperation>) 
     }
 }
 
-fn operation(record: &OperationRecord) -> Option<RecordedOperation> {
+pub(super) fn operation(record: &OperationRecord) -> Option<RecordedOperation> {
     let Kind {
         function,
         data_type,
@@ -430,14 +430,6 @@ fn operation(record: &OperationRecord) -> Option<RecordedOperation> {
         peer: rank.filter(|_| is_message),
         message: is_message.then_some(record.number),
         root: rank.filter(|_| has_root),
-        reduction: match reduction {
-            Reduced::Not => None,
-            Reduced::Sum => Some(RecordedReduction::Op(ReduceOp::Sum)),
-            Reduced::Prod => Some(RecordedReduction::Op(ReduceOp::Prod)),
-            Reduced::Max => Some(RecordedReduction::Op(ReduceOp::Max)),
-            Reduced::Min => Some(RecordedReduction::Op(ReduceOp::Min)),
-            Reduced::Avg => Some(RecordedReduction::Op(ReduceOp::Avg)),
-            Reduced::Made => Some(RecordedReduction::Made),
-        },
+        reduction: reduction.recorded(),
     })
 }

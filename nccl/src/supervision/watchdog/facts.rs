@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::judge::Standing;
 use super::registry;
-use crate::operation::OperationKind;
+use crate::operation::{OperationKind, Shape};
 use crate::supervision::recorder::{Track, origin};
 
 /// A communicator that has, or had a moment ago, operations that are not known to be done.
@@ -33,6 +33,7 @@ pub(crate) struct Pending {
 pub(crate) struct Oldest {
     pub(crate) sequence: u64,
     pub(crate) kind: OperationKind,
+    pub(crate) shape: Shape,
     /// When it was called.
     pub(crate) since: Instant,
     pub(crate) clock: Clock,
@@ -55,6 +56,8 @@ pub(crate) enum Clock {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub(super) standing: Option<Standing>,
+    /// What its call is about.
+    pub(super) shape: Shape,
     pub(super) depth: u64,
     pub(super) progress: Option<Instant>,
     pub(super) looked: Option<Instant>,
@@ -72,6 +75,7 @@ impl Facts {
             oldest: self.standing.map(|standing| Oldest {
                 sequence: standing.call.number,
                 kind: standing.call.kind,
+                shape: self.shape,
                 since: zero + standing.call.since,
                 clock: standing.clock,
                 began: zero + standing.began,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::facts::Clock;
 use crate::error::ErrorKind;
-use crate::operation::OperationKind;
+use crate::operation::{OperationKind, Shape};
 use crate::supervision::recorder::TrackedCall;
 
 /// A mark that was not reached when it was asked last.
@@ -241,6 +241,7 @@ impl Standing {
         late.then_some(Overdue {
             standing: *self,
             waited: now.saturating_sub(self.began),
+            shape: Shape::default(),
             stuck: None,
         })
     }
@@ -250,7 +251,9 @@ impl Standing {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overdue {
     pub(super) standing: Standing,
-    waited: Duration,
+    pub(super) waited: Duration,
+    /// What the call is about, as far as its record was there.
+    pub(super) shape: Shape,
     /// In which call the watchdog is stuck, and for how long.
     pub(super) stuck: Option<(&'static str, Duration)>,
 }

@@ -12,6 +12,7 @@ use super::judge::{Court, Overdue, Queue, Unreached, depth};
 use super::registry::{Put, give_back, record};
 use crate::communicator::{Inner, State, Visit};
 use crate::error::{Error, NcclFailure};
+use crate::operation::Shape;
 use crate::reaper;
 use crate::supervision::recorder::{Track, handle_of, origin};
 
@@ -42,6 +43,8 @@ pub(super) struct Eye {
     streams: Vec<Seen>,
     asked: Option<Instant>,
     progress: Option<Instant>,
+    /// What the call is about that is in front, by its number: its record may be overwritten before it ends.
+    front: Option<(u64, Shape)>,
     /// Since the recorder's zero.
     looked: Option<Duration>,
 }
@@ -131,8 +134,12 @@ impl Eye {
         let queues = || self.streams.iter().map(|seen| &seen.queue);
         let depth = depth(queues());
         let standing = self.court.judge(queues(), queue_limit, now);
+        let shape = standing.map_or_else(Shape::default, |standing| {
+            self.shape_of(standing.call.number, track)
+        });
         let facts = Facts {
             standing,
+            shape,
             depth,
             progress: self.progress,
             looked: Some(Instant::now()),
@@ -151,7 +158,10 @@ impl Eye {
             (Some(failure), ..) => Some(Found::Failed(failure.into())),
             (None, Some(error), _) => Some(Found::Failed(error)),
             (None, None, Some(_)) if signalled => Some(Found::Signalled),
-            (None, None, Some(standing)) => standing.overdue(now).map(Box::new).map(Found::Overdue),
+            (None, None, Some(standing)) => {
+                let overdue = standing.overdue(now);
+                overdue.map(|overdue| Found::Overdue(Box::new(Overdue { shape, ..overdue })))
+            }
             (None, None, None) => None,
         };
         give_back(&*Visit::of(inner)?, events);
@@ -160,6 +170,13 @@ impl Eye {
             streams,
             found,
         })
+    }
+
+    fn shape_of(&mut self, number: u64, track: &Track) -> Shape {
+        match self.front {
+            Some((known, shape)) if known == number => shape,
+            _ => self.front.insert((number, track.shape_of(number))).1,
+        }
     }
 
     /// Takes over the marks that were put, and forgets streams that are not watched any more.

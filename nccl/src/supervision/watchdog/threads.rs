@@ -11,7 +11,6 @@ use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
 use crate::communicator::{self, Inner, Visit, lock};
 use crate::error::Error;
-use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::recorder::{limit_of_word, origin};
 
@@ -348,6 +347,7 @@ impl State {
                 && let Some(inner) = Visit::of(&entry.inner)
             {
                 overdue.stuck = Some((call, since.elapsed()));
+                overdue.shape = entry.track.shape_of(overdue.sequence());
                 late.push((inner, overdue));
             }
         }
@@ -366,7 +366,10 @@ fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
                 .find(|pending| pending.number == task.track.number)
                 .and_then(|pending| pending.oldest);
             let error = match oldest {
-                Some(oldest) => describe(inner, error, oldest.kind, oldest.sequence, oldest.since),
+                Some(oldest) => error.during(|| {
+                    let (kind, number) = (oldest.kind, Some(oldest.sequence));
+                    inner.operation(kind, oldest.shape, number, oldest.since)
+                }),
                 None => error,
             };
             inner.abort_in_background(&error);
@@ -378,18 +381,9 @@ fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
     let call = overdue.call();
     let since = origin().monotonic + call.since;
     let error = Error::new(overdue.kind());
-    let error = describe(inner, error, call.kind, call.number, since);
+    let describe = || inner.operation(call.kind, overdue.shape, Some(call.number), since);
+    let error = error.during(describe);
     // So that a request for it says the same.
     let _ = inner.overdue.set(*overdue);
     inner.abort_in_background(&error);
-}
-
-fn describe(
-    inner: &Inner,
-    error: Error,
-    kind: OperationKind,
-    sequence: u64,
-    since: Instant,
-) -> Error {
-    error.during(|| inner.operation(kind, Shape::default(), Some(sequence), since))
 }

@@ -1,0 +1,101 @@
+//! What a recorded call was about, as its error says it: for those who were not there when it was called.
+
+use super::snapshot::{self, RecordedOperation};
+use super::track::Track;
+use crate::operation::{OperationKind, Shape};
+
+/// Operations that are looked at, at most: what they have in common shows in the first of them.
+const LOOKED_AT: u64 = 4;
+
+impl Track {
+    /// The shape of call `number`, as far as its record is still there.
+    pub(crate) fn shape_of(&self, number: u64) -> Shape {
+        // Each number is one record, from 1 on.
+        let issue = number.checked_sub(1).and_then(|at| self.issues.get(at));
+        let Some(issue) = issue.filter(|issue| issue.number == number) else {
+            return Shape::default();
+        };
+        let kind = OperationKind::from_code((issue.state >> 8) as u8);
+        let numbers = issue.first..issue.first.saturating_add(issue.count.min(LOOKED_AT));
+        let operations: Vec<_> = numbers
+            .filter_map(|number| snapshot::operation(&self.operations.get(number)?))
+            .collect();
+        shape(kind, self.identity.rank, &operations)
+    }
+}
+
+/// The shape of a call on rank `own` that is made of these.
+fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> Shape {
+    let Some(first) = operations.first() else {
+        return Shape::default();
+    };
+    let peer_of = |side: OperationKind| {
+        let mut all = operations.iter();
+        all.find(|one| one.kind == side).and_then(|one| one.peer)
+    };
+    match kind {
+        // As many shapes as operations.
+        OperationKind::Group | OperationKind::Capture | OperationKind::Replay => Shape::default(),
+        OperationKind::AllToAllV => Shape {
+            data_type: Some(first.data_type),
+            ..Shape::default()
+        },
+        _ if first.kind == kind => Shape {
+            peer: first.peer,
+            root: first.root,
+            count: usize::try_from(first.count).ok(),
+            data_type: Some(first.data_type),
+            reduction: first.reduction,
+        },
+        // Made of messages. The root of a gather sends nothing, or to itself.
+        _ => Shape {
+            peer: None,
+            root: match kind {
+                OperationKind::Gather => peer_of(OperationKind::Send).or(Some(own)),
+                OperationKind::Scatter => peer_of(OperationKind::Recv).or(Some(own)),
+                _ => None,
+            },
+            count: usize::try_from(first.count).ok(),
+            data_type: Some(first.data_type),
+            reduction: None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DataType;
+
+    fn message(kind: OperationKind, peer: usize) -> RecordedOperation {
+        RecordedOperation {
+            kind,
+            count: 7,
+            data_type: DataType::FLOAT32,
+            peer: Some(peer),
+            message: Some(1),
+            root: None,
+            reduction: None,
+        }
+    }
+
+    #[test]
+    fn a_collective_that_is_made_of_messages_has_the_shape_that_its_caller_gave() {
+        use OperationKind::{AllToAll, AllToAllV, Gather, Group, Recv, Scatter, Send};
+        let both = [message(Send, 0), message(Recv, 0)];
+        let all_to_all = shape(AllToAll, 1, &both);
+        assert_eq!((all_to_all.count, all_to_all.peer), (Some(7), None));
+        assert_eq!(all_to_all.root, None);
+        assert_eq!(shape(Gather, 1, &[message(Send, 3)]).root, Some(3));
+        assert_eq!(shape(Gather, 3, &[message(Recv, 0)]).root, Some(3));
+        assert_eq!(shape(Scatter, 1, &[message(Recv, 3)]).root, Some(3));
+        assert_eq!(shape(Scatter, 3, &[message(Send, 0)]).root, Some(3));
+        let uneven = shape(AllToAllV, 1, &both);
+        assert_eq!(
+            (uneven.count, uneven.data_type),
+            (None, Some(DataType::FLOAT32))
+        );
+        assert_eq!(shape(Group, 1, &both), Shape::default());
+        assert_eq!(shape(AllToAll, 1, &[]), Shape::default());
+    }
+}
