@@ -243,6 +243,43 @@ fn a_rank_that_runs_into_its_limit_is_the_cause_on_all_processes() {
     ranks_as_processes(4, one_runs_into_its_limit);
 }
 
+/// The same words of two epochs are not the same fault.
+#[test]
+fn faults_and_errors_say_of_which_epoch_they_are() {
+    ranks_as_processes(2, |world| -> Outcome {
+        for epoch in 0..2 {
+            let next;
+            let world = match epoch {
+                0 => &world,
+                _ => {
+                    next = world.next_epoch(LIMIT)?;
+                    &next
+                }
+            };
+            let (stream, comm) = start(world, "again")?;
+            all_reduce(&comm, &stream)?;
+            world.barrier("all are done")?;
+            if world.rank() == 1 {
+                comm.abort("enough")?;
+            }
+            let error = all_reduce(&comm, &stream).unwrap_err();
+            let fault = error.fault().expect("a cause that all know");
+            assert_eq!((fault.rank(), fault.epoch()), (1, epoch), "{fault}");
+            assert_eq!(
+                fault.to_string().contains("epoch 1)"),
+                epoch == 1,
+                "{fault}"
+            );
+            let operation = error.operation().expect("an operation");
+            assert_eq!(operation.epoch(), epoch);
+            let text = operation.to_string();
+            assert_eq!(text.contains(", 2 ranks, epoch 1)"), epoch == 1, "{text}");
+            assert_eq!(comm.recording().epoch, epoch);
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn ranks_that_fail_at_the_same_time_tell_one_cause() {
     Ranks::new(4).processes(|world| -> Outcome {

@@ -33,6 +33,7 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
                 rank = fault.rank(),
                 host = fault.host(),
                 pid = fault.pid(),
+                epoch = fault.epoch(),
                 operation,
                 seq,
                 cause = fault.cause(),

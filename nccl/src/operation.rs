@@ -144,6 +144,8 @@ pub struct Operation {
     pub(crate) world_size: usize,
     pub(crate) host: Arc<str>,
     pub(crate) pid: u32,
+    /// Of the world that made the communicator; 0 where there is none.
+    pub(crate) epoch: u64,
     pub(crate) sequence: Option<u64>,
     /// Which plan of the communicator a replay is of, if that is known.
     pub(crate) plan: Option<u64>,
@@ -242,6 +244,22 @@ impl Operation {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The epoch of the world that made the communicator: one more each time that the job was started again, or
+    /// the world went on without some of its ranks. 0 in the first, and without a world.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error, world: &nccl::World) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// if operation.epoch() < world.epoch() {
+    ///     eprintln!("of a communicator that is to be made anew");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// The number of the operation on its communicator, from 1; `None` outside the data path.
@@ -437,10 +455,13 @@ impl fmt::Display for Operation {
         } else {
             "ranks"
         };
+        write!(f, "{} {ranks}", self.world_size)?;
+        if self.epoch > 0 {
+            write!(f, ", epoch {}", self.epoch)?;
+        }
         write!(
             f,
-            "{} {ranks}) failed on rank {} ({}, pid {}) after {:.1} s",
-            self.world_size,
+            ") failed on rank {} ({}, pid {}) after {:.1} s",
             self.rank,
             self.host,
             self.pid,
@@ -471,6 +492,7 @@ mod tests {
             world_size: 8,
             host: "node-a".into(),
             pid: 4021,
+            epoch: 0,
             sequence: Some(42),
             shape: Shape {
                 count: Some(4096),
@@ -499,8 +521,11 @@ mod tests {
         );
         let text = operation.to_string();
         assert!(
-            text.contains("(bf16 × 4096, sum, root 3, 8 ranks)"),
+            text.contains("(bf16 × 4096, sum, root 3, 8 ranks) failed"),
             "{text}"
         );
+        operation.epoch = 2;
+        let text = operation.to_string();
+        assert!(text.contains(", 8 ranks, epoch 2) failed"), "{text}");
     }
 }

@@ -49,6 +49,7 @@ impl CommunicatorBuilder<'_> {
     pub fn build(self) -> Result<Communicator> {
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
+        let epoch = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
         let span = events::init_span(name, rank, world_size);
         let _entered = span.enter();
         let made = self.build_until().map_err(|error| {
@@ -59,6 +60,7 @@ impl CommunicatorBuilder<'_> {
                 world_size,
                 host: crate::host::name(),
                 pid: std::process::id(),
+                epoch,
                 sequence: None,
                 plan: None,
                 shape: Shape::default(),

@@ -218,7 +218,7 @@ impl Inner {
                 Some(board) => board.announce(cause),
                 // Nobody else tells of it.
                 None => {
-                    let fault = Fault::here(cause, &self.name, self.rank);
+                    let fault = Fault::here(cause, &self.name, self.rank, self.epoch());
                     events::fault(&fault, self.rank, self.world_size);
                 }
             }

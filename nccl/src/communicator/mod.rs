@@ -427,6 +427,7 @@ impl Inner {
             world_size: self.world_size,
             host: Arc::clone(&self.host),
             pid: std::process::id(),
+            epoch: self.epoch(),
             sequence,
             plan: sequence
                 .filter(|_| kind == OperationKind::Replay)
@@ -434,6 +435,12 @@ impl Inner {
             shape,
             elapsed: started.elapsed(),
         }
+    }
+
+    /// That of the world that made it; 0 where there is none.
+    pub(crate) fn epoch(&self) -> u64 {
+        let home = self.tracked.track().identity.home.as_ref();
+        home.map_or(0, |home| home.place().epoch)
     }
 
     /// The stream on which it captures.

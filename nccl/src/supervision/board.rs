@@ -162,7 +162,7 @@ impl Board {
 
     /// Tells all ranks that this one gives the communicator up. The first to say so is right.
     pub(crate) fn announce(&self, cause: Cause) {
-        let fault = Fault::here(cause, &self.name, self.rank);
+        let fault = Fault::here(cause, &self.name, self.rank, self.line.job().1);
         let bytes = fault.encode(&self.members);
         if self.fault().is_none() && self.announced.set(Arc::new(fault)).is_ok() {
             self.line.announce(&format!("{FAULT}{}", self.key), &bytes);

@@ -22,6 +22,7 @@ pub struct Fault {
     rank: usize,
     host: String,
     pid: u32,
+    epoch: u64,
     operation: String,
     cause: String,
     hint: String,
@@ -167,6 +168,8 @@ pub(super) struct Place<'p> {
     pub(super) rank: usize,
     pub(super) host: &'p str,
     pub(super) pid: u32,
+    /// Of the world that made the communicator.
+    pub(super) epoch: u64,
 }
 
 impl Fault {
@@ -178,6 +181,7 @@ impl Fault {
             rank: place.rank,
             host: place.host.to_owned(),
             pid: place.pid,
+            epoch: place.epoch,
             operation: cause.operation,
             cause: cause.text,
             hint: cause.hint,
@@ -186,12 +190,13 @@ impl Fault {
     }
 
     /// A fault of rank `rank` of `communicator`, on this host.
-    pub(crate) fn here(cause: Cause, communicator: &str, rank: usize) -> Self {
+    pub(crate) fn here(cause: Cause, communicator: &str, rank: usize, epoch: u64) -> Self {
         let place = Place {
             communicator,
             rank,
             host: &crate::host::name(),
             pid: std::process::id(),
+            epoch,
         };
         Self::new(cause, place)
     }
@@ -259,6 +264,21 @@ impl Fault {
         self.pid
     }
 
+    /// The epoch of the world that made the communicator ([`World::epoch`](crate::World::epoch)); 0 in the
+    /// first, and without a world.
+    ///
+    /// ```
+    /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
+    /// if fault.epoch() < world.epoch() {
+    ///     println!("the world has gone on since");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// The operation of that rank, if it was in one.
     ///
     /// ```
@@ -310,6 +330,7 @@ impl Fault {
         put_number(&mut to, class);
         put_index(&mut to, self.rank);
         put_number(&mut to, u64::from(self.pid));
+        put_number(&mut to, self.epoch);
         put_number(&mut to, self.number);
         for text in self.texts() {
             put_bytes(&mut to, cut(text).as_bytes());
@@ -336,6 +357,7 @@ impl Fault {
             class,
             rank: fields.index()?,
             pid: u32::try_from(fields.number()?).map_err(|_| Broken("no process"))?,
+            epoch: fields.number()?,
             number: fields.number()?,
             communicator: fields.text()?,
             host: fields.text()?,
@@ -371,7 +393,11 @@ fn cut(text: &str) -> &str {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} ({}, pid {})", self.rank, self.host, self.pid)?;
+        write!(f, "rank {} ({}, pid {}", self.rank, self.host, self.pid)?;
+        if self.epoch > 0 {
+            write!(f, ", epoch {}", self.epoch)?;
+        }
+        f.write_str(")")?;
         match self.class {
             FaultClass::Gone => write!(f, " {}", self.cause),
             FaultClass::Revoked => write!(f, " revoked it: {}", self.cause),
@@ -397,6 +423,7 @@ mod tests {
                 rank: 2,
                 host: "node-b",
                 pid: 977,
+                epoch: 0,
             },
         )
     }
@@ -407,6 +434,14 @@ mod tests {
         assert_eq!(
             gone.to_string(),
             "rank 2 (node-b, pid 977) is gone: it died"
+        );
+        let later = Fault {
+            epoch: 3,
+            ..gone.clone()
+        };
+        assert_eq!(
+            later.to_string(),
+            "rank 2 (node-b, pid 977, epoch 3) is gone: it died"
         );
         let asked = fault(Cause::asked("enough"));
         assert_eq!(

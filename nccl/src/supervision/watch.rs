@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) struct Watch {
     line: Weak<Line>,
     rank: usize,
+    epoch: u64,
     /// Who the ranks of the line are.
     members: Arc<OnceLock<Vec<Member>>>,
     docket: Docket<Arc<Fault>, Weak<Board>>,
@@ -38,6 +39,7 @@ impl Watch {
         let watch = Arc::new(Self {
             line: Arc::downgrade(line),
             rank: line.rank(),
+            epoch: line.job().1,
             members: line.members(),
             docket: Docket::new(),
         });
@@ -105,6 +107,7 @@ impl Watch {
                 rank: own,
                 host: &crate::host::name(),
                 pid: std::process::id(),
+                epoch: self.epoch,
             };
             let apart = who.members.iter().any(|rank| from.contains(rank));
             apart.then(|| Arc::new(Fault::new(Cause::cut_off(why), place)))
@@ -140,6 +143,7 @@ impl Watch {
                 rank: 0,
                 host: &host,
                 pid,
+                epoch: self.epoch,
             };
             Some(Arc::new(Fault::new(Cause::asked(why), place)))
         };
@@ -169,6 +173,7 @@ impl Watch {
             rank: place,
             host: &host,
             pid,
+            epoch: self.epoch,
         };
         Some(Arc::new(Fault::new(Cause::gone(how.to_owned()), place)))
     }
