@@ -14,7 +14,7 @@ use crate::communicator::{Inner, State, Visit};
 use crate::error::{Error, NcclFailure};
 use crate::operation::Shape;
 use crate::reaper;
-use crate::supervision::recorder::{Track, handle_of, origin};
+use crate::supervision::recorder::{Track, TrackedCall, handle_of, origin};
 
 /// Marks of one stream that are not reached, at most.
 const MARKS: usize = 64;
@@ -135,7 +135,7 @@ impl Eye {
         let depth = depth(queues());
         let standing = self.court.judge(queues(), queue_limit, now);
         let shape = standing.map_or_else(Shape::default, |standing| {
-            self.shape_of(standing.call.number, track)
+            self.shape_of(&standing.call, track)
         });
         let facts = Facts {
             standing,
@@ -172,10 +172,17 @@ impl Eye {
         })
     }
 
-    fn shape_of(&mut self, number: u64, track: &Track) -> Shape {
+    fn shape_of(&mut self, call: &TrackedCall, track: &Track) -> Shape {
         match self.front {
-            Some((known, shape)) if known == number => shape,
-            _ => self.front.insert((number, track.shape_of(number))).1,
+            Some((known, shape)) if known == call.number => shape,
+            _ => {
+                let shape = track.shape_of(call.number);
+                // Until then, its operations may not be written down yet.
+                if !call.issuing {
+                    self.front = Some((call.number, shape));
+                }
+                shape
+            }
         }
     }
 
