@@ -8,7 +8,6 @@ mod table;
 
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
@@ -16,6 +15,7 @@ use nccl::{CapturedPlan, Communicator, ErrorKind, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
+use support::table::try_all;
 use table::{ABORT, CONFIRM, Ends, FINALIZE, INIT, OPERATION, Others, Program, ROWS, Row};
 
 const RANKS: usize = 2;
@@ -436,28 +436,12 @@ fn every_call_that_hangs_ends_as_the_table_says() {
         only.as_ref()
             .is_none_or(|only| words.contains(only.as_str()))
     };
-    let next = AtomicUsize::new(0);
-    let failures: Vec<String> = std::thread::scope(|scope| {
-        let tries = || {
-            let mut failures = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(row) = ROWS.get(index) else {
-                    return failures;
-                };
-                if !wanted(row) {
-                    continue;
-                }
-                if let Err(why) = attempt(&test, index) {
-                    failures.push(format!("{:?}, {}: {why}", row.program, row.call));
-                }
-            }
-        };
-        let tries: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(tries)).collect();
-        let failures = tries
-            .into_iter()
-            .map(|tries| tries.join().expect("no panic"));
-        failures.flatten().collect()
+    let rows: Vec<usize> = (0..ROWS.len())
+        .filter(|&index| wanted(&ROWS[index]))
+        .collect();
+    let failures = try_all(rows.len(), TOGETHER, |turn| {
+        let row = &ROWS[rows[turn]];
+        attempt(&test, rows[turn]).map_err(|why| format!("{:?}, {}: {why}", row.program, row.call))
     });
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }

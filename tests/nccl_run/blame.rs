@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nccl::launch::Signal;
 
+use super::cgroup::Group;
 use super::running::{Notes, Running, options_only, run, script, send};
 
 #[test]
@@ -156,7 +157,7 @@ fn a_failed_job_is_started_again_as_often_as_asked() {
 
 #[test]
 fn the_oom_killer_is_named() {
-    let Some(group) = Group::new(48 << 20) else {
+    let Some(group) = Group::new("memory", 48 << 20) else {
         println!(
             "NOT TESTED: no memory control group can be made here (needs root, and a writable one)"
         );
@@ -182,46 +183,4 @@ fn the_oom_killer_is_named() {
         "{report}"
     );
     assert!(report.contains("(limit 48 MiB)"), "{report}");
-}
-
-/// A control group with a memory limit.
-struct Group(std::path::PathBuf);
-
-impl Group {
-    fn new(limit: u64) -> Option<Self> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        let name = format!("nccl-run-test-{}", std::process::id());
-        for line in own.lines() {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next()?, parts.next()?);
-            let (mount, file) = match controllers {
-                "" => ("/sys/fs/cgroup", "memory.max"),
-                "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-                _ => continue,
-            };
-            let group = Self(
-                std::path::Path::new(mount)
-                    .join(path.trim_start_matches('/'))
-                    .join(&name),
-            );
-            if std::fs::create_dir(&group.0).is_ok()
-                && std::fs::write(group.0.join(file), limit.to_string()).is_ok()
-            {
-                return Some(group);
-            }
-        }
-        None
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // As long as a process of it is not quite gone, it cannot be removed.
-        for _ in 0..100 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
 }

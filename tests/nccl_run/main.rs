@@ -1,6 +1,8 @@
 //! `nccl-run` as a person uses it: what it prints, its exit codes, signals, and that nothing is left behind.
 
 mod blame;
+#[path = "../support/cgroup.rs"]
+mod cgroup;
 mod orphans;
 mod output;
 mod record;

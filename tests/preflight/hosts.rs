@@ -1,114 +1,15 @@
 //! Hosts that are network namespaces on one switch, and ranks that are processes there.
 
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaContext;
 use nccl::preflight::Settings;
 use nccl::{Rendezvous, World};
 
-/// How an interface leads somewhere.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// To the switch.
-    Cable,
-    /// Up, and nowhere, like those that container engines make.
-    Nowhere,
-}
-
-/// Name, kind and addresses of an interface.
-pub(crate) type Interface<'a> = (&'a str, Kind, &'a [&'a str]);
-
-/// `h1`, `h2`, …: each a network namespace with a host name of its own.
-pub(crate) struct Hosts {
-    prefix: String,
-    count: usize,
-}
-
-pub(crate) fn run(program: &str, arguments: &str) {
-    let output = Command::new(program)
-        .args(arguments.split_whitespace())
-        .output()
-        .unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(
-        output.status.success(),
-        "{program} {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
+pub(crate) use crate::switch::{Hosts, Interface, Kind};
 
 impl Hosts {
-    /// `None`, aloud, where this process may not make them.
-    pub(crate) fn new(hosts: &[&[Interface<'_>]]) -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let prefix = format!("ncclp-{}-{number}", std::process::id());
-        let made = Command::new("ip").args(["netns", "add", &prefix]).output();
-        if !made.is_ok_and(|made| made.status.success()) {
-            eprintln!("SKIPPED: network namespaces need root and ip of iproute2");
-            return None;
-        }
-        let built = Self {
-            prefix,
-            count: hosts.len(),
-        };
-        let switch = &built.prefix;
-        run("ip", &format!("-n {switch} link add switch type bridge"));
-        run("ip", &format!("-n {switch} link set switch up"));
-        for (host, interfaces) in hosts.iter().enumerate() {
-            let own = built.namespace(host);
-            run("ip", &format!("netns add {own}"));
-            run("ip", &format!("-n {own} link set lo up"));
-            for (place, (name, kind, addresses)) in interfaces.iter().enumerate() {
-                match kind {
-                    Kind::Cable => {
-                        let far = format!("port{host}-{place}");
-                        run(
-                            "ip",
-                            &format!(
-                                "link add {name} netns {own} type veth peer name {far} netns {switch}"
-                            ),
-                        );
-                        run(
-                            "ip",
-                            &format!("-n {switch} link set {far} master switch up"),
-                        );
-                    }
-                    // Its other end is there as well, so that it is up.
-                    Kind::Nowhere => {
-                        run(
-                            "ip",
-                            &format!("-n {own} link add {name} type veth peer name {name}x"),
-                        );
-                        run("ip", &format!("-n {own} link set {name}x up"));
-                    }
-                }
-                run("ip", &format!("-n {own} link set {name} up"));
-                for address in *addresses {
-                    let nodad = if address.contains(':') { "nodad" } else { "" };
-                    run(
-                        "ip",
-                        &format!("-n {own} addr add {address} dev {name} {nodad}"),
-                    );
-                }
-            }
-        }
-        Some(built)
-    }
-
-    pub(crate) fn namespace(&self, host: usize) -> String {
-        format!("{}-h{}", self.prefix, host + 1)
-    }
-
-    /// A command in a host's namespace.
-    pub(crate) fn on(&self, host: usize, command: &str) {
-        run(
-            "ip",
-            &format!("netns exec {} {command}", self.namespace(host)),
-        );
-    }
-
     /// Rank `rank` of `size` on a host, which is called by its number.
     pub(crate) fn start(
         &self,
@@ -127,19 +28,6 @@ impl Hosts {
             "ip", "netns", "exec", &namespace, "unshare", "--uts", "sh", "-c", &name, "sh",
         ];
         start(&inside, rank, size, script, more)
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for host in 0..self.count {
-            let _ = Command::new("ip")
-                .args(["netns", "del", &self.namespace(host)])
-                .status();
-        }
-        let _ = Command::new("ip")
-            .args(["netns", "del", &self.prefix])
-            .status();
     }
 }
 

@@ -7,6 +7,8 @@ mod agreement;
 mod between_hosts;
 mod hosts;
 mod real;
+#[path = "../support/switch.rs"]
+mod switch;
 
 /// Not a test of its own: what the ranks of the others run.
 #[test]

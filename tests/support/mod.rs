@@ -31,6 +31,7 @@ pub mod apart;
 pub mod gate;
 pub mod held;
 pub mod sums;
+pub mod table;
 
 use std::collections::HashMap;
 use std::ffi::OsString;

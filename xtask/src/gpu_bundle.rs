@@ -48,6 +48,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("preflight", "it needs no GPU"),
     ("rendezvous", "it needs no GPU"),
     ("start_up_faults", "it needs no GPU"),
+    ("fault_matrix", "its faults are the emulator's"),
     ("going_on", "it starts an example, which is not taken along"),
     ("hangs", "its hangs are the emulator's"),
     (

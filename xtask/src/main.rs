@@ -8,6 +8,7 @@ mod bindings;
 mod check_bindings;
 mod check_symbols;
 mod conformance;
+mod fault_table;
 mod feature_mixes;
 mod foreign_clients;
 mod gpu_bundle;
@@ -61,6 +62,12 @@ const CHORES: &[Chore] = &[
         arguments: "[--all|--oldest-and-newest|--release X.Y.Z]",
         purpose: "fail if nccl-sys or the emulator disagree with real libraries about functions",
         run: check_symbols::run,
+    },
+    Chore {
+        name: "fault-table",
+        arguments: "",
+        purpose: "write the table of faults that are tried into docs/faults.md",
+        run: fault_table::run,
     },
     Chore {
         name: "feature-mixes",

@@ -1,0 +1,252 @@
+//! The side of a rank in a row: what it has, what it can do, and what it says.
+//!
+//! A rank says, each at the beginning of a line: `ready`; `harm` when it is about to do the wrong thing
+//! itself; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
+//! `leaks: ` and what it holds more than before, or nothing.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{CudaSlice, CudaStream};
+use nccl::{Communicator, ReduceOp, Rendezvous, World};
+use nccl_tools::perf;
+
+use crate::row::{Ends, LONG, Row, Then};
+use crate::support;
+use crate::support::held::{Held, held};
+
+/// The network namespace of a rank's host: that of its world. NCCL's emulator does not go from one to another,
+/// so it stays in that of the test; what is cut off is the connection of the ranks alone.
+pub(crate) const NAMESPACE: &str = "NCCL_TEST_NAMESPACE";
+
+/// Within this, those that live go on.
+const SOON: Duration = Duration::from_secs(10);
+
+/// What a rank of a row has.
+pub(crate) struct Actor {
+    pub(crate) world: World,
+    pub(crate) stream: Arc<CudaStream>,
+    /// Of all ranks; not in rows that begin without.
+    comm: Option<Communicator>,
+    pub(crate) limit: Duration,
+}
+
+impl Actor {
+    pub(crate) fn is(&self, rank: usize) -> bool {
+        self.world.rank() == rank
+    }
+
+    pub(crate) fn comm(&self) -> &Communicator {
+        self.comm.as_ref().expect("the row begins with one")
+    }
+
+    pub(crate) fn memory<
+        T: nccl::cudarc::driver::DeviceRepr + nccl::cudarc::driver::ValidAsZeroBits,
+    >(
+        &self,
+        len: usize,
+    ) -> CudaSlice<T> {
+        self.stream.alloc_zeros(len).expect("memory")
+    }
+
+    /// A communicator of all ranks.
+    pub(crate) fn build(&self, name: &str) -> nccl::Result<Communicator> {
+        build(&self.world, &self.stream, name, self.limit)
+    }
+
+    pub(crate) fn all_reduce(&self) -> nccl::Result<()> {
+        let mut y = self.memory::<f32>(1 << 10);
+        self.comm()
+            .all_reduce_in_place(&mut y, ReduceOp::Sum)?
+            .wait()
+    }
+
+    /// Works until it cannot.
+    pub(crate) fn work(&self) -> nccl::Result<()> {
+        loop {
+            self.all_reduce()?;
+        }
+    }
+
+    /// Works for a while.
+    pub(crate) fn work_for(&self, time: Duration) -> nccl::Result<()> {
+        // All do as many turns: who is late makes the others wait.
+        for _ in 0..time.as_millis() / 10 {
+            self.all_reduce()?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// All are here, and the wrong thing happens now.
+    pub(crate) fn harm(&self) {
+        self.world.barrier("harm").expect("all are there");
+        println!("harm");
+    }
+
+    /// Does nothing until the communicator has ended; then what a call says.
+    pub(crate) fn hear(&self) -> nccl::Result<()> {
+        hear(self.comm())?;
+        self.all_reduce()
+    }
+}
+
+/// Does nothing until a communicator has ended.
+pub(crate) fn hear(comm: &Communicator) -> nccl::Result<()> {
+    let begun = Instant::now();
+    while comm.fault().is_none() && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn build(
+    world: &World,
+    stream: &Arc<CudaStream>,
+    name: &str,
+    limit: Duration,
+) -> nccl::Result<Communicator> {
+    let comm = world.communicator(name).stream(stream).timeout(limit);
+    comm.abort_timeout(Duration::from_secs(1))
+        .without_preflight()
+        .build()
+}
+
+/// Runs `body` on a thread that is in the namespace of this rank's host.
+fn on_the_host<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    let Ok(name) = std::env::var(NAMESPACE) else {
+        return body();
+    };
+    let inside = || {
+        let namespace = File::open(format!("/run/netns/{name}")).expect("a namespace");
+        // SAFETY: the descriptor is open; this thread alone moves, and does nothing else afterwards.
+        let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+        assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
+        body()
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join().expect("no panic"))
+}
+
+/// A right result with all ranks of `comm`.
+fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
+    let mut y = stream.clone_htod(&vec![1f32; 64]).expect("memory");
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    let y = stream.clone_dtoh(&y).expect("memory");
+    assert!(
+        y.iter().all(|&sum| sum == comm.world_size() as f32),
+        "{y:?}"
+    );
+    Ok(())
+}
+
+/// A rank of `row`, until it ends.
+pub(crate) fn rank(row: &'static Row) {
+    let ranks = row.cast.ranks();
+    perf::install(ranks).unwrap_or_else(|failure| panic!("{failure}"));
+    nccl::install_panic_hook();
+    let rendezvous = Rendezvous::from_env().expect("the test set our variables");
+    let world = on_the_host(|| World::join(rendezvous)).expect("the ranks meet");
+    let world = world.with_launch_mode(support::launch_mode());
+    let stream = support::device(&world)
+        .and_then(|context| context.new_stream())
+        .expect("a stream");
+    let mut actor = Actor {
+        world,
+        stream,
+        comm: None,
+        limit: row.limit,
+    };
+    // Also where the row begins without one: a process keeps some things from its first.
+    let comm = actor.build("work").expect("all are there");
+    sum(&comm, &actor.stream).expect("all are there");
+    actor.comm = Some(comm).filter(|_| row.built);
+    actor.world.barrier("ready").expect("all are there");
+    let before = held().expect("/proc says");
+    println!("ready");
+    let result = (row.play)(&actor);
+    match &result {
+        Ok(()) => println!("unharmed"),
+        Err(error) => match error.fault() {
+            Some(fault) => println!("ended: {:?} {fault}", fault.class()),
+            None => println!("refused: {}", error.to_string().replace('\n', " ")),
+        },
+    }
+    if let Err(error) = result {
+        println!("in full: {}", error.to_string().replace('\n', " "));
+    }
+    if row.aside.contains(&actor.world.rank()) {
+        println!("main returns");
+        return;
+    }
+    go_on(row, actor, &before);
+    println!("main returns");
+}
+
+/// Shows that this process is as good as before.
+fn go_on(row: &Row, mut actor: Actor, before: &Held) {
+    let old = actor.comm.take();
+    let next = match row.then {
+        Then::Epoch => Some(on_the_host(|| actor.world.next_epoch(SOON))),
+        Then::Behind => {
+            let short = Duration::from_millis(500);
+            Some(on_the_host(|| actor.world.next_epoch_leaving_behind(short)))
+        }
+        _ => None,
+    };
+    if let Some(next) = next {
+        actor.world = next.unwrap_or_else(|error| panic!("no next epoch: {error}"));
+    }
+    let comm = match (row.then, old) {
+        (Then::Same, Some(comm)) => comm,
+        (Then::Shrink, Some(old)) => {
+            let shrunk = old.shrink("rest", &[]);
+            shrunk
+                .unwrap_or_else(|error| panic!("no shrink: {error}"))
+                .communicator
+        }
+        (_, old) => {
+            drop(old);
+            build(&actor.world, &actor.stream, "again", SOON)
+                .unwrap_or_else(|error| panic!("no new communicator: {error}"))
+        }
+    };
+    sum(&comm, &actor.stream).unwrap_or_else(|error| panic!("no right result: {error}"));
+    println!("on: {} ranks", comm.world_size());
+    println!("leaks: {}", leaks(before));
+    if row.then == Then::Same || matches!(row.ends, Ends::Nothing) {
+        assert!(comm.fault().is_none());
+    }
+    comm.finalize()
+        .unwrap_or_else(|error| panic!("no orderly end: {error}"));
+}
+
+/// What this process holds more than before, when what it lets go of is gone.
+fn leaks(before: &Held) -> String {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let now = held().expect("/proc says");
+        let mut more = String::new();
+        // What some other thread is just closing may be counted.
+        if now.descriptors > before.descriptors + 2 {
+            let _ = write!(
+                more,
+                "{} descriptors instead of {}; ",
+                now.descriptors, before.descriptors
+            );
+        }
+        if now.threads > before.threads + 2 {
+            let _ = write!(
+                more,
+                "{} threads instead of {}",
+                now.threads, before.threads
+            );
+        }
+        if more.is_empty() || Instant::now() > deadline {
+            return more;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,239 @@
+//! Whatever breaks, every rank that lives has the same cause within a bound, the right one, and can go on:
+//! every row of the table is tried with real processes, and `docs/faults.md` has exactly these rows.
+//!
+//! ```text
+//! cargo test --test fault_matrix -- --nocapture            what was measured
+//! NCCL_TEST_FAULT=killed cargo test --test fault_matrix    rows with that in their names
+//! NCCL_TEST_NOT_YET=1 cargo test --test fault_matrix       also those that are known to be wrong
+//! cargo xtask fault-table                                  writes the table into docs/faults.md
+//! ```
+
+mod actor;
+#[path = "../support/cgroup.rs"]
+mod cgroup;
+mod row;
+mod rows;
+mod stage;
+// Of the rooms of these tests, each uses a part.
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support/switch.rs"]
+mod switch;
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use nccl_tools::testing::{Role, name};
+use row::{Ends, Row};
+use stage::{Stage, Unable};
+use support::table::{try_all, written_or_same};
+
+/// Rows that are tried at the same time.
+const TOGETHER: usize = 5;
+/// Until ranks are there, and until they are gone.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// Every row, in the order of the page.
+fn all() -> Vec<&'static Row> {
+    let sections = rows::SECTIONS.iter();
+    sections.flat_map(|section| section.rows).collect()
+}
+
+/// What was measured in a row.
+struct Measured {
+    /// From the fault until the last rank has its error.
+    ended: Duration,
+    /// Until the last rank has a right result again.
+    on: Duration,
+}
+
+/// Tries a row; what is wrong with it.
+fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
+    let mut stage = Stage::start(test, row)?;
+    let ranks = 0..row.cast.ranks();
+    for rank in ranks.clone() {
+        stage.says(rank, "ready", PATIENCE)?;
+    }
+    let begun = match row.harm {
+        Some(harm) => {
+            let begun = Instant::now();
+            harm(&mut stage)?;
+            begun
+        }
+        None => {
+            let mut begun = None;
+            for rank in ranks.clone().filter(|rank| !row.lost.contains(rank)) {
+                let (_, at) = stage.says(rank, "harm", PATIENCE)?;
+                begun = Some(begun.map_or(at, |begun: Instant| begun.min(at)));
+            }
+            begun.ok_or_else(|| String::from("nobody is left"))?
+        }
+    };
+    let live: Vec<usize> = ranks
+        .clone()
+        .filter(|rank| !row.lost.contains(rank))
+        .collect();
+    let (mut ended, mut on) = (Duration::ZERO, Duration::ZERO);
+    let mut cause: Option<String> = None;
+    for &rank in &live {
+        let word = match row.ends {
+            _ if row.aside.contains(&rank) => "ended: ",
+            Ends::Cause { .. } => "ended: ",
+            Ends::Refused { on, .. } if on.contains(&rank) => "refused: ",
+            Ends::Refused { .. } | Ends::Nothing => "unharmed",
+        };
+        let (said, at) = stage.says(rank, word, PATIENCE)?;
+        let took = at.saturating_duration_since(begun);
+        ended = ended.max(took);
+        if took > row.bound && word != "unharmed" {
+            return Err(stage
+                .told(&format!("rank {rank} had to wait {took:?}"))
+                .into());
+        }
+        if row.aside.contains(&rank) {
+            if !said.contains(row.aside_says) {
+                return Err(stage.told(&format!("rank {rank} is told: {said}")).into());
+            }
+            continue;
+        }
+        if word == "unharmed" {
+            continue;
+        }
+        if let Some(wrong) = wrong(&stage, row, &said, cause.as_ref()) {
+            return Err(stage.told(&format!("rank {rank}: {wrong}: {said}")).into());
+        }
+        cause = cause.or(Some(said));
+    }
+    let together: Vec<usize> = live
+        .iter()
+        .copied()
+        .filter(|rank| !row.aside.contains(rank))
+        .collect();
+    for &rank in &together {
+        let (size, at) = stage.says(rank, "on: ", PATIENCE)?;
+        on = on.max(at.saturating_duration_since(begun));
+        if size != format!("{} ranks", together.len()) {
+            return Err(stage
+                .told(&format!("rank {rank} goes on with {size}"))
+                .into());
+        }
+        let (leaks, _) = stage.says(rank, "leaks: ", PATIENCE)?;
+        if !leaks.is_empty() {
+            return Err(stage.told(&format!("rank {rank} holds {leaks}")).into());
+        }
+    }
+    for &rank in &live {
+        stage.ends_well(rank, PATIENCE)?;
+    }
+    Ok(Measured { ended, on })
+}
+
+/// What is not as the row says in what a rank says.
+fn wrong(stage: &Stage, row: &Row, said: &str, others: Option<&String>) -> Option<String> {
+    let all_of = |says: &[&str]| {
+        let missing = says.iter().find(|says| !said.contains(**says));
+        missing.map(|missing| format!("it lacks {missing:?}"))
+    };
+    match row.ends {
+        Ends::Nothing => None,
+        Ends::Refused { says, .. } => all_of(says),
+        Ends::Cause {
+            culprits,
+            class,
+            says,
+        } => {
+            if !said.starts_with(&format!("{class:?} ")) {
+                return Some(format!("it is no {class:?}"));
+            }
+            let named = |rank: &usize| {
+                said.contains(&format!("rank {rank} ("))
+                    && (row.lost.contains(rank)
+                        || said.contains(&format!("pid {})", stage.pid(*rank))))
+            };
+            if !culprits.iter().any(named) {
+                return Some(format!("it names none of {culprits:?}"));
+            }
+            if others.is_some_and(|others| others != said) {
+                return Some(String::from("another one was told something else"));
+            }
+            all_of(says)
+        }
+    }
+}
+
+#[test]
+fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
+    let test = name(&|| ());
+    if let Role::Child(role) = Role::of(&test) {
+        let row = all().into_iter().find(|row| row.name == role);
+        actor::rank(row.expect("a row of this name"));
+        return;
+    }
+    if !support::needs_emulator("ranks that hang and fail on purpose") {
+        return;
+    }
+    let only = std::env::var("NCCL_TEST_FAULT").ok();
+    let not_yet = std::env::var_os("NCCL_TEST_NOT_YET").is_some();
+    let rows: Vec<_> = all()
+        .into_iter()
+        .filter(|row| {
+            only.as_ref()
+                .is_none_or(|only| row.name.contains(only.as_str()))
+        })
+        .filter(|row| not_yet || row.not_yet.is_none())
+        .collect();
+    let shared = shared_memory();
+    let measured = Mutex::new(Vec::new());
+    let failures = try_all(rows.len(), TOGETHER, |index| {
+        let row = rows[index];
+        match attempt(&test, row) {
+            Ok(found) => {
+                measured.lock().unwrap().push((index, found));
+                Ok(())
+            }
+            Err(Unable::NotHere(why)) => {
+                println!("{}{}: {why}", nccl_tools::gpu_check::NOT_TESTED, row.name);
+                Ok(())
+            }
+            Err(Unable::Failed(why)) => Err(format!("{}: {why}", row.name)),
+        }
+    });
+    let mut measured = measured.into_inner().unwrap();
+    measured.sort_by_key(|(index, _)| *index);
+    for (index, found) in measured {
+        let row = rows[index];
+        let on = format!("at work again after {:.3} s", found.on.as_secs_f64());
+        match row.ends {
+            Ends::Cause { .. } => println!(
+                "{}: all had the cause after {:.3} s, and were {on}",
+                row.name,
+                found.ended.as_secs_f64()
+            ),
+            _ => println!("{}: {on}", row.name),
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    let left: Vec<_> = shared_memory()
+        .into_iter()
+        .filter(|file| !shared.contains(file))
+        .collect();
+    assert!(left.is_empty(), "left in /dev/shm: {left:?}");
+}
+
+/// The files of NCCL's in `/dev/shm`.
+fn shared_memory() -> Vec<String> {
+    let files = std::fs::read_dir("/dev/shm")
+        .into_iter()
+        .flatten()
+        .flatten();
+    files
+        .map(|file| file.file_name().to_string_lossy().into_owned())
+        .filter(|file| file.contains("nccl"))
+        .collect()
+}
+
+#[test]
+fn the_page_has_the_rows_of_this_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/faults.md");
+    written_or_same(path, &rows::table());
+}

@@ -1,0 +1,192 @@
+//! Processes that end: killed, by themselves, in a call, while they start.
+
+use nccl::FaultClass::Gone;
+use nccl::launch::Signal;
+use nccl_emulator::faults;
+
+use crate::actor::Actor;
+use crate::row::{Cast, Ends, ROW, Row, Then};
+use crate::stage::{Stage, Unable};
+
+const fn gone(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
+    Ends::Cause {
+        culprits,
+        class: Gone,
+        says,
+    }
+}
+
+fn kill_rank_1(stage: &mut Stage) -> Result<(), Unable> {
+    stage.signal(1, Signal::KILL);
+    Ok(())
+}
+
+/// Rank 1 ends itself like this, in the middle of work.
+fn end(actor: &Actor, how: impl FnOnce()) -> nccl::Result<()> {
+    actor.harm();
+    if actor.is(1) {
+        actor.all_reduce()?;
+        how();
+    }
+    actor.work()
+}
+
+pub(crate) const WHILE_STARTING: &[Row] = &[
+    Row {
+        name: "killed-in-init",
+        fault: "a process is killed inside NCCL's init",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            let killed = || faults::at_call("ncclCommInitRankConfig").kill();
+            let _fault = actor.is(1).then(killed);
+            actor.build("unborn").map(drop)
+        },
+        ends: gone(&[1], &["died"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "killed-before-init",
+        fault: "a process ends while the others wait for it in order to start NCCL",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            if actor.is(1) {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::process::abort();
+            }
+            actor.build("unborn").map(drop)
+        },
+        ends: gone(&[1], &["died"]),
+        lost: &[1],
+        then: Then::Epoch,
+        not_yet: Some("all hear of it at once and in the same words, but the error has no `Fault`"),
+        ..ROW
+    },
+];
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "killed",
+        fault: "SIGKILL, nobody tells how it ended",
+        harm: Some(kill_rank_1),
+        ends: gone(&[1], &["died"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "killed-and-told",
+        fault: "SIGKILL, its parent tells",
+        cast: Cast::Fleet(3),
+        harm: Some(kill_rank_1),
+        ends: gone(&[1], &["killed by SIGKILL"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "killed-and-shrunk",
+        fault: "SIGKILL; the others shrink their communicator",
+        harm: Some(kill_rank_1),
+        ends: gone(&[1], &["died"]),
+        lost: &[1],
+        then: Then::Shrink,
+        ..ROW
+    },
+    Row {
+        name: "killed-coordinator",
+        fault: "SIGKILL of rank 0, which coordinates",
+        harm: Some(|stage| {
+            stage.signal(0, Signal::KILL);
+            Ok(())
+        }),
+        ends: gone(&[0], &["died"]),
+        lost: &[0],
+        then: Then::Shrink,
+        ..ROW
+    },
+    Row {
+        name: "killed-two",
+        fault: "SIGKILL of two at the same time",
+        cast: Cast::Fleet(4),
+        harm: Some(|stage| {
+            stage.signal(1, Signal::KILL);
+            stage.signal(3, Signal::KILL);
+            Ok(())
+        }),
+        ends: gone(&[1, 3], &["killed by SIGKILL"]),
+        lost: &[1, 3],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "killed-in-a-call",
+        fault: "SIGKILL inside an operation, between its begin and its end",
+        play: |actor| {
+            actor.harm();
+            let killed = || faults::at_operation("AllReduce").nth(5).kill();
+            let _fault = actor.is(1).then(killed);
+            actor.work()
+        },
+        ends: gone(&[1], &["died"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "exits",
+        fault: "`exit(3)` in the middle of work",
+        play: |actor| end(actor, || std::process::exit(3)),
+        ends: gone(&[1], &["exit status 3"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "exits-and-told",
+        fault: "`exit(3)`, its parent tells",
+        cast: Cast::Fleet(3),
+        play: |actor| end(actor, || std::process::exit(3)),
+        ends: gone(&[1], &["status 3"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "panics",
+        fault: "a panic",
+        play: |actor| end(actor, || panic!("no such expert: 7")),
+        ends: gone(&[1], &["panicked", "no such expert: 7"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "aborts",
+        fault: "`abort()`, its parent tells",
+        cast: Cast::Fleet(3),
+        play: |actor| end(actor, || std::process::abort()),
+        ends: gone(&[1], &["killed by SIGABRT"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "segfaults",
+        fault: "a segmentation fault, its parent tells",
+        cast: Cast::Fleet(3),
+        play: |actor| {
+            end(actor, || {
+                // SAFETY: not sound, which is the point: nothing is mapped there, and the process ends.
+                unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) }
+            })
+        },
+        ends: gone(&[1], &["killed by SIGSEGV"]),
+        lost: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+];

@@ -1,0 +1,195 @@
+//! Faults that have no row here: each with the test that tries it, or with why nobody does.
+
+type Elsewhere = &'static [(&'static str, &'static str)];
+
+pub(crate) const STARTING: Elsewhere = &[
+    (
+        "ports and addresses, ways between hosts, ranks that never start, fail, come twice, or disagree on how many they are",
+        "`tests/start_up_faults.rs`, `tests/rendezvous.rs`, `tests/observer.rs`: [start-up-faults.md](start-up-faults.md) has all sentences",
+    ),
+    (
+        "rank 0 is killed while others still come",
+        "`tests/rendezvous.rs`: `a_rank_0_that_dies_while_others_still_come_is_named_at_once`",
+    ),
+    (
+        "a rank fails in a step of its own start",
+        "`tests/start_up_faults.rs`: `a_rank_that_fails_while_it_starts`",
+    ),
+    (
+        "other releases of NCCL, one device for two ranks, other settings, unreachable interfaces",
+        "`tests/preflight`: found before NCCL is started ([preflight.md](preflight.md))",
+    ),
+    (
+        "a rank is slow before its init",
+        "`tests/start_up_faults.rs`: those who wait are told every 10 s for whom",
+    ),
+    (
+        "a rank never comes to NCCL's init; NCCL's init hangs",
+        "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
+    ),
+    (
+        "NCCL's init reports its error late",
+        "`tests/deadlines.rs`: `an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks`",
+    ),
+    (
+        "the first operation, which connects the ranks, hangs",
+        "`tests/many_communicators.rs`: `a_warm_up_connects_all_ranks_or_names_its_limit`",
+    ),
+    (
+        "NCCL's token is another job's, or damaged",
+        "`nccl/src/rendezvous/envelope.rs`",
+    ),
+    (
+        "RDMA adapters that differ between hosts",
+        "`nccl/src/preflight/rules`, on made-up hosts: it needs adapters",
+    ),
+];
+
+pub(crate) const DEATHS: Elsewhere = &[
+    (
+        "a process is killed whose child keeps its connection open",
+        "`nccl/src/rendezvous`: `a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open`",
+    ),
+    (
+        "rank 0 and its successor are killed together",
+        "`tests/succession.rs`: `when_rank_0_and_its_successor_are_killed_together_the_next_one_decides`",
+    ),
+    (
+        "a rank leaves in order, and others work on",
+        "`tests/abort_together.rs`: `a_rank_that_leaves_in_order_ends_nothing`",
+    ),
+    (
+        "a rank is killed over NCCL's own sockets or InfiniBand",
+        "needs hardware: the rank's own connection tells in either case, and NCCL is not asked",
+    ),
+];
+
+pub(crate) const SILENCE: Elsewhere = &[
+    (
+        "a call into NCCL or CUDA that does not come back (49 of them)",
+        "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
+    ),
+    (
+        "a rank that does not come to the next epoch",
+        "`tests/going_on.rs`: `a_rank_that_hangs_is_left_behind_and_learns_it`",
+    ),
+];
+
+pub(crate) const OPERATIONS: Elsewhere = &[
+    (
+        "captures that differ between the ranks",
+        "`tests/captures_differ.rs`: compared before NCCL is asked",
+    ),
+    (
+        "an error of CUDA's that was there before NCCL was called, on a GPU; Xid",
+        "needs a GPU: the emulator runs no kernels",
+    ),
+];
+
+pub(crate) const MESSAGES: Elsewhere = &[
+    (
+        "teardown noise in NCCL's log",
+        "`nccl/src/debug_log`: lines of real logs, each with what it counts as",
+    ),
+    (
+        "too many peers for NCCL's proxy",
+        "needs several GPUs: the limit is in NCCL's proxy thread, which the emulator does not have",
+    ),
+];
+
+pub(crate) const TEARDOWN: Elsewhere = &[
+    (
+        "a panic, `exit`, or the end of `main` with everything alive",
+        "`tests/exits.rs`",
+    ),
+    (
+        "graphs that somebody else captured keep an abort from coming back",
+        "`tests/held_by_graphs.rs`",
+    ),
+    (
+        "an abort that does not come back",
+        "`tests/deadlines.rs`: `an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for`, and `tests/hangs`",
+    ),
+    (
+        "a double destroy",
+        "cannot be written: an end consumes the communicator, and a second abort is a row above",
+    ),
+    (
+        "a thousand aborts at random moments",
+        "`tests/aborts.rs`: descriptors, threads, heap, device memory",
+    ),
+];
+
+pub(crate) const ENVIRONMENT: Elsewhere = &[
+    (
+        "a variable differs, did not reach a host, or is misspelt",
+        "`tests/preflight`: found before NCCL is started",
+    ),
+    (
+        "`/dev/shm` too small, IPC namespaces, limits",
+        "`tests/preflight` and `nccl/src/preflight/rules`",
+    ),
+    (
+        "a variable is changed after NCCL has read it",
+        "not noticed: NCCL keeps the first value, and nobody can ask it for that",
+    ),
+    (
+        "ACS or IOMMU in the way of transfers between GPUs",
+        "needs two GPUs: `nccl-doctor --communicate` makes a transfer, with a deadline",
+    ),
+    (
+        "clocks of hosts that differ",
+        "no cause depends on a clock: who was first is decided by the order in which it was heard",
+    ),
+    (
+        "no libnccl, or too old a one",
+        "`tests/doctor/check.rs`, `nccl/src/library.rs`",
+    ),
+];
+
+pub(crate) const RESOURCES: Elsewhere = &[
+    (
+        "that the kernel's OOM killer did it is said, with the limit",
+        "`tests/nccl_run`: `the_oom_killer_is_named`",
+    ),
+    (
+        "that it was descriptors of which a rank had too few, when NCCL fails for it",
+        "not said: NCCL's code and text are, which do not tell",
+    ),
+    (
+        "too few descriptors for NCCL's init",
+        "`tests/preflight`: `a_rank_with_too_few_open_files_left_is_named_with_the_number_it_needs`",
+    ),
+    (
+        "a coordinator without descriptors",
+        "`tests/rendezvous.rs`: `a_coordinator_without_descriptors_waits_for_some_without_spinning`",
+    ),
+    (
+        "no more threads",
+        "not tried: NCCL ends the process when its own thread cannot be started, which is a row above (`aborts`)",
+    ),
+    (
+        "too little locked memory",
+        "needs InfiniBand: found before a start by `nccl/src/preflight/rules`",
+    ),
+    (
+        "no more ephemeral ports",
+        "`nccl/src/rendezvous`: `a_port_that_cannot_be_had_is_said_with_its_holder`",
+    ),
+];
+
+pub(crate) const NETWORK: Elsewhere = &[
+    (
+        "a firewall, route or refusal before the ranks have met",
+        "`tests/rendezvous.rs`, `tests/preflight/between_hosts.rs`",
+    ),
+    (
+        "large packets are lost (MTU)",
+        "not noticed by itself: an operation that hangs ends at its limit, and the link is not named",
+    ),
+    ("IPv6 and IPv4 mixed", "`tests/preflight/between_hosts.rs`"),
+    (
+        "a slow link",
+        "nothing ends; stragglers are a warning, and a link is not told from a rank",
+    ),
+];

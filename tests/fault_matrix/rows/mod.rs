@@ -1,0 +1,94 @@
+//! The rows, by what it is that breaks; and those that are not tried here, with why.
+
+mod deaths;
+mod elsewhere;
+mod messages;
+mod network;
+mod operations;
+mod resources;
+mod silence;
+mod teardown;
+
+use crate::row::Row;
+
+/// A part of the page.
+pub(crate) struct Section {
+    title: &'static str,
+    pub(crate) rows: &'static [Row],
+    /// Faults that are tried elsewhere, or nowhere: fault, where or why not.
+    elsewhere: &'static [(&'static str, &'static str)],
+}
+
+pub(crate) const SECTIONS: &[Section] = &[
+    Section {
+        title: "Before NCCL is up",
+        rows: deaths::WHILE_STARTING,
+        elsewhere: elsewhere::STARTING,
+    },
+    Section {
+        title: "Processes that end",
+        rows: deaths::ROWS,
+        elsewhere: elsewhere::DEATHS,
+    },
+    Section {
+        title: "Processes that live, and do not come",
+        rows: silence::ROWS,
+        elsewhere: elsewhere::SILENCE,
+    },
+    Section {
+        title: "Collectives and CUDA",
+        rows: operations::ROWS,
+        elsewhere: elsewhere::OPERATIONS,
+    },
+    Section {
+        title: "Messages and all-to-all",
+        rows: messages::ROWS,
+        elsewhere: elsewhere::MESSAGES,
+    },
+    Section {
+        title: "Ends",
+        rows: teardown::ROWS,
+        elsewhere: elsewhere::TEARDOWN,
+    },
+    Section {
+        title: "Settings of hosts",
+        rows: &[],
+        elsewhere: elsewhere::ENVIRONMENT,
+    },
+    Section {
+        title: "Resources",
+        rows: resources::ROWS,
+        elsewhere: elsewhere::RESOURCES,
+    },
+    Section {
+        title: "Network",
+        rows: network::ROWS,
+        elsewhere: elsewhere::NETWORK,
+    },
+];
+
+/// All of it, as the page has it.
+pub(crate) fn table() -> String {
+    let mut text = String::new();
+    for section in SECTIONS {
+        text.push_str(&format!("\n## {}\n", section.title));
+        if !section.rows.is_empty() {
+            text.push_str(
+                "\n| fault | who | what every rank that lives is told | within | usable afterwards: shown by | row |\n\
+                 |---|---|---|---|---|---|\n",
+            );
+            for row in section.rows {
+                text.push_str(&row.line());
+                text.push('\n');
+            }
+        }
+        if !section.elsewhere.is_empty() {
+            text.push_str("\n| fault | where it is tried, or why not |\n|---|---|\n");
+            for (fault, where_or_why) in section.elsewhere {
+                text.push_str(&format!("| {fault} | {where_or_why} |\n"));
+            }
+        }
+    }
+    text.push('\n');
+    text
+}

@@ -1,0 +1,141 @@
+//! What happens to the connections between hosts, which are network namespaces.
+
+use std::time::Duration;
+
+use nccl::FaultClass::Gone;
+use nccl::launch::Signal;
+
+use crate::row::{Cast, Ends, ROW, Row, Then};
+use crate::stage::{Stage, Unable};
+use crate::switch::Hosts;
+
+fn hosts(stage: &Stage) -> &Hosts {
+    stage.hosts.as_ref().expect("the row has hosts")
+}
+
+/// A host's only cable is pulled.
+fn cut(stage: &Stage, host: usize) {
+    hosts(stage).on(host, "ip link set eth0 down");
+}
+
+/// What comes to a host and matches this is thrown away, without a word.
+fn throw_away(stage: &Stage, host: usize, what: &str) -> Result<(), Unable> {
+    let rule = format!("nft add rule ip matrix in {what} drop");
+    let chain = "nft add chain ip matrix in { type filter hook input priority 0 ; }";
+    for command in ["nft add table ip matrix", chain, &rule] {
+        let done = hosts(stage).try_on(host, command);
+        done.map_err(|_| Unable::NotHere("it needs nft, and its modules"))?;
+    }
+    Ok(())
+}
+
+const fn gone(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
+    Ends::Cause {
+        culprits,
+        class: Gone,
+        says,
+    }
+}
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "killed-on-another-host",
+        fault: "SIGKILL on another host",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            stage.signal(2, Signal::KILL);
+            Ok(())
+        }),
+        ends: gone(&[2], &["(h2, ", "died"]),
+        lost: &[2],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "cable",
+        fault: "a host's cable is pulled",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            cut(stage, 1);
+            Ok(())
+        }),
+        ends: gone(&[2], &["(h2, "]),
+        lost: &[],
+        aside: &[2],
+        aside_says: "cut off",
+        bound: Duration::from_secs(5),
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "cable-of-two",
+        fault: "the cable of a host with two ranks is pulled",
+        cast: Cast::Hosts(&[3, 2]),
+        harm: Some(|stage| {
+            cut(stage, 1);
+            Ok(())
+        }),
+        ends: gone(&[3, 4], &["(h2, "]),
+        aside: &[3, 4],
+        aside_says: "cut off",
+        bound: Duration::from_secs(5),
+        then: Then::Epoch,
+        not_yet: Some(
+            "3.3 s or 6.1 s: where one rank of the host is known to be lost before the other is, the other is waited for",
+        ),
+        ..ROW
+    },
+    Row {
+        name: "blackhole",
+        fault: "a firewall begins to drop everything that comes to a host",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| throw_away(stage, 1, "ip saddr 10.79.0.0/24")),
+        ends: gone(&[2], &["(h2, "]),
+        aside: &[2],
+        aside_says: "cut off",
+        bound: Duration::from_secs(6),
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "partition",
+        fault: "two hosts do not hear each other any more; both hear the third, where rank 0 is",
+        cast: Cast::Hosts(&[1, 1, 1]),
+        harm: Some(|stage| {
+            throw_away(stage, 1, "ip saddr 10.79.0.3")?;
+            throw_away(stage, 2, "ip saddr 10.79.0.2")
+        }),
+        play: |actor| actor.work_for(Duration::from_millis(2500)),
+        ends: Ends::Nothing,
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
+        name: "loss",
+        fault: "a network loses one packet of twenty",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| throw_away(stage, 1, "numgen random mod 20 0")),
+        play: |actor| actor.work_for(Duration::from_millis(2500)),
+        ends: Ends::Nothing,
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
+        name: "cut-coordinator",
+        fault: "the cable of the host of rank 0, which coordinates, is pulled",
+        cast: Cast::Hosts(&[1, 1, 1]),
+        harm: Some(|stage| {
+            cut(stage, 0);
+            Ok(())
+        }),
+        ends: gone(&[0], &["(h1, "]),
+        aside: &[0],
+        aside_says: "cut off",
+        bound: Duration::from_secs(6),
+        then: Then::Shrink,
+        not_yet: Some(
+            "the others are right; rank 0, which is alone, names one of them instead of saying that it is cut off",
+        ),
+        ..ROW
+    },
+];

@@ -1,0 +1,100 @@
+//! What runs out on one rank.
+
+use nccl::FaultClass::{Failed, Gone};
+use nccl_emulator::faults;
+
+use crate::cgroup::Group;
+use crate::row::{Cast, Ends, ROW, Row, Then};
+use crate::stage::Unable;
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "out-of-memory",
+        fault: "the kernel kills a process that takes more memory than its control group has",
+        cast: Cast::Fleet(3),
+        play: |actor| {
+            if actor.is(1) {
+                println!("may be limited");
+                let mut held = Vec::new();
+                // Another process puts this one under its limit meanwhile.
+                for _ in 0..2000 {
+                    held.push(vec![1u8; 1 << 20]);
+                    std::thread::sleep(std::time::Duration::from_micros(500));
+                }
+                println!("not limited: {}", held.len());
+            }
+            actor.work()
+        },
+        harm: Some(|stage| {
+            let within = std::time::Duration::from_secs(20);
+            stage.says(1, "may be limited", within)?;
+            let Some(group) = Group::new("memory", 128 << 20) else {
+                return Err(Unable::NotHere(
+                    "it needs a control group that can be written",
+                ));
+            };
+            let taken = group.take(stage.pid(1));
+            stage.group = Some(group);
+            taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+        }),
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Gone,
+            says: &["killed by SIGKILL"],
+        },
+        lost: &[1],
+        bound: std::time::Duration::from_secs(8),
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "device-memory",
+        fault: "a device has no memory left when NCCL starts on it",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            // NCCL's own allocations inside its init are not calls of the driver here.
+            let _fault = actor
+                .is(1)
+                .then(|| faults::at_call("ncclCommInitRankConfig").fail(1));
+            actor.build("unborn").map(drop)
+        },
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Failed,
+            says: &["ncclCommInitRankConfig returned 1"],
+        },
+        ..ROW
+    },
+    Row {
+        name: "descriptors",
+        fault: "a rank has no file descriptors left for another communicator",
+        play: |actor| {
+            actor.harm();
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+            if actor.is(1) {
+                let used = std::fs::read_dir("/proc/self/fd").expect("/proc").count();
+                set_files(used as u64 + 1);
+            }
+            let result = actor.build("one too many").map(drop);
+            set_files(limit.current.unwrap_or(1024));
+            result
+        },
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Failed,
+            says: &["ncclCommInitRankConfig returned 2"],
+        },
+        ..ROW
+    },
+];
+
+fn set_files(files: u64) {
+    let resource = rustix::process::Resource::Nofile;
+    let limit = rustix::process::getrlimit(resource);
+    let limit = rustix::process::Rlimit {
+        current: Some(files),
+        ..limit
+    };
+    rustix::process::setrlimit(resource, limit).expect("below the hard limit");
+}

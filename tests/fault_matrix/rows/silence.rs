@@ -1,0 +1,167 @@
+//! Processes that live and do not come: stopped, busy, asleep, late.
+
+use std::time::Duration;
+
+use nccl::FaultClass::TimedOut;
+use nccl::launch::Signal;
+
+use crate::actor::Actor;
+use crate::cgroup::Group;
+use crate::row::{Ends, ROW, Row, SHORT, Then};
+use crate::stage::Unable;
+
+const fn late(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
+    Ends::Cause {
+        culprits,
+        class: TimedOut,
+        says,
+    }
+}
+
+/// Rank 1 does something else instead of the next operation.
+fn instead(actor: &Actor, what: impl FnOnce()) -> nccl::Result<()> {
+    actor.harm();
+    if !actor.is(1) {
+        return actor.all_reduce();
+    }
+    what();
+    actor.hear()
+}
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "skips",
+        fault: "a rank never enters an operation",
+        limit: SHORT,
+        play: |actor| instead(actor, || actor.world.phase("decode")),
+        ends: late(&[1], &["all_reduce", "decode"]),
+        bound: Duration::from_secs(3),
+        not_yet: Some(
+            "the rank that came to its limit first is named, not the one that did not enter",
+        ),
+        ..ROW
+    },
+    Row {
+        name: "stopped",
+        fault: "SIGSTOP, a debugger, a page that is swapped in for minutes",
+        limit: SHORT,
+        harm: Some(|stage| {
+            stage.signal(1, Signal::STOP);
+            Ok(())
+        }),
+        ends: late(&[1], &["stopped"]),
+        lost: &[1],
+        bound: Duration::from_secs(5),
+        then: Then::Behind,
+        not_yet: Some(
+            "the rank that came to its limit first is named, not the one that is stopped",
+        ),
+        ..ROW
+    },
+    Row {
+        name: "queued",
+        fault: "work of the program's own is in front of a rank's operation, and does not end",
+        limit: SHORT,
+        play: |actor| {
+            actor.harm();
+            let gate = actor
+                .is(1)
+                .then(|| crate::support::gate::Gate::closed_on(&actor.stream).expect("a gate"));
+            let result = actor.all_reduce();
+            drop(gate);
+            result
+        },
+        ends: late(&[1], &["queued"]),
+        bound: Duration::from_secs(3),
+        not_yet: Some("the rank that came to its limit first is named"),
+        ..ROW
+    },
+    Row {
+        name: "never-begins",
+        fault: "an operation hangs on the device of one rank; all have entered it",
+        limit: SHORT,
+        variables: &[(
+            "NCCL_EMULATOR_FAULTS",
+            "run=AllReduce,rank=1,nth=2,action=hang",
+        )],
+        play: |actor| {
+            actor.harm();
+            actor.all_reduce()
+        },
+        ends: late(&[0, 1, 2], &["all_reduce"]),
+        bound: Duration::from_secs(3),
+        ..ROW
+    },
+    Row {
+        name: "late",
+        fault: "a rank is late, within the limit",
+        play: |actor| {
+            actor.harm();
+            if actor.is(1) {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            actor.all_reduce()
+        },
+        ends: Ends::Nothing,
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
+        name: "starved",
+        fault: "a rank gets a tenth of a processor",
+        harm: Some(|stage| {
+            let Some(group) = Group::new("cpu", 100) else {
+                return Err(Unable::NotHere(
+                    "it needs a control group that can be written",
+                ));
+            };
+            let taken = group.take(stage.pid(1));
+            stage.group = Some(group);
+            taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+        }),
+        play: |actor| actor.work_for(Duration::from_millis(300)),
+        ends: Ends::Nothing,
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
+        name: "interrupted",
+        fault: "a signal every millisecond",
+        play: |actor| {
+            actor.harm();
+            if actor.is(1) {
+                signals_all_the_time();
+            }
+            actor.work_for(Duration::from_millis(800))
+        },
+        ends: Ends::Nothing,
+        then: Then::Again,
+        ..ROW
+    },
+];
+
+/// A signal with a handler that does nothing interrupts whatever call the process is in.
+fn signals_all_the_time() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: the handler does nothing; zeroes are an empty mask and no flags (calls are not restarted).
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        assert_eq!(
+            libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()),
+            0
+        );
+    }
+    let each = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 1000,
+    };
+    let timer = libc::itimerval {
+        it_interval: each,
+        it_value: each,
+    };
+    // SAFETY: the timer is whole; SIGALRM has a handler.
+    let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+    assert_eq!(set, 0);
+}

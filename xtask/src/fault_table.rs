@@ -1,0 +1,17 @@
+//! The table of faults that are tried, from the test that tries them into the page that has it.
+
+use crate::Result;
+use crate::arguments::Arguments;
+use crate::workspace::{cargo, run as run_command};
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result {
+    arguments.finish()?;
+    let test = [
+        "test",
+        "--quiet",
+        "--test",
+        "fault_matrix",
+        "the_page_has_the_rows_of_this_table",
+    ];
+    run_command(cargo().args(test).env("NCCL_TEST_WRITE", "1"))
+}
