@@ -402,6 +402,11 @@ impl NcclFailure {
         &self.last_error
     }
 
+    /// Whether it says that another rank, or the way to it, failed.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.is(sys::ncclResult_t::ncclRemoteError)
+    }
+
     pub(crate) fn is(&self, code: sys::ncclResult_t) -> bool {
         self.code == code
     }
@@ -572,8 +577,23 @@ impl<K: Into<ErrorKind>> From<K> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.operation {
-            Some(operation) => {
+        match (&self.0.operation, &self.0.fault) {
+            (Some(operation), Some(fault)) => {
+                write!(f, "nccl: {operation}")?;
+                // What this rank saw itself, where that is more than what all tell.
+                if !matches!(self.0.kind, ErrorKind::Aborted { .. }) {
+                    write!(f, "\n  seen here:  {}", self.0.kind)?;
+                }
+                write!(f, "\n{}", fault.explain())?;
+                if let (None, Some(hint)) = (fault.hint(), self.hint()) {
+                    write!(f, "\n  hint:       {hint}")?;
+                }
+                if let Some(also) = &self.0.also {
+                    write!(f, "\n  left open:  {also}")?;
+                }
+                Ok(())
+            }
+            (Some(operation), None) => {
                 write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
                 if let Some(also) = &self.0.also {
                     write!(f, "\n  also:  {also}")?;
@@ -583,7 +603,7 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
-            None => {
+            (None, _) => {
                 write!(f, "{}", self.0.kind)?;
                 if let Some(also) = &self.0.also {
                     write!(f, "; {also}")?;
@@ -613,7 +633,8 @@ impl StdError for Error {
             ErrorKind::Nccl(failure) => Some(failure),
             ErrorKind::Cuda { error, .. } => Some(error),
             ErrorKind::Io { error, .. } => Some(error),
-            _ => None,
+            // For whoever finds this error at the end of a chain of others, and looks for the cause.
+            _ => self.fault().map(|fault| fault as &(dyn StdError + 'static)),
         }
     }
 }

@@ -30,6 +30,7 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
                 on_rank,
                 nranks,
                 class = class.name(),
+                role = fault.role().name(),
                 rank = fault.rank(),
                 host = fault.host(),
                 pid = fault.pid(),

@@ -67,6 +67,7 @@ pub use communicator::{
 pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};
 pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
+pub use error_report::{ErrorReport, ReportedOperation};
 pub use group::Group;
 pub use groups::{Groups, Requests, group};
 pub use library::{Capability, Library};
@@ -80,7 +81,9 @@ pub use rendezvous::{
 };
 pub use request::Request;
 pub use stats::{Stats, stats};
-pub use supervision::{Fault, FaultClass, recorder};
+pub use supervision::{
+    Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting, recorder,
+};
 pub use unique_id::UniqueId;
 
 mod abort;
@@ -92,6 +95,7 @@ mod config;
 pub mod debug_log;
 mod dtype;
 mod error;
+mod error_report;
 mod events;
 mod expendable;
 mod ffi;

@@ -215,10 +215,10 @@ impl Inner {
         if let Why::Own(cause) = why {
             match &self.board {
                 // Before NCCL is asked: the others may have to abort for this abort to come back.
-                Some(board) => board.announce(cause),
+                Some(board) => board.announce(*cause),
                 // Nobody else tells of it.
                 None => {
-                    let fault = Fault::here(cause, &self.name, self.rank, self.epoch());
+                    let fault = Fault::here(*cause, &self.name, self.rank, self.epoch());
                     events::fault(&fault, self.rank, self.world_size);
                 }
             }
@@ -287,7 +287,7 @@ impl Inner {
                 // Said before NCCL ends what is under way: no request must take that for success.
                 let aborting = |unsettled: &Unsettled| {
                     let cause = unsettled.cause("finalize", limit);
-                    if inner.begin_abort(Why::Own(cause)) {
+                    if inner.begin_abort(Why::own(cause)) {
                         ours.store(true, Ordering::Release);
                     }
                 };
@@ -377,22 +377,28 @@ pub(crate) fn end_struck(struck: Vec<(Arc<Inner>, bool)>) {
 #[derive(Debug)]
 pub(crate) enum Why<'w> {
     /// For a reason of this rank, which the others are told.
-    Own(Cause),
+    Own(Box<Cause>),
     /// Because of what another rank told, or because it is gone.
     Told(&'w Arc<Fault>),
     /// Because this rank is done with it: what the others do goes on without it, or not.
     Quietly(&'static str),
 }
 
+impl Why<'_> {
+    pub(super) fn own(cause: Cause) -> Self {
+        Self::Own(Box::new(cause))
+    }
+}
+
 impl From<&str> for Why<'_> {
     fn from(reason: &str) -> Self {
-        Self::Own(Cause::asked(reason))
+        Self::own(Cause::asked(reason))
     }
 }
 
 impl From<&Error> for Why<'_> {
     fn from(error: &Error) -> Self {
-        Self::Own(error.into())
+        Self::own(error.into())
     }
 }
 

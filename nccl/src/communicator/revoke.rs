@@ -88,7 +88,7 @@ impl Inner {
             }));
         }
         self.revocation.wanted.store(true, Ordering::Release);
-        if !self.begin_abort(Why::Own(Cause::revoked(reason))) {
+        if !self.begin_abort(Why::own(Cause::revoked(reason))) {
             return Err(self.out_of_use());
         }
         match self.carry_out_abort() {

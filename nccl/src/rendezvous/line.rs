@@ -27,8 +27,8 @@ use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::reaper;
 use crate::stats::{RanksByState, WorldStats};
-use crate::supervision::Watch;
 use crate::supervision::recorder::Home;
+use crate::supervision::{Fault, Watch};
 use crate::time::{deadline_after, later};
 
 pub(crate) struct Line {
@@ -525,6 +525,11 @@ impl Line {
                 age.into_iter().collect()
             }
         }
+    }
+
+    /// The verdict on one of its communicators that was written last.
+    pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
+        self.watch.get()?.latest()
     }
 
     /// What looks after the communicators of this line.

@@ -46,7 +46,7 @@ impl Entry for Notice {
 }
 
 /// How the word on a rank begins whose host does not answer: it may live.
-pub(super) const SILENT: &str = "its connection broke without goodbye";
+pub(crate) const SILENT: &str = "its connection broke without goodbye";
 
 type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 

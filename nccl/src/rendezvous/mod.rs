@@ -74,7 +74,7 @@ pub(crate) use explain::ranges;
 pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
-pub(crate) use mailbox::Notice;
+pub(crate) use mailbox::{Notice, SILENT};
 pub(crate) use message::Departure;
 
 pub use board::{RankEnd, RankState, WorldEvent, WorldState};

@@ -20,6 +20,7 @@ use super::server::{Job, Server};
 use crate::communicator::{CommunicatorBuilder, LaunchMode, Timeouts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::preflight::Checks;
+use crate::supervision::Fault;
 use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
@@ -407,6 +408,23 @@ impl World {
     /// ```
     pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
         CommunicatorBuilder::with_world(name, self)
+    }
+
+    /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
+    ///
+    /// For programs whose layers in between lose the error: it is there before the call returns that fails by
+    /// it.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// if let Some(fault) = world.fault() {
+    ///     eprintln!("{}", fault.explain());
+    /// }
+    /// # assert!(world.fault().is_none());
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        self.line.fault().map(|fault| Fault::clone(&fault))
     }
 
     pub(crate) fn timeout(&self) -> Duration {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
+use super::cause::Waiting;
 use super::docket::{Verdict, Who};
 use super::fault::{Cause, Fault};
 use super::watch::{FAULT, Watch};
@@ -43,6 +44,8 @@ pub(crate) struct Board {
     patience: Duration,
     /// Who has not, as a sentence.
     conclusion: OnceLock<Option<String>>,
+    /// The verdict, with what the ranks were at.
+    complete: OnceLock<Arc<Fault>>,
     /// The same, when the world has gone on.
     past: OnceLock<String>,
     /// Whether the log has the verdict.
@@ -53,7 +56,10 @@ pub(crate) struct Board {
 /// line is lost as well.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// What a rank says of its end.
+/// More ranks than this do not tell each other what they were at: it would be the square of their number.
+const MANY: usize = 256;
+
+/// What a rank says of its end; behind the first, what it was waiting in.
 pub(super) const FREED: &[u8] = &[1];
 const LEAKED: &[u8] = &[0];
 
@@ -81,6 +87,7 @@ impl Board {
             target: OnceLock::new(),
             patience,
             conclusion: OnceLock::new(),
+            complete: OnceLock::new(),
             past: OnceLock::new(),
             told: AtomicBool::new(false),
         });
@@ -138,7 +145,7 @@ impl Board {
 
     /// What ended the communicator on all ranks.
     pub(crate) fn fault(&self) -> Option<&Arc<Fault>> {
-        self.verdict.get()
+        self.complete.get().or_else(|| self.verdict.get())
     }
 
     /// Tells the log of the verdict, once.
@@ -146,13 +153,14 @@ impl Board {
         if let Some(fault) = self.fault()
             && !self.told.swap(true, Ordering::AcqRel)
         {
+            self.watch.set_latest(fault);
             events::fault(fault, self.rank, self.members.len());
         }
     }
 
     /// Whether the fault is what this rank said.
     pub(crate) fn is_own(&self, fault: &Fault) -> bool {
-        self.announced.get().is_some_and(|own| **own == *fault)
+        self.announced.get().is_some_and(|own| fault.is_of(own))
     }
 
     /// Whether the communicator is ended on all ranks, or about to be.
@@ -179,18 +187,43 @@ impl Board {
                     .end_alone(&self.key, &self.members, LEAKED, self.patience);
                 return None;
             }
+            let part = [FREED, self.standing().as_bytes()].concat();
             let unheard = self
                 .line
-                .end(&self.key, &self.members, FREED, self.patience, None);
+                .end(&self.key, &self.members, &part, self.patience, None);
             self.line.catch_up();
             // When the line was lost before this rank's own fault came back, that is all there is.
             if let Some(own) = self.announced.get() {
                 let _ = self.verdict.set(Arc::clone(own));
                 self.tell();
             }
+            self.complete(&unheard);
             self.sentence(&unheard)
         });
         conclusion.as_deref()
+    }
+
+    /// What this rank was waiting in, for the others; empty for nothing, and where that would be too much for
+    /// all to tell all.
+    fn standing(&self) -> String {
+        let target = self.target.get().and_then(Weak::upgrade);
+        let standing = target.and_then(|inner| inner.tracked.track().standing());
+        standing
+            .filter(|_| self.members.len() <= MANY)
+            .unwrap_or_default()
+    }
+
+    /// Adds to the verdict what the ranks were at: all get the same parts.
+    fn complete(&self, ended: &Ended) {
+        let (Ended::All(parts), Some(verdict)) = (ended, self.verdict.get()) else {
+            return;
+        };
+        let standings = parts.iter().map(|part| part.get(1..).unwrap_or_default());
+        let also = Waiting::together(standings.map(String::from_utf8_lossy).enumerate());
+        if verdict.also().is_empty() && !also.is_empty() {
+            let _ = self.complete.set(Arc::new(verdict.with_also(also)));
+            self.watch.complete_latest(self.fault());
+        }
     }
 
     /// Gives the other ranks `part` for `topic`, once, and gets theirs: as [`Line::end`].

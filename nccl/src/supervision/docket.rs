@@ -32,16 +32,16 @@ pub(super) type Verdict<F> = OnceLock<F>;
 #[cfg(loom)]
 pub(crate) use under_loom::Verdict;
 
-/// See the module; `F` is a fault, `B` leads to what has the verdict.
-pub(crate) struct Docket<F, B> {
-    state: Mutex<State<F, B>>,
+/// See the module; `F` is a fault, `B` leads to what has the verdict, `D` is how a rank died.
+pub(crate) struct Docket<F, B, D> {
+    state: Mutex<State<F, B, D>>,
 }
 
-struct State<F, B> {
+struct State<F, B, D> {
     boards: HashMap<Arc<str>, Entry<F, B>>,
     /// Faults of communicators that were not there.
     early: VecDeque<Early<F>>,
-    gone: HashMap<usize, Gone>,
+    gone: HashMap<usize, Gone<D>>,
     heard: u64,
 }
 
@@ -58,8 +58,8 @@ struct Early<F> {
     heard: u64,
 }
 
-struct Gone {
-    how: String,
+struct Gone<D> {
+    how: D,
     heard: u64,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Who<'w> {
     pub(crate) name: &'w Arc<str>,
 }
 
-impl<F: Clone, B: Clone> Docket<F, B> {
+impl<F: Clone, B: Clone, D> Docket<F, B, D> {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
@@ -98,7 +98,7 @@ impl<F: Clone, B: Clone> Docket<F, B> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<F, B>> {
+    fn lock(&self) -> MutexGuard<'_, State<F, B, D>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +110,7 @@ impl<F: Clone, B: Clone> Docket<F, B> {
         who: &Who<'_>,
         verdict: &Arc<Verdict<F>>,
         board: B,
-        death: impl Fn(usize, &str) -> Option<F>,
+        death: impl Fn(usize, &D) -> Option<F>,
     ) {
         let mut state = self.lock();
         let early = state.early.iter().position(|early| *early.key == **key);
@@ -182,7 +182,7 @@ impl<F: Clone, B: Clone> Docket<F, B> {
     pub(crate) fn bury(
         &self,
         rank: usize,
-        how: &str,
+        how: D,
         death: impl Fn(&Who<'_>) -> Option<F>,
     ) -> Vec<Struck<B>> {
         let mut state = self.lock();
@@ -191,13 +191,12 @@ impl<F: Clone, B: Clone> Docket<F, B> {
         }
         state.heard += 1;
         let heard = state.heard;
-        let how = how.to_owned();
         state.gone.insert(rank, Gone { how, heard });
         state.strike_all(death)
     }
 }
 
-impl<F, B: Clone> State<F, B> {
+impl<F, B: Clone, D> State<F, B, D> {
     fn strike_all(&self, fault: impl Fn(&Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
         let strike = |(key, entry): (&Arc<str>, &Entry<F, B>)| {
             let (members, name) = (&entry.members, &entry.name);

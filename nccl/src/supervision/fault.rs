@@ -1,12 +1,23 @@
 //! The cause of the end of a communicator, as it travels between ranks and as it reads.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
+use super::cause::{Ending, FaultRole, RootCause, Waiting, who};
 use crate::error::{Error, ErrorKind};
-use crate::rendezvous::{Broken, Fields, put_bytes, put_index, put_number};
+use crate::rendezvous::Broken;
 
 /// Why a communicator was ended, the same on all of its ranks.
+///
+/// [`rank`](Self::rank), [`host`](Self::host) and [`pid`](Self::pid) are where it began, [`root`](Self::root) is
+/// what it was, in values, and [`cause`](Self::cause) the same in words. How it is found is in
+/// `docs/root-cause.md`.
+///
+/// Two are equal when they are of the same cause, whatever else has become known beside it
+/// ([`also`](Self::also)).
 ///
 /// ```
 /// # fn show(error: nccl::Error) {
@@ -15,20 +26,51 @@ use crate::rendezvous::{Broken, Fields, put_bytes, put_index, put_number};
 /// }
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fault {
     class: FaultClass,
+    role: FaultRole,
     communicator: String,
     rank: usize,
     host: String,
     pid: u32,
     epoch: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     operation: String,
+    root: RootCause,
     cause: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    evidence: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    also: Vec<Waiting>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     hint: String,
-    /// Tells apart what reads the same.
+    /// Tells apart what reads the same, with the rank that told of it first.
     number: u64,
+    teller: usize,
 }
+
+impl PartialEq for Fault {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |fault: &Self| {
+            (
+                fault.class,
+                fault.role,
+                fault.rank,
+                fault.pid,
+                fault.epoch,
+                fault.number,
+                fault.teller,
+            )
+        };
+        of(self) == of(other)
+            && self.texts() == other.texts()
+            && self.root == other.root
+            && self.evidence == other.evidence
+    }
+}
+
+impl Eq for Fault {}
 
 /// What kind of thing it was.
 ///
@@ -39,7 +81,8 @@ pub struct Fault {
 /// }
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FaultClass {
     /// NCCL or CUDA failed on a rank.
@@ -85,52 +128,142 @@ impl FaultClass {
 /// A fault before it is known whose it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Cause {
-    class: FaultClass,
-    operation: String,
-    text: String,
-    hint: String,
+    pub(super) class: FaultClass,
+    pub(super) role: FaultRole,
+    pub(super) root: RootCause,
+    pub(super) operation: String,
+    pub(super) text: String,
+    pub(super) evidence: Vec<String>,
+    pub(super) also: Vec<Waiting>,
+    pub(super) hint: String,
 }
 
+/// How the word of a parent begins, and what stands before the last that the process said.
+const WORD: &str = "its process ended: ";
+const STDERR: &str = "; stderr ended with: ";
+
 impl Cause {
-    /// The rank's program wants it so.
-    pub(crate) fn asked(reason: &str) -> Self {
+    fn new(class: FaultClass, root: RootCause, text: String) -> Self {
         Self {
-            class: FaultClass::Asked,
+            class,
+            role: FaultRole::Initiating,
+            root,
             operation: String::new(),
-            text: reason.to_owned(),
+            text,
+            evidence: Vec::new(),
+            also: Vec::new(),
             hint: String::new(),
         }
     }
 
+    /// The rank's program wants it so.
+    pub(crate) fn asked(reason: &str) -> Self {
+        Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
+    }
+
     /// The rank's program wants it to stop.
     pub(crate) fn revoked(reason: &str) -> Self {
+        Self::new(FaultClass::Revoked, RootCause::Asked, reason.to_owned())
+    }
+
+    /// It said that it fails.
+    pub(super) fn failed(chain: &str) -> Self {
+        let ending = chain
+            .starts_with("its process ended with exit status")
+            .then(|| Ending::read(chain));
+        let root = match ending.flatten() {
+            Some(ending) => RootCause::Died {
+                ending: Some(ending),
+                out_of_memory: false,
+            },
+            None => RootCause::ProgramFailed {
+                reason: chain.to_owned(),
+            },
+        };
         Self {
-            class: FaultClass::Revoked,
-            ..Self::asked(reason)
+            evidence: vec![String::from("it said so itself before it left")],
+            ..Self::gone(root, format!("failed: {chain}"))
         }
     }
 
-    pub(crate) fn gone(how: String) -> Self {
+    /// Its process is gone.
+    pub(super) fn died(how: &str) -> Self {
+        let (what, said) = match how.split_once(STDERR) {
+            Some((what, said)) => (what, Some(said)),
+            None => (how, None),
+        };
+        let told = what.strip_prefix(WORD);
+        let out_of_memory = told.is_some_and(|told| told.contains("out of memory"));
+        let root = RootCause::Died {
+            ending: told.and_then(Ending::read),
+            out_of_memory,
+        };
+        let text = match told {
+            Some(told) => format!("died: {told}"),
+            None => format!("is gone: {what}"),
+        };
+        let mut cause = Self::gone(root, text);
+        cause.evidence.push(String::from(match told {
+            Some(_) => "the process that started it told how it ended, and it had said no goodbye",
+            None => {
+                "the kernel told that its connection or its process ended; it had said no goodbye"
+            }
+        }));
+        if let Some(said) = said {
+            cause
+                .evidence
+                .push(format!("its stderr ended with: {said}"));
+        }
+        if out_of_memory {
+            cause.hint = String::from(
+                "give that rank's control group more memory, or let the program use less: the other ranks are \
+                 its victims",
+            );
+        }
+        cause
+    }
+
+    /// Its host does not answer any more: those ranks of the communicator live there.
+    pub(super) fn host_lost(host: &str, ranks: Vec<usize>, how: &str) -> Self {
+        let text = format!("is gone with its host {host}: {how}");
+        let lost = who(&ranks);
+        let root = RootCause::HostLost {
+            host: host.to_owned(),
+            ranks,
+        };
         Self {
-            class: FaultClass::Gone,
-            operation: String::new(),
-            text: how,
+            evidence: vec![format!(
+                "the kernel of {host} acknowledges nothing any more; {lost} of this communicator run there"
+            )],
+            hint: format!(
+                "look whether {host} is up, and at the network between it and the others; a process that only \
+                 died would have closed its connection"
+            ),
+            ..Self::gone(root, text)
+        }
+    }
+
+    fn gone(root: RootCause, text: String) -> Self {
+        Self {
             hint: String::from(
                 "the other ranks are its victims: look at what that process said last, and whether \
                  the system or its launcher killed it",
             ),
+            ..Self::new(FaultClass::Gone, root, text)
         }
     }
 
-    pub(crate) fn cut_off(why: &str) -> Self {
+    pub(crate) fn cut_off(why: &str, from: &[usize]) -> Self {
+        let root = RootCause::Partition {
+            from: from.to_vec(),
+        };
         Self {
-            class: FaultClass::CutOff,
-            operation: String::new(),
-            text: why.to_owned(),
+            role: FaultRole::Unknown,
             hint: String::from(
                 "look at the network between this host and theirs; where more than half of the ranks can \
                  reach each other, those have gone on without this side",
             ),
+            ..Self::new(FaultClass::CutOff, root, why.to_owned())
         }
     }
 
@@ -141,21 +274,65 @@ impl Cause {
 
 impl From<&Error> for Cause {
     fn from(error: &Error) -> Self {
+        let operation = error
+            .operation()
+            .map(|operation| operation.what().to_string())
+            .unwrap_or_default();
+        let (class, role, root) = match error.kind() {
+            // Whoever waits is not who makes it wait.
+            ErrorKind::TimedOut { .. } => {
+                (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
+            }
+            ErrorKind::Queued { .. } => {
+                let operation = operation.clone();
+                let root = RootCause::StuckOutside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
+            ErrorKind::Aborted { .. } => {
+                (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked)
+            }
+            ErrorKind::Nccl(failure) => {
+                let root = RootCause::CallFailed {
+                    call: Some(failure.call().to_owned()),
+                    nccl: Some(failure.code()),
+                    cuda: None,
+                    failed_before: false,
+                };
+                // Its peer, or the way to it, was there first.
+                let role = match failure.is_remote() {
+                    true => FaultRole::Cascade,
+                    false => FaultRole::Initiating,
+                };
+                (FaultClass::Failed, role, root)
+            }
+            ErrorKind::Cuda { error, .. } => {
+                let root = RootCause::CallFailed {
+                    call: None,
+                    nccl: None,
+                    cuda: Some(error.0 as u32),
+                    failed_before: false,
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            kind => {
+                let root = RootCause::ProgramFailed {
+                    reason: kind.to_string(),
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+        };
         Self {
-            class: match error.kind() {
-                ErrorKind::TimedOut { .. } | ErrorKind::Queued { .. } => FaultClass::TimedOut,
-                ErrorKind::Aborted { .. } => FaultClass::Asked,
-                _ => FaultClass::Failed,
-            },
-            operation: error
-                .operation()
-                .map(|operation| operation.what().to_string())
-                .unwrap_or_default(),
-            text: match error.kind() {
-                ErrorKind::Aborted { reason } => reason.clone(),
-                kind => kind.to_string(),
-            },
+            role,
+            operation,
             hint: error.hint().unwrap_or_default().to_owned(),
+            ..Self::new(
+                class,
+                root,
+                match error.kind() {
+                    ErrorKind::Aborted { reason } => reason.clone(),
+                    kind => kind.to_string(),
+                },
+            )
         }
     }
 }
@@ -177,15 +354,20 @@ impl Fault {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             class: cause.class,
+            role: cause.role,
             communicator: place.communicator.to_owned(),
             rank: place.rank,
             host: place.host.to_owned(),
             pid: place.pid,
             epoch: place.epoch,
             operation: cause.operation,
+            root: cause.root,
             cause: cause.text,
+            evidence: cause.evidence,
+            also: cause.also,
             hint: cause.hint,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
+            teller: place.rank,
         }
     }
 
@@ -291,6 +473,88 @@ impl Fault {
         (!self.operation.is_empty()).then_some(&*self.operation)
     }
 
+    /// What was at the root of it, in values.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let nccl::RootCause::CallFailed { nccl: Some(code), .. } = fault.root() {
+    ///     println!("NCCL returned {code} on rank {}", fault.rank());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn root(&self) -> &RootCause {
+        &self.root
+    }
+
+    /// Whether it began with this, or follows from something that was not found.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("{:?}", fault.role());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn role(&self) -> FaultRole {
+        self.role
+    }
+
+    /// What shows it: one sentence each, the weightiest first.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// for line in fault.evidence() {
+    ///     println!("  {line}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn evidence(&self) -> &[String] {
+        &self.evidence
+    }
+
+    /// Who waited for what meanwhile. Known once all ranks have ended their communicators, or said what they
+    /// were at; of those that did not say, nothing is here.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// for waiting in fault.also() {
+    ///     println!("{waiting}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn also(&self) -> &[Waiting] {
+        &self.also
+    }
+
+    /// All of it, as a person reads it: cause, evidence, who waited, and what to do, a line for each that is
+    /// known. The same bytes on every rank.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// eprintln!("{}", fault.explain());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let mut text = format!("  root cause: {self}");
+        if !self.evidence.is_empty() {
+            text.push_str("\n  evidence:   ");
+            text.push_str(&self.evidence.join("; "));
+        }
+        if !self.also.is_empty() {
+            let also: Vec<_> = self.also.iter().map(ToString::to_string).collect();
+            text.push_str("\n  also:       ");
+            text.push_str(&also.join("; "));
+        }
+        if !self.hint.is_empty() {
+            text.push_str("\n  hint:       ");
+            text.push_str(&self.hint);
+        }
+        text
+    }
+
     /// What went wrong there.
     ///
     /// ```
@@ -315,58 +579,62 @@ impl Fault {
         (!self.hint.is_empty()).then_some(&*self.hint)
     }
 
-    pub(super) fn encode(&self, members: &[usize]) -> Vec<u8> {
-        let mut to = Vec::new();
-        put_index(&mut to, members.len());
-        members.iter().for_each(|&rank| put_index(&mut to, rank));
-        let class = match self.class {
-            FaultClass::Failed => 0,
-            FaultClass::TimedOut => 1,
-            FaultClass::Asked => 2,
-            FaultClass::Gone => 3,
-            FaultClass::Revoked => 4,
-            FaultClass::CutOff => 5,
-        };
-        put_number(&mut to, class);
-        put_index(&mut to, self.rank);
-        put_number(&mut to, u64::from(self.pid));
-        put_number(&mut to, self.epoch);
-        put_number(&mut to, self.number);
-        for text in self.texts() {
-            put_bytes(&mut to, cut(text).as_bytes());
+    /// Whether both began with what one rank told.
+    pub(super) fn is_of(&self, told: &Self) -> bool {
+        (self.number, self.teller) == (told.number, told.teller)
+    }
+
+    /// The same, with who waited.
+    pub(super) fn with_also(&self, also: Vec<Waiting>) -> Self {
+        Self {
+            also,
+            ..self.clone()
         }
-        to
+    }
+
+    /// Whether it says itself what began it, so that nobody else has to be heard.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the election needs it"))]
+    pub(super) fn is_certain(&self) -> bool {
+        !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
+    }
+
+    /// What all ranks are told: another cause and another place for what the first that told began.
+    #[expect(dead_code, reason = "the election needs it")]
+    pub(super) fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
+        Self {
+            number: self.number,
+            teller: self.teller,
+            ..Self::new(cause, place)
+        }
+    }
+
+    pub(super) fn encode(&self, members: &[usize]) -> Vec<u8> {
+        let mut fault = self.clone();
+        fault.evidence.truncate(MOST);
+        fault.also.truncate(MOST);
+        let texts = [
+            &mut fault.communicator,
+            &mut fault.host,
+            &mut fault.operation,
+            &mut fault.cause,
+            &mut fault.hint,
+        ];
+        for text in texts.into_iter().chain(&mut fault.evidence) {
+            cut(text);
+        }
+        // Of plain values, which can all be written.
+        serde_json::to_vec(&Told {
+            members: Cow::Borrowed(members),
+            fault,
+        })
+        .unwrap_or_default()
     }
 
     /// The fault, and the ranks of its communicator in the world.
     pub(super) fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
-        let mut fields = Fields(bytes);
-        let members = (0..fields.count(8)?)
-            .map(|_| fields.index())
-            .collect::<Result<_, _>>()?;
-        let class = match fields.number()? {
-            0 => FaultClass::Failed,
-            1 => FaultClass::TimedOut,
-            2 => FaultClass::Asked,
-            3 => FaultClass::Gone,
-            4 => FaultClass::Revoked,
-            5 => FaultClass::CutOff,
-            _ => return Err(Broken("a fault of an unknown class")),
-        };
-        let fault = Self {
-            class,
-            rank: fields.index()?,
-            pid: u32::try_from(fields.number()?).map_err(|_| Broken("no process"))?,
-            epoch: fields.number()?,
-            number: fields.number()?,
-            communicator: fields.text()?,
-            host: fields.text()?,
-            operation: fields.text()?,
-            cause: fields.text()?,
-            hint: fields.text()?,
-        };
-        fields.end()?;
-        Ok((fault, members))
+        let told: Told<'_> =
+            serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
+        Ok((told.fault, told.members.into_owned()))
     }
 
     fn texts(&self) -> [&str; 5] {
@@ -380,15 +648,23 @@ impl Fault {
     }
 }
 
-/// The longest text that is sent, in bytes.
-const LONGEST: usize = 4096;
+/// As it is told.
+#[derive(Serialize, Deserialize)]
+struct Told<'m> {
+    members: Cow<'m, [usize]>,
+    fault: Fault,
+}
 
-fn cut(text: &str) -> &str {
+/// The longest text that is sent, in bytes, and the most lines.
+const LONGEST: usize = 4096;
+const MOST: usize = 16;
+
+fn cut(text: &mut String) {
     let mut end = LONGEST.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    &text[..end]
+    text.truncate(end);
 }
 
 impl fmt::Display for Fault {
@@ -405,11 +681,14 @@ impl fmt::Display for Fault {
             FaultClass::Asked if self.operation.is_empty() => {
                 write!(f, " ended it: {}", self.cause)
             }
+            _ if self.root.is_told_of_a_rank() => write!(f, " {}", self.cause),
             _ if self.operation.is_empty() => write!(f, ": {}", self.cause),
             _ => write!(f, " in {}: {}", self.operation, self.cause),
         }
     }
 }
+
+impl std::error::Error for Fault {}
 
 #[cfg(test)]
 mod tests {
@@ -430,7 +709,7 @@ mod tests {
 
     #[test]
     fn a_fault_names_rank_host_process_operation_and_cause() {
-        let gone = fault(Cause::gone(String::from("is gone: it died")));
+        let gone = fault(Cause::died("it died"));
         assert_eq!(
             gone.to_string(),
             "rank 2 (node-b, pid 977) is gone: it died"
@@ -450,9 +729,11 @@ mod tests {
         );
         let late = Cause {
             class: FaultClass::TimedOut,
+            role: FaultRole::Unknown,
+            root: RootCause::Unknown,
             operation: String::from("all_reduce #3"),
             text: String::from("it did not finish within 2s"),
-            hint: String::new(),
+            ..Cause::asked("")
         };
         let late = fault(late);
         assert_eq!(late.operation_and_sequence(), (Some("all_reduce"), Some(3)));
@@ -461,13 +742,56 @@ mod tests {
             late.to_string(),
             "rank 2 (node-b, pid 977) in all_reduce #3: it did not finish within 2s"
         );
+        assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
+    }
+
+    #[test]
+    fn what_a_parent_tells_is_the_cause_and_what_the_process_said_last_is_evidence() {
+        let told = "its process ended: killed by SIGKILL (out of memory: 1 process); stderr ended with: layer 7";
+        let died = fault(Cause::died(told));
+        let died = died.with_also(vec![Waiting {
+            ranks: vec![0, 1, 3],
+            operation: String::from("all_to_all #42"),
+        }]);
+        let root = RootCause::Died {
+            ending: Some(Ending::Signal(9)),
+            out_of_memory: true,
+        };
+        assert_eq!(*died.root(), root);
+        let text = died.explain();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(
+            lines[0],
+            "  root cause: rank 2 (node-b, pid 977) died: killed by SIGKILL (out of memory: 1 process)"
+        );
+        assert!(lines[1].starts_with("  evidence:   ") && lines[1].ends_with("with: layer 7"));
+        assert_eq!(
+            lines[2],
+            "  also:       ranks 0-1,3 were waiting in all_to_all #42"
+        );
+        assert!(lines[3].starts_with("  hint:       give that rank's control group"));
+    }
+
+    #[test]
+    fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
+        let exits = Cause::failed("its process ended with exit status 7");
+        let root = RootCause::Died {
+            ending: Some(Ending::Code(7)),
+            out_of_memory: false,
+        };
+        assert_eq!(exits.root, root);
+        let fails = Cause::failed("no such file: model.bin");
+        assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
     }
 
     #[test]
     fn a_fault_comes_through_whole_or_not_at_all() {
-        let fault = fault(Cause::gone(String::from("is gone")));
+        let fault = fault(Cause::died("its process ended: exit code 3"));
         let bytes = fault.encode(&[4, 7]);
-        assert_eq!(Fault::decode(&bytes), Ok((fault, vec![4, 7])));
+        let (come, members) = Fault::decode(&bytes).unwrap();
+        assert_eq!((&come, &members[..]), (&fault, &[4, 7][..]));
+        assert_eq!(come.explain(), fault.explain());
         for end in 0..bytes.len() {
             assert!(Fault::decode(&bytes[..end]).is_err(), "{end}");
         }

@@ -24,7 +24,7 @@
 //! named in the error. When the line to the coordinator is lost, nobody can tell; the error then waits a
 //! moment in which the others, who see the same, end theirs.
 //!
-//! - `fault`: the cause, as it travels and as it reads;
+//! - `cause`: what can be at the root of it; `fault`: one of these, as it travels and as it reads;
 //! - `board`: one communicator as its rank sees it;
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `watch`: what a line hears, and whom it concerns;
@@ -35,6 +35,7 @@
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
 mod board;
+mod cause;
 mod docket;
 mod fault;
 pub(crate) mod inside;
@@ -43,6 +44,7 @@ mod watch;
 pub(crate) mod watchdog;
 
 pub(crate) use board::Board;
+pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
 pub(crate) use watch::Watch;

@@ -5,15 +5,15 @@
 //! them to threads. What it hears of a communicator that is not registered is kept for a while: a rank
 //! may give it up before the others have come back from making it.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use super::board::{Board, FREED};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
-use crate::communicator::end_struck;
+use crate::communicator::{end_struck, lock};
 use crate::events;
-use crate::rendezvous::{Departure, Line, Member, Notice};
+use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";
@@ -28,7 +28,9 @@ pub(crate) struct Watch {
     epoch: u64,
     /// Who the ranks of the line are.
     members: Arc<OnceLock<Vec<Member>>>,
-    docket: Docket<Arc<Fault>, Weak<Board>>,
+    docket: Docket<Arc<Fault>, Weak<Board>, Departure>,
+    /// The verdict that was written last.
+    latest: Mutex<Option<Arc<Fault>>>,
 }
 
 type Struck = docket::Struck<Weak<Board>>;
@@ -42,6 +44,7 @@ impl Watch {
             epoch: line.job().1,
             members: line.members(),
             docket: Docket::new(),
+            latest: Mutex::new(None),
         });
         let listening = Arc::clone(&watch);
         line.on_notice(move |notice| listening.hear(notice));
@@ -61,13 +64,30 @@ impl Watch {
         verdict: &Arc<Verdict<Arc<Fault>>>,
         board: Weak<Board>,
     ) {
-        let death = |rank: usize, how: &str| self.death(rank, how, who);
+        let death = |rank: usize, how: &Departure| self.death(rank, how, who);
         self.docket.register(key, who, verdict, board, death);
     }
 
     /// What has verdicts.
-    pub(super) fn docket(&self) -> &Docket<Arc<Fault>, Weak<Board>> {
+    pub(super) fn docket(&self) -> &Docket<Arc<Fault>, Weak<Board>, Departure> {
         &self.docket
+    }
+
+    /// The verdict that was written last.
+    pub(crate) fn latest(&self) -> Option<Arc<Fault>> {
+        lock(&self.latest).clone()
+    }
+
+    /// More is known of it.
+    pub(super) fn complete_latest(&self, fault: Option<&Arc<Fault>>) {
+        let mut latest = lock(&self.latest);
+        if latest.as_deref() == fault.map(|fault| &**fault) {
+            *latest = fault.cloned();
+        }
+    }
+
+    pub(super) fn set_latest(&self, fault: &Arc<Fault>) {
+        *lock(&self.latest) = Some(Arc::clone(fault));
     }
 
     fn hear(&self, notice: &Notice) {
@@ -88,11 +108,7 @@ impl Watch {
                 ..
             } => {}
             Notice::Gone { rank, departure } => {
-                let how = match departure {
-                    Departure::Failed(chain) => format!("failed: {chain}"),
-                    departure => format!("is gone: {departure}"),
-                };
-                self.bury(*rank, &how);
+                self.bury(*rank, departure);
             }
             Notice::CutOff { from, why } => self.part(from, why),
         }
@@ -109,13 +125,15 @@ impl Watch {
                 pid: std::process::id(),
                 epoch: self.epoch,
             };
-            let apart = who.members.iter().any(|rank| from.contains(rank));
-            apart.then(|| Arc::new(Fault::new(Cause::cut_off(why), place)))
+            let places = who.members.iter().enumerate();
+            let places = places.filter(|(_, rank)| from.contains(rank));
+            let places: Vec<_> = places.map(|(place, _)| place).collect();
+            (!places.is_empty()).then(|| Arc::new(Fault::new(Cause::cut_off(why, &places), place)))
         };
         self.respond(self.docket.strike_all(fault));
-        let how = format!("cannot be reached: this rank is {why}");
+        let how = Departure::Lost(format!("it cannot be reached: this rank is {why}"));
         for &rank in from {
-            self.docket.bury(rank, &how, |_| None);
+            self.docket.bury(rank, how.clone(), |_| None);
         }
     }
 
@@ -159,15 +177,24 @@ impl Watch {
     }
 
     /// A rank can be reached no more.
-    fn bury(&self, rank: usize, how: &str) {
+    fn bury(&self, rank: usize, how: &Departure) {
         let death = |who: &Who<'_>| self.death(rank, how, who);
-        self.respond(self.docket.bury(rank, how, death));
+        self.respond(self.docket.bury(rank, how.clone(), death));
     }
 
     /// What the death of a rank is to a communicator; `None` if it is not a member.
-    fn death(&self, rank: usize, how: &str, who: &Who<'_>) -> Option<Arc<Fault>> {
+    fn death(&self, rank: usize, how: &Departure, who: &Who<'_>) -> Option<Arc<Fault>> {
         let place = who.members.iter().position(|&member| member == rank)?;
         let (host, pid) = self.person(rank);
+        let cause = match how {
+            Departure::Failed(chain) => Cause::failed(chain),
+            Departure::Lost(how) if how.starts_with(SILENT) => {
+                let members = who.members.iter().enumerate();
+                let there = members.filter(|(_, member)| self.person(**member).0 == host);
+                Cause::host_lost(&host, there.map(|(place, _)| place).collect(), how)
+            }
+            how => Cause::died(&how.to_string()),
+        };
         let place = Place {
             communicator: who.name,
             rank: place,
@@ -175,7 +202,7 @@ impl Watch {
             pid,
             epoch: self.epoch,
         };
-        Some(Arc::new(Fault::new(Cause::gone(how.to_owned()), place)))
+        Some(Arc::new(Fault::new(cause, place)))
     }
 
     /// Ends what was struck, all of it together, on a thread of its own.

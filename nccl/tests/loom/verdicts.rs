@@ -18,7 +18,7 @@ const DEATH: u32 = 100;
 
 /// One rank's side of a communicator, and what it heard.
 struct Rank {
-    docket: Docket<u32, ()>,
+    docket: Docket<u32, (), &'static str>,
     verdict: Plain<Verdict<u32>>,
     /// What is to be ended, once it is set.
     phase: Phase,
@@ -51,7 +51,7 @@ impl Rank {
             members: &members,
             name: &name,
         };
-        let death = |_: usize, _: &str| Some(DEATH);
+        let death = |_: usize, _: &&str| Some(DEATH);
         self.docket
             .register(&Plain::from(KEY), &who, &self.verdict, (), death);
     }

@@ -281,6 +281,23 @@ impl Track {
             .collect()
     }
 
+    /// What it was waiting in, as far as anybody has asked: a call that NCCL has not come back from, or what is
+    /// not known to be done.
+    pub(crate) fn standing(&self) -> Option<String> {
+        let calls = self.calls();
+        let pending = |call: &&TrackedCall| {
+            call.issuing
+                || (call.kind != OperationKind::Capture && call.number > self.done_on(call.stream))
+        };
+        let first = calls.iter().find(pending)?;
+        let last = calls.iter().rfind(pending)?;
+        let name = format!("{} #{}", last.kind, last.number);
+        Some(match last.number - first.number {
+            0 => name,
+            _ => format!("{name}, or one of those from #{} on", first.number),
+        })
+    }
+
     /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing.
     pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
         let calls = (0..ISSUES as u64).map(|index| self.issues.slot(index));

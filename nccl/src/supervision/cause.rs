@@ -1,0 +1,389 @@
+//! What can be at the root of a fault, in values that a program can match on.
+//!
+//! The words that a person reads are made from these, or stand beside them ([`Fault`](super::Fault)).
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::launch::Signal;
+
+/// What is at the root of a [`Fault`](crate::Fault).
+///
+/// ```
+/// use nccl::RootCause;
+///
+/// # fn show(fault: &nccl::Fault) {
+/// match fault.root() {
+///     RootCause::Died { ending: Some(ending) } => println!("rank {} {ending}", fault.rank()),
+///     RootCause::NeverEntered { operation, .. } => println!("rank {} missed {operation}", fault.rank()),
+///     other => println!("{other:?}"),
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RootCause {
+    /// The rank's process ended without goodbye, or with an exit status that is not 0.
+    Died {
+        /// How, where somebody told who can know: the process that started it, or itself.
+        ending: Option<Ending>,
+        /// Whether the kernel ended it for want of memory, as the process that started it says.
+        #[serde(default)]
+        out_of_memory: bool,
+    },
+    /// The rank's program said that it fails ([`World::fail`](crate::World::fail)), or panicked.
+    ProgramFailed {
+        /// What it said.
+        reason: String,
+    },
+    /// A call into NCCL or CUDA failed on the rank before anything else did.
+    CallFailed {
+        /// Which one, where that is known.
+        call: Option<String>,
+        /// NCCL's code (`ncclResult_t`), if it was NCCL's.
+        nccl: Option<u32>,
+        /// CUDA's code (`CUresult`), if it was CUDA's.
+        cuda: Option<u32>,
+        /// Whether the device had failed before the operation was issued: an earlier kernel is at fault, and
+        /// neither NCCL nor the operation.
+        #[serde(default)]
+        failed_before: bool,
+    },
+    /// Ranks came to the same place with what does not fit together.
+    Mismatch {
+        /// In what.
+        field: Differs,
+        /// The how manieth operation of all ranks it was, from 1, where they can be counted alike.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sequence: Option<u64>,
+        /// Who has what; those that the most ranks have come first.
+        sides: Vec<Side>,
+    },
+    /// The rank has not entered an operation for which others wait.
+    NeverEntered {
+        /// Which.
+        operation: String,
+        /// What it called last on this communicator, and for how long that has been.
+        last: Option<Earlier>,
+        /// The phase that its program is in ([`World::phase`](crate::World::phase)), and for how long.
+        phase: Option<Earlier>,
+    },
+    /// A message has no counterpart.
+    Unmatched {
+        /// The rank that sends.
+        from: usize,
+        /// The rank that receives.
+        to: usize,
+        /// How many messages that one has sent to this one, and this one has taken on from that one.
+        sent: u64,
+        /// The other half.
+        received: u64,
+    },
+    /// Ranks send to each other in a circle, each before it receives.
+    Cycle {
+        /// In order; the last sends to the first.
+        ranks: Vec<usize>,
+    },
+    /// Two ranks called operations of two communicators in different orders.
+    InverseOrder {
+        /// The two ranks.
+        ranks: [usize; 2],
+        /// The communicators, as the first of them called them; the second did it the other way round.
+        communicators: [String; 2],
+    },
+    /// The rank is inside a call of NCCL's or CUDA's that does not come back.
+    StuckInside {
+        /// What is known of the call.
+        operation: String,
+    },
+    /// The rank's operation waits behind work on its stream that is not the communicator's.
+    StuckOutside {
+        /// The operation.
+        operation: String,
+    },
+    /// A host cannot be reached any more.
+    HostLost {
+        /// Its name.
+        host: String,
+        /// All ranks of the communicator that live there.
+        ranks: Vec<usize>,
+    },
+    /// A limit of the system or the device is reached.
+    ResourceExhausted {
+        /// Of what there is no more: `device memory`, `open files`, …
+        resource: String,
+    },
+    /// Ranks do not answer although nothing says that they are gone: frozen, or starved of time.
+    NotAnswering {
+        /// Which.
+        ranks: Vec<usize>,
+        /// What the kernel says of the first one's process, where it could be asked.
+        state: Option<String>,
+    },
+    /// Some ranks cannot reach some others, and nobody can tell which side is at fault.
+    Partition {
+        /// Those that the rank cannot reach.
+        from: Vec<usize>,
+    },
+    /// NCCL itself warned of something that can be the cause.
+    Warned {
+        /// Its words.
+        warning: String,
+    },
+    /// The program wanted it so.
+    Asked,
+    /// Nothing that was found explains it; [`Fault::evidence`](crate::Fault::evidence) has what was found.
+    Unknown,
+}
+
+impl RootCause {
+    /// Whether its sentence goes on where a rank is named.
+    pub(super) fn is_told_of_a_rank(&self) -> bool {
+        !matches!(
+            self,
+            Self::CallFailed { .. }
+                | Self::ProgramFailed { .. }
+                | Self::StuckOutside { .. }
+                | Self::Asked
+                | Self::Unknown
+        )
+    }
+}
+
+/// In what two ranks differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Differs {
+    /// They called different operations.
+    Operation,
+    /// The number of elements.
+    Count,
+    /// The type of the elements.
+    DataType,
+    /// What a reduction reduces with.
+    Reduction,
+    /// The root.
+    Root,
+}
+
+impl fmt::Display for Differs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Operation => "operation",
+            Self::Count => "count",
+            Self::DataType => "data type",
+            Self::Reduction => "reduction",
+            Self::Root => "root",
+        })
+    }
+}
+
+/// What some ranks have, where others have something else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Side {
+    /// In the communicator.
+    pub ranks: Vec<usize>,
+    /// What they have.
+    pub value: String,
+}
+
+/// Something that was, and how long ago it began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Earlier {
+    /// What it was.
+    pub what: String,
+    /// For how long, in milliseconds.
+    #[serde(rename = "ago_ms", with = "millis")]
+    pub ago: Duration,
+}
+
+mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+impl fmt::Display for Earlier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {:.1} s ago", self.what, self.ago.as_secs_f64())
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Ending {
+    /// It returned this exit code.
+    Code(i32),
+    /// The signal of this number ended it.
+    Signal(i32),
+}
+
+impl Ending {
+    /// As [`launch::Exit`](crate::launch::Exit) writes it, or a process that exits.
+    pub(super) fn read(how: &str) -> Option<Self> {
+        let code = ["exit code ", "exit status "];
+        if let Some(rest) = code.iter().find_map(|words| how.split(words).nth(1)) {
+            let digits = rest.split(|c: char| !c.is_ascii_digit() && c != '-').next();
+            return digits?.parse().ok().map(Self::Code);
+        }
+        let name = how.split("killed by ").nth(1)?;
+        let signal = match name.strip_prefix("signal ") {
+            Some(number) => number.split(' ').next()?.parse().ok()?,
+            None => {
+                let name = name.split(|c: char| !c.is_ascii_alphanumeric()).next()?;
+                Signal::named(name)?.number()
+            }
+        };
+        Some(Self::Signal(signal))
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "exited with code {code}"),
+            Self::Signal(signal) => write!(f, "was killed by {}", Signal::new(signal)),
+        }
+    }
+}
+
+/// What a fault is among all that is reported of one failure.
+///
+/// ```
+/// # fn example(fault: &nccl::Fault) {
+/// if fault.role() == nccl::FaultRole::Unknown {
+///     println!("nothing explains it: {}", fault.evidence().join("; "));
+/// }
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FaultRole {
+    /// It began with this.
+    Initiating,
+    /// It follows from something else, which was not found.
+    Cascade,
+    /// It follows from the end of a communicator.
+    Teardown,
+    /// Nobody can tell.
+    Unknown,
+}
+
+impl FaultRole {
+    /// As events and files call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Initiating => "initiating",
+            Self::Cascade => "cascade",
+            Self::Teardown => "teardown",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Who waited for what when a communicator was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// In the communicator.
+    pub ranks: Vec<usize>,
+    /// The operation that had not ended there.
+    pub operation: String,
+}
+
+impl Waiting {
+    /// Those who wait for the same, together; by the lowest of their ranks. Who waits for nothing is in none.
+    pub(super) fn together<T: AsRef<str>>(
+        standings: impl Iterator<Item = (usize, T)>,
+    ) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for (rank, standing) in standings {
+            let standing = standing.as_ref();
+            if standing.is_empty() {
+                continue;
+            }
+            match all.iter_mut().find(|one| one.operation == standing) {
+                Some(one) => one.ranks.push(rank),
+                None => all.push(Self {
+                    ranks: vec![rank],
+                    operation: standing.to_owned(),
+                }),
+            }
+        }
+        all
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, operation) = (who(&self.ranks), &self.operation);
+        let was = if self.ranks.len() == 1 { "was" } else { "were" };
+        write!(f, "{ranks} {was} waiting in {operation}")
+    }
+}
+
+/// `rank 3`, or `ranks 0-2,5`.
+pub(super) fn who(ranks: &[usize]) -> String {
+    let list = crate::rendezvous::ranges(ranks);
+    match ranks.len() {
+        1 => format!("rank {list}"),
+        _ => format!("ranks {list}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_process_ended_is_read_from_what_its_parent_says() {
+        for (how, ending) in [
+            ("exit code 3", Some(Ending::Code(3))),
+            (
+                "its process ended with exit status 7",
+                Some(Ending::Code(7)),
+            ),
+            ("killed by SIGKILL (out of memory)", Some(Ending::Signal(9))),
+            (
+                "killed by SIGSEGV (core dumped); stderr ended with: x",
+                Some(Ending::Signal(libc::SIGSEGV)),
+            ),
+            ("killed by signal 40", Some(Ending::Signal(40))),
+            ("it died", None),
+        ] {
+            assert_eq!(Ending::read(how), ending, "{how}");
+        }
+        assert_eq!(Ending::Signal(9).to_string(), "was killed by SIGKILL");
+    }
+
+    #[test]
+    fn those_who_wait_are_listed_in_ranges() {
+        let mut waiting = Waiting {
+            ranks: vec![0, 1, 2, 5],
+            operation: String::from("all_reduce #4"),
+        };
+        assert_eq!(
+            waiting.to_string(),
+            "ranks 0-2,5 were waiting in all_reduce #4"
+        );
+        waiting.ranks = vec![3];
+        assert_eq!(waiting.to_string(), "rank 3 was waiting in all_reduce #4");
+    }
+}
