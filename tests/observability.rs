@@ -533,6 +533,205 @@ fn some_calls_are_timed() {
     });
 }
 
+/// The watchdog looks when it looks.
+fn await_took(comm: &str, kind: OperationKind, number: u64) -> Outcome<nccl::stats::Durations> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let stats = nccl::stats();
+        let comm = stats.communicator(comm).ok_or("it was made")?;
+        let found = comm.took.iter().find(|(known, _)| *known == kind);
+        match found {
+            Some((_, took)) if took.count() >= number => return Ok(took.clone()),
+            _ if Instant::now() > deadline => return Err(format!("{:?}", comm.took).into()),
+            _ => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+fn calls_take_time_on_their_stream(world: World) -> Outcome {
+    const NAME: &str = "observed/took";
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world.communicator(NAME).stream(&stream).build()?;
+    let mut y = stream.alloc_zeros::<f32>(4)?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    let before = await_took(NAME, OperationKind::AllReduce, world.size() as u64)?;
+    assert!(before.sum() > Duration::ZERO);
+    world.barrier("all have looked")?;
+    // After a pause the next call is marked.
+    std::thread::sleep(Duration::from_millis(30));
+    let late = Duration::from_millis(150);
+    if world.rank() == 1 {
+        std::thread::sleep(late);
+    }
+    let called = Instant::now();
+    let mut z = stream.alloc_zeros::<f32>(4)?;
+    comm.broadcast_in_place(&mut z, 1)?.wait()?;
+    let whole = called.elapsed();
+    let waited = await_took(NAME, OperationKind::Broadcast, world.size() as u64)?;
+    if world.rank() == 0 {
+        // With the wait for the other, and no more than a watch saw.
+        assert!(waited.longest() > late - late / 3, "{waited:?}");
+        assert!(
+            waited.longest() <= whole + late / 3,
+            "{waited:?} of {whole:?}"
+        );
+    }
+    Ok(world.barrier("all have seen it")?)
+}
+
+#[test]
+fn what_calls_take_on_their_stream_is_sampled() {
+    ranks_as_threads(2, calls_take_time_on_their_stream);
+}
+
+/// Rank 1 stays away from a call, and all go on in the next epoch.
+fn a_fault_is_recovered_from(world: World) -> Outcome<World> {
+    const NAME: &str = "observed/broken";
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world.communicator(NAME).stream(&stream).build()?;
+    let mut y = stream.alloc_zeros::<f32>(4)?;
+    if world.rank() == 0 {
+        let comm = comm.within(Duration::from_millis(200));
+        let late = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+        assert!(late.and_then(|late| late.wait()).is_err());
+    }
+    await_fault(&comm)?;
+    Ok(world.next_epoch(Duration::from_secs(20))?)
+}
+
+#[test]
+fn going_on_after_a_fault_is_timed_until_there_is_a_communicator() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let begun = Instant::now();
+        let next = a_fault_is_recovered_from(world)?;
+        assert_eq!(nccl::stats().recover.count(), 0, "there is none yet");
+        next.barrier("all are there")?;
+        let pause = Duration::from_millis(50);
+        std::thread::sleep(pause);
+        let stream = support::device(&next)?.new_stream()?;
+        for name in ["observed/mended", "observed/another"] {
+            next.communicator(name).stream(&stream).build()?;
+        }
+        next.barrier("all have made theirs")?;
+        let recover = nccl::stats().recover;
+        assert_eq!(recover.count(), 2, "once on each rank");
+        assert!(recover.mean() >= pause, "{recover:?}");
+        assert!(recover.longest() <= begun.elapsed(), "{recover:?}");
+        Ok(next.barrier("all have looked")?)
+    });
+}
+
+/// What a layer of the program's own keeps of a span.
+struct Fields(String);
+
+struct Keeper;
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Keeper {
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        id: &tracing::span::Id,
+        context: Context<'_, S>,
+    ) {
+        let mut values = Values::default();
+        attributes.record(&mut values);
+        let fields = values
+            .0
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        let fields = Fields(fields.collect::<Vec<_>>().join(" "));
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(fields);
+        }
+    }
+}
+
+fn calls_are_made_in_spans(world: World) -> Outcome {
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world
+        .communicator("observed/spans")
+        .stream(&stream)
+        .build()?;
+    let mut y = stream.alloc_zeros::<f32>(4)?;
+    let mut call = || comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
+    // Nobody listens.
+    let unheard = tracing::info_span!("step", number = 16).entered();
+    call()?;
+    drop(unheard);
+    let registry: tracing::Dispatch = tracing_subscriber::registry().with(Keeper).into();
+    let listening = tracing::dispatcher::set_default(&registry);
+    let step = tracing::info_span!("step", number = 17).entered();
+    call()?;
+    let inner = tracing::info_span!("request", user = "ada").entered();
+    call()?;
+    let id = inner.id().ok_or("somebody listens")?.into_u64();
+    drop(inner);
+    call()?;
+    drop(step);
+    call()?;
+    drop(listening);
+    call()?;
+    let names = |recording: &nccl::recorder::Recording| -> Vec<Option<String>> {
+        let spans = recording.calls.iter().map(|call| call.span.as_ref());
+        spans
+            .map(|span| span.map(|span| span.name.clone()))
+            .collect()
+    };
+    let expected = [
+        None,
+        Some("step"),
+        Some("request"),
+        Some("step"),
+        None,
+        None,
+    ];
+    let expected = expected.map(|name| name.map(str::to_owned));
+    assert_eq!(names(&comm.recording()), expected);
+
+    let again = tracing::dispatcher::set_default(&registry);
+    let open = tracing::info_span!("step", number = 18).entered();
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    nccl::recorder::describe_spans(move |asked| {
+        if asked == id {
+            panic!("of one that is over");
+        }
+        let registry = registry.downcast_ref::<tracing_subscriber::Registry>()?;
+        let span = registry.span(&tracing::Id::from_u64(asked))?;
+        let fields = span.extensions().get::<Fields>()?.0.clone();
+        Some(fields)
+    });
+    let recording = comm.recording();
+    let spans: Vec<_> = recording
+        .calls
+        .iter()
+        .filter_map(|call| call.span.as_ref())
+        .collect();
+    let [step, request, .., last] = &spans[..] else {
+        return Err(format!("four in spans: {spans:?}").into());
+    };
+    assert_eq!(
+        (request.id, &request.about),
+        (id, &None),
+        "its description panics"
+    );
+    assert_eq!(step.about, None, "it is over");
+    assert_eq!(last.about.as_deref(), Some("number=18"));
+    drop(open);
+    drop(again);
+    let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
+    let page = timeline.to_html();
+    assert!(
+        page.contains("in span \\\"step\\\", number"),
+        "the page's tip says it: {page}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_call_says_in_which_span_of_the_program_it_was_made() {
+    ranks_as_threads(1, calls_are_made_in_spans);
+}
+
 mod metrics {
     use std::collections::BTreeSet;
 
@@ -541,6 +740,7 @@ mod metrics {
     use super::{Duration, Outcome, ReduceOp, World, quoted, ranks_as_threads, rows, support};
 
     fn ranks_work(world: World) -> Outcome {
+        let world = super::a_fault_is_recovered_from(world)?;
         let stream = support::device(&world)?.new_stream()?;
         let comm = world
             .communicator("observed/metrics")
@@ -554,6 +754,7 @@ mod metrics {
         if world.rank() == 1 {
             return Ok(());
         }
+        super::await_took("observed/metrics", super::OperationKind::AllReduce, 1)?;
         comm.abort("an abort has a duration")?;
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
@@ -566,7 +767,9 @@ mod metrics {
             let (name, _) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
             Some(name.to_owned())
         };
-        let exported: BTreeSet<String> = text.lines().filter_map(name).collect();
+        let mut exported: BTreeSet<String> = text.lines().filter_map(name).collect();
+        // Threads have none; the other test has.
+        assert!(exported.insert(AGE.to_owned()), "{text}");
         let listed = rows("nccl_");
         let names = listed.iter().filter_map(|row| quoted(row[0]).next());
         let listed: BTreeSet<String> = names.map(str::to_owned).collect();
@@ -575,7 +778,8 @@ mod metrics {
             r#"nccl_ops_total{comm="observed/metrics",op="all_reduce"} 8"#,
             r#"nccl_bytes_total{comm="observed/metrics",op="all_reduce"} 128"#,
             // Sampled twice, recorded once.
-            "nccl_init_seconds_count 2",
+            "nccl_init_seconds_count 4",
+            "nccl_recover_seconds_count 2",
         ] {
             assert!(
                 text.lines().any(|line| line == expected),
@@ -583,6 +787,41 @@ mod metrics {
             );
         }
         Ok(())
+    }
+
+    const AGE: &str = "nccl_peer_heartbeat_age_seconds";
+
+    fn a_process_is_heard(world: World) -> Outcome {
+        if world.rank() == 1 {
+            return Ok(world.barrier("seen")?);
+        }
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let beginning = format!("{AGE}{{peer=\"1\"}} ");
+        let age = || {
+            metrics::with_local_recorder(&recorder, nccl::metrics::sample);
+            let text = handle.render();
+            let line = text.lines().find_map(|line| line.strip_prefix(&beginning));
+            line.and_then(|age| age.parse::<f64>().ok())
+        };
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        let until = |wanted: &dyn Fn(f64) -> bool| {
+            while !age().is_some_and(wanted) {
+                assert!(std::time::Instant::now() < deadline, "{}", handle.render());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        until(&|age| age < 5.0);
+        world.barrier("seen")?;
+        until(&f64::is_nan);
+        Ok(())
+    }
+
+    #[test]
+    fn another_process_is_heard_until_it_is_gone() {
+        if support::needs_processes(2) {
+            super::support::ranks_as_processes(2, a_process_is_heard);
+        }
     }
 
     #[test]

@@ -63,6 +63,11 @@ pub(crate) fn init_span(comm: &str, rank: usize, nranks: usize) -> Span {
     )
 }
 
+/// Around going on in a next epoch.
+pub(crate) fn recover_span(epoch: u64) -> Span {
+    tracing::info_span!(target: "nccl", "nccl.recover", epoch)
+}
+
 /// Around an abort.
 pub(crate) fn abort_span(comm: &str, rank: usize, nranks: usize) -> Span {
     tracing::info_span!(target: "nccl", "nccl.comm.abort", comm, rank, nranks)
@@ -80,15 +85,21 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
     stats::INIT.add(took);
     let elapsed_ms = millis(took);
     match made {
-        Ok(comm) => tracing::info!(
-            name: "nccl.comm.ready",
-            target: "nccl",
-            comm = name,
-            rank = comm.rank(),
-            nranks = comm.world_size(),
-            elapsed_ms,
-            "communicator ready"
-        ),
+        Ok(comm) => {
+            let home = comm.inner.tracked.track().identity.home.as_ref();
+            if let Some(took) = home.and_then(|home| home.mends()) {
+                stats::RECOVER.add(took);
+            }
+            tracing::info!(
+                name: "nccl.comm.ready",
+                target: "nccl",
+                comm = name,
+                rank = comm.rank(),
+                nranks = comm.world_size(),
+                elapsed_ms,
+                "communicator ready"
+            );
+        }
         Err(error) => tracing::error!(
             name: "nccl.comm.failed",
             target: "nccl",

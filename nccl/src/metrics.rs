@@ -12,7 +12,7 @@
 //! # }
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -122,8 +122,16 @@ impl Drop for Sampler {
     }
 }
 
-/// What was recorded of durations, which come as totals: by metric and label.
-type Passed = HashMap<(&'static str, String), Vec<u64>>;
+type Labels = Vec<(&'static str, String)>;
+
+/// What was passed on before.
+#[derive(Default)]
+struct Passed {
+    /// How many of each bucket, since durations come as totals: by metric and labels.
+    durations: HashMap<(&'static str, Labels), Vec<u64>>,
+    /// Ranks of which the age of a heartbeat was told.
+    peers: BTreeSet<usize>,
+}
 
 fn passed() -> &'static Mutex<Passed> {
     static PASSED: std::sync::OnceLock<Mutex<Passed>> = std::sync::OnceLock::new();
@@ -190,11 +198,26 @@ fn describe() {
         count,
         "Calls that were issued and are not known to be done"
     );
+    describe_gauge!(
+        "nccl_peer_heartbeat_age_seconds",
+        Unit::Seconds,
+        "For how long another process of the world has not been heard"
+    );
     describe_gauge!("nccl_info", count, "Which libnccl is loaded; always 1");
     describe_histogram!(
         "nccl_enqueue_seconds",
         Unit::Seconds,
         "From a call to its work on the stream, of one call in 64, by kind"
+    );
+    describe_histogram!(
+        "nccl_op_seconds",
+        Unit::Seconds,
+        "Calls on their stream, with the wait for other ranks; of some of them, by communicator and kind"
+    );
+    describe_histogram!(
+        "nccl_recover_seconds",
+        Unit::Seconds,
+        "From a fault to the next communicator"
     );
     describe_histogram!(
         "nccl_init_seconds",
@@ -218,7 +241,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
         gauge!("nccl_info", &labels).set(1.0);
     }
     stats.communicators.iter().for_each(communicator);
-    world(&stats.worlds);
+    world(&stats.worlds, &mut passed.peers);
     let faults = [
         ("failed", stats.faults.failed),
         ("timed_out", stats.faults.timed_out),
@@ -234,10 +257,9 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     counter!("nccl_aborts_total", "result" => "leaked").absolute(stats.aborts_leaked);
     counter!("nccl_leaked_communicators_total").absolute(stats.leaked_communicators);
     counter!("nccl_strangers_total").absolute(stats.strangers);
-    let mut durations = |metric, op: Option<String>, durations: &Durations| {
-        let labels: Vec<(&str, String)> = op.iter().map(|op| ("op", op.clone())).collect();
+    let mut durations = |metric, labels: Labels, durations: &Durations| {
         let histogram = histogram!(metric, &labels);
-        let before = passed.entry((metric, op.unwrap_or_default())).or_default();
+        let before = passed.durations.entry((metric, labels)).or_default();
         before.resize(durations.buckets().count(), 0);
         for ((at_most, count), before) in durations.buckets().zip(before) {
             let new = count.saturating_sub(*before);
@@ -248,10 +270,18 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
             }
         }
     };
-    durations("nccl_init_seconds", None, &stats.init);
-    durations("nccl_abort_seconds", None, &stats.abort);
+    durations("nccl_init_seconds", Labels::new(), &stats.init);
+    durations("nccl_abort_seconds", Labels::new(), &stats.abort);
+    durations("nccl_recover_seconds", Labels::new(), &stats.recover);
     for (kind, took) in &stats.enqueue {
-        durations("nccl_enqueue_seconds", Some(kind.to_string()), took);
+        let labels = vec![("op", kind.to_string())];
+        durations("nccl_enqueue_seconds", labels, took);
+    }
+    for comm in &stats.communicators {
+        for (kind, took) in &comm.took {
+            let labels = vec![("comm", comm.name.clone()), ("op", kind.to_string())];
+            durations("nccl_op_seconds", labels, took);
+        }
     }
 }
 
@@ -277,13 +307,14 @@ fn communicator(comm: &CommunicatorStats) {
 }
 
 /// The newest epoch, as its lowest rank that is here sees it.
-fn world(worlds: &[WorldStats]) {
+fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
     let newest = worlds
         .iter()
         .max_by_key(|world| (world.epoch, std::cmp::Reverse(world.rank)));
-    let Some(WorldStats { epoch, ranks, .. }) = newest else {
+    let Some(newest) = newest else {
         return;
     };
+    let WorldStats { epoch, ranks, .. } = newest;
     gauge!("nccl_world_epoch").set(*epoch as f64);
     let states = [
         ("present", ranks.present),
@@ -294,4 +325,13 @@ fn world(worlds: &[WorldStats]) {
     for (state, number) in states {
         gauge!("nccl_world_ranks", "state" => state).set(number as f64);
     }
+    let age = |peer: usize| gauge!("nccl_peer_heartbeat_age_seconds", "peer" => peer.to_string());
+    let mut silent = std::mem::take(told);
+    for &(peer, since) in &newest.heartbeat_ages {
+        age(peer).set(since.as_secs_f64());
+        silent.remove(&peer);
+        told.insert(peer);
+    }
+    // Of those that are gone there is no age, and the last one would be taken for it.
+    silent.into_iter().for_each(|peer| age(peer).set(f64::NAN));
 }

@@ -196,6 +196,9 @@ impl World {
 
     fn go_on(&self, limit: Duration, leaves_behind: bool) -> Result<Self> {
         let begun = Instant::now();
+        // Which epoch that makes is only known in the end.
+        let span = crate::events::recover_span(self.epoch());
+        let _entered = span.enter();
         // What came to nothing, and has to say so to those who come late.
         let mut failed = Vec::new();
         for attempt in 0.. {
@@ -217,6 +220,7 @@ impl World {
                         elapsed_ms = crate::events::millis(begun.elapsed()),
                         "the world goes on"
                     );
+                    next.line.home().goes_on_from(self.line.home());
                     self.line.has_gone_on(next.epoch());
                     return Ok(next);
                 }

@@ -40,6 +40,9 @@ pub(crate) static STRANGERS: Events = Events::none();
 pub(crate) static INIT: Timer = Timer::new();
 pub(crate) static ABORT: Timer = Timer::new();
 
+/// From a fault that this rank heard of until a communicator was made with which it goes on.
+pub(crate) static RECOVER: Timer = Timer::new();
+
 static ENQUEUE: [Timer; KINDS] = [const { Timer::new() }; KINDS];
 
 /// How long calls of a kind took until their work was on its stream, of some of them.

@@ -59,6 +59,9 @@ pub struct Stats {
     pub init: Durations,
     /// How long aborts took on this rank, with the wait for the other ranks.
     pub abort: Durations,
+    /// How long it took to go on after a fault: from the moment when this rank heard of it until a communicator of
+    /// the same world, or of its next epoch, was made here. Faults that a program asked for do not count.
+    pub recover: Durations,
     /// How long calls took until their work was on its stream, by kind. A sample: of 64 calls on a
     /// communicator one is timed, from the second on.
     pub enqueue: Vec<(OperationKind, Durations)>,
@@ -106,6 +109,10 @@ pub struct CommunicatorStats {
     pub queue_depth: u64,
     /// For how long the oldest of them has been; `None` when there are none.
     pub oldest_pending: Option<Duration>,
+    /// How long calls took on their stream, by kind, measured by events of CUDA right in front of a call and right
+    /// behind it: with the wait for the other ranks, and when the stream had nothing else to do, with the time that
+    /// the host took to issue it. A sample: the watchdog's marks, of a stream at most one pair every 10 ms.
+    pub took: Vec<(OperationKind, Durations)>,
     /// Calls that have a sequence number, by kind; those that there were.
     pub calls: Vec<Calls>,
     /// Operations that were handed to NCCL, by kind; those that there were. A group, an `all_to_all_v` and a
@@ -260,6 +267,7 @@ pub fn stats() -> Stats {
         strangers: process::STRANGERS.get(),
         init: process::INIT.read(),
         abort: process::ABORT.read(),
+        recover: process::RECOVER.read(),
         enqueue: OperationKind::ALL
             .into_iter()
             .map(|kind| (kind, process::enqueue(kind).read()))
@@ -273,6 +281,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
         name,
         sums,
         ended,
+        took,
         live,
     } = counted;
     let is_over = |phase: &&Arc<Phase>| phase.get() != State::Ready;
@@ -292,6 +301,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
     });
     CommunicatorStats {
         name: name.to_string(),
+        took,
         ready: live.len() - over,
         over,
         ended,

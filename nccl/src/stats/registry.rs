@@ -4,7 +4,9 @@
 //! numbers for it. All names after the first are counted as one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use super::durations::{Durations, Timer};
 use super::tally::{FUNCTIONS, KINDS, Tally, Total};
 use crate::communicator::Phase;
 use crate::operation::OperationKind;
@@ -33,6 +35,8 @@ struct Named {
     name: Arc<str>,
     ended: u64,
     sums: Sums,
+    /// How long calls took on their stream, of some of them.
+    took: Vec<(OperationKind, Timer)>,
 }
 
 struct Live {
@@ -55,6 +59,7 @@ pub(super) struct Counted {
     pub(super) name: Arc<str>,
     pub(super) sums: Sums,
     pub(super) ended: u64,
+    pub(super) took: Vec<(OperationKind, Durations)>,
     /// How the others stand.
     pub(super) live: Vec<Arc<Phase>>,
 }
@@ -82,7 +87,27 @@ impl Sums {
     }
 }
 
+impl Named {
+    fn durations(&self) -> Vec<(OperationKind, Durations)> {
+        let read = |(kind, timer): &(OperationKind, Timer)| (*kind, timer.read());
+        let mut all: Vec<_> = self.took.iter().map(read).collect();
+        all.sort_unstable_by_key(|(kind, _)| *kind as usize);
+        all
+    }
+}
+
 impl Registry {
+    fn took(&mut self, name: &Arc<str>, kind: OperationKind, took: Duration) {
+        let index = self.named(name);
+        let timers = &mut self.names[index].took;
+        let known = timers.iter().position(|(known, _)| *known == kind);
+        let known = known.unwrap_or_else(|| {
+            timers.push((kind, Timer::new()));
+            timers.len() - 1
+        });
+        timers[known].1.add(took);
+    }
+
     /// The index of a name.
     fn named(&mut self, name: &Arc<str>) -> usize {
         if let Some(index) = self.names.iter().position(|named| named.name == *name) {
@@ -97,6 +122,7 @@ impl Registry {
             name,
             ended: 0,
             sums: Sums::NONE,
+            took: Vec::new(),
         });
         self.names.len() - 1
     }
@@ -134,6 +160,7 @@ impl Registry {
             name: Arc::clone(&named.name),
             sums: named.sums.clone(),
             ended: named.ended,
+            took: named.durations(),
             live: Vec::new(),
         });
         let mut all: Vec<_> = names.collect();
@@ -154,6 +181,11 @@ fn registry() -> MutexGuard<'static, Registry> {
         live: Vec::new(),
     });
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call on a communicator of that name took so long on its stream.
+pub(crate) fn took(name: &Arc<str>, kind: OperationKind, took: Duration) {
+    registry().took(name, kind, took);
 }
 
 /// What was counted, in the order in which the names came up.
@@ -211,6 +243,27 @@ mod tests {
         assert_eq!(counted.sums.calls[OperationKind::Group as usize], 2);
         assert_eq!(counted.sums.calls[OperationKind::Replay as usize], 1);
         assert_eq!((counted.live.len(), counted.ended), (1, 1));
+    }
+
+    #[test]
+    fn what_calls_took_is_kept_by_name_and_kind() {
+        let mut registry = empty();
+        let (name, seconds) = (Arc::from("tp"), Duration::from_secs);
+        let (_tally, number) = begin(&mut registry, "tp");
+        registry.took(&name, OperationKind::Group, seconds(2));
+        registry.took(&name, OperationKind::AllReduce, seconds(1));
+        registry.end(number);
+        registry.took(&name, OperationKind::Group, seconds(3));
+        let took = &registry.read()[0].took;
+        let sums: Vec<_> = took
+            .iter()
+            .map(|(kind, took)| (*kind, took.sum()))
+            .collect();
+        let expected = [
+            (OperationKind::AllReduce, seconds(1)),
+            (OperationKind::Group, seconds(5)),
+        ];
+        assert_eq!(sums, expected);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::cause::Waiting;
 use super::docket::{Verdict, Who};
-use super::fault::{Cause, Fault};
+use super::fault::{Cause, Fault, FaultClass};
 use super::watch::{FAULT, Watch};
 use crate::communicator::Inner;
 use crate::events;
@@ -155,6 +155,9 @@ impl Board {
         {
             self.watch.set_latest(fault);
             events::fault(fault, self.rank, self.members.len());
+            if !matches!(fault.class(), FaultClass::Asked | FaultClass::Revoked) {
+                self.line.home().breaks();
+            }
         }
     }
 

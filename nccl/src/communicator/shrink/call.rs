@@ -9,6 +9,7 @@ use crate::communicator::CommunicatorBuilder;
 use crate::communicator::init::{Prepared, check_ranks};
 use crate::communicator::{Communicator, Inner};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events;
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::{Board, Cause};
 use crate::time::deadline_after;
@@ -118,12 +119,15 @@ impl Communicator {
 
     fn shrink_as(&self, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {
         let started = Instant::now();
-        self.shrink_in(name, without, aborting).map_err(|error| {
+        let shrunk = self.shrink_in(name, without, aborting).map_err(|error| {
             error.during(|| {
                 let inner = &self.inner;
                 inner.operation(OperationKind::Shrink, Shape::default(), None, started)
             })
-        })
+        });
+        let made = shrunk.as_ref().map(|shrunk| &shrunk.communicator);
+        events::made(name, started.elapsed(), made);
+        shrunk
     }
 
     fn shrink_in(&self, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {

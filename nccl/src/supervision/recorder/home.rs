@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::snapshot::Place;
 use super::timeline::Clock;
@@ -18,6 +19,10 @@ pub(crate) struct Home {
     pub(super) coming: AtomicBool,
     /// How the clock of this process stands to that of rank 0, if that was measured.
     clock: OnceLock<Clock>,
+    /// Since when there is a fault after which this rank has not gone on.
+    broken: Mutex<Option<Instant>>,
+    /// The rank of the epoch before, until there is a communicator in this one.
+    past: Mutex<Option<Arc<Self>>>,
 }
 
 impl Home {
@@ -32,6 +37,8 @@ impl Home {
             directory: OnceLock::new(),
             coming: AtomicBool::new(false),
             clock: OnceLock::new(),
+            broken: Mutex::new(None),
+            past: Mutex::new(None),
         });
         let mut all = all();
         all.retain(|home| home.strong_count() > 0);
@@ -50,6 +57,38 @@ impl Home {
 
     pub(super) fn directory(&self) -> Option<&Path> {
         self.directory.get().map(PathBuf::as_path)
+    }
+
+    /// This rank has heard of a fault. The first one counts until it has gone on.
+    pub(crate) fn breaks(&self) {
+        self.broken().get_or_insert_with(Instant::now);
+    }
+
+    /// This is the rank of the next epoch: what is broken there, or is about to be heard of, is to be mended here.
+    pub(crate) fn goes_on_from(&self, past: &Arc<Self>) {
+        let since = past.since();
+        *past.broken() = since;
+        *self.past() = Some(Arc::clone(past));
+    }
+
+    /// There is a communicator to go on with. How long there was none.
+    pub(crate) fn mends(&self) -> Option<Duration> {
+        self.since().map(|since| since.elapsed())
+    }
+
+    fn since(&self) -> Option<Instant> {
+        let past = self.past().take();
+        let before = past.and_then(|past| past.broken().take());
+        let own = self.broken().take();
+        before.into_iter().chain(own).min()
+    }
+
+    fn past(&self) -> MutexGuard<'_, Option<Arc<Self>>> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn broken(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_clock(&self, clock: Clock) {

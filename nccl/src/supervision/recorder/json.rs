@@ -258,7 +258,7 @@ pub(super) fn since_1970(at: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-/// A stream's handle as CUDA's tools print it: JavaScript's numbers do not hold it.
+/// A handle of CUDA or of another as tools print it: JavaScript's numbers do not hold it.
 pub(super) mod handle {
     use super::*;
 
@@ -270,7 +270,7 @@ pub(super) mod handle {
         let text = String::deserialize(from)?;
         let digits = text.strip_prefix("0x").unwrap_or("");
         u64::from_str_radix(digits, 16)
-            .map_err(|_| serde::de::Error::custom(format_args!("{text:?} is no stream: write 0x…")))
+            .map_err(|_| serde::de::Error::custom(format_args!("{text:?} is no handle: write 0x…")))
     }
 }
 

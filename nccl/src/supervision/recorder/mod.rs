@@ -11,7 +11,7 @@
 //!
 //! - `lane`: the ring, and why a reader never sees half a record;
 //! - `track`: what one communicator writes;
-//! - `notes`: what the program says;
+//! - `notes`: what the program says; `spans`: in which of its spans a call was made;
 //! - `home`: the rank of a world to which a communicator belongs;
 //! - `shape`: what a call was about, for its error;
 //! - `snapshot`: what is read; `json`: how it is written, and read again;
@@ -25,6 +25,7 @@ mod lane;
 mod notes;
 mod shape;
 mod snapshot;
+mod spans;
 mod timeline;
 mod track;
 
@@ -39,6 +40,7 @@ pub(crate) use snapshot::of_place;
 pub use snapshot::{
     Call, CallState, Place, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
+pub use spans::{CallSpan, describe_spans};
 pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 pub(crate) use track::{
     Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, clock, handle_of,

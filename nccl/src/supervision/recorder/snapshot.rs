@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::home;
 use super::json;
 use super::notes::{self, Note};
+use super::spans::{CallSpan, Reader};
 use super::timeline::Clock;
 use super::track::{self, IssueRecord, OperationRecord, Progress, Track};
 use crate::communicator::Communicator;
@@ -148,6 +149,9 @@ pub struct Call {
         with = "json::nanoseconds_if_any"
     )]
     pub done: Option<Duration>,
+    /// The span of `tracing` in which it was called; `None` outside of any, and where nobody listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub span: Option<CallSpan>,
     /// What it is made of, in the order of the calls into NCCL. Nothing for a replay.
     pub operations: Vec<RecordedOperation>,
     /// How many operations are not listed: they were overwritten, or are not called yet.
@@ -246,13 +250,14 @@ fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
     let origin = track::origin().wall;
+    let mut spans = Reader::default();
     Snapshot {
         host: crate::host::name().to_string(),
         boot: crate::host::boot().to_owned(),
         pid: std::process::id(),
         place,
         origin,
-        communicators: tracks.map(|track| read(track)).collect(),
+        communicators: tracks.map(|track| read(track, &mut spans)).collect(),
         notes: notes::all(),
         notes_left_out: 0,
         // After the rest, so that nothing in it is later.
@@ -334,11 +339,11 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn recording(&self) -> Recording {
-        read(self.inner.tracked.track())
+        read(self.inner.tracked.track(), &mut Reader::default())
     }
 }
 
-fn read(track: &Track) -> Recording {
+fn read(track: &Track, spans: &mut Reader) -> Recording {
     let issues = track.issues.read();
     // After the issues: whatever they name that is not here is too old, or not called yet.
     let operations = track.operations.read();
@@ -350,7 +355,7 @@ fn read(track: &Track) -> Recording {
         let listed: Vec<_> = (issue.first..end)
             .filter_map(|number| operation(operations.get(number)?))
             .collect();
-        call(track, issue, listed)
+        call(track, issue, listed, spans)
     });
     let mut calls: Vec<_> = calls.collect();
     // A stream does one after the other: what was done by then was done before what followed.
@@ -387,7 +392,12 @@ fn read(track: &Track) -> Recording {
     }
 }
 
-fn call(track: &Track, issue: &IssueRecord, operations: Vec<RecordedOperation>) -> Call {
+fn call(
+    track: &Track,
+    issue: &IssueRecord,
+    operations: Vec<RecordedOperation>,
+    spans: &mut Reader,
+) -> Call {
     let since = Duration::from_nanos(issue.time);
     let state = match Progress::from_word(issue.state) {
         _ if issue.number <= track.done_on(issue.stream) => CallState::Done,
@@ -404,6 +414,7 @@ fn call(track: &Track, issue: &IssueRecord, operations: Vec<RecordedOperation>) 
         stream: issue.stream,
         state,
         done: (issue.done > 0).then(|| Duration::from_nanos(issue.done)),
+        span: spans.read(issue.span),
         missing: usize::try_from(issue.count)
             .unwrap_or(usize::MAX)
             .saturating_sub(operations.len()),

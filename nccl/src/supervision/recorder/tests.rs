@@ -24,6 +24,11 @@ fn call(sequence: u64, since_ms: u64, state: CallState, operations: &[RecordedOp
         stream: 0x7f00_1234_5678,
         state,
         done: (state == CallState::Done).then(|| since + Duration::from_millis(2)),
+        span: (state == CallState::Issued).then(|| CallSpan {
+            id: (1 << 60) + 1,
+            name: String::from("<step>"),
+            about: Some(String::from("step=17 user=\"<b>\"")),
+        }),
         operations: operations.to_vec(),
         missing: 0,
     }
@@ -136,6 +141,12 @@ fn a_snapshot_and_a_timeline_survive_the_way_through_json() {
         (&"nccl-recording".into(), &1.into())
     );
     assert_eq!(first["stream"], "0x7f0012345678");
+    assert!(first["span"].is_null());
+    let open = &value["communicators"][0]["calls"][2];
+    assert_eq!(
+        open["span"].to_string(),
+        r#"{"about":"step=17 user=\"<b>\"","id":"0x1000000000000001","name":"<step>"}"#
+    );
     assert_eq!(
         first["operations"][0].to_string(),
         r#"{"count":6,"kind":"all_reduce","reduction":"sum","type":"bf16"}"#
@@ -346,6 +357,7 @@ fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
         "&lt;img src=x onerror=alert(1)&gt;",
         "another machine&#39;s clock on the wall",
         "model/&lt;/script&gt;&lt;b&gt;tp",
+        "in span &quot;&lt;step&gt;&quot;, number 0x1000000000000001: step=17",
     ] {
         assert!(page.contains(word), "{word:?} is not in the page");
     }
@@ -420,6 +432,8 @@ fn a_trace_has_a_slice_for_each_call_and_arrows_that_begin_and_end() {
         .unwrap();
     assert_eq!(open["dur"], 970_000.0);
     assert_eq!(open["args"]["operations"][0], "all_reduce 6 × bf16, sum");
+    let span = r#"span "<step>", number 0x1000000000000001: step=17 user="<b>""#;
+    assert_eq!(open["args"]["span"], span);
 }
 
 #[test]

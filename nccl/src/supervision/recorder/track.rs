@@ -14,6 +14,7 @@ use cudarc::driver::CudaStream;
 use super::dump;
 use super::home::Home;
 use super::lane::{Lane, Slot};
+use super::spans::{self, Mention};
 use crate::communicator::Phase;
 use crate::operation::OperationKind;
 use crate::stats::{self, Tally, Volume};
@@ -95,9 +96,12 @@ pub(super) struct Issue {
     /// Nanoseconds since [`Origin`].
     time: AtomicU64,
     stream: AtomicU64,
-    /// The number of its first operation, and how many it has.
+    /// The number of its first operation.
     first: AtomicU64,
+    /// How many it has in the lower half, and the place of its span's name in the upper.
     count: AtomicU64,
+    /// The number of the span that it was called in.
+    span: AtomicU64,
     /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
     state: AtomicU64,
     /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for those
@@ -112,6 +116,7 @@ pub(super) struct IssueRecord {
     pub(super) stream: u64,
     pub(super) first: u64,
     pub(super) count: u64,
+    pub(super) span: Mention,
     pub(super) state: u64,
     pub(super) done: u64,
 }
@@ -120,12 +125,17 @@ impl Slot for Issue {
     type Record = IssueRecord;
 
     fn copy(&self) -> IssueRecord {
+        let count = self.count.load(Ordering::Relaxed);
         IssueRecord {
             number: self.number.load(Ordering::Relaxed),
             time: self.time.load(Ordering::Relaxed),
             stream: self.stream.load(Ordering::Relaxed),
             first: self.first.load(Ordering::Relaxed),
-            count: self.count.load(Ordering::Relaxed),
+            count: count & u64::from(u32::MAX),
+            span: Mention {
+                id: self.span.load(Ordering::Relaxed),
+                name: (count >> 32) as u32,
+            },
             state: self.state.load(Ordering::Relaxed),
             done: self.done.load(Ordering::Relaxed),
         }
@@ -406,6 +416,7 @@ impl Writer {
         let since = started.saturating_duration_since(self.origin);
         let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
         let index = self.issues;
+        let mention = spans::current();
         self.tally.call(kind);
         track.operations.begin(self.operations, operations);
         track.issues.begin(index, 1);
@@ -415,6 +426,7 @@ impl Writer {
             stream: on,
             first,
             count,
+            span,
             state,
             done,
         } = track.issues.slot(index);
@@ -422,7 +434,9 @@ impl Writer {
         at.store(time, Ordering::Relaxed);
         on.store(handle_of(stream), Ordering::Relaxed);
         first.store(self.operations, Ordering::Relaxed);
-        count.store(operations as u64, Ordering::Relaxed);
+        let named = u64::from(mention.name) << 32 | u64::from(operations as u32);
+        count.store(named, Ordering::Relaxed);
+        span.store(mention.id, Ordering::Relaxed);
         done.store(0, Ordering::Relaxed);
         let limit = limit_word(limit);
         let word = limit << 16 | (kind as u64) << 8 | Progress::Issuing as u64;

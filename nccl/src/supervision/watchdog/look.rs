@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
 use super::facts::Facts;
 use super::judge::{Court, Overdue, Queue, Unreached, depth};
-use super::registry::{Put, give_back, record};
+use super::registry::{Put, Side, give_back, new_event, record};
 use crate::communicator::{Inner, State, Visit};
 use crate::error::{Error, NcclFailure};
-use crate::operation::Shape;
+use crate::operation::{OperationKind, Shape};
 use crate::reaper;
+use crate::stats;
 use crate::supervision::recorder::{Track, TrackedCall, handle_of, origin};
 
 /// Marks of one stream that are not reached, at most.
@@ -55,6 +56,8 @@ struct Seen {
     marks: Vec<Put>,
     /// The last call that a mark covers.
     marked: u64,
+    /// A mark right in front of a call that was reached, and whose call that is.
+    front: Option<(u64, CudaEvent)>,
 }
 
 /// What a look came to.
@@ -74,7 +77,12 @@ pub(super) enum Found {
 
 /// What the looking thread is doing, if it does not come back.
 static DOING: AtomicU8 = AtomicU8::new(0);
-const CALLS: [&str; 3] = ["cuEventQuery", "cuEventRecord", "ncclCommGetAsyncError"];
+const CALLS: [&str; 4] = [
+    "cuEventQuery",
+    "cuEventRecord",
+    "ncclCommGetAsyncError",
+    "cuEventElapsedTime",
+];
 
 /// The call in which the thread is that looks.
 pub(super) fn call() -> &'static str {
@@ -120,7 +128,7 @@ impl Eye {
         self.looked = Some(now);
         for seen in &mut self.streams {
             let handle = handle_of(&seen.stream);
-            match seen.ask(now, &mut events) {
+            match seen.ask(now, &mut events, &track.identity.name) {
                 Ok(false) => {}
                 Ok(true) => self.progress = Some(Instant::now()),
                 Err(error) => failed = failed.or(Some(error)),
@@ -203,6 +211,7 @@ impl Eye {
                     queue: Queue::new(handle_of(stream)),
                     marks: Vec::new(),
                     marked: 0,
+                    front: None,
                 });
                 self.streams.len() - 1
             });
@@ -228,7 +237,12 @@ impl Eye {
 
 impl Seen {
     /// Asks the marks. Whether one more is reached.
-    fn ask(&mut self, now: Duration, events: &mut Vec<CudaEvent>) -> Result<bool, Error> {
+    fn ask(
+        &mut self,
+        now: Duration,
+        events: &mut Vec<CudaEvent>,
+        name: &Arc<str>,
+    ) -> Result<bool, Error> {
         doing(0);
         reaper::bind(self.stream.context());
         let (mut any, mut failed) = (false, None);
@@ -237,7 +251,9 @@ impl Seen {
                 Ok(true) => {
                     any = true;
                     self.queue.reached(put.mark.covers, now);
-                    events.push(put.event);
+                    if let Some((kind, took)) = self.reached(put, events) {
+                        stats::took(name, kind, took);
+                    }
                 }
                 Ok(false) => self.marks.push(put),
                 // A capture began just before it was put, so it went into a graph and proves nothing.
@@ -256,6 +272,38 @@ impl Seen {
         failed.map_or(Ok(any), Err)
     }
 
+    /// A mark was reached; how long the call between it and the one before took, if they are right around one.
+    fn reached(
+        &mut self,
+        put: Put,
+        events: &mut Vec<CudaEvent>,
+    ) -> Option<(OperationKind, Duration)> {
+        match put.side {
+            Side::Front(call) => {
+                events.extend(
+                    self.front
+                        .replace((call, put.event))
+                        .map(|(_, event)| event),
+                );
+                None
+            }
+            Side::Behind(call, kind) => {
+                let front = self.front.take();
+                let took = front
+                    .as_ref()
+                    .filter(|(number, _)| *number == call)
+                    .and_then(|(_, front)| between(front, &put.event));
+                events.extend(front.map(|(_, event)| event));
+                events.push(put.event);
+                Some((kind, took?))
+            }
+            Side::Other => {
+                events.push(put.event);
+                None
+            }
+        }
+    }
+
     /// Puts a mark behind what is not covered. What is put now is asked at the next look.
     fn mark(&mut self, events: &mut Vec<CudaEvent>) {
         let covers = self.queue.issued;
@@ -265,8 +313,7 @@ impl Seen {
         {
             return;
         }
-        let new = || self.stream.context().new_event(None).ok();
-        let Some(event) = events.pop().or_else(new) else {
+        let Some(event) = events.pop().or_else(|| new_event(self.stream.context())) else {
             return;
         };
         doing(1);
@@ -281,6 +328,15 @@ impl Seen {
             is_right_behind: false,
         };
         self.queue.unreached.push(mark);
-        self.marks.push(Put { event, mark });
+        let side = Side::Other;
+        self.marks.push(Put { event, mark, side });
     }
+}
+
+/// How long it was from one event to the other; both were reached.
+fn between(from: &CudaEvent, to: &CudaEvent) -> Option<Duration> {
+    doing(3);
+    // SAFETY: both live, and were recorded.
+    let millis = unsafe { result::event::elapsed(from.cu_event(), to.cu_event()) }.ok()?;
+    Duration::try_from_secs_f64(f64::from(millis) / 1e3).ok()
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
 use super::facts::{Facts, Pending};
 use super::judge::{Standing, Unreached};
@@ -84,6 +84,18 @@ pub(super) struct Watched {
 pub(super) struct Put {
     pub(super) event: CudaEvent,
     pub(super) mark: Unreached,
+    pub(super) side: Side,
+}
+
+/// Where a mark is: two around one call say how long that took on its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Right in front of the call of that number.
+    Front(u64),
+    /// Right behind it.
+    Behind(u64, OperationKind),
+    /// Elsewhere.
+    Other,
 }
 
 pub(super) static STATE: Mutex<State> = Mutex::new(State {
@@ -268,6 +280,11 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
         at: origin().monotonic.elapsed(),
         is_right_behind: is_right_behind && issued == covers,
     };
+    let side = match (issued == covers, is_right_behind) {
+        (true, true) => Side::Behind(issue.number, issue.kind),
+        (true, false) => Side::Front(issue.number),
+        (false, _) => Side::Other,
+    };
     if !record(&event, on) {
         give_back(inner, [event]);
         return;
@@ -283,13 +300,19 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
     });
     match watched {
         Some(watched) if watched.incoming.len() < INCOMING => {
-            watched.incoming.push(Put { event, mark });
+            watched.incoming.push(Put { event, mark, side });
         }
         _ => {
             drop(state);
             give_back(inner, [event]);
         }
     }
+}
+
+/// An event that knows when it was reached: of two around a call the watchdog takes the difference.
+pub(super) fn new_event(context: &Arc<CudaContext>) -> Option<CudaEvent> {
+    let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+    context.new_event(Some(flags)).ok()
 }
 
 /// Records an event, on a stream that is not capturing.
@@ -306,7 +329,7 @@ fn keep_events(inner: &Inner) {
     }
     let [at_hand, most] = EVENTS;
     let new: Vec<_> = (0..at_hand)
-        .map_while(|_| inner.context.new_event(None).ok())
+        .map_while(|_| new_event(&inner.context))
         .collect();
     let mut events = lock(&inner.events);
     events.reserve(most);

@@ -192,6 +192,9 @@ impl Events {
                 "operations_missing": call.missing,
             },
         });
+        if let Some(span) = &call.span {
+            event["args"]["span"] = words::in_span(span).into();
+        }
         if words::is_open(call.state) {
             event["cname"] = "terrible".into();
         }

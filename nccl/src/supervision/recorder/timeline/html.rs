@@ -270,6 +270,9 @@ fn last(snapshot: &Snapshot) -> (&'static str, String) {
         recording.name,
         words::state(call.state)
     );
+    if let Some(span) = &call.span {
+        let _ = write!(did, ", in {}", words::in_span(span));
+    }
     if let Some(reason) = &recording.reason {
         let _ = write!(did, "; the communicator is {}: {reason}", recording.life);
     }

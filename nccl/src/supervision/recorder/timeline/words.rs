@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Clock, ClockSource};
 use crate::operation::OperationKind;
-use crate::recorder::{Call, CallState, RecordedOperation, Recording};
+use crate::recorder::{Call, CallSpan, CallState, RecordedOperation, Recording};
 
 /// `rank 3 (node-a, pid 4021)`
 pub(super) fn who(rank: usize, host: Option<&str>, pid: Option<u32>) -> String {
@@ -99,6 +99,9 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
         let took = span(done.saturating_sub(call.since));
         let _ = write!(text, "; known to be done {took} later");
     }
+    if let Some(span) = &call.span {
+        let _ = write!(text, "\nin {}", in_span(span));
+    }
     for one in call.operations.iter().take(LISTED) {
         let _ = write!(text, "\n  {}", operation(one));
     }
@@ -113,6 +116,15 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
         );
     }
     text
+}
+
+/// `span "step", number 0x1: step=17`
+pub(super) fn in_span(span: &CallSpan) -> String {
+    let CallSpan { id, name, about } = span;
+    match about {
+        Some(about) => format!("span {name:?}, number {id:#x}: {about}"),
+        None => format!("span {name:?}, number {id:#x}"),
+    }
 }
 
 /// How a clock was corrected.

@@ -1,0 +1,170 @@
+//! In which span of the program a call was made: what tells a request or a step of the program from another.
+//!
+//! A call writes down a number and the place of a name, and only where a subscriber listens at all: without one
+//! that is the load of one word, which [`LevelFilter::current`] is. What a span's fields are, its subscriber alone
+//! knows; so the program may say how they are to be found ([`describe_spans`]), and is asked when somebody looks.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
+
+use super::json;
+use super::notes::cut;
+
+/// The span of `tracing` that was entered where a call was made.
+///
+/// ```
+/// for communicator in nccl::recorder::snapshot().communicators {
+///     for call in communicator.calls {
+///         if let Some(span) = call.span {
+///             println!("{} #{} in {} {}", call.kind, call.sequence, span.name, span.about.unwrap_or_default());
+///         }
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CallSpan {
+    /// Its number with the subscriber ([`tracing::Id`](https://docs.rs/tracing/0.1/tracing/span/struct.Id.html)).
+    #[serde(with = "json::handle")]
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// What the program says of it ([`describe_spans`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+}
+
+/// Spans that are told apart by name. There are as many as places in the program where one is made.
+const NAMES: usize = 1 << 16;
+
+/// What is kept of what the program says of one, in bytes.
+const LONGEST: usize = 512;
+
+/// A span as a call writes it down: its number, and the place of its name, from 1. Both 0 for none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Mention {
+    pub(super) id: u64,
+    pub(super) name: u32,
+}
+
+/// The span that this thread is in.
+#[inline]
+pub(super) fn current() -> Mention {
+    match LevelFilter::current() {
+        LevelFilter::OFF => Mention::default(),
+        _ => ask(),
+    }
+}
+
+/// Allocates only when it meets a span's place in the program for the first time.
+#[inline(never)]
+fn ask() -> Mention {
+    tracing::dispatcher::get_default(|subscriber| {
+        let span = subscriber.current_span();
+        match (span.id(), span.metadata()) {
+            (Some(id), Some(metadata)) => Mention {
+                id: id.into_u64(),
+                name: place(metadata),
+            },
+            _ => Mention::default(),
+        }
+    })
+}
+
+fn names() -> MutexGuard<'static, Vec<&'static Metadata<'static>>> {
+    static NAMES: Mutex<Vec<&'static Metadata<'static>>> = Mutex::new(Vec::new());
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the name of a span with such metadata is kept.
+fn place(metadata: &'static Metadata<'static>) -> u32 {
+    thread_local! {
+        /// The last one that this thread asked for: most calls of a thread are made at one place.
+        static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+    }
+    let address = std::ptr::from_ref(metadata).addr();
+    let (last, place) = LAST.get();
+    if last == address {
+        return place;
+    }
+    let mut names = names();
+    let known = names
+        .iter()
+        .position(|known| std::ptr::eq(*known, metadata));
+    let at = known.unwrap_or_else(|| {
+        if names.len() < NAMES {
+            names.push(metadata);
+        }
+        names.len() - 1
+    });
+    let place = at as u32 + 1;
+    LAST.set((address, place));
+    place
+}
+
+/// What a program says of a span.
+type Describe = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
+
+fn describer() -> MutexGuard<'static, Option<Describe>> {
+    static DESCRIBE: Mutex<Option<Describe>> = Mutex::new(None);
+    DESCRIBE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says how the spans in which calls are made are described, by the number that the subscriber has given them.
+///
+/// A recording then says in which request or step a call was made, and not only in what kind of span. It is asked
+/// when a recording is made, for spans that may be long over, on whatever thread makes it: it must not wait, and must
+/// not call NCCL. The last one that was given is asked. What it says is cut off after 512 bytes, and if it panics the
+/// span is not described.
+///
+/// With tracing-subscriber's registry, where layers keep what they know of a span in its extensions
+/// (`examples/opentelemetry.rs` is a whole program):
+///
+/// ```ignore
+/// let registry = tracing::dispatcher::get_default(Clone::clone);
+/// nccl::recorder::describe_spans(move |id| {
+///     let registry = registry.downcast_ref::<tracing_subscriber::Registry>()?;
+///     let span = registry.span(&tracing::Id::from_u64(id))?;
+///     let extensions = span.extensions();
+///     Some(extensions.get::<MyFields>()?.to_string())
+/// });
+/// ```
+pub fn describe_spans(describe: impl Fn(u64) -> Option<String> + Send + Sync + 'static) {
+    let before = describer().replace(Arc::new(describe));
+    // What it drops is the program's: not under the lock.
+    drop(before);
+}
+
+/// Reads what calls have mentioned; each span is asked for once.
+#[derive(Default)]
+pub(super) struct Reader(Vec<(u64, Option<String>)>);
+
+impl Reader {
+    pub(super) fn read(&mut self, mention: Mention) -> Option<CallSpan> {
+        let at = usize::try_from(mention.name).ok()?.checked_sub(1)?;
+        let name = names().get(at)?.name().to_owned();
+        let id = mention.id;
+        let known = self.0.iter().rev().find(|(known, _)| *known == id);
+        let about = match known {
+            Some((_, about)) => about.clone(),
+            None => {
+                let about = describe(id);
+                self.0.push((id, about.clone()));
+                about
+            }
+        };
+        Some(CallSpan { id, name, about })
+    }
+}
+
+fn describe(id: u64) -> Option<String> {
+    let describe = describer().clone()?;
+    // Of the program: it must not take the thread with it that answers other ranks.
+    let about = catch_unwind(AssertUnwindSafe(|| describe(id))).ok()??;
+    Some(cut(&about, LONGEST).to_owned())
+}
