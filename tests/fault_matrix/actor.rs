@@ -5,8 +5,6 @@
 //! `leaks: ` and what it holds more than before, or nothing.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,10 +15,7 @@ use nccl_tools::perf;
 use crate::row::{Ends, LONG, Row, Then};
 use crate::support;
 use crate::support::held::{Held, held};
-
-/// The network namespace of a rank's host: that of its world. NCCL's emulator does not go from one to another,
-/// so it stays in that of the test; what is cut off is the connection of the ranks alone.
-pub(crate) const NAMESPACE: &str = "NCCL_TEST_NAMESPACE";
+use crate::switch::on_the_host;
 
 /// Within this, those that live go on.
 const SOON: Duration = Duration::from_secs(10);
@@ -113,21 +108,6 @@ fn build(
     comm.abort_timeout(Duration::from_secs(1))
         .without_preflight()
         .build()
-}
-
-/// Runs `body` on a thread that is in the namespace of this rank's host.
-fn on_the_host<T: Send>(body: impl FnOnce() -> T + Send) -> T {
-    let Ok(name) = std::env::var(NAMESPACE) else {
-        return body();
-    };
-    let inside = || {
-        let namespace = File::open(format!("/run/netns/{name}")).expect("a namespace");
-        // SAFETY: the descriptor is open; this thread alone moves, and does nothing else afterwards.
-        let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
-        assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
-        body()
-    };
-    std::thread::scope(|scope| scope.spawn(inside).join().expect("no panic"))
 }
 
 /// A right result with all ranks of `comm`.

@@ -237,3 +237,19 @@ fn the_page_has_the_rows_of_this_table() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/faults.md");
     written_or_same(path, &rows::table());
 }
+
+#[test]
+fn in_the_example_seven_ranks_name_the_eighth_which_was_killed() {
+    if !support::needs_processes(8) {
+        return;
+    }
+    let output = std::process::Command::new(nccl_tools::testing::example("root_cause"))
+        .arg("5")
+        .output()
+        .expect("the example runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{errors}");
+    assert!(said.contains("They agree, and they are right."), "{said}");
+    assert!(said.contains("killed by SIGKILL"), "{said}");
+}

@@ -211,7 +211,7 @@ fn child(
                 .get_envs()
                 .filter_map(|(name, value)| Some((name, value?))),
         );
-        command.env(crate::actor::NAMESPACE, namespace);
+        command.env(crate::switch::NAMESPACE, namespace);
     }
     let mut child = command
         .env("RUST_BACKTRACE", "0")

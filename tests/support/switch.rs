@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -128,4 +130,23 @@ impl Drop for Hosts {
             .args(["netns", "del", &self.prefix])
             .status();
     }
+}
+
+/// The variable with the network namespace of a rank's host: that of its world. NCCL's emulator does not go from
+/// one to another, so it stays in that of the test; what is cut off is the connection of the ranks alone.
+pub(crate) const NAMESPACE: &str = "NCCL_TEST_NAMESPACE";
+
+/// Runs `body` on a thread that is in the namespace of this rank's host.
+pub(crate) fn on_the_host<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    let Ok(name) = std::env::var(NAMESPACE) else {
+        return body();
+    };
+    let inside = || {
+        let namespace = File::open(format!("/run/netns/{name}")).expect("a namespace");
+        // SAFETY: the descriptor is open; this thread alone moves, and does nothing else afterwards.
+        let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+        assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
+        body()
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join().expect("no panic"))
 }

@@ -1,0 +1,155 @@
+//! Eight ranks work together; one of them is killed. What do the other seven say?
+//!
+//! ```text
+//! cargo run --release --example root_cause [RANK]
+//! ```
+//!
+//! The program starts itself eight times, as `nccl-run -n 8` would. The ranks add up numbers with each other, over
+//! and over. Then the process of one of them (of RANK, or of any) gets SIGKILL, which no program can answer to. Every
+//! other rank is at that moment in an operation that can never end; each prints the error that this operation returned
+//! with, and the program compares them. It ends with exit code 0 when all of them name the process that was killed, in
+//! the same words.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaContext;
+use nccl::launch::{Fleet, Output, Signal};
+use nccl::{ReduceOp, Rendezvous, World};
+use nccl_tools::perf;
+
+const RANKS: usize = 8;
+/// Nothing here takes as long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [word] if word == "rank" => rank(),
+        [number] => launch(number.parse()?),
+        _ => launch(any()),
+    }
+}
+
+// What a rank does.
+
+fn rank() -> Outcome {
+    perf::install(RANKS)?; // the emulator, where there is no GPU
+    let world = World::join(Rendezvous::from_env()?)?;
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let comm = world.communicator("sum").stream(&stream).build()?;
+    let mut y = stream.alloc_zeros::<f32>(1 << 20)?;
+    for turn in 0.. {
+        if turn == 100 {
+            println!("works");
+        }
+        let pending = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+        if let Err(error) = pending.and_then(|pending| pending.wait()) {
+            // The same on all ranks, for programs; `error` is for people, and says what this rank was doing.
+            let fault = error.fault().ok_or("an error without a cause")?;
+            println!("cause: {fault}");
+            println!("{error}");
+            println!("said all");
+            break;
+        }
+    }
+    Ok(())
+}
+
+// What starts them, and kills one.
+
+fn launch(victim: usize) -> Outcome {
+    if victim >= RANKS {
+        return Err(format!("there are ranks 0 to {}", RANKS - 1).into());
+    }
+    let (say, lines) = mpsc::channel();
+    let output = Output::Lines(Arc::new(move |line| {
+        let text = String::from_utf8_lossy(line.bytes).into_owned();
+        let _ = say.send((line.rank, text));
+    }));
+    let program = std::env::current_exe()?;
+    // When a rank dies, the others are left alone: they are to say what they think of it.
+    let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
+    let fleet = fleet.start(move |_| {
+        let mut command = Command::new(&program);
+        command.arg("rank");
+        command
+    })?;
+    let mut said: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    let mut until_all_say = |word: &str, ranks: usize| -> Outcome {
+        let deadline = Instant::now() + PATIENCE;
+        let mut done = 0;
+        while done < ranks {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (rank, line) = lines
+                .recv_timeout(left)
+                .map_err(|_| format!("{done} of {ranks} ranks said {word:?}"))?;
+            done += usize::from(line == word);
+            said.entry(rank).or_default().push(line);
+        }
+        Ok(())
+    };
+
+    until_all_say("works", RANKS)?;
+    let pid = fleet.pids()[victim].ok_or("it is not there")?;
+    println!("{RANKS} ranks work. kill -9 {pid}, which is rank {victim}.\n");
+    let begun = Instant::now();
+    fleet.signal(victim, Signal::KILL);
+    until_all_say("said all", RANKS - 1)?;
+    let took = begun.elapsed();
+    let report = fleet.wait();
+
+    said.remove(&victim);
+    let mut causes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (rank, lines) in &said {
+        let error = lines
+            .iter()
+            .filter(|line| *line != "works" && *line != "said all");
+        for line in error {
+            match line.strip_prefix("cause: ") {
+                Some(cause) => causes.entry(cause.to_owned()).or_default().push(*rank),
+                None => println!("[{rank}] {line}"),
+            }
+        }
+        println!();
+    }
+    if let Some(first) = report.first() {
+        println!(
+            "Who started them saw: rank {} died first, {}.",
+            first.rank(),
+            first.exit()
+        );
+    }
+    println!(
+        "The cause, as each of the {} ranks that live has it:",
+        said.len()
+    );
+    for (cause, ranks) in &causes {
+        println!("  {cause}\n    say ranks {ranks:?}");
+    }
+    let right = format!("rank {victim} (");
+    let process = format!("pid {pid})");
+    let agree = causes.len() == 1
+        && causes
+            .keys()
+            .all(|cause| cause.contains(&right) && cause.contains(&process));
+    if !agree {
+        return Err("they do not agree".into());
+    }
+    println!(
+        "They agree, and they are right. The last of them had said so {:.0} ms after the signal.",
+        took.as_secs_f64() * 1e3
+    );
+    Ok(())
+}
+
+/// Any rank.
+fn any() -> usize {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    time.map_or(5, |time| time.subsec_nanos() as usize % RANKS)
+}
