@@ -28,7 +28,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error, with the operation in which it arose.
 ///
 /// Printing it gives one sentence for the operation, one for the cause, and a hint where there is
-/// something to do.
+/// something to do; with `{:#}`, also the section of the docs that is about it ([`Error::help`]).
 ///
 /// ```
 /// use nccl::{ErrorKind, Rendezvous};
@@ -577,6 +577,16 @@ impl<K: Into<ErrorKind>> From<K> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.say(f)?;
+        match f.alternate() {
+            true => write!(f, "\n  help:       {}", self.help()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Error {
+    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.0.operation, &self.0.fault) {
             (Some(operation), Some(fault)) => {
                 write!(f, "nccl: {operation}")?;

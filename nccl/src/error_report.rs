@@ -102,7 +102,23 @@ impl Error {
     }
 }
 
-/// The name of a kind, which stays what it is.
+impl Error {
+    /// The section about this kind of error in the pages of this crate: cause, remedy, a sample.
+    ///
+    /// Printing an error with `{:#}` ends with it.
+    ///
+    /// ```
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert_eq!(error.help(), "docs/errors.md#load");
+    /// assert!(format!("{error:#}").ends_with("docs/errors.md#load"));
+    /// ```
+    #[must_use]
+    pub fn help(&self) -> String {
+        format!("docs/errors.md#{}", name(self.kind()))
+    }
+}
+
+/// The name of a kind, which stays what it is; `docs/errors.md` has a section of that name.
 fn name(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Load(_) => "load",
@@ -140,6 +156,86 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+
+    /// Between backticks or as headings, as a browser finds them.
+    const PAGE: &str = include_str!("../../docs/errors.md");
+
+    #[test]
+    fn every_kind_has_a_section_with_cause_and_remedy_and_a_sample() {
+        // As the function above has them: a new kind has to be there, or it does not compile.
+        let names: Vec<_> = include_str!("error_report.rs")
+            .lines()
+            .filter(|line| line.trim_start().starts_with("ErrorKind::"))
+            .filter_map(|line| line.split_once("=> \"")?.1.split_once('"'))
+            .map(|(name, _)| name)
+            .collect();
+        assert!(names.len() > 20, "{names:?}");
+        let sections: Vec<_> = PAGE.split("\n## ").skip(1).collect();
+        for name in &names {
+            let section = sections.iter().find(|section| {
+                let title = section.lines().next();
+                title == Some(name)
+            });
+            let section = section.unwrap_or_else(|| panic!("no section {name}"));
+            for part in ["```text\n", "**Cause.** ", "**Remedy.** "] {
+                assert!(section.contains(part), "{name} lacks {part:?}");
+            }
+        }
+        // The last is about roots.
+        assert_eq!(sections.len(), names.len() + 1, "a section too many");
+    }
+
+    #[test]
+    fn every_root_has_its_row() {
+        let sources = include_str!("supervision/cause.rs");
+        let (_, roots) = sources.split_once("pub enum RootCause {").expect("roots");
+        let (roots, _) = roots.split_once("\n}\n").expect("an end");
+        let variants = roots.lines().filter_map(|line| {
+            let name = line.strip_prefix("    ")?;
+            name.starts_with(|first: char| first.is_ascii_uppercase())
+                .then(|| name.trim_end_matches([' ', '{', ',']))
+        });
+        let variants: Vec<_> = variants.collect();
+        assert!(variants.len() > 10, "{variants:?}");
+        for variant in variants {
+            let mut name = String::new();
+            for (at, letter) in variant.chars().enumerate() {
+                if letter.is_ascii_uppercase() && at > 0 {
+                    name.push('_');
+                }
+                name.push(letter.to_ascii_lowercase());
+            }
+            assert!(
+                PAGE.contains(&format!("\n| `{name}` | ")),
+                "docs/errors.md lacks {name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_link_of_the_page_leads_somewhere() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        for link in PAGE.split("](").skip(1) {
+            let link = link.split(')').next().expect("a link");
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let page = match file {
+                "" => PAGE.to_owned(),
+                file => std::fs::read_to_string(docs.join(file))
+                    .unwrap_or_else(|error| panic!("{link}: {error}")),
+            };
+            let found = page
+                .lines()
+                .filter(|line| line.starts_with('#'))
+                .any(|title| {
+                    let title = title.trim_start_matches('#').trim().to_lowercase();
+                    let kept = title
+                        .chars()
+                        .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+                    kept.collect::<String>().replace(' ', "-") == anchor
+                });
+            assert!(anchor.is_empty() || found, "{link} leads nowhere");
+        }
+    }
     use crate::supervision::Cause;
 
     #[test]
