@@ -61,8 +61,8 @@ pub use abort::AbortSignal;
 pub use all_to_all::Algorithm as AllToAllAlgorithm;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
-    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, LaunchMode, ShrinkWay,
-    Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
+    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, GrowWay, Grown, LaunchMode,
+    ShrinkWay, Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
 };
 pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};

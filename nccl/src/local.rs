@@ -32,6 +32,11 @@ pub(crate) fn library() -> Result<Library> {
         .cloned()
 }
 
+/// Whether it is that.
+pub(crate) fn is(other: &Library) -> bool {
+    library().is_ok_and(|own| std::ptr::eq(own.api(), other.api()))
+}
+
 fn table() -> sys::Api {
     sys::Api {
         ncclGetErrorString: Some(error_string),

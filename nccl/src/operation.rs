@@ -47,6 +47,8 @@ pub enum OperationKind {
     Shrink,
     /// The end of what is under way on a communicator.
     Revoke,
+    /// [`Communicator::grow`](crate::Communicator::grow).
+    Grow,
     /// The orderly end of a communicator.
     Finalize,
     /// The disorderly end of a communicator.
@@ -59,7 +61,7 @@ pub enum OperationKind {
 
 impl OperationKind {
     /// All kinds, each at its number.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -76,6 +78,7 @@ impl OperationKind {
         Self::Split,
         Self::Shrink,
         Self::Revoke,
+        Self::Grow,
         Self::Finalize,
         Self::Abort,
         Self::Capture,
@@ -117,6 +120,7 @@ impl fmt::Display for OperationKind {
             Self::Split => "split",
             Self::Shrink => "shrink",
             Self::Revoke => "revoke",
+            Self::Grow => "grow",
             Self::Finalize => "finalize",
             Self::Abort => "abort",
             Self::Capture => "capture",

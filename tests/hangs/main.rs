@@ -68,6 +68,24 @@ fn plan(
     })
 }
 
+/// What is to grow: of rank 0 alone.
+fn part(comm: &Communicator) -> nccl::Result<Option<Communicator>> {
+    comm.split("part", (comm.rank() == 0).then_some(0), 0)
+}
+
+/// To both ranks.
+fn grow(
+    world: &World,
+    part: Option<&Communicator>,
+    stream: &Arc<CudaStream>,
+    patient: bool,
+) -> nccl::Result<Communicator> {
+    match part {
+        Some(part) => part.grow(world, "hangs").map(|grown| grown.communicator),
+        None => build(world, stream, patient),
+    }
+}
+
 /// The rank on which it happens: what it does up to there, and how long the call in question took.
 fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl::Result<()>) {
     let hang = || {
@@ -255,6 +273,12 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, comm.revoke("on purpose"))
         }
+        Program::Grow | Program::GrowNew => {
+            let part = part(&comm).expect("both are there");
+            meet();
+            let begun = hang();
+            timed(begun, grow(world, part.as_ref(), stream, false).map(drop))
+        }
         Program::ShrinkAborting => {
             meet();
             let begun = hang();
@@ -288,9 +312,16 @@ fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()>
         }
         _ => None,
     };
+    let part = match row.program {
+        Program::Grow | Program::GrowNew => part(&comm)?,
+        _ => None,
+    };
     world.barrier("it begins")?;
     match (row.program, row.others) {
         (Program::Finalize, _) => comm.finalize(),
+        (Program::Grow | Program::GrowNew, _) => {
+            grow(world, part.as_ref(), stream, true).and_then(|grown| heard(&grown))
+        }
         (_, Others::Unharmed) => {
             drop(kept);
             Ok(())

@@ -45,6 +45,8 @@ pub(crate) enum Program {
     Shrink,
     ShrinkAborting,
     Revoke,
+    Grow,
+    GrowNew,
 }
 
 /// What becomes of the rank on which it happens.
@@ -195,6 +197,8 @@ impl Row {
             Program::Shrink => "`shrink`",
             Program::ShrinkAborting => "`shrink_aborting`",
             Program::Revoke => "`revoke`",
+            Program::Grow => "`grow`",
+            Program::GrowNew => "`build`, of a rank that is new to one that grows",
         };
         let ends = match self.ends {
             Ends::Error(kind, _) => format!("`{kind}`").replace(" or ", "` or `"),
@@ -458,5 +462,23 @@ pub(crate) const ROWS: &[Row] = {
             Abort,
             Told,
         ),
+        row(
+            P::Grow,
+            "ncclCommGetUniqueId",
+            Error(OUT, NOT_BACK),
+            HalfInit,
+            Fail,
+        )
+        .on_rank(0),
+        row(P::Grow, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told).on_rank(0),
+        row(
+            P::Grow,
+            "ncclCommGetAsyncError",
+            Error(OUT, NOT_BACK),
+            Init,
+            Told,
+        )
+        .on_rank(0),
+        row(P::GrowNew, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told),
     ]
 };

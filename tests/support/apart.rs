@@ -23,26 +23,66 @@ pub struct Apart {
 /// # Panics
 /// When they cannot be started.
 pub fn start(test: &str, role: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<Apart> {
+    (0..ranks)
+        .map(|rank| start_one(test, role, role, (rank, ranks), variables))
+        .collect()
+}
+
+/// Starts one more process, with another role, that asks to come into the world of those with `role`
+/// ([`rejoin`]); it uses the device of number `local_rank`.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn start_newcomer(
+    test: &str,
+    role: &str,
+    own_role: &str,
+    local_rank: usize,
+    variables: &[(&str, &str)],
+) -> Apart {
+    start_one(
+        test,
+        role,
+        own_role,
+        (local_rank, local_rank + 1),
+        variables,
+    )
+}
+
+fn start_one(
+    test: &str,
+    role: &str,
+    own_role: &str,
+    (rank, ranks): (usize, usize),
+    variables: &[(&str, &str)],
+) -> Apart {
     // Abstract, so that nothing is left of it.
     let place = format!("unix:@{test}-{}-{role}", std::process::id());
-    (0..ranks)
-        .map(|rank| {
-            let mut child = again(test, role)
-                .env("NCCL_RUN_RANK", rank.to_string())
-                .env("NCCL_RUN_LOCAL_RANK", rank.to_string())
-                .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
-                .env("NCCL_RUN_RENDEZVOUS", &place)
-                .envs(variables.iter().copied())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::inherit())
-                .spawn()
-                .expect("a rank");
-            let stdout = child.stdout.take().expect("a pipe");
-            let lines = BufReader::new(stdout).lines();
-            Apart { child, lines }
-        })
-        .collect()
+    let mut child = again(test, own_role)
+        .env("NCCL_RUN_RANK", rank.to_string())
+        .env("NCCL_RUN_LOCAL_RANK", rank.to_string())
+        .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
+        .env("NCCL_RUN_RENDEZVOUS", &place)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("a rank");
+    let stdout = child.stdout.take().expect("a pipe");
+    let lines = BufReader::new(stdout).lines();
+    Apart { child, lines }
+}
+
+/// In a process that [`start_newcomer`] has started: the world that it came into.
+///
+/// # Panics
+/// When nobody takes it in.
+pub fn rejoin(devices: usize) -> World {
+    perf::install(devices).unwrap_or_else(|failure| panic!("{failure}"));
+    let rendezvous = Rendezvous::from_env().expect("the test set our variables");
+    let world = World::rejoin(rendezvous).expect("the others go on");
+    world.with_launch_mode(super::launch_mode())
 }
 
 /// In a rank: its role and its world; `None` in the test itself.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::builder::{CommunicatorBuilder, Origin};
 use super::everybody::Birth;
+use super::grow::{self, GrowWay};
 use super::init::{Plan, Prepared};
+use super::meeting::{Agreed, Meeting};
 use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +17,6 @@ use crate::library::Library;
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::preflight::Settings;
-use crate::rendezvous::World;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -47,14 +48,26 @@ impl CommunicatorBuilder<'_> {
     /// # }
     /// ```
     pub fn build(self) -> Result<Communicator> {
+        self.build_from(None).map(|(made, _)| made)
+    }
+
+    /// As [`build`](Self::build); with the communicator that is to grow, and how that was done.
+    pub(super) fn build_from(
+        self,
+        parent: Option<&Communicator>,
+    ) -> Result<(Communicator, Option<GrowWay>)> {
+        let kind = match parent {
+            None => OperationKind::Init,
+            Some(_) => OperationKind::Grow,
+        };
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
         let epoch = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
         let span = events::init_span(name, rank, world_size);
         let _entered = span.enter();
-        let made = self.build_until().map_err(|error| {
+        let made = self.build_until(parent).map_err(|error| {
             error.during(|| Operation {
-                kind: OperationKind::Init,
+                kind,
                 communicator: Arc::from(name),
                 rank,
                 world_size,
@@ -67,15 +80,20 @@ impl CommunicatorBuilder<'_> {
                 elapsed: started.elapsed(),
             })
         });
-        events::made(name, started.elapsed(), made.as_ref());
+        events::made(name, started.elapsed(), made.as_ref().map(|(made, _)| made));
         made
     }
 
-    fn build_until(self) -> Result<Communicator> {
+    fn build_until(self, parent: Option<&Communicator>) -> Result<(Communicator, Option<GrowWay>)> {
         let deadline = deadline_after(self.timeouts.init);
         let (birth, signal) = self.begin();
-        let (id, prepared) = match self.origin {
-            Origin::Given(id) => (id, self.prepare(false, signal, &birth)?.0),
+        let agreed = match self.origin {
+            Origin::Given(id) => Agreed {
+                prepared: self.prepare(false, signal, &birth)?.0,
+                id,
+                way: None,
+                growing: None,
+            },
             Origin::World(world) => {
                 let prepared = self.prepare(false, signal.clone(), &birth);
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
@@ -87,6 +105,8 @@ impl CommunicatorBuilder<'_> {
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
                         return Err(error);
                     }
+                    // Only the ranks together know which token it has to be.
+                    (Ok((prepared, _)), Ok(())) if parent.is_some() => Ok((prepared, None)),
                     (Ok((prepared, _)), Ok(())) => {
                         // So that there is time left to tell the others why there is none.
                         let limit = deadline.saturating_duration_since(Instant::now()) / 2;
@@ -94,8 +114,16 @@ impl CommunicatorBuilder<'_> {
                     }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
-                agree(world, self.name, self.mode, prepared, deadline, &signal)
-                    .map_err(|error| birth.explain(error))?
+                let meeting = Meeting {
+                    world,
+                    name: self.name,
+                    mode: self.mode,
+                    parent,
+                    deadline,
+                    signal: &signal,
+                };
+                let agreed = meeting.agree(prepared);
+                agreed.map_err(|error| birth.explain(error))?
             }
             Origin::Split => {
                 return Err(Error::new(ErrorKind::InvalidConfig {
@@ -104,8 +132,17 @@ impl CommunicatorBuilder<'_> {
                 }));
             }
         };
-        let inner = prepared.join(&id, deadline, || false)?;
-        Ok(Communicator::of(inner))
+        let Agreed {
+            prepared,
+            id,
+            way,
+            growing,
+        } = agreed;
+        let inner = match &way {
+            Some(GrowWay::Native) => grow::join(prepared, growing, id, deadline)?,
+            _ => prepared.join(&id, deadline, || false)?,
+        };
+        Ok((Communicator::of(inner), way))
     }
 
     fn wanted_library(&self) -> Result<Library> {
@@ -186,48 +223,6 @@ impl CommunicatorBuilder<'_> {
             .transpose()?;
         Ok((prepared, id))
     }
-}
-
-/// All ranks tell each other whether they can take part; rank 0 adds the token.
-///
-/// So a rank that cannot is the reason on every rank, at once, instead of a wait for it.
-fn agree(
-    world: &World,
-    name: &str,
-    mode: LaunchMode,
-    prepared: Result<(Prepared, Option<UniqueId>)>,
-    deadline: Instant,
-    signal: &AbortSignal,
-) -> Result<(UniqueId, Prepared)> {
-    const READY: u8 = 0;
-    const FAILED: u8 = 1;
-    let message = match &prepared {
-        Ok((_, id)) => {
-            let id = id.as_ref().map(|id| world.line.seal(name, id));
-            [&[READY, mode.code()], &id.unwrap_or_default()[..]].concat()
-        }
-        Err(error) => [&[FAILED], error.kind().to_string().as_bytes()].concat(),
-    };
-    let topic = format!("communicator/{name}");
-    let answers = world.collect(&topic, &message, deadline, || signal.is_aborted());
-    // What is wrong here is the better answer on this rank.
-    let (prepared, _) = prepared?;
-    let answers = answers?;
-    for (rank, answer) in answers.iter().enumerate() {
-        if let [FAILED, reason @ ..] = &answer[..] {
-            return Err(Error::rendezvous(format!(
-                "{} cannot make communicator {name:?}: {}",
-                world.describe(rank),
-                String::from_utf8_lossy(reason)
-            )));
-        }
-        same_mode(mode, answer.get(1), || world.describe(rank))?;
-    }
-    let id = answers
-        .first()
-        .and_then(|answer| answer.get(2..))
-        .unwrap_or_default();
-    Ok((world.line.unseal(name, id)?, prepared))
 }
 
 /// The ranks split the communicator that carries their data together, or none does.

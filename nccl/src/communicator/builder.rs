@@ -10,6 +10,7 @@ use super::{Communicator, LaunchMode, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::library::Library;
+use crate::local;
 use crate::rendezvous::World;
 use crate::unique_id::UniqueId;
 
@@ -91,6 +92,22 @@ impl<'a> CommunicatorBuilder<'a> {
             abort_signals: vec![inner.abort_signal.clone()],
             company,
             ..Self::new(name, Origin::Split, rank, members.len())
+        }
+    }
+
+    /// Of all ranks of `world`, of which those of `parent` are the first.
+    pub(super) fn of_grow(name: &'a str, world: &'a World, parent: &Communicator) -> Self {
+        let inner = &parent.inner;
+        Self {
+            stream: Some(Arc::clone(&parent.stream)),
+            timeouts: inner.timeouts,
+            mode: inner.launch_mode().unwrap_or_default(),
+            // What serves a world of one rank is of no use for more.
+            library: Some(&inner.library)
+                .filter(|library| !local::is(library))
+                .cloned(),
+            abort_signals: vec![inner.abort_signal.clone()],
+            ..Self::with_world(name, world)
         }
     }
 

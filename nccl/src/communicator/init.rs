@@ -81,8 +81,12 @@ pub(super) struct Prepared {
 }
 
 /// Begins to make a communicator, which need not be ready when it comes back.
-pub(super) type Begin =
-    Box<dyn FnOnce(&sys::ncclConfig_t) -> Result<RawComm, (Left<RawComm>, Error)>>;
+pub(super) type Begin = Box<
+    dyn FnOnce(&Inner, &sys::ncclConfig_t, Patience<'_>) -> Result<Begun, (Left<RawComm>, Error)>,
+>;
+
+/// What a call has begun to make, and whether it failed all the same.
+pub(super) type Begun = (RawComm, Result<()>);
 
 impl Plan<'_> {
     /// Everything that can be found wrong without the other ranks.
@@ -172,12 +176,28 @@ impl Prepared {
         self.mode
     }
 
+    pub(super) fn library(&self) -> &Library {
+        &self.library
+    }
+
     /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
     pub(super) fn join(
+        self,
+        id: &UniqueId,
+        deadline: Instant,
+        is_void: impl Fn() -> bool,
+    ) -> Result<Arc<Inner>> {
+        self.join_or(id, deadline, is_void, |_, _| ())
+    }
+
+    /// As [`join`](Self::join); `failing` is told when that comes to nothing: once because of this rank, if it is,
+    /// before what NCCL had begun to make is freed, and once afterwards, with whether it was.
+    pub(super) fn join_or(
         mut self,
         id: &UniqueId,
         deadline: Instant,
         is_void: impl Fn() -> bool,
+        failing: impl Fn(&Error, Option<bool>),
     ) -> Result<Arc<Inner>> {
         let started = Instant::now();
         events::uses(&self.library);
@@ -194,7 +214,7 @@ impl Prepared {
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
-        Err(inner.not_made(left, birth.explain(error), started))
+        Err(inner.not_made(left, birth.explain(error), started, failing))
     }
 
     /// The communicator around a pointer that is ready.
@@ -285,7 +305,7 @@ impl Inner {
         };
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
         let (raw, started) = match begin {
-            Some(begin) => (begin(&configs.own)?, Ok(())),
+            Some(begin) => begin(self, &configs.own, patience())?,
             None => start(library, rank, world_size, id, &configs.own, patience())?,
         };
         let here = |error| (Left::Here(raw), error);
@@ -320,10 +340,19 @@ impl Inner {
     }
 
     /// The end of one that did not come up, and the error to hand out.
-    fn not_made(self: &Arc<Self>, left: Left<RawComm>, error: Error, started: Instant) -> Error {
+    fn not_made(
+        self: &Arc<Self>,
+        left: Left<RawComm>,
+        error: Error,
+        started: Instant,
+        failing: impl Fn(&Error, Option<bool>),
+    ) -> Error {
         let describe = || self.operation(OperationKind::Init, Shape::default(), None, started);
         let error = error.during(describe);
         let ours = self.begin_abort(Why::from(&error));
+        if ours {
+            failing(&error, None);
+        }
         let freed = self.end_unmade(left);
         if ours {
             let _ = self.conclude_end(freed);
@@ -334,14 +363,16 @@ impl Inner {
             .board
             .as_ref()
             .and_then(|board| board.fault().map(|fault| (board, fault)));
-        match fault {
+        let error = match fault {
             Some((board, fault)) => {
                 error.because_of(fault, board.is_own(fault), board.conclusion())
             }
             // Whoever ended it knows why.
             None if !ours => self.out_of_use().during(describe),
             None => error,
-        }
+        };
+        failing(&error, Some(freed));
+        error
     }
 
     /// Frees what NCCL had built, on a thread that can be given up.

@@ -133,9 +133,13 @@ impl Inner {
 
     /// Aborts without waiting for the end of it.
     pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) {
-        if !self.begin_abort(why.into()) {
-            return;
+        if self.begin_abort(why.into()) {
+            self.carry_out_in_background();
         }
+    }
+
+    /// As [`carry_out_abort`](Self::carry_out_abort), without waiting for the end of it.
+    pub(super) fn carry_out_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-abort"))

@@ -17,6 +17,7 @@
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
 //! - `kept`: what dropped plans and registrations still need of it;
+//! - `meeting`: the ranks tell each other whether they can take part; `grow`: a communicator with more ranks;
 //! - `split`, `shrink`: communicators of some of the ranks; `revoke`: stopped, and kept for that;
 //! - `replay`: the launch of a captured plan;
 //! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
@@ -28,6 +29,7 @@ mod builder;
 mod everybody;
 mod frame;
 mod free;
+mod grow;
 mod guard;
 mod handle;
 mod init;
@@ -36,6 +38,7 @@ mod issue;
 mod kept;
 mod launch_mode;
 mod lifecycle;
+mod meeting;
 mod order;
 mod raw;
 mod remains;
@@ -61,6 +64,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 pub use builder::CommunicatorBuilder;
 pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
 pub(crate) use frame::Frame;
+pub use grow::{GrowWay, Grown};
 pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
@@ -330,6 +334,11 @@ impl Communicator {
     #[must_use]
     pub fn launch_mode(&self) -> Option<LaunchMode> {
         self.inner.launch_mode()
+    }
+
+    /// What its ranks call it, where there are others.
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.inner.board.as_ref().map(|board| board.key())
     }
 
     pub(crate) fn of(inner: Arc<Inner>) -> Self {

@@ -21,11 +21,11 @@ use super::request::Request;
 use super::server::Server;
 use super::succession::Loss;
 use super::world::{Open, Origin, World};
-use crate::communicator::lock;
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::communicator::{Communicator, lock};
 use crate::error::{Error, Result};
 use crate::time::deadline_after;
-#[cfg(doc)]
-use crate::{Communicator, ErrorKind};
 
 /// The topic, in errors.
 const TOPIC: &str = "the next epoch";
@@ -69,7 +69,7 @@ impl World {
     /// });
     /// ```
     pub fn next_epoch(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, false)
+        self.go_on(limit, false, &[])
     }
 
     /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
@@ -94,7 +94,37 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn next_epoch_leaving_behind(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, true)
+        self.go_on(limit, true, &[])
+    }
+
+    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by those that come in
+    /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
+    ///
+    /// They can be used as before, as long as none of their ranks is gone, and are to be dropped when the one
+    /// is there that has grown.
+    ///
+    /// # Errors
+    /// As [`next_epoch`](Self::next_epoch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    ///
+    /// let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("model").stream(&stream).build()?;
+    /// let world = world.next_epoch_keeping(&[&comm], Duration::from_secs(1))?;
+    /// let mut y = stream.clone_htod(&[1.0f32])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// if world.size() > comm.world_size() {
+    ///     let grown = comm.grow(&world, "model")?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_epoch_keeping(&self, kept: &[&Communicator], limit: Duration) -> Result<Self> {
+        self.go_on(limit, false, kept)
     }
 
     /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
@@ -194,7 +224,7 @@ impl World {
         }
     }
 
-    fn go_on(&self, limit: Duration, leaves_behind: bool) -> Result<Self> {
+    fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
         let begun = Instant::now();
         // Which epoch that makes is only known in the end.
         let span = crate::events::recover_span(self.epoch());
@@ -221,7 +251,8 @@ impl World {
                         "the world goes on"
                     );
                     next.line.home().goes_on_from(self.line.home());
-                    self.line.has_gone_on(next.epoch());
+                    let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
+                    self.line.has_gone_on(next.epoch(), &kept);
                     return Ok(next);
                 }
                 // Somebody died on the way: what is left agrees again.

@@ -225,11 +225,11 @@ impl Line {
         }
     }
 
-    /// The world has gone on to `epoch`: what is left of this one ends.
-    pub(super) fn has_gone_on(&self, epoch: u64) {
+    /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
+    pub(super) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
         self.gone_on.store(epoch, Ordering::Release);
         if let Some(watch) = self.watch.get() {
-            watch.end_all(&format!("the world has gone on to epoch {epoch}"));
+            watch.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
         }
     }
 

@@ -173,8 +173,8 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         Heard::Kept
     }
 
-    /// Strikes all for which there is a `fault`.
-    pub(crate) fn strike_all(&self, fault: impl Fn(&Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
+    /// Strikes all for which there is a `fault`, which is given their keys as well.
+    pub(crate) fn strike_all(&self, fault: impl Fn(&str, &Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
         self.lock().strike_all(fault)
     }
 
@@ -192,15 +192,15 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         state.heard += 1;
         let heard = state.heard;
         state.gone.insert(rank, Gone { how, heard });
-        state.strike_all(death)
+        state.strike_all(|_, who| death(who))
     }
 }
 
 impl<F, B: Clone, D> State<F, B, D> {
-    fn strike_all(&self, fault: impl Fn(&Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
+    fn strike_all(&self, fault: impl Fn(&str, &Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
         let strike = |(key, entry): (&Arc<str>, &Entry<F, B>)| {
             let (members, name) = (&entry.members, &entry.name);
-            let fault = fault(&Who { members, name })?;
+            let fault = fault(key, &Who { members, name })?;
             entry.strike(key, fault)
         };
         self.boards.iter().filter_map(strike).collect()

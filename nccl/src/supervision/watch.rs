@@ -116,7 +116,7 @@ impl Watch {
 
     /// This rank cannot reach those any more.
     fn part(&self, from: &[usize], why: &str) {
-        let fault = |who: &Who<'_>| {
+        let fault = |_: &str, who: &Who<'_>| {
             let own = who.members.iter().position(|rank| *rank == self.rank)?;
             let place = Place {
                 communicator: who.name,
@@ -150,9 +150,13 @@ impl Watch {
         }
     }
 
-    /// Ends all communicators that there are: this rank is done with them, and so are the others.
-    pub(crate) fn end_all(&self, why: &str) {
-        let fault = |who: &Who<'_>| {
+    /// Ends all communicators that there are but those with the keys `kept`: this rank is done with them, and so
+    /// are the others.
+    pub(crate) fn end_all(&self, why: &str, kept: &[&str]) {
+        let fault = |key: &str, who: &Who<'_>| {
+            if kept.contains(&key) {
+                return None;
+            }
             // The same on all ranks.
             let first = who.members.first().copied().unwrap_or_default();
             let (host, pid) = self.person(first);

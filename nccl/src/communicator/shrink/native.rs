@@ -43,13 +43,13 @@ impl Communicator {
         let made = Arc::new(Slot::default());
         let begin: Begin = {
             let (parent, made) = (Arc::clone(parent), Arc::clone(&made));
-            Box::new(move |config| {
+            Box::new(move |_, config, _| {
                 let config = Sent(*config);
                 let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
                     parent.shrink_raw(without, config, aborting, &made, limit)
                 });
                 match shrunk {
-                    Some(Ok(raw)) => Ok(raw),
+                    Some(Ok(raw)) => Ok((raw, Ok(()))),
                     Some(Err(unsettled)) => {
                         Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
                     }

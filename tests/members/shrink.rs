@@ -1,13 +1,13 @@
-//! Communicators without some of their ranks: by NCCL's own way, and where that is not possible by another.
-
-mod support;
+//! Communicators without some of their ranks.
 
 use std::time::{Duration, Instant};
 
 use nccl::{ErrorKind, LaunchMode, ReduceOp, ShrinkWay, World};
 use nccl_tools::testing::name;
-use support::sums::{start, sum};
-use support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
+
+use crate::support;
+use crate::support::sums::{start, sum};
+use crate::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 

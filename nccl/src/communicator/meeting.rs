@@ -1,0 +1,260 @@
+//! The ranks of a world tell each other whether they can take part in a communicator, and get the token with
+//! which they meet inside NCCL.
+//!
+//! So a rank that cannot is the reason on every rank, at once, instead of a wait for it.
+//!
+//! ```text
+//! all say whether they can ──▶ rank 0 brought no communicator: its token came with that ──▶ a new one
+//!                          ──▶ it did, and all can grow it:  a token of the one that grows ──▶ ncclCommGrow
+//!                          ──▶ it did, and somebody cannot:  a token, in a second round    ──▶ a new one
+//! ```
+
+use std::time::Instant;
+
+use super::build::same_mode;
+use super::grow::{GrowWay, Growing, cannot_grow, way};
+use super::init::Prepared;
+use super::{Communicator, LaunchMode};
+use crate::abort::AbortSignal;
+use crate::error::{Error, Result};
+use crate::rendezvous::{Fields, World, put_bytes, put_index};
+use crate::unique_id::UniqueId;
+
+/// What one rank brings to it.
+pub(super) struct Meeting<'m> {
+    pub(super) world: &'m World,
+    pub(super) name: &'m str,
+    pub(super) mode: LaunchMode,
+    /// The communicator that is to grow; none on a rank that is new, or of a communicator that is.
+    pub(super) parent: Option<&'m Communicator>,
+    pub(super) deadline: Instant,
+    pub(super) signal: &'m AbortSignal,
+}
+
+/// What came of it.
+pub(super) struct Agreed<'m> {
+    pub(super) prepared: Prepared,
+    pub(super) id: UniqueId,
+    /// How it is made; `None` if there is no communicator to grow.
+    pub(super) way: Option<GrowWay>,
+    /// The communicator that grows, on a rank that has it.
+    pub(super) growing: Option<Growing<'m>>,
+}
+
+/// What a rank says first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) failed: Option<String>,
+    pub(super) mode: u8,
+    /// Sealed; of rank 0, if it has one by now.
+    pub(super) token: Vec<u8>,
+    /// The communicator that it brought: which, and of how many ranks.
+    pub(super) parent: Option<(String, usize)>,
+    /// Why this rank cannot grow one.
+    pub(super) cannot_grow: Option<String>,
+}
+
+impl Said {
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Vec::new();
+        put_index(&mut to, self.mode.into());
+        put_bytes(&mut to, &self.token);
+        for text in [&self.failed, &self.cannot_grow] {
+            put_index(&mut to, text.is_some().into());
+            put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
+        }
+        if let Some((key, size)) = &self.parent {
+            put_index(&mut to, *size);
+            put_bytes(&mut to, key.as_bytes());
+        }
+        to
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        let mode = u8::try_from(fields.number().ok()?).ok()?;
+        let token = fields.bytes().ok()?.to_vec();
+        let mut text = || {
+            let is_there = fields.number().ok()? != 0;
+            let text = fields.text().ok()?;
+            Some(is_there.then_some(text))
+        };
+        let (failed, cannot_grow) = (text()?, text()?);
+        let parent = match fields.0.is_empty() {
+            true => None,
+            false => {
+                let size = fields.index().ok()?;
+                Some((fields.text().ok()?, size))
+            }
+        };
+        Some(Self {
+            failed,
+            mode,
+            token,
+            parent,
+            cannot_grow,
+        })
+    }
+}
+
+impl<'m> Meeting<'m> {
+    /// With the token, if this is rank 0 of a communicator that does not grow.
+    pub(super) fn agree(
+        self,
+        prepared: Result<(Prepared, Option<UniqueId>)>,
+    ) -> Result<Agreed<'m>> {
+        let Self { world, name, .. } = self;
+        let own = match &prepared {
+            Ok((prepared, id)) => Said {
+                failed: None,
+                mode: self.mode.code(),
+                token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
+                parent: self.parent.map(|parent| {
+                    let key = parent.key().unwrap_or_default();
+                    (key.to_owned(), parent.world_size())
+                }),
+                cannot_grow: cannot_grow(prepared, self.parent, world),
+            },
+            Err(error) => Said {
+                failed: Some(error.kind().to_string()),
+                ..Said::default()
+            },
+        };
+        let topic = format!("communicator/{name}");
+        let answers = self.round(&topic, &own.encode());
+        // What is wrong here is the better answer on this rank.
+        let (prepared, _) = prepared?;
+        let said = answers?.iter().map(|part| Said::decode(part)).collect();
+        let said: Option<Vec<Said>> = said;
+        let said = said
+            .ok_or_else(|| Error::rendezvous(format!("a rank said something else to {topic:?}")))?;
+        for (rank, said) in said.iter().enumerate() {
+            self.go_on(rank, said.failed.as_deref())?;
+            same_mode(self.mode, Some(&said.mode), || world.describe(rank))?;
+        }
+        let way = way(&said);
+        let first = said.first();
+        if first.is_none_or(|first| first.parent.is_none()) {
+            let token = first.map(|first| &first.token[..]).unwrap_or_default();
+            return Ok(Agreed {
+                id: world.line.unseal(name, token)?,
+                prepared,
+                way,
+                growing: None,
+            });
+        }
+        let (id, growing) = self.second_round(&topic, &prepared, way.as_ref())?;
+        Ok(Agreed {
+            prepared,
+            id,
+            way,
+            growing,
+        })
+    }
+
+    /// The token, of which only now is known what it has to be.
+    fn second_round(
+        &self,
+        topic: &str,
+        prepared: &Prepared,
+        way: Option<&GrowWay>,
+    ) -> Result<(UniqueId, Option<Growing<'m>>)> {
+        let Self { world, name, .. } = *self;
+        let growing = match (way, self.parent) {
+            (Some(GrowWay::Native), Some(parent)) => {
+                Growing::begin(&parent.inner, self.deadline).map(Some)
+            }
+            _ => Ok(None),
+        };
+        // So that there is time left to tell the others why there is none.
+        let limit = self.deadline.saturating_duration_since(Instant::now()) / 2;
+        let makes_id = world.rank() == 0;
+        let token = match (&growing, makes_id) {
+            (Err(error), _) => Err(Error::rendezvous(error.kind().to_string())),
+            (Ok(_), false) => Ok(None),
+            (Ok(Some(growing)), true) => growing.token(limit, self.signal).map(Some),
+            (Ok(None), true) => UniqueId::within(prepared.library(), limit).map(Some),
+        };
+        if let (Ok(Some(growing)), Err(error)) = (&growing, &token) {
+            growing.tell(error);
+        }
+        let own = match &token {
+            Ok(id) => Said {
+                token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
+                ..Said::default()
+            },
+            Err(error) => Said {
+                failed: Some(error.kind().to_string()),
+                ..Said::default()
+            },
+        };
+        let answers = self.round(&format!("{topic}/token"), &own.encode());
+        let growing = growing?;
+        let received = (|| {
+            token?;
+            let said = answers?.iter().map(|part| Said::decode(part)).collect();
+            let said: Option<Vec<Said>> = said;
+            let said = said.unwrap_or_default();
+            for (rank, said) in said.iter().enumerate() {
+                self.go_on(rank, said.failed.as_deref())?;
+            }
+            let token = said.first().map(|first| &first.token[..]);
+            world.line.unseal(name, token.unwrap_or_default())
+        })();
+        match received {
+            Ok(id) => Ok((id, growing)),
+            Err(error) => {
+                if let Some(growing) = growing {
+                    // NCCL has told its first and its last rank of this grow, and another one could not follow.
+                    growing.fail(&error, true);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn seal(&self, id: &UniqueId) -> Vec<u8> {
+        self.world.line.seal(self.name, id)
+    }
+
+    fn round(&self, topic: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let interrupted = || {
+            let parent = self.parent.filter(|_| topic.ends_with("/token"));
+            self.signal.is_aborted() || parent.is_some_and(|parent| parent.state().is_aborted())
+        };
+        self.world.collect(topic, part, self.deadline, interrupted)
+    }
+
+    /// Unless `rank` cannot take part.
+    fn go_on(&self, rank: usize, failed: Option<&str>) -> Result<()> {
+        match failed {
+            None => Ok(()),
+            Some(reason) => Err(Error::rendezvous(format!(
+                "{} cannot make communicator {:?}: {reason}",
+                self.world.describe(rank),
+                self.name
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_survives_the_way_through_bytes() {
+        for parent in [None, Some((String::from("0f"), 3))] {
+            let said = Said {
+                failed: Some(String::from("no memory")),
+                mode: 1,
+                token: vec![1, 2, 3],
+                parent,
+                cannot_grow: Some(String::from("it is too old")),
+            };
+            let bytes = said.encode();
+            assert_eq!(Said::decode(&bytes).as_ref(), Some(&said));
+            assert_eq!(Said::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+}
