@@ -21,7 +21,10 @@ const TICK: Duration = Duration::from_micros(200);
 /// Looks without anything to do before the dispatcher sleeps.
 const PATIENCE: u32 = 25;
 /// How long it sleeps unless it is woken.
-const NAP: Duration = Duration::from_millis(500);
+const NAP: Duration = match cfg!(test) {
+    true => Duration::from_secs(600),
+    false => Duration::from_millis(500),
+};
 /// How long a worker waits for work.
 const IDLE: Duration = Duration::from_secs(2);
 

@@ -360,18 +360,12 @@ fn hammering_a_stream_from_all_sides_loses_no_wake_up() {
                                 counted.fetch_add(1, Ordering::Relaxed);
                             }))
                             .unwrap();
-                        let start = Instant::now();
+                        // Nobody's nap ends by itself before the test's time is over.
                         match (number + round) % 3 {
                             0 => stream.wait_until(sequence).unwrap(),
                             1 => while !stream.poll(sequence).unwrap() {},
                             _ => {}
                         }
-                        // A lost wake-up costs the nap of 100 ms.
-                        assert!(
-                            start.elapsed() < Duration::from_millis(95),
-                            "{:?}",
-                            start.elapsed()
-                        );
                     }
                 })
             })
@@ -528,22 +522,18 @@ fn what_a_waiter_leaves_behind_is_run_though_the_dispatcher_slept() {
         let gate = Gate::default();
         let sequence = stream.enqueue(gate.job()).unwrap();
         let (send, receive) = mpsc::channel();
-        stream
-            .enqueue(job(move || send.send(Instant::now()).unwrap()))
-            .unwrap();
+        stream.enqueue(job(move || send.send(()).unwrap())).unwrap();
         let opener = thread::spawn({
             let gate = gate.clone();
             move || {
                 // Long enough for the dispatcher to see that all is well.
                 thread::sleep(Duration::from_millis(60));
                 gate.open();
-                Instant::now()
             }
         });
         stream.wait_until(sequence).unwrap();
-        let opened = opener.join().unwrap();
-        let ran = receive.recv().unwrap();
-        let late = ran.saturating_duration_since(opened);
-        assert!(late < Duration::from_millis(100), "{late:?}");
+        opener.join().unwrap();
+        // The dispatcher's nap does not end by itself before the test's time is over.
+        receive.recv().unwrap();
     });
 }
