@@ -419,7 +419,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
                 (fault.rank(), fault.class()),
-                (0, FaultClass::TimedOut),
+                (1, FaultClass::TimedOut),
                 "{error}"
             );
             let operation = fault.operation().unwrap_or_default();

@@ -209,6 +209,18 @@ pub enum ErrorKind {
         difference: String,
     },
 
+    /// The ranks were about to call what does not belong together (`NCCL_RUN_CHECK=1`); the same on all of them. Nothing
+    /// was launched.
+    #[error(
+        "the calls of operation {number} of all ranks differ: {difference}; nothing was launched"
+    )]
+    CallsDiffer {
+        /// The how manieth call of the communicator to which all ranks come, from 1.
+        number: u64,
+        /// The first difference: who has what.
+        difference: String,
+    },
+
     /// A deadline passed.
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {

@@ -138,6 +138,7 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::Stream { .. } => "stream",
         ErrorKind::NotInPlan { .. } => "not_in_plan",
         ErrorKind::CaptureDiffers { .. } => "capture_differs",
+        ErrorKind::CallsDiffer { .. } => "calls_differ",
         ErrorKind::TimedOut { .. } => "timed_out",
         ErrorKind::Queued { .. } => "queued",
         ErrorKind::Busy { .. } => "busy",

@@ -65,6 +65,8 @@ pub(crate) enum Ends {
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
+    /// Their calls fail, with the rank as the cause for which this one waits: it never sent.
+    ToldOfPeer,
     /// Their call fails as well, whether or not they know why.
     Fail,
     /// Nothing happens to them.
@@ -207,6 +209,7 @@ impl Row {
         };
         let others = match self.others {
             Others::Told => "fail with this rank as the cause",
+            Others::ToldOfPeer => "fail with the rank as the cause that did not send",
             Others::Fail => "fail",
             Others::Unharmed => "go on",
         };
@@ -226,7 +229,7 @@ pub(crate) const ROWS: &[Row] = {
         OperationAndAbort, OrderlyEnd, Sentinel,
     };
     use Ends::{Error, Process, Returns};
-    use Others::{Fail, Told, Unharmed};
+    use Others::{Fail, Told, ToldOfPeer, Unharmed};
     use Program as P;
     const OUT: &str = "TimedOut";
     const INSIDE: Ends = Process("a thread has been inside");
@@ -304,7 +307,7 @@ pub(crate) const ROWS: &[Row] = {
             "cuEventQuery",
             Error("TimedOut or Aborted", ""),
             Sentinel,
-            Told,
+            ToldOfPeer,
         )
         .nth(2),
         row(

@@ -27,7 +27,7 @@ use nccl_sys as sys;
 use super::frame::Frame;
 use super::handle::{Backoff, Handle, RawComm, Unsettled, settle};
 use super::lifecycle::Outcome;
-use super::{Communicator, Inner, order};
+use super::{Communicator, Inner, check, order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi::Progress;
 use crate::library::Library;
@@ -142,6 +142,11 @@ impl Inner {
         }
 
         let _inside = inside::enter(self, Place::Issue, limit);
+        if check::is_wanted() {
+            self.compare_call(kind, frame.batch().recorded, later(started, limit))
+                .map_err(Refused::Before)?;
+        }
+
         // 1. Nothing of this reaches NCCL.
         self.prepare(handle, frame).map_err(Refused::Before)?;
 

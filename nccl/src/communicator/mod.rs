@@ -26,6 +26,7 @@
 
 mod build;
 mod builder;
+mod check;
 mod everybody;
 mod frame;
 mod free;

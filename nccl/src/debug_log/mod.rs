@@ -8,10 +8,12 @@
 //!
 //! - `line`: from a line to who said it; `message`, made of `words`: what was said; `warning`: what is a cause;
 //! - `collect`: from lines to `facts`, about each process and its communicators; `state`: which of them is meant;
+//! - `first`: the first warning of this process, for a fault's evidence;
 //! - `verdict`: from the facts of all ranks to a [`Report`](crate::preflight::Report).
 
 mod collect;
 mod facts;
+mod first;
 mod line;
 mod message;
 mod state;
@@ -21,6 +23,8 @@ mod words;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use first::{FirstWarning, first_warning};
 
 pub use collect::{Counts, DebugLog};
 pub use facts::{

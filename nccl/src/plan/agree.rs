@@ -26,7 +26,7 @@ use crate::rendezvous::{Broken, Fields, put_index, put_number, ranges};
 
 /// One operation of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     function: Function,
     data_type: DataType,
     reduction: Reduced,
@@ -41,7 +41,7 @@ const MOST: usize = 4096;
 type Hash = [u8; 16];
 
 impl Entry {
-    fn of(recorded: &Recorded) -> Option<Self> {
+    pub(crate) fn of(recorded: &Recorded) -> Option<Self> {
         let kind = Kind::of(recorded.kind())?;
         let has_rank = !matches!(
             kind.function,
@@ -59,7 +59,7 @@ impl Entry {
         })
     }
 
-    fn is_message(&self) -> bool {
+    pub(crate) fn is_message(&self) -> bool {
         matches!(self.function, Function::Send | Function::Recv)
     }
 
@@ -131,7 +131,7 @@ const READY: u8 = 0;
 const FAILED: u8 = 1;
 
 /// What a rank gives in the first exchange: its digests, or why it captures nothing.
-pub(super) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
+pub(crate) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
     let entries = match entries {
         Ok(entries) => entries,
         Err(reason) => return [&[FAILED], reason.as_bytes()].concat(),
@@ -162,7 +162,7 @@ pub(super) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
 
 /// What the digests of all ranks say.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Compared {
+pub(crate) enum Compared {
     Same,
     /// In what, the second exchange tells.
     Different,
@@ -200,7 +200,7 @@ impl Digest {
 }
 
 /// Compares what all ranks gave in the first exchange.
-pub(super) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
+pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
     let mut digests = Vec::with_capacity(parts.len());
     for (rank, part) in parts.iter().enumerate() {
         match &part[..] {
@@ -229,7 +229,7 @@ pub(super) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
 }
 
 /// What a rank gives in the second exchange.
-pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut to = Vec::new();
     put_index(&mut to, entries.len());
     let told = &entries[..entries.len().min(MOST)];
@@ -240,12 +240,12 @@ pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
 
 /// What a rank captured, as far as it was told.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(crate) struct Listed {
     total: usize,
     entries: Vec<Entry>,
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
     let mut fields = Fields(bytes);
     let total = fields.index()?;
     let entries = (0..fields.count(5)?)
@@ -256,7 +256,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
 }
 
 /// The first difference, the same sentence on all ranks; `name` says who a rank is.
-pub(super) fn difference(all: &[Listed], name: impl Fn(usize) -> String) -> String {
+pub(crate) fn difference(all: &[Listed], name: impl Fn(usize) -> String) -> String {
     collective(all, &name)
         .or_else(|| message(all, &name))
         .unwrap_or_else(|| format!("in what comes after the first {MOST} operations"))

@@ -12,7 +12,7 @@
 //!   for its end;
 //! - `graph`: the graphs of a communicator, which end before it does.
 
-mod agree;
+pub(crate) mod agree;
 mod capture;
 mod captured;
 mod graph;

@@ -131,6 +131,7 @@ impl World {
     /// ```
     pub fn phase(&self, name: &str) {
         crate::supervision::recorder::phase(name);
+        self.line.set_phase(name);
         let name = name.to_owned();
         self.send(u64::MAX, Request::Phase { name });
     }

@@ -284,6 +284,15 @@ impl Hub {
                 topic,
                 bytes: bytes.into(),
             }),
+            Request::Tell { to, topic, bytes } => {
+                let bytes = bytes.into();
+                let push = Push::Told {
+                    from: rank,
+                    topic,
+                    bytes,
+                };
+                state.push_to(to, &push);
+            }
             Request::Fail { chain } => state.leave(rank, Departure::Failed(chain), false),
             Request::Stay { chain } => {
                 let departure = chain.map_or(Departure::Left, Departure::Failed);

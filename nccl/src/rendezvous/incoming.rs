@@ -26,6 +26,12 @@ pub(super) enum Push {
         topic: String,
         bytes: Arc<[u8]>,
     },
+    /// From another rank, for this one alone.
+    Told {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
     Gone {
         rank: usize,
         departure: Departure,
@@ -111,6 +117,7 @@ mod kind {
     pub(super) const SUCCEEDED: u8 = 55;
     pub(super) const CUT_OFF: u8 = 56;
     pub(super) const PING: u8 = 57;
+    pub(super) const TOLD: u8 = 80;
     pub(super) const LOOK: u8 = 58;
     pub(super) const SUSPECTED: u8 = 59;
 }
@@ -201,6 +208,12 @@ impl Push {
                 put_bytes(&mut to, topic.as_bytes());
                 put_bytes(&mut to, bytes);
                 kind::NOTICE
+            }
+            Self::Told { from, topic, bytes } => {
+                put_index(&mut to, *from);
+                put_bytes(&mut to, topic.as_bytes());
+                put_bytes(&mut to, bytes);
+                kind::TOLD
             }
             Self::Gone { rank, departure } => {
                 put_index(&mut to, *rank);
@@ -307,6 +320,11 @@ impl Incoming {
                 Self::Answer(frame.id, Answer::Incomplete(Arc::new(incomplete)))
             }
             kind::NOTICE => Self::Push(Push::Notice {
+                from: fields.index()?,
+                topic: fields.text()?,
+                bytes: fields.bytes()?.into(),
+            }),
+            kind::TOLD => Self::Push(Push::Told {
                 from: fields.index()?,
                 topic: fields.text()?,
                 bytes: fields.bytes()?.into(),

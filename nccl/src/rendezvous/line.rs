@@ -50,6 +50,8 @@ pub(crate) struct Line {
     gone_on: AtomicU64,
     /// Under which its communicators record what they do.
     home: Arc<Home>,
+    /// What the program does, as it says, and since when.
+    phase: Mutex<Option<(String, Instant)>>,
     /// What the others are told when this value goes.
     farewell: Mutex<Departure>,
 }
@@ -149,6 +151,7 @@ impl Line {
             rounds: Mutex::default(),
             gone_on: AtomicU64::new(0),
             home,
+            phase: Mutex::default(),
             farewell: Mutex::new(Departure::Left),
         });
         if let Some(server) = line.own_door() {
@@ -408,6 +411,29 @@ impl Line {
         });
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
         self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Tells rank `to` alone. It is lost when the coordinator dies.
+    pub(crate) fn tell(&self, to: usize, topic: &str, bytes: Vec<u8>) {
+        let topic = topic.to_owned();
+        self.send(u64::MAX, Request::Tell { to, topic, bytes });
+    }
+
+    /// What the program of this rank does, as it says, and for how long.
+    pub(crate) fn phase(&self) -> Option<(String, Duration)> {
+        let phase = lock(&self.phase);
+        phase
+            .as_ref()
+            .map(|(name, since)| (name.clone(), since.elapsed()))
+    }
+
+    pub(super) fn set_phase(&self, name: &str) {
+        *lock(&self.phase) = Some((name.to_owned(), Instant::now()));
+    }
+
+    /// Whether nothing comes any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.mailbox.is_closed()
     }
 
     /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or

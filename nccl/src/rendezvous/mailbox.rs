@@ -22,6 +22,12 @@ pub(crate) enum Notice {
         topic: String,
         bytes: Arc<[u8]>,
     },
+    /// By another rank, to this one alone; in no order with the rest.
+    Told {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
     /// A rank left, failed or died. Comes once for each.
     Gone { rank: usize, departure: Departure },
     /// This rank and those can reach each other no more, and nobody can tell which side is at fault.
@@ -315,6 +321,11 @@ impl Mailbox {
             Push::CutOff { from, why } => {
                 drop(state);
                 return self.cut_off(from, &why);
+            }
+            Push::Told { from, topic, bytes } => {
+                // No successor has to know it.
+                state.inbox.push_back(Notice::Told { from, topic, bytes });
+                return;
             }
             Push::Watched(watched) => {
                 state.watched = watched;

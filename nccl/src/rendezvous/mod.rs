@@ -76,6 +76,7 @@ pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
 pub(crate) use mailbox::{Notice, SILENT};
 pub(crate) use message::Departure;
+pub(crate) use process::state_of_process;
 
 pub use board::{RankEnd, RankState, WorldEvent, WorldState};
 pub use channel::{Channel, ChannelMessage};

@@ -103,6 +103,11 @@ fn letter(pid: u64) -> Option<char> {
 }
 
 /// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
+pub(crate) fn state_of_process(pid: u32) -> Option<String> {
+    state_of(pid.into())
+}
+
+/// As [`state_of_process`].
 pub(super) fn state_of(pid: u64) -> Option<String> {
     let letter = letter(pid)?;
     let meaning = match letter {

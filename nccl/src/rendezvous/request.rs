@@ -40,6 +40,12 @@ pub(super) enum Request {
         topic: String,
         bytes: Vec<u8>,
     },
+    /// For one rank alone. Lost when the coordinator dies, and kept by nobody.
+    Tell {
+        to: usize,
+        topic: String,
+        bytes: Vec<u8>,
+    },
     /// This rank ends with an error.
     Fail {
         chain: String,
@@ -120,6 +126,7 @@ mod kind {
     pub(super) const RECORDING: u8 = 31;
     pub(super) const REPORT: u8 = 70;
     pub(super) const PONG: u8 = 71;
+    pub(super) const TELL: u8 = 80;
     pub(super) const SAW: u8 = 72;
 }
 
@@ -167,6 +174,16 @@ impl Request {
                 put_bytes(&mut to, topic.as_bytes());
                 put_bytes(&mut to, bytes);
                 kind::ANNOUNCE
+            }
+            Self::Tell {
+                to: rank,
+                topic,
+                bytes,
+            } => {
+                put_index(&mut to, *rank);
+                put_bytes(&mut to, topic.as_bytes());
+                put_bytes(&mut to, bytes);
+                kind::TELL
             }
             Self::Fail { chain } => {
                 put_bytes(&mut to, chain.as_bytes());
@@ -282,6 +299,11 @@ impl Request {
                 name: fields.text()?,
             },
             kind::ANNOUNCE => Self::Announce {
+                topic: fields.text()?,
+                bytes: fields.bytes()?.to_vec(),
+            },
+            kind::TELL => Self::Tell {
+                to: fields.index()?,
                 topic: fields.text()?,
                 bytes: fields.bytes()?.to_vec(),
             },

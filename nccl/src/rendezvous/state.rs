@@ -184,6 +184,15 @@ impl State {
         }
     }
 
+    /// For one rank, if it is there.
+    pub(super) fn push_to(&mut self, rank: usize, push: &Push) {
+        let outlet = self.members.get(rank);
+        if let Some(outlet) = outlet.and_then(|member| member.outlet.clone()) {
+            outlet.push(push, &mut None);
+            self.dirty.push(outlet);
+        }
+    }
+
     pub(super) fn due(&mut self, deadline: Instant) {
         self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
     }

@@ -21,7 +21,7 @@ pub(super) fn put_notices(to: &mut Vec<u8>, notices: &[Notice]) {
                 put_departure(to, departure);
             }
             // Nobody tells another rank of it.
-            Notice::CutOff { .. } => put_number(to, 2),
+            Notice::CutOff { .. } | Notice::Told { .. } => put_number(to, 2),
         }
     }
 }

@@ -106,6 +106,12 @@ fn bytes_of(data_type: usize, elements: &Count) -> u64 {
 }
 
 impl Messages {
+    /// How many there were to each rank, and from it.
+    pub(crate) fn by_peer(&self) -> (Vec<u64>, Vec<u64>) {
+        let counts = |side: &Side| side.by_peer.iter().map(Count::get).collect();
+        (counts(&self.sent), counts(&self.received))
+    }
+
     #[inline]
     pub(crate) fn next_sent(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
         self.sent.next(peer, data_type, elements)

@@ -8,19 +8,21 @@
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 
 use super::cause::Waiting;
 use super::docket::{Verdict, Who};
 use super::fault::{Cause, Fault, FaultClass};
+use super::trial::{self, Trials};
 use super::watch::{FAULT, Watch};
 use crate::communicator::Inner;
 use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
+use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
 /// What is to be ended, and whether that begins here.
@@ -50,6 +52,8 @@ pub(crate) struct Board {
     past: OnceLock<String>,
     /// Whether the log has the verdict.
     told: AtomicBool,
+    /// How many calls were compared before they were handed to NCCL.
+    checked: AtomicU64,
 }
 
 /// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
@@ -90,6 +94,7 @@ impl Board {
             complete: OnceLock::new(),
             past: OnceLock::new(),
             told: AtomicBool::new(false),
+            checked: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&board);
         let who = Who {
@@ -172,11 +177,19 @@ impl Board {
     }
 
     /// Tells all ranks that this one gives the communicator up. The first to say so is right.
-    pub(crate) fn announce(&self, cause: Cause) {
+    ///
+    /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
+    pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
         let fault = Fault::here(cause, &self.name, self.rank, self.line.job().1);
-        let bytes = fault.encode(&self.members);
-        if self.fault().is_none() && self.announced.set(Arc::new(fault)).is_ok() {
+        let fault = Arc::new(fault);
+        if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
+            return;
+        }
+        if fault.is_certain() || self.members.len() == 1 {
+            let bytes = fault.encode(&self.members);
             self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
+        } else {
+            trial::open(self, &fault);
         }
     }
 
@@ -184,6 +197,7 @@ impl Board {
     /// have said the same. Who has not, as a sentence.
     pub(crate) fn conclude(&self, freed: bool) -> Option<&str> {
         let conclusion = self.conclusion.get_or_init(|| {
+            self.await_verdict();
             if !freed {
                 // Who could not end its own does not wait for others.
                 self.line
@@ -204,6 +218,33 @@ impl Board {
             self.sentence(&unheard)
         });
         conclusion.as_deref()
+    }
+
+    /// Who only ran out of time does not say that it has ended before there is a cause: the others may all have.
+    fn await_verdict(&self) {
+        let waits = self.announced.get().is_some_and(|own| !own.is_certain());
+        let deadline = deadline_after(trial::PATIENCE + GRACE);
+        while waits
+            && self.members.len() > 1
+            && self.fault().is_none()
+            && !self.line.is_closed()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The how manieth call this is that is compared, from 1.
+    pub(crate) fn next_check(&self) -> u64 {
+        self.checked.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn trials(&self) -> &Trials {
+        self.watch.trials()
     }
 
     /// What this rank was waiting in, for the others; empty for nothing, and where that would be too much for

@@ -82,7 +82,18 @@ pub enum RootCause {
         /// The other half.
         received: u64,
     },
-    /// Ranks send to each other in a circle, each before it receives.
+    /// A rank sends another length than the other expects.
+    UnequalCounts {
+        /// The rank that sends.
+        from: usize,
+        /// The rank that receives.
+        to: usize,
+        /// Elements, and their type where that differs.
+        sends: String,
+        /// What the other expects.
+        expects: String,
+    },
+    /// Ranks wait for each other in a circle, like those that each send before they receive: each for the next.
     Cycle {
         /// In order; the last sends to the first.
         ranks: Vec<usize>,
@@ -147,6 +158,7 @@ impl RootCause {
             Self::CallFailed { .. }
                 | Self::ProgramFailed { .. }
                 | Self::StuckOutside { .. }
+                | Self::StuckInside { .. }
                 | Self::Asked
                 | Self::Unknown
         )

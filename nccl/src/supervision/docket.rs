@@ -138,6 +138,15 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         state.boards.insert(Arc::clone(key), entry);
     }
 
+    /// Whether there is a verdict on it, as far as is known.
+    pub(crate) fn has_verdict(&self, key: &str) -> bool {
+        let state = self.lock();
+        match state.boards.get(key) {
+            Some(entry) => entry.verdict.get().is_some(),
+            None => state.early.iter().any(|early| early.key == key),
+        }
+    }
+
     /// From now on there is something to end, which `set` says; the verdict, if it has been there before.
     pub(crate) fn protect(&self, verdict: &Verdict<F>, set: impl FnOnce()) -> Option<F> {
         let _state = self.lock();

@@ -279,6 +279,12 @@ impl From<&Error> for Cause {
             .map(|operation| operation.what().to_string())
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
+            // A call that should have come back, whatever the others do.
+            ErrorKind::TimedOut { what, .. } if is_stuck(what) => {
+                let operation = what.trim_end_matches(',').to_owned();
+                let root = RootCause::StuckInside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
             // Whoever waits is not who makes it wait.
             ErrorKind::TimedOut { .. } => {
                 (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
@@ -335,6 +341,14 @@ impl From<&Error> for Cause {
             )
         }
     }
+}
+
+/// Whether what ran out of time was not a wait for others: a call that does not wait for them, and has not come back.
+/// Whoever polls ends that by itself at the limit, so that what the watchdog finds under way after that is inside.
+fn is_stuck(what: &str) -> bool {
+    what.contains("has not come back")
+        || what.starts_with("the call into NCCL, under way for")
+        || what.starts_with("a call of NCCL's or CUDA's")
 }
 
 /// Of which communicator, and where, a fault arose.
@@ -593,13 +607,11 @@ impl Fault {
     }
 
     /// Whether it says itself what began it, so that nobody else has to be heard.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the election needs it"))]
     pub(super) fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
     }
 
     /// What all ranks are told: another cause and another place for what the first that told began.
-    #[expect(dead_code, reason = "the election needs it")]
     pub(super) fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
         Self {
             number: self.number,

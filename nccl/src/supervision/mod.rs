@@ -25,6 +25,8 @@
 //! moment in which the others, who see the same, end theirs.
 //!
 //! - `cause`: what can be at the root of it; `fault`: one of these, as it travels and as it reads;
+//! - `trial`: who ran out of time is not who made it wait: what all ranks say (`report`) is collected, and the cause
+//!   elected (`elect`), before a fault is announced;
 //! - `board`: one communicator as its rank sees it;
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `watch`: what a line hears, and whom it concerns;
@@ -37,9 +39,12 @@
 mod board;
 mod cause;
 mod docket;
+mod elect;
 mod fault;
 pub(crate) mod inside;
 pub mod recorder;
+mod report;
+mod trial;
 mod watch;
 pub(crate) mod watchdog;
 

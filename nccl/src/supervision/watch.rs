@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::board::{Board, FREED};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
+use super::trial::{self, REPORT, SYMPTOM, Trials};
 use crate::communicator::{end_struck, lock};
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
@@ -31,6 +32,8 @@ pub(crate) struct Watch {
     docket: Docket<Arc<Fault>, Weak<Board>, Departure>,
     /// The verdict that was written last.
     latest: Mutex<Option<Arc<Fault>>>,
+    /// Communicators on which somebody ran out of time.
+    trials: Trials,
 }
 
 type Struck = docket::Struck<Weak<Board>>;
@@ -45,6 +48,7 @@ impl Watch {
             members: line.members(),
             docket: Docket::new(),
             latest: Mutex::new(None),
+            trials: Trials::default(),
         });
         let listening = Arc::clone(&watch);
         line.on_notice(move |notice| listening.hear(notice));
@@ -92,6 +96,16 @@ impl Watch {
 
     fn hear(&self, notice: &Notice) {
         match notice {
+            Notice::Announced { from, topic, bytes } if topic.starts_with(SYMPTOM) => {
+                self.question(&topic[SYMPTOM.len()..], *from, bytes);
+            }
+            Notice::Told { from, topic, bytes } => {
+                if let Some(key) = topic.strip_prefix(REPORT)
+                    && let Ok(report) = serde_json::from_slice(bytes)
+                {
+                    self.trials.receive(key, *from, report);
+                }
+            }
             Notice::Announced { topic, bytes, .. } => {
                 let Some(key) = topic.strip_prefix(FAULT) else {
                     return;
@@ -112,6 +126,25 @@ impl Watch {
             }
             Notice::CutOff { from, why } => self.part(from, why),
         }
+    }
+
+    /// A rank ran out of time on a communicator: it is told how this one stands.
+    fn question(&self, key: &str, from: usize, bytes: &[u8]) {
+        let Ok((fault, members)) = Fault::decode(bytes) else {
+            return;
+        };
+        let own = members.iter().position(|member| *member == self.rank);
+        if self.docket.has_verdict(key) {
+            return;
+        }
+        let elector = self.trials.hear(key, from, fault, &members);
+        if let (Some(rank), Some(elector), Some(line)) = (own, elector, self.line.upgrade()) {
+            trial::answer(&line, key, rank, elector);
+        }
+    }
+
+    pub(super) fn trials(&self) -> &Trials {
+        &self.trials
     }
 
     /// This rank cannot reach those any more.
@@ -213,6 +246,7 @@ impl Watch {
     fn respond(&self, struck: Vec<Struck>) {
         let (mut boards, mut endings, mut absent) = (Vec::new(), Vec::new(), Vec::new());
         for one in struck {
+            self.trials.close(&one.key);
             match one.board.upgrade() {
                 Some(board) => {
                     endings.extend(board.begin_end());

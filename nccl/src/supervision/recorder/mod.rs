@@ -36,13 +36,13 @@ pub(crate) use dump::{VARIABLE as RECORD_DIR, is_wanted};
 pub(crate) use home::Home;
 pub(crate) use notes::phase;
 pub use notes::{Note, note};
-pub(crate) use snapshot::of_place;
 pub use snapshot::{
     Call, CallState, Place, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
+pub(crate) use snapshot::{of_place, read_one};
 pub use spans::{CallSpan, describe_spans};
 pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 pub(crate) use track::{
     Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, clock, handle_of,
-    limit_of_word, limit_word, origin,
+    limit_of_word, limit_word, origin, tracks,
 };

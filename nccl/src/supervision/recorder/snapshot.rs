@@ -343,6 +343,11 @@ impl Communicator {
     }
 }
 
+/// What one of them did last.
+pub(crate) fn read_one(track: &Track) -> Recording {
+    read(track, &mut Reader::default())
+}
+
 fn read(track: &Track, spans: &mut Reader) -> Recording {
     let issues = track.issues.read();
     // After the issues: whatever they name that is not here is too old, or not called yet.

@@ -52,6 +52,7 @@ pub(crate) struct Track {
     pub(super) operations: Lane<Operation>,
     marks: [Mark; STREAMS],
     pub(crate) usual: Usual,
+    tally: Arc<Tally>,
 }
 
 /// The call of which the watchdog does not have to be told: all three have to hold. Read by every call,
@@ -291,6 +292,19 @@ impl Track {
             .collect()
     }
 
+    /// How many messages were sent to each rank, and received from it.
+    pub(crate) fn ledgers(&self) -> (Vec<u64>, Vec<u64>) {
+        self.tally.messages.by_peer()
+    }
+
+    /// Whether there was no call to which only some ranks come.
+    pub(crate) fn only_calls_for_all(&self) -> bool {
+        use OperationKind::{Group, Recv, Send};
+        [Group, Send, Recv]
+            .into_iter()
+            .all(|kind| self.tally.calls(kind) == 0)
+    }
+
     /// What it was waiting in, as far as anybody has asked: a call that NCCL has not come back from, or what is
     /// not known to be done.
     pub(crate) fn standing(&self) -> Option<String> {
@@ -509,6 +523,7 @@ impl Tracked {
             operations: Lane::new(OPERATIONS),
             marks: Default::default(),
             usual: Usual::default(),
+            tally: Arc::clone(tally),
         });
         all.live.retain(|track| track.strong_count() > 0);
         all.live.push(Arc::downgrade(&track));
@@ -571,7 +586,7 @@ fn all() -> MutexGuard<'static, All> {
 }
 
 /// Every communicator that has a record, oldest first.
-pub(super) fn tracks() -> Vec<Arc<Track>> {
+pub(crate) fn tracks() -> Vec<Arc<Track>> {
     // Those that ended are in both lists.
     all().live.iter().filter_map(Weak::upgrade).collect()
 }

@@ -1,0 +1,175 @@
+//! What ranks entered at the same place, and whether it fits together.
+
+use std::collections::BTreeMap;
+
+use super::{Case, Finding};
+use crate::operation::OperationKind;
+use crate::supervision::cause::{Differs, FaultRole, RootCause, Side, who};
+use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
+use crate::supervision::report::Entered;
+
+/// What an operation is, in the fields that all ranks have to have alike.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shape {
+    operation: String,
+    count: Option<u64>,
+    data_type: Option<String>,
+    reduction: Option<String>,
+    root: Option<usize>,
+}
+
+impl Shape {
+    fn of(kind: &str, one: &RecordedOperation) -> Self {
+        Self {
+            operation: kind.to_owned(),
+            count: Some(one.count),
+            data_type: Some(one.data_type.to_string()),
+            reduction: one.reduction.map(|reduction| match reduction {
+                RecordedReduction::Op(op) => op.to_string(),
+                RecordedReduction::Made => String::from("one that the program made"),
+            }),
+            root: one.root,
+        }
+    }
+
+    fn only_operation(kind: &str) -> Self {
+        Self {
+            operation: kind.to_owned(),
+            count: None,
+            data_type: None,
+            reduction: None,
+            root: None,
+        }
+    }
+}
+
+/// The operations of a call to which all ranks come, in order.
+pub(super) fn shapes(call: &Entered) -> Vec<Shape> {
+    let is_message =
+        |one: &&RecordedOperation| matches!(one.kind, OperationKind::Send | OperationKind::Recv);
+    let shapes: Vec<_> = call
+        .operations
+        .iter()
+        .filter(|one| !is_message(one))
+        .map(|one| Shape::of(&one.kind.to_string(), one))
+        .collect();
+    match shapes.is_empty() || call.missing > 0 {
+        true => vec![Shape::only_operation(&call.kind)],
+        false => shapes,
+    }
+}
+
+/// The first place that stands still at which ranks entered what does not fit together.
+pub(super) fn mismatch(case: &Case<'_>) -> Option<Finding> {
+    let first = case.place()?;
+    let last = case
+        .reports
+        .values()
+        .filter_map(|report| report.entered)
+        .max()?;
+    (first..=last).find_map(|place| at(case, place))
+}
+
+fn at(case: &Case<'_>, place: u64) -> Option<Finding> {
+    let entered: BTreeMap<usize, &Entered> = case
+        .reports
+        .values()
+        .filter_map(|report| Some((report.rank, report.at(place)?)))
+        .collect();
+    // A capture and its replay are compared elsewhere, and a replay is whatever was captured.
+    let shapes: BTreeMap<usize, Vec<Shape>> = entered
+        .iter()
+        .map(|(rank, call)| (*rank, shapes(call)))
+        .collect();
+    let longest = shapes.values().map(Vec::len).min()?;
+    (0..longest).find_map(|at| {
+        let one: BTreeMap<usize, &Shape> =
+            shapes.iter().map(|(rank, all)| (*rank, &all[at])).collect();
+        let (field, sides) = sides(&one)?;
+        Some(finding(case, place, field, sides))
+    })
+}
+
+/// In what they differ, and who has what: the most first.
+pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Side>)> {
+    let fields = [
+        Differs::Operation,
+        Differs::Root,
+        Differs::DataType,
+        Differs::Count,
+        Differs::Reduction,
+    ];
+    fields.into_iter().find_map(|field| {
+        let mut sides: Vec<Side> = Vec::new();
+        for (rank, shape) in shapes {
+            let none = || String::from("none");
+            let value = match field {
+                Differs::Operation => shape.operation.clone(),
+                Differs::Root => shape.root.map_or_else(none, |root| root.to_string()),
+                Differs::DataType => shape.data_type.clone().unwrap_or_else(none),
+                Differs::Count => shape.count.map_or_else(none, |count| count.to_string()),
+                Differs::Reduction => shape.reduction.clone().unwrap_or_else(none),
+            };
+            match sides.iter_mut().find(|side| side.value == value) {
+                Some(side) => side.ranks.push(*rank),
+                None => sides.push(Side {
+                    ranks: vec![*rank],
+                    value,
+                }),
+            }
+        }
+        // Those of which a field is not known differ in nothing.
+        let known = sides.iter().all(|side| side.value != "none") || field == Differs::Operation;
+        sides.sort_by_key(|side| (std::cmp::Reverse(side.ranks.len()), side.ranks[0]));
+        (sides.len() > 1 && known).then_some((field, sides))
+    })
+}
+
+fn finding(case: &Case<'_>, place: u64, field: Differs, sides: Vec<Side>) -> Finding {
+    let odd = &sides[sides.len() - 1];
+    let rank = odd.ranks[0];
+    let list: Vec<_> = sides
+        .iter()
+        .map(|side| format!("{} {}", who(&side.ranks), said(field, side)))
+        .collect();
+    let tied = sides[0].ranks.len() == odd.ranks.len();
+    let mut evidence = vec![format!(
+        "at the operation of all ranks #{place}: {}",
+        list.join(", ")
+    )];
+    if tied {
+        evidence.push(String::from(
+            "as many ranks have the one as the other, so that either may be what was meant",
+        ));
+    }
+    Finding {
+        rank,
+        role: FaultRole::Initiating,
+        text: format!(
+            "differs from the others in the {field} of operation #{place}: {}; {}",
+            list.join(", "),
+            case.complaint()
+        ),
+        root: RootCause::Mismatch {
+            field,
+            sequence: Some(place),
+            sides,
+        },
+        evidence,
+        hint: String::from(
+            "all ranks have to call the same operations with the same count, type, reduction and root, in the same \
+             order; NCCL_RUN_CHECK=1 finds it before anything is launched",
+        ),
+    }
+}
+
+fn said(field: Differs, side: &Side) -> String {
+    let (verb, value) = (
+        if side.ranks.len() == 1 { "has" } else { "have" },
+        &side.value,
+    );
+    match field {
+        Differs::Operation => format!("entered {value}"),
+        field => format!("{verb} {field} {value}"),
+    }
+}

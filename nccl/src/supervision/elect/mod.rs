@@ -1,0 +1,375 @@
+//! From what all ranks say of a communicator to what is at the root: a pure function of the reports.
+//!
+//! Whoever ran out of time says only that it waited. So each rank is asked what it has entered, and what it is at, and
+//! this puts it together. What is certain comes first:
+//!
+//! 1. what ranks entered does not fit together ([`compare`]);
+//! 2. a call of NCCL's or CUDA's does not come back on a rank;
+//! 3. ranks do not answer: they stand still, or are starved;
+//! 4. two communicators were called in different orders ([`order`]);
+//! 5. ranks have not entered what others wait in: the one that is furthest behind;
+//! 6. a rank's operation waits behind work of others;
+//! 7. messages have no counterpart ([`messages`]);
+//! 8. NCCL warned of something that can be a cause;
+//! 9. nothing of that: what the first rank told, with what is known.
+//!
+//! Between equals the one whom more ranks wait for, then the lowest. The order in which reports come in plays no part;
+//! that of those who ran out of time is the coordinator's, the same for all.
+
+mod compare;
+mod messages;
+mod order;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::cause::{RootCause, Waiting, who};
+use super::fault::{Cause, Fault, FaultClass};
+use super::report::{Entered, Report, State};
+use super::{Earlier, FaultRole};
+
+/// What is known of a communicator on trial. Ranks are its own.
+pub(super) struct Case<'c> {
+    pub(super) name: &'c str,
+    /// By rank.
+    pub(super) hosts: &'c [String],
+    /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
+    pub(super) symptoms: &'c [Fault],
+    pub(super) reports: &'c BTreeMap<usize, Report>,
+    /// Who left the world in order.
+    pub(super) left: &'c BTreeSet<usize>,
+    /// What the kernel says of those who did not answer, where it could be asked.
+    pub(super) states: &'c BTreeMap<usize, String>,
+}
+
+/// Where it began, and why.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) rank: usize,
+    pub(super) cause: Cause,
+}
+
+/// A cause before it is told as one.
+struct Finding {
+    rank: usize,
+    role: FaultRole,
+    root: RootCause,
+    text: String,
+    evidence: Vec<String>,
+    hint: String,
+}
+
+/// See the module.
+pub(super) fn elect(case: &Case<'_>) -> Verdict {
+    let finding = compare::mismatch(case)
+        .or_else(|| stuck_inside(case))
+        .or_else(|| not_answering(case))
+        .or_else(|| order::inverse(case))
+        .or_else(|| never_entered(case))
+        .or_else(|| stuck_outside(case))
+        .or_else(|| messages::unmatched(case))
+        .or_else(|| warned(case))
+        .unwrap_or_else(|| unexplained(case));
+    let first = &case.symptoms[0];
+    let standings = case.reports.values().filter_map(|report| {
+        let front = report.front()?;
+        (report.rank != finding.rank).then(|| (report.rank, front.name()))
+    });
+    let mut evidence = finding.evidence;
+    evidence.extend(words_of_nccl(case, &finding.root));
+    Verdict {
+        rank: finding.rank,
+        cause: Cause {
+            class: first.class(),
+            role: finding.role,
+            root: finding.root,
+            operation: first.operation().unwrap_or_default().to_owned(),
+            text: finding.text,
+            evidence,
+            also: Waiting::together(standings),
+            hint: finding.hint,
+        },
+    }
+}
+
+impl Case<'_> {
+    /// The place of the operation that stands still: the first that is entered and not done anywhere.
+    fn place(&self) -> Option<u64> {
+        let fronts = self.reports.values().filter_map(|report| {
+            let pending = |call: &&Entered| call.is_pending() && call.place.is_some();
+            report.calls.iter().find(pending)?.place
+        });
+        fronts.min()
+    }
+
+    /// Who did not answer, and has not left.
+    fn silent(&self) -> Vec<usize> {
+        let ranks = 0..self.hosts.len();
+        ranks
+            .filter(|rank| !self.reports.contains_key(rank) && !self.left.contains(rank))
+            .collect()
+    }
+
+    /// What the first rank told that ran out of time.
+    fn complaint(&self) -> String {
+        let first = &self.symptoms[0];
+        format!("rank {} waited: {}", first.rank(), first.cause())
+    }
+}
+
+/// A rank that told that a call does not come back; it is not one that waits for others.
+fn stuck_inside(case: &Case<'_>) -> Option<Finding> {
+    let told = case
+        .symptoms
+        .iter()
+        .find(|fault| matches!(fault.root(), RootCause::StuckInside { .. }))?;
+    Some(Finding {
+        rank: told.rank(),
+        role: FaultRole::Initiating,
+        root: told.root().clone(),
+        text: told.cause().to_owned(),
+        evidence: vec![String::from(
+            "calls of this communicator do not wait for other ranks, so that this is not one that waits for another",
+        )],
+        hint: String::from(
+            "look where that thread is (a stack trace of the process), at dmesg for Xid messages, and at what else \
+             holds the driver there",
+        ),
+    })
+}
+
+fn not_answering(case: &Case<'_>) -> Option<Finding> {
+    let silent = case.silent();
+    let &rank = silent.first()?;
+    let state = case.states.get(&rank).cloned();
+    let host = &case.hosts[rank];
+    let is_host = silent.len() > 1
+        && silent.iter().all(|other| case.hosts[*other] == *host)
+        && case.hosts.iter().any(|other| other != host);
+    let mut evidence = vec![format!(
+        "{} of {} ranks said how they stand, {} did not within half a second",
+        case.reports.len(),
+        case.hosts.len(),
+        who(&silent)
+    )];
+    if is_host {
+        evidence.push(format!("all of them run on {host}"));
+    }
+    let others = if silent.len() > 1 {
+        format!(" (as do {})", who(&silent[1..]))
+    } else {
+        String::new()
+    };
+    let how = match &state {
+        Some(state) => format!(": {state}"),
+        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
+    };
+    Some(Finding {
+        rank,
+        role: FaultRole::Initiating,
+        root: RootCause::NotAnswering {
+            ranks: silent,
+            state,
+        },
+        text: format!("does not answer{others}{how}; {}", case.complaint()),
+        evidence,
+        hint: String::from(
+            "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network to its host",
+        ),
+    })
+}
+
+/// How far a rank is behind those that wait, which is whom they wait for.
+fn never_entered(case: &Case<'_>) -> Option<Finding> {
+    let place = case.place()?;
+    let waiting = case.reports.values().find_map(|report| {
+        let call = report.at(place)?;
+        call.is_pending().then(|| call.name())
+    })?;
+    let behind = |rank: &usize| match case.reports.get(rank) {
+        Some(report) if report.exists => report.entered.filter(|entered| *entered < place),
+        Some(_) => Some(0),
+        None => case.left.contains(rank).then_some(0),
+    };
+    let absent: Vec<(u64, usize)> = (0..case.hosts.len())
+        .filter_map(|rank| Some((behind(&rank)?, rank)))
+        .collect();
+    // Who waits elsewhere itself, waits for somebody else.
+    let is_elsewhere = |rank: usize| {
+        let report = case.reports.get(&rank);
+        report.is_some_and(|report| {
+            report.elsewhere.iter().any(|other| other.waiting.is_some()) || report.front().is_some()
+        })
+    };
+    let &(_, rank) = absent
+        .iter()
+        .min_by_key(|(entered, rank)| (*entered, is_elsewhere(*rank), *rank))?;
+    let report = case.reports.get(&rank);
+    let last = report.and_then(Report::last);
+    let phase = report.and_then(|report| report.phase.clone());
+    let mut evidence = Vec::new();
+    match &last {
+        Some(last) => evidence.push(format!("its last operation on {:?} was {last}", case.name)),
+        None if case.left.contains(&rank) => {
+            evidence.push(String::from(
+                "it left the world in order, and comes to nothing more",
+            ));
+        }
+        None if report.is_some_and(|report| !report.exists) => {
+            evidence.push(format!(
+                "it has no communicator {:?} any more, or not yet",
+                case.name
+            ));
+        }
+        None => evidence.push(format!("it has called nothing on {:?}", case.name)),
+    }
+    if let Some(Earlier { what, ago }) = &phase {
+        let ago = ago.as_secs_f64();
+        evidence.push(format!("its program is in phase {what:?} for {ago:.1} s"));
+    }
+    let elsewhere = report.into_iter().flat_map(|report| &report.elsewhere);
+    for other in elsewhere.filter(|other| other.waiting.is_some()).take(2) {
+        evidence.push(format!("it waits on {:?} meanwhile", other.name));
+    }
+    let others: Vec<usize> = absent.iter().map(|(_, rank)| *rank).collect();
+    let others: Vec<usize> = others.into_iter().filter(|other| *other != rank).collect();
+    if !others.is_empty() {
+        let have = if others.len() == 1 { "has" } else { "have" };
+        evidence.push(format!("{} {have} not entered it either", who(&others)));
+    }
+    Some(Finding {
+        rank,
+        role: FaultRole::Initiating,
+        text: format!("has not entered {waiting}; {}", case.complaint()),
+        root: RootCause::NeverEntered {
+            operation: waiting,
+            last,
+            phase,
+        },
+        evidence,
+        hint: String::from(
+            "look at what that rank's program does instead: all ranks have to call the same operations in the same \
+             order",
+        ),
+    })
+}
+
+/// All are there, and on one rank something else is in front of it.
+fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
+    let place = case.place();
+    let queued = case.reports.values().find_map(|report| {
+        let call = report.front()?;
+        let is_it = call.state == State::Queued && (place.is_none() || call.place == place);
+        is_it.then(|| (report.rank, call.name()))
+    });
+    let told = || {
+        let told = case
+            .symptoms
+            .iter()
+            .find(|fault| matches!(fault.root(), RootCause::StuckOutside { .. }))?;
+        Some((
+            told.rank(),
+            told.operation().unwrap_or("the operation").to_owned(),
+        ))
+    };
+    let (rank, operation) = queued.or_else(told)?;
+    let own = case.symptoms.iter().find(|fault| fault.rank() == rank);
+    let text = match own {
+        Some(own) => own.cause().to_owned(),
+        None => format!(
+            "{operation} is queued behind work on its stream that is not this communicator's; {}",
+            case.complaint()
+        ),
+    };
+    Some(Finding {
+        rank,
+        role: FaultRole::Initiating,
+        root: RootCause::StuckOutside { operation },
+        text,
+        evidence: vec![String::from(
+            "all other ranks have entered it, and nothing is in front of theirs that is known",
+        )],
+        hint: String::from(
+            "look at what the program put on that stream before the operation, and at what that waits for; where it \
+             may take so long, set a longer `queue_timeout`",
+        ),
+    })
+}
+
+/// The first rank to which NCCL said something that can be a cause.
+fn warned(case: &Case<'_>) -> Option<Finding> {
+    let known = case.reports.values().find_map(|report| {
+        let warning = report.warning.as_ref()?;
+        warning.check.as_ref()?;
+        Some((report.rank, warning))
+    });
+    let (rank, warning) = known?;
+    let text = &warning.text;
+    let root = match warning.resource() {
+        Some(resource) => RootCause::ResourceExhausted {
+            resource: resource.to_owned(),
+        },
+        None => RootCause::Warned {
+            warning: text.clone(),
+        },
+    };
+    Some(Finding {
+        rank,
+        role: FaultRole::Initiating,
+        text: format!("was warned by NCCL: {text}; {}", case.complaint()),
+        root,
+        evidence: vec![String::from(
+            "it is the first warning in NCCL's file there, and nothing else explains that the ranks wait",
+        )],
+        hint: warning.fix().unwrap_or_default().to_owned(),
+    })
+}
+
+/// What NCCL said, where it is not the cause itself.
+fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
+    if matches!(
+        root,
+        RootCause::Warned { .. } | RootCause::ResourceExhausted { .. }
+    ) {
+        return None;
+    }
+    let mut warnings = case.reports.values().filter_map(|report| {
+        let warning = report.warning.as_ref()?;
+        Some((warning.check.is_none(), report.rank, &warning.text))
+    });
+    let first = warnings.by_ref().min()?;
+    let (_, rank, text) = first;
+    Some(format!("NCCL's first warning on rank {rank}: {text}"))
+}
+
+/// The first that told keeps what it told.
+fn unexplained(case: &Case<'_>) -> Finding {
+    let first = &case.symptoms[0];
+    let mut evidence = vec![format!(
+        "all {} ranks that are left answer, none of their processes is gone, and nothing differs among what they \
+         entered last",
+        case.reports.len()
+    )];
+    if case.symptoms.len() > 1 {
+        let told: Vec<_> = case.symptoms.iter().map(Fault::rank).collect();
+        evidence.push(format!(
+            "ran out of time, or saw a failure, in this order: ranks {}",
+            told.iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ));
+    }
+    Finding {
+        rank: first.rank(),
+        role: match first.class() {
+            FaultClass::TimedOut => FaultRole::Unknown,
+            _ => first.role(),
+        },
+        root: first.root().clone(),
+        text: first.cause().to_owned(),
+        evidence,
+        hint: first.hint().unwrap_or_default().to_owned(),
+    }
+}

@@ -1,0 +1,530 @@
+//! A table of cases, and that the order in which reports come plays no part.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::*;
+use crate::dtype::DataType;
+use crate::operation::OperationKind;
+use crate::reduce::ReduceOp;
+use crate::supervision::cause::Differs;
+use crate::supervision::fault::Place;
+use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
+use crate::supervision::report::Elsewhere;
+
+/// What ranks say, and who ran out of time.
+struct Table {
+    hosts: Vec<String>,
+    symptoms: Vec<Fault>,
+    reports: BTreeMap<usize, Report>,
+    left: BTreeSet<usize>,
+    states: BTreeMap<usize, String>,
+}
+
+fn operation(kind: OperationKind) -> RecordedOperation {
+    RecordedOperation {
+        kind,
+        count: 1024,
+        data_type: DataType::FLOAT32,
+        peer: None,
+        message: None,
+        root: None,
+        reduction: None,
+    }
+}
+
+fn all_reduce() -> RecordedOperation {
+    RecordedOperation {
+        reduction: Some(RecordedReduction::Op(ReduceOp::Sum)),
+        ..operation(OperationKind::AllReduce)
+    }
+}
+
+/// Call `number`, of which only the last is not done.
+fn call(number: u64, operations: Vec<RecordedOperation>, state: State) -> Entered {
+    let is_message = |one: &RecordedOperation| one.peer.is_some();
+    let is_for_all = !operations.iter().all(is_message);
+    let kind = match &operations[..] {
+        [one] => one.kind.to_string(),
+        _ => String::from("group"),
+    };
+    Entered {
+        number,
+        is_for_all,
+        place: is_for_all.then_some(number),
+        kind,
+        age_ms: 1000,
+        state,
+        operations,
+        missing: 0,
+    }
+}
+
+/// A rank that has entered so many, and waits in the last unless `idle`.
+fn entered(rank: usize, calls: u64, idle: bool) -> Report {
+    let state = |number| match number < calls || idle {
+        true => State::Done,
+        false => State::Pending,
+    };
+    Report {
+        rank,
+        exists: true,
+        entered: Some(calls),
+        calls: (1..=calls)
+            .map(|number| call(number, vec![all_reduce()], state(number)))
+            .collect(),
+        ..Report::default()
+    }
+}
+
+fn late(rank: usize) -> Fault {
+    told(rank, RootCause::Unknown, "it did not finish within 2s")
+}
+
+fn told(rank: usize, root: RootCause, text: &str) -> Fault {
+    let cause = Cause {
+        class: FaultClass::TimedOut,
+        role: FaultRole::Unknown,
+        root,
+        operation: String::from("all_reduce #2"),
+        text: text.to_owned(),
+        ..Cause::asked("")
+    };
+    let place = Place {
+        communicator: "model/tp",
+        rank,
+        host: "node-a",
+        pid: 1,
+        epoch: 1,
+    };
+    Fault::new(cause, place)
+}
+
+impl Table {
+    fn of(reports: Vec<Report>) -> Self {
+        let size = reports.len();
+        Self {
+            hosts: (0..size)
+                .map(|rank| String::from(if rank < size / 2 { "node-a" } else { "node-b" }))
+                .collect(),
+            symptoms: vec![late(0)],
+            reports: reports.into_iter().map(|one| (one.rank, one)).collect(),
+            left: BTreeSet::new(),
+            states: BTreeMap::new(),
+        }
+    }
+
+    fn elect(&self) -> Verdict {
+        let verdict = elect(&Case {
+            name: "model/tp",
+            hosts: &self.hosts,
+            symptoms: &self.symptoms,
+            reports: &self.reports,
+            left: &self.left,
+            states: &self.states,
+        });
+        let fault = verdict.cause.text.clone();
+        assert!(!fault.is_empty() && !fault.contains('\n'), "{fault}");
+        verdict
+    }
+}
+
+#[test]
+fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
+    let mut table = Table::of(vec![
+        entered(0, 2, false),
+        entered(1, 2, false),
+        entered(2, 1, true),
+        entered(3, 1, true),
+    ]);
+    table.reports.get_mut(&3).unwrap().calls.clear();
+    table.reports.get_mut(&3).unwrap().entered = Some(0);
+    table.reports.get_mut(&3).unwrap().phase = Some(Earlier {
+        what: String::from("load weights"),
+        ago: Duration::from_secs(12),
+    });
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 3);
+    assert!(
+        matches!(&verdict.cause.root, RootCause::NeverEntered { operation, last: None, .. }
+            if operation == "all_reduce #2"),
+        "{verdict:?}"
+    );
+    assert_eq!(
+        verdict.cause.text,
+        "has not entered all_reduce #2; rank 0 waited: it did not finish within 2s"
+    );
+    let evidence = verdict.cause.evidence.join("; ");
+    assert!(
+        evidence.contains("phase \"load weights\" for 12.0 s"),
+        "{evidence}"
+    );
+    assert!(
+        evidence.contains("rank 2 has not entered it either"),
+        "{evidence}"
+    );
+    let also = &verdict.cause.also;
+    assert_eq!(also.len(), 1);
+    assert_eq!(
+        also[0].to_string(),
+        "ranks 0-1 were waiting in all_reduce #2"
+    );
+}
+
+#[test]
+fn of_two_that_are_absent_the_one_that_waits_for_nobody_is_the_cause() {
+    let mut table = Table::of(vec![
+        entered(0, 2, false),
+        entered(1, 1, true),
+        entered(2, 1, true),
+    ]);
+    table.reports.get_mut(&1).unwrap().elsewhere = vec![Elsewhere {
+        key: String::from("k"),
+        name: String::from("model/pp"),
+        entered: Some(4),
+        waiting: Some((4, 900)),
+    }];
+    assert_eq!(table.elect().rank, 2);
+}
+
+#[test]
+fn what_does_not_fit_together_comes_before_who_is_absent() {
+    for (field, change) in [
+        (Differs::Operation, operation(OperationKind::AllGather)),
+        (
+            Differs::Count,
+            RecordedOperation {
+                count: 7,
+                ..all_reduce()
+            },
+        ),
+        (
+            Differs::DataType,
+            RecordedOperation {
+                data_type: DataType::BFLOAT16,
+                ..all_reduce()
+            },
+        ),
+        (
+            Differs::Reduction,
+            RecordedOperation {
+                reduction: Some(RecordedReduction::Op(ReduceOp::Max)),
+                ..all_reduce()
+            },
+        ),
+    ] {
+        let mut table = Table::of(vec![
+            entered(0, 2, false),
+            entered(1, 2, false),
+            entered(2, 2, false),
+            entered(3, 1, true),
+        ]);
+        table.reports.get_mut(&1).unwrap().calls[1] = call(2, vec![change], State::Pending);
+        let verdict = table.elect();
+        assert_eq!(verdict.rank, 1, "{verdict:?}");
+        let RootCause::Mismatch {
+            field: found,
+            sequence,
+            sides,
+        } = &verdict.cause.root
+        else {
+            panic!("{verdict:?}");
+        };
+        assert_eq!((*found, *sequence), (field, Some(2)));
+        assert_eq!(sides[0].ranks, [0, 2]);
+        assert_eq!(sides[1].ranks, [1]);
+    }
+    let root = |root| RecordedOperation {
+        root: Some(root),
+        ..operation(OperationKind::Broadcast)
+    };
+    let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
+    for rank in 0..2 {
+        let broadcast = call(1, vec![root(rank)], State::Pending);
+        table.reports.get_mut(&rank).unwrap().calls[0] = broadcast;
+    }
+    let verdict = table.elect();
+    assert!(
+        verdict
+            .cause
+            .text
+            .contains("rank 0 has root 0, rank 1 has root 1")
+    );
+    assert!(
+        verdict
+            .cause
+            .evidence
+            .join(" ")
+            .contains("either may be what was meant")
+    );
+}
+
+#[test]
+fn a_difference_in_what_is_done_is_not_taken_for_the_cause() {
+    let mut table = Table::of(vec![entered(0, 2, false), entered(1, 1, true)]);
+    let other = operation(OperationKind::AllGather);
+    table.reports.get_mut(&1).unwrap().calls[0] = call(1, vec![other], State::Done);
+    let verdict = table.elect();
+    assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
+}
+
+#[test]
+fn ranks_that_do_not_answer_are_named_together_with_their_host_and_state() {
+    let mut table = Table::of((0..4).map(|rank| entered(rank, 2, false)).collect());
+    table.reports.remove(&2);
+    table.reports.remove(&3);
+    table
+        .states
+        .insert(2, String::from("process state T (stopped)"));
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 2);
+    let root = RootCause::NotAnswering {
+        ranks: vec![2, 3],
+        state: Some(String::from("process state T (stopped)")),
+    };
+    assert_eq!(verdict.cause.root, root);
+    assert!(
+        verdict
+            .cause
+            .evidence
+            .join("; ")
+            .contains("all of them run on node-b")
+    );
+}
+
+#[test]
+fn a_call_that_hangs_comes_before_those_who_have_not_come() {
+    let mut table = Table::of(vec![entered(0, 2, false), entered(1, 1, true)]);
+    let root = RootCause::StuckInside {
+        operation: String::from("the call into NCCL"),
+    };
+    table.symptoms = vec![late(1), told(0, root.clone(), "the call into NCCL hangs")];
+    let verdict = table.elect();
+    assert_eq!((verdict.rank, verdict.cause.root), (0, root));
+}
+
+#[test]
+fn work_of_others_in_front_of_an_operation_is_named_when_all_have_come() {
+    let mut table = Table::of(vec![entered(0, 2, false), entered(1, 2, false)]);
+    table.reports.get_mut(&1).unwrap().calls[1].state = State::Queued;
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 1);
+    assert!(matches!(verdict.cause.root, RootCause::StuckOutside { .. }));
+    // Somebody is absent: what is in front may wait for that one.
+    table.reports.insert(2, entered(2, 1, true));
+    table.hosts.push(String::from("node-c"));
+    assert_eq!(table.elect().rank, 2);
+}
+
+fn message(kind: OperationKind, peer: usize, number: u32, count: u64) -> RecordedOperation {
+    RecordedOperation {
+        peer: Some(peer),
+        message: Some(number),
+        count,
+        ..operation(kind)
+    }
+}
+
+/// A rank that waits in one group of these messages.
+fn exchanging(rank: usize, size: usize, messages: Vec<RecordedOperation>) -> Report {
+    let ledger = |kind| {
+        let mut ledger = vec![0; size];
+        for one in messages.iter().filter(|one| one.kind == kind) {
+            ledger[one.peer.unwrap()] = u64::from(one.message.unwrap());
+        }
+        ledger
+    };
+    Report {
+        rank,
+        exists: true,
+        entered: Some(0),
+        sent: ledger(OperationKind::Send),
+        received: ledger(OperationKind::Recv),
+        calls: match messages.is_empty() {
+            true => Vec::new(),
+            false => vec![call(1, messages, State::Pending)],
+        },
+        ..Report::default()
+    }
+}
+
+#[test]
+fn a_message_of_another_length_than_expected_is_told_with_both() {
+    use OperationKind::{Recv, Send};
+    let mut reports: Vec<_> = (0..6).map(|rank| exchanging(rank, 6, Vec::new())).collect();
+    reports[2] = exchanging(2, 6, vec![message(Send, 5, 1, 300)]);
+    reports[5] = exchanging(5, 6, vec![message(Recv, 2, 1, 200)]);
+    let verdict = Table::of(reports).elect();
+    assert_eq!(verdict.rank, 2);
+    assert!(
+        verdict
+            .cause
+            .text
+            .starts_with("sends 300 to rank 5, which expects 200"),
+        "{}",
+        verdict.cause.text
+    );
+}
+
+#[test]
+fn a_message_without_a_counterpart_is_told_with_both_ledgers() {
+    use OperationKind::Send;
+    let mut idle = exchanging(1, 2, Vec::new());
+    idle.received = vec![6, 0];
+    let table = Table::of(vec![exchanging(0, 2, vec![message(Send, 1, 7, 9)]), idle]);
+    let verdict = table.elect();
+    let root = RootCause::Unmatched {
+        from: 0,
+        to: 1,
+        sent: 7,
+        received: 6,
+    };
+    assert_eq!((verdict.rank, verdict.cause.root), (1, root));
+    assert!(verdict.cause.text.contains("no receive for message #7"));
+}
+
+#[test]
+fn a_circle_of_sends_outside_of_groups_is_printed() {
+    let ring = |rank| {
+        exchanging(
+            rank,
+            3,
+            vec![message(OperationKind::Send, (rank + 1) % 3, 1, 9)],
+        )
+    };
+    let verdict = Table::of((0..3).map(ring).collect()).elect();
+    assert_eq!(
+        verdict.cause.root,
+        RootCause::Cycle {
+            ranks: vec![0, 1, 2]
+        }
+    );
+    assert!(
+        verdict.cause.text.contains("(0 → 1 → 2 → 0)"),
+        "{verdict:?}"
+    );
+}
+
+#[test]
+fn two_communicators_in_opposite_orders_are_told_and_not_who_is_absent() {
+    let mut table = Table::of(vec![entered(0, 1, false), entered(1, 0, true)]);
+    let other = |entered, waiting| {
+        vec![Elsewhere {
+            key: String::from("k"),
+            name: String::from("model/pp"),
+            entered: Some(entered),
+            waiting,
+        }]
+    };
+    table.reports.get_mut(&0).unwrap().elsewhere = other(3, None);
+    table.reports.get_mut(&1).unwrap().elsewhere = other(4, Some((4, 700)));
+    let verdict = table.elect();
+    let root = RootCause::InverseOrder {
+        ranks: [0, 1],
+        communicators: [String::from("model/tp"), String::from("model/pp")],
+    };
+    assert_eq!(verdict.cause.root, root);
+    // One that has come to both is only late.
+    table.reports.get_mut(&0).unwrap().elsewhere = other(4, None);
+    let verdict = table.elect();
+    assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
+}
+
+#[test]
+fn a_warning_of_nccl_is_the_cause_only_where_nothing_else_is() {
+    let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
+    table.reports.get_mut(&1).unwrap().warning = Some(crate::debug_log::FirstWarning {
+        text: String::from("Call to socket failed: Too many open files"),
+        check: Some(String::from("log-open-files")),
+    });
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 1);
+    assert!(matches!(&verdict.cause.root,
+        RootCause::ResourceExhausted { resource } if resource == "open files"));
+    assert!(verdict.cause.hint.contains("ulimit -n"), "{verdict:?}");
+    table.reports.insert(0, entered(0, 0, true));
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 0);
+    let evidence = verdict.cause.evidence.join("; ");
+    assert!(
+        evidence.contains("first warning on rank 1: Call to socket"),
+        "{evidence}"
+    );
+}
+
+#[test]
+fn what_nothing_explains_is_said_to_be_unknown() {
+    let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
+    table.symptoms = vec![late(1), late(0)];
+    let verdict = table.elect();
+    assert_eq!((verdict.rank, verdict.cause.role), (1, FaultRole::Unknown));
+    assert_eq!(verdict.cause.root, RootCause::Unknown);
+    let evidence = verdict.cause.evidence.join("; ");
+    assert!(
+        evidence.contains("none of their processes is gone"),
+        "{evidence}"
+    );
+    assert!(evidence.contains("in this order: ranks 1, 0"), "{evidence}");
+}
+
+#[test]
+fn a_rank_that_left_in_order_is_named_when_others_wait_for_it() {
+    let mut table = Table::of(vec![entered(0, 2, false), entered(1, 2, false)]);
+    table.reports.remove(&1);
+    table.left.insert(1);
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 1);
+    assert!(verdict.cause.evidence[0].contains("left the world in order"));
+}
+
+#[test]
+fn random_reports_in_any_order_give_one_verdict_and_no_panic() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for round in 0..500 {
+        let size = random.usize(1..6);
+        let mut reports: Vec<Report> = (0..size)
+            .filter(|_| round % 7 != 0 || random.u8(..4) > 0)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|rank| {
+                let mut report = entered(rank, random.u64(0..4), random.bool());
+                for call in &mut report.calls {
+                    if random.u8(..8) == 0 {
+                        call.operations[0].count = random.u64(..3);
+                    }
+                    if random.u8(..8) == 0 {
+                        call.operations.push(message(
+                            if random.bool() {
+                                OperationKind::Send
+                            } else {
+                                OperationKind::Recv
+                            },
+                            random.usize(..size),
+                            random.u32(1..3),
+                            random.u64(..3),
+                        ));
+                    }
+                    call.missing = usize::from(random.u8(..16) == 0);
+                }
+                if random.u8(..6) == 0 {
+                    report.entered = None;
+                    report.calls.iter_mut().for_each(|call| call.place = None);
+                }
+                report
+            })
+            .collect();
+        let one = Table {
+            hosts: vec![String::from("h"); size],
+            ..Table::of(reports.clone())
+        };
+        random.shuffle(&mut reports);
+        let other = Table {
+            hosts: vec![String::from("h"); size],
+            symptoms: one.symptoms.clone(),
+            ..Table::of(reports)
+        };
+        let (one, other) = (one.elect(), other.elect());
+        assert_eq!(format!("{one:?}"), format!("{other:?}"), "{round}");
+        assert!(one.rank < size);
+    }
+}

@@ -1,0 +1,238 @@
+//! From a rank that ran out of time to a verdict: what the others say is collected, and the cause elected.
+//!
+//! ```text
+//! ranks that ran out of time            the first of them, as all hear it          every rank
+//!   announce that (symptom/KEY) ──────▶   is the one that collects
+//!                                                                    ◀──────────── says to it how it stands
+//!                                         all have said so, or half a second has passed:
+//!                                         elects, and announces the fault ───────▶ the first is the verdict
+//! ```
+//!
+//! So the verdict is written as ever: by the first fault that all hear. What is certain by itself, a process that died or
+//! a call that failed, is announced at once and ends the collection. When the one that collects dies, its death is the
+//! verdict; when it stands still, each of the others announces what it saw itself after a while. Reports go to the one
+//! that collects alone: what is sent grows with the number of ranks, not with its square.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::board::Board;
+use super::elect::{Case, elect};
+use super::fault::{Fault, Place};
+use super::report::Report;
+use super::watch::FAULT;
+use crate::communicator::lock;
+use crate::events;
+use crate::rendezvous::{Departure, Line, state_of_process};
+
+/// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
+/// communicator's key follows.
+pub(super) const SYMPTOM: &str = "symptom/";
+pub(super) const REPORT: &str = "report/";
+
+/// How long the others may take to say how they stand.
+const WINDOW: Duration = Duration::from_millis(500);
+
+/// After so long without a verdict, a rank announces what it saw itself.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// So many trials are kept: of communicators that this rank does not have, nobody says that they are over.
+const MOST: usize = 64;
+
+#[derive(Default)]
+pub(super) struct Trials {
+    all: Mutex<VecDeque<(String, Trial)>>,
+    /// Something came, or a trial is over.
+    bell: Condvar,
+}
+
+struct Trial {
+    /// The rank of the line that collects.
+    elector: usize,
+    opened: Instant,
+    members: Vec<usize>,
+    symptoms: Vec<Fault>,
+    reports: BTreeMap<usize, Report>,
+}
+
+impl Trials {
+    /// A rank ran out of time. Who collects, if that was not known before.
+    pub(super) fn hear(
+        &self,
+        key: &str,
+        from: usize,
+        fault: Fault,
+        members: &[usize],
+    ) -> Option<usize> {
+        let mut all = lock(&self.all);
+        if let Some((_, trial)) = all.iter_mut().find(|(known, _)| known == key) {
+            trial.symptoms.push(fault);
+            return None;
+        }
+        if all.len() == MOST {
+            all.pop_front();
+        }
+        let trial = Trial {
+            elector: from,
+            opened: Instant::now(),
+            members: members.to_vec(),
+            symptoms: vec![fault],
+            reports: BTreeMap::new(),
+        };
+        all.push_back((key.to_owned(), trial));
+        drop(all);
+        self.bell.notify_all();
+        Some(from)
+    }
+
+    /// Rank `from` of the line says how it stands.
+    pub(super) fn receive(&self, key: &str, from: usize, report: Report) {
+        let mut all = lock(&self.all);
+        let trial = all.iter_mut().find(|(known, _)| known == key);
+        if let Some((_, trial)) = trial
+            && trial.members.get(report.rank) == Some(&from)
+        {
+            trial.reports.insert(report.rank, report);
+        }
+        drop(all);
+        self.bell.notify_all();
+    }
+
+    /// There is a verdict.
+    pub(super) fn close(&self, key: &str) {
+        lock(&self.all).retain(|(known, _)| known != key);
+        self.bell.notify_all();
+    }
+}
+
+/// Says to the one that collects how this rank stands, on a thread of its own.
+pub(super) fn answer(line: &Arc<Line>, key: &str, rank: usize, elector: usize) {
+    let (line, key) = (Arc::clone(line), key.to_owned());
+    let work = move || {
+        let phase = line.phase().map(|(what, ago)| super::Earlier { what, ago });
+        let report = Report::of(&key, rank, line.home().place(), phase);
+        // Of plain values, which can all be written.
+        let bytes = serde_json::to_vec(&report).unwrap_or_default();
+        line.tell(elector, &format!("{REPORT}{key}"), bytes);
+    };
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-report"))
+        .spawn(work);
+    if let Err(error) = spawned {
+        events::no_thread("to say how a rank stands", &error);
+    }
+}
+
+/// Announces that this rank ran out of time, and sees to it that there will be a verdict.
+pub(super) fn open(board: &Arc<Board>, own: &Arc<Fault>) {
+    let (line, members) = board.line();
+    line.announce(&format!("{SYMPTOM}{}", board.key()), &own.encode(members));
+    let (theirs, fault) = (Arc::clone(board), Arc::clone(own));
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-elect"))
+        .spawn(move || preside(&theirs, &fault));
+    if let Err(error) = spawned {
+        events::no_thread("to find a cause", &error);
+        announce(board, own);
+    }
+}
+
+fn announce(board: &Board, fault: &Fault) {
+    let (line, members) = board.line();
+    line.announce(&format!("{FAULT}{}", board.key()), &fault.encode(members));
+}
+
+/// Until there is a verdict: collects and elects, if that is this rank's, and at the end announces what it saw itself.
+fn preside(board: &Board, own: &Fault) {
+    let (line, trials) = (board.line().0, board.trials());
+    let last = Instant::now() + PATIENCE;
+    let mut elected = false;
+    let mut all = lock(&trials.all);
+    while board.fault().is_none() && !line.is_closed() {
+        let now = Instant::now();
+        if now >= last {
+            drop(all);
+            return announce(board, own);
+        }
+        let trial = all.iter().find(|(key, _)| key == board.key());
+        if let Some((_, trial)) = trial
+            && !elected
+            && trial.elector == line.rank()
+        {
+            let left = departed(line, &trial.members);
+            let here = trial.reports.len() + left.len();
+            if here >= trial.members.len() || trial.opened.elapsed() >= WINDOW {
+                elected = true;
+                let fault = verdict(board, trial, &left);
+                drop(all);
+                announce(board, &fault);
+                all = lock(&trials.all);
+                continue;
+            }
+        }
+        // What ends it does not always ring.
+        let waited = trials.bell.wait_timeout(all, Duration::from_millis(5));
+        all = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// Which ranks of the communicator have left in order, and say nothing any more.
+fn departed(line: &Line, members: &[usize]) -> BTreeSet<usize> {
+    let departures = line.departures().into_iter();
+    let left = departures.filter(|(_, departure)| *departure == Departure::Left);
+    left.filter_map(|(rank, _)| members.iter().position(|member| *member == rank))
+        .collect()
+}
+
+fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>) -> Fault {
+    let line = board.line().0;
+    let people = line.members();
+    let person = |rank: usize| {
+        let member = trial.members.get(rank);
+        let known = people.get().zip(member);
+        let known = known.and_then(|(people, member)| people.get(*member));
+        known.map_or_else(
+            || (String::from("unknown host"), 0),
+            |member| (member.host.clone(), member.pid),
+        )
+    };
+    let hosts: Vec<_> = (0..trial.members.len())
+        .map(|rank| person(rank).0)
+        .collect();
+    let suspects = line.suspects();
+    let own_host = crate::host::name();
+    let states = (0..trial.members.len()).filter_map(|rank| {
+        let member = trial.members.get(rank)?;
+        if trial.reports.contains_key(&rank) {
+            return None;
+        }
+        let suspect = suspects.iter().find(|suspect| suspect.rank == *member);
+        let state = suspect.and_then(|suspect| suspect.state.clone());
+        let here = || {
+            let (host, pid) = person(rank);
+            (host[..] == *own_host)
+                .then(|| state_of_process(pid))
+                .flatten()
+        };
+        Some((rank, state.or_else(here)?))
+    });
+    let case = Case {
+        name: board.name(),
+        hosts: &hosts,
+        symptoms: &trial.symptoms,
+        reports: &trial.reports,
+        left,
+        states: &states.collect(),
+    };
+    let verdict = elect(&case);
+    let (host, pid) = person(verdict.rank);
+    let place = Place {
+        communicator: board.name(),
+        rank: verdict.rank,
+        host: &host,
+        pid,
+        epoch: line.job().1,
+    };
+    trial.symptoms[0].elected(verdict.cause, place)
+}
