@@ -100,7 +100,7 @@ impl Bound {
             Self::OperationAndAbort => OPERATION + Duration::from_secs(1) + ABORT + CONFIRM,
             Self::Abort => ABORT + CONFIRM,
             Self::InitAndAbort => INIT + Duration::from_secs(2) + ABORT + CONFIRM,
-            Self::OrderlyEnd => OPERATION + FINALIZE + ABORT + CONFIRM + Duration::from_secs(2),
+            Self::OrderlyEnd => FINALIZE + Duration::from_secs(1) + ABORT + CONFIRM,
             Self::Sentinel => sentinel,
             Self::DefaultOperation => DEFAULT_OPERATION,
         }
@@ -115,7 +115,7 @@ impl Bound {
             Self::OperationAndAbort => "operation + 1 s + abort",
             Self::Abort => "abort",
             Self::InitAndAbort => "init + 2 s + abort",
-            Self::OrderlyEnd => "operation + finalize + abort + confirm + 2 s",
+            Self::OrderlyEnd => "finalize + 1 s + abort",
             Self::Sentinel => "operation + 2 s + abort + 3 s",
             Self::DefaultOperation => "30 s",
         }

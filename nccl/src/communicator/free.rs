@@ -210,6 +210,14 @@ pub(super) fn within<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
+    apart(name, work)?.recv_timeout(limit).ok()
+}
+
+/// Runs `work` on a thread of its own, which says what came of it; none if there is no thread.
+pub(super) fn apart<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<mpsc::Receiver<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name(name.to_owned())
@@ -218,5 +226,5 @@ pub(super) fn within<T: Send + 'static>(
             let _ = sender.send(work());
         })
         .ok()?;
-    receiver.recv_timeout(limit).ok()
+    Some(receiver)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::free::{finalize_with, within};
+use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::state::Retired;
 use super::{Communicator, Inner, State, everybody};
@@ -17,6 +17,9 @@ use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, Fault};
 use crate::time::deadline_after;
+
+/// How much later than its limit a wait is given up that looks at its limit itself.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How an abort ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +38,9 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when the ranks did not all get there within the communicator's finalize
-    /// limit (30 s unless set); it is aborted then. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`]
-    /// when it had ended before.
+    /// limit (30 s unless set), operations that are being issued included; it is aborted then, which may take the
+    /// abort limit (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
+    /// had ended before.
     ///
     /// Wraps `ncclCommFinalize` and `ncclCommDestroy`.
     ///
@@ -276,28 +280,41 @@ impl Inner {
             return Err(self.out_of_use());
         }
         let limit = self.timeouts.finalize;
+        let deadline = deadline_after(limit);
         let ours = Arc::new(AtomicBool::new(false));
-        let retired = {
+        let retiring = {
             let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
-            within(self.timeouts.orderly_end(), "nccl-finalize", move || {
+            apart("nccl-finalize", move || {
                 let interrupted =
                     || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
                 let settle = |raw| {
                     inner.destroy_plans();
                     let switch = inner.switch.as_ref();
-                    let deadline = deadline_after(limit);
                     finalize_with(&inner.library, raw, switch, deadline, interrupted)
                 };
                 // Said before NCCL ends what is under way: no request must take that for success.
                 let aborting = |unsettled: &Unsettled| {
                     let cause = unsettled.cause("finalize", limit);
-                    if inner.begin_abort(Why::own(cause)) {
+                    if inner.begin_abort(Why::Own(Box::new(cause))) {
                         ours.store(true, Ordering::Release);
                     }
                 };
                 inner.phase.retire(&inner, settle, aborting)
             })
         };
+        // It looks at the time itself, unless it is in a call that does not come back, or behind one.
+        let wait = |limit: Duration| retiring.as_ref()?.recv_timeout(limit).ok();
+        let retired = wait(limit.saturating_add(LOOK)).or_else(|| {
+            let cause = Unsettled::TimedOut.cause("finalize", limit);
+            match self.begin_abort(Why::Own(Box::new(cause))) {
+                true => {
+                    self.carry_out_abort();
+                    None
+                }
+                // It has noticed by now, or somebody else ends the communicator: as long as an abort may take.
+                false => wait(self.timeouts.abort.saturating_add(LOOK)),
+            }
+        });
         let end = |freed| {
             if ours.load(Ordering::Acquire) {
                 let _ = self.conclude_end(freed);
@@ -323,7 +340,7 @@ impl Inner {
             Some(None) => Err(self.out_of_use()),
             None => {
                 end(false);
-                Err(Unsettled::TimedOut.into_error("finalize, and the abort after it,", limit))
+                Err(Unsettled::TimedOut.into_error("finalize", limit))
             }
         }
     }

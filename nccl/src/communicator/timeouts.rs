@@ -139,12 +139,10 @@ impl Timeouts {
         limit.filter(|limit| *limit < Duration::MAX)
     }
 
-    /// How long an orderly end may take: the operation that is being issued, the finalize, and the abort
-    /// when that fails.
+    /// How long an orderly end may take: the finalize, in which the operation that is being issued ends as well,
+    /// and the abort when that fails.
     pub(crate) fn orderly_end(&self) -> Duration {
-        self.operation
-            .saturating_add(self.finalize)
-            .saturating_add(self.disorderly_end())
+        self.finalize.saturating_add(self.disorderly_end())
     }
 
     /// How long an abort may take: here, and on the other ranks.
