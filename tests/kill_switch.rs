@@ -14,6 +14,8 @@ mod aborts;
 mod awaiting;
 #[path = "deadlines.rs"]
 mod deadlines;
+#[path = "hangs/main.rs"]
+mod hangs;
 #[path = "killed.rs"]
 mod killed;
 #[path = "operations.rs"]

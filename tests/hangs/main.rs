@@ -11,12 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{CapturedPlan, Communicator, ErrorKind, ReduceOp, World};
+use nccl::{CapturedPlan, Communicator, ErrorKind, LaunchMode, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
 use support::table::try_all;
-use table::{ABORT, CONFIRM, Ends, FINALIZE, INIT, OPERATION, Others, Program, ROWS, Row};
+use table::{
+    ABORT, CONFIRM, Ends, FINALIZE, INIT, NEVER_CALLED, OPERATION, Others, Program, ROWS, Row,
+    never_called,
+};
 
 const RANKS: usize = 2;
 /// What a loaded machine may take on top of every bound.
@@ -296,6 +299,7 @@ fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()>
     }
     let comm = build(world, stream, true)?;
     match row.program {
+        Program::Build if row.others == Others::Unharmed => return Ok(()),
         Program::Build | Program::FirstContact => return heard(&comm),
         Program::First => {
             world.barrier("it begins")?;
@@ -319,6 +323,9 @@ fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()>
     world.barrier("it begins")?;
     match (row.program, row.others) {
         (Program::Finalize, _) => comm.finalize(),
+        (Program::Grow | Program::GrowNew, Others::Unharmed) => {
+            grow(world, part.as_ref(), stream, true).map(drop)
+        }
         (Program::Grow | Program::GrowNew, _) => {
             grow(world, part.as_ref(), stream, true).and_then(|grown| heard(&grown))
         }
@@ -374,6 +381,7 @@ fn said(result: nccl::Result<()>) -> String {
         ErrorKind::TimedOut { .. } => "TimedOut",
         ErrorKind::Aborted { .. } => "Aborted",
         ErrorKind::Rendezvous { .. } => "Rendezvous",
+        ErrorKind::InvalidConfig { .. } => "InvalidConfig",
         _ => "another kind",
     };
     let cause = error
@@ -385,9 +393,16 @@ fn said(result: nccl::Result<()>) -> String {
     )
 }
 
+/// A row in the launch mode of these tests, if it is tried there.
+fn row(index: usize) -> Option<Row> {
+    ROWS[index].of(support::launch_mode())
+}
+
 /// Tries one row; what is wrong with it.
 fn attempt(test: &str, index: usize) -> Result<(), String> {
-    let row = &ROWS[index];
+    let Some(row) = &row(index) else {
+        return Ok(());
+    };
     let mut ranks = apart::start(test, &index.to_string(), RANKS, &[]);
     let victim = ranks.remove(row.rank);
     let begun = Instant::now();
@@ -456,7 +471,7 @@ fn every_call_that_hangs_ends_as_the_table_says() {
     let test = name(&|| ());
     if let Some((role, world)) = apart::rank(&test, RANKS) {
         let index: usize = role.parse().expect("a number");
-        rank(&ROWS[index], &world);
+        rank(&row(index).expect("it is tried"), &world);
         return;
     }
     if !support::needs_emulator("calls that hang on purpose") {
@@ -469,7 +484,7 @@ fn every_call_that_hangs_ends_as_the_table_says() {
             .is_none_or(|only| words.contains(only.as_str()))
     };
     let rows: Vec<usize> = (0..ROWS.len())
-        .filter(|&index| wanted(&ROWS[index]))
+        .filter(|&index| wanted(&ROWS[index]) && row(index).is_some())
         .collect();
     let failures = try_all(rows.len(), TOGETHER, |turn| {
         let row = &ROWS[rows[turn]];
@@ -481,9 +496,18 @@ fn every_call_that_hangs_ends_as_the_table_says() {
 #[test]
 fn the_page_has_the_table() {
     let page = include_str!("../../docs/deadlines-and-abort.md");
-    let missing: Vec<_> = ROWS
+    let other = ROWS.iter().filter(|row| row.differs());
+    let other = other.filter_map(|row| Some(row.of(LaunchMode::KillSwitch)?.line()));
+    let never = NEVER_CALLED.iter().map(|&never| never_called(never));
+    // Of those that are made in that mode alone there is no line for the other one.
+    let alone = |row: &&Row| !(row.call == "ncclCommSplit" && row.program == Program::Build);
+    let lines = ROWS
         .iter()
+        .filter(alone)
         .map(Row::line)
+        .chain(other)
+        .chain(never);
+    let missing: Vec<_> = lines
         .filter(|line| !page.lines().any(|other| other == line))
         .collect();
     assert!(
@@ -491,4 +515,30 @@ fn the_page_has_the_table() {
         "docs/deadlines-and-abort.md lacks these lines:\n{}",
         missing.join("\n")
     );
+}
+
+#[test]
+fn what_is_said_never_to_be_called_is_not() {
+    fn sources(room: &std::path::Path, all: &mut String) {
+        for entry in std::fs::read_dir(room).expect("the sources").flatten() {
+            let path = entry.path();
+            match path.is_dir() {
+                true => sources(&path, all),
+                false => all.push_str(&std::fs::read_to_string(&path).unwrap_or_default()),
+            }
+        }
+    }
+    let mut all = String::new();
+    let room = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl/src");
+    sources(std::path::Path::new(room), &mut all);
+    assert!(all.contains("Api::ncclCommGrow)"), "as calls are written");
+    for (call, _) in NEVER_CALLED {
+        for made in [
+            format!("Api::{call})"),
+            format!("api().{call} "),
+            format!("api().{call})"),
+        ] {
+            assert!(!all.contains(&made), "{made}");
+        }
+    }
 }

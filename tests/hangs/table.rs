@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use nccl::LaunchMode;
+
 /// The limits of every communicator here: short, and each another one.
 pub(crate) const INIT: Duration = Duration::from_secs(3);
 pub(crate) const OPERATION: Duration = Duration::from_millis(1000);
@@ -122,6 +124,18 @@ impl Bound {
     }
 }
 
+/// What is different in launch mode `KillSwitch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KillSwitch {
+    /// Nothing: the call is made by the same code, and the row is not tried again.
+    Same,
+    /// Nothing, although it is called another way: tried again.
+    Alike,
+    /// What comes of it.
+    Other(Ends, Bound, Others),
+}
+
+#[derive(Clone, Copy)]
 pub(crate) struct Row {
     /// The C function that does not come back; none where it is a rank that does not come.
     pub(crate) call: &'static str,
@@ -133,6 +147,7 @@ pub(crate) struct Row {
     pub(crate) ends: Ends,
     pub(crate) bound: Bound,
     pub(crate) others: Others,
+    kill_switch: KillSwitch,
 }
 
 const fn row(
@@ -150,10 +165,40 @@ const fn row(
         ends,
         bound,
         others,
+        kill_switch: KillSwitch::Same,
     }
 }
 
 impl Row {
+    /// As it is in `mode`; none for one that is not tried there.
+    pub(crate) fn of(self, mode: LaunchMode) -> Option<Self> {
+        match (mode, self.kill_switch) {
+            (LaunchMode::KillSwitch, KillSwitch::Same) => None,
+            (LaunchMode::KillSwitch, KillSwitch::Other(ends, bound, others)) => Some(Self {
+                ends,
+                bound,
+                others,
+                ..self
+            }),
+            _ => Some(self),
+        }
+    }
+
+    /// Whether the page has a line of its own for launch mode `KillSwitch`.
+    pub(crate) fn differs(&self) -> bool {
+        matches!(self.kill_switch, KillSwitch::Other(..))
+    }
+
+    const fn alike(mut self) -> Self {
+        self.kill_switch = KillSwitch::Alike;
+        self
+    }
+
+    const fn other(mut self, ends: Ends, bound: Bound, others: Others) -> Self {
+        self.kill_switch = KillSwitch::Other(ends, bound, others);
+        self
+    }
+
     const fn nth(mut self, nth: u64) -> Self {
         self.nth = nth;
         self
@@ -220,6 +265,24 @@ impl Row {
     }
 }
 
+/// Calls that may block and that this crate does not make, so that they have no row; and why there is none.
+pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
+    ("ncclCommInitRank", "always blocks"),
+    ("ncclCommInitAll", "always blocks"),
+    (
+        "ncclCommWindowRegister",
+        "one-sided operations are not part of this crate",
+    ),
+    ("ncclCommSuspend", "suspending is not part of this crate"),
+    ("cuEventSynchronize", "waits without a limit"),
+    ("cuStreamSynchronize", "waits without a limit"),
+];
+
+/// The line of the page about one of them.
+pub(crate) fn never_called((call, why): (&str, &str)) -> String {
+    format!("| (none) | `{call}` | is never called: {why} | | |")
+}
+
 const NOT_BACK: &str = "has not come back";
 
 /// All of them.
@@ -249,10 +312,17 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, NOT_BACK),
             Init,
             Told,
-        ),
+        )
+        .alike(),
         row(
             P::Build,
             "ncclCommGetAsyncError",
+            Error(OUT, NOT_BACK),
+            Init,
+            Told,
+        )
+        .alike(),
+        row(P::Build, "ncclCommSplit", Returns, Init, Unharmed).other(
             Error(OUT, NOT_BACK),
             Init,
             Told,
@@ -271,15 +341,18 @@ pub(crate) const ROWS: &[Row] = {
             HalfInit,
             Fail,
         ),
-        row(P::FirstContact, "", Error(OUT, ""), OperationAndAbort, Told).on_rank(0),
+        row(P::FirstContact, "", Error(OUT, ""), OperationAndAbort, Told)
+            .alike()
+            .on_rank(0),
         row(
             P::First,
             "ncclCommGetAsyncError",
             INSIDE,
             Sentinel,
             Unharmed,
-        ),
-        row(P::AllReduce, "ncclAllReduce", INSIDE, Sentinel, Told),
+        )
+        .other(Returns, AtOnce, Unharmed),
+        row(P::AllReduce, "ncclAllReduce", INSIDE, Sentinel, Told).alike(),
         row(P::AllReduce, "cuStreamIsCapturing", INSIDE, Sentinel, Told),
         row(
             P::AllReduceElsewhere,
@@ -295,10 +368,10 @@ pub(crate) const ROWS: &[Row] = {
             Sentinel,
             Told,
         ),
-        row(P::Group, "ncclGroupStart", INSIDE, Sentinel, Told),
-        row(P::Group, "ncclSend", INSIDE, Sentinel, Told),
-        row(P::Group, "ncclRecv", INSIDE, Sentinel, Told),
-        row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclGroupStart", INSIDE, Sentinel, Told).alike(),
+        row(P::Group, "ncclSend", INSIDE, Sentinel, Told).alike(),
+        row(P::Group, "ncclRecv", INSIDE, Sentinel, Told).alike(),
+        row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told).alike(),
         row(P::Wait, "cuEventRecord", INSIDE, Sentinel, Told),
         row(P::Wait, "cuEventQuery", INSIDE, Sentinel, Told),
         row(P::Wait, "ncclCommGetAsyncError", INSIDE, Sentinel, Told),
@@ -316,63 +389,72 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, "ncclCommAbort"),
             Abort,
             Told,
-        ),
+        )
+        .alike(),
         row(
             P::AbortLent,
             "ncclCommAbort",
             Process("may still use memory that was lent"),
             Sentinel,
             Told,
-        ),
+        )
+        .other(INSIDE, Sentinel, Told),
         row(
             P::AbortOwned,
             "ncclCommAbort",
             Error("Aborted", "replay"),
             OperationAndAbort,
             Told,
-        ),
+        )
+        .alike(),
         row(
             P::Finalize,
             "ncclCommFinalize",
             Error(OUT, "finalize"),
             OrderlyEnd,
             Told,
-        ),
+        )
+        .alike(),
         row(
             P::Finalize,
             "ncclCommGetAsyncError",
             Error(OUT, "finalize"),
             OrderlyEnd,
             Unharmed,
-        ),
+        )
+        .alike(),
         row(
             P::Finalize,
             "ncclCommDestroy",
             Error(OUT, "finalize"),
             OrderlyEnd,
             Unharmed,
-        ),
+        )
+        .alike(),
         row(
             P::DropCommunicator,
             "ncclCommFinalize",
             Returns,
             AtOnce,
             Unharmed,
-        ),
+        )
+        .alike(),
         row(
             P::DropCommunicator,
             "ncclCommDestroy",
             Returns,
             AtOnce,
             Unharmed,
-        ),
+        )
+        .alike(),
         row(
             P::DropCommunicator,
             "ncclCommAbort",
             Returns,
             AtOnce,
             Unharmed,
-        ),
+        )
+        .alike(),
         row(
             P::Buffer,
             "ncclMemAlloc",
@@ -443,7 +525,8 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
             Told,
-        ),
+        )
+        .other(Returns, Init, Unharmed),
         row(
             P::Shrink,
             "ncclCommGetAsyncError",
@@ -457,14 +540,16 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
             Told,
-        ),
+        )
+        .other(Returns, Init, Unharmed),
         row(
             P::Revoke,
             "ncclCommRevoke",
             Error(OUT, "ncclCommRevoke"),
             Abort,
             Told,
-        ),
+        )
+        .other(Error("InvalidConfig", "block"), AtOnce, Unharmed),
         row(
             P::Grow,
             "ncclCommGetUniqueId",
@@ -472,8 +557,11 @@ pub(crate) const ROWS: &[Row] = {
             HalfInit,
             Fail,
         )
+        .other(Returns, Init, Unharmed)
         .on_rank(0),
-        row(P::Grow, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told).on_rank(0),
+        row(P::Grow, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told)
+            .other(Returns, Init, Unharmed)
+            .on_rank(0),
         row(
             P::Grow,
             "ncclCommGetAsyncError",
@@ -482,6 +570,7 @@ pub(crate) const ROWS: &[Row] = {
             Told,
         )
         .on_rank(0),
-        row(P::GrowNew, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told),
+        row(P::GrowNew, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told)
+            .other(Returns, Init, Unharmed),
     ]
 };

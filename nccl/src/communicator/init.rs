@@ -214,6 +214,14 @@ impl Prepared {
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
+        let error = match error.kind() {
+            // The others are told what it was.
+            ErrorKind::Aborted { reason } if inner.abort_signal.is_aborted() => {
+                let reason = format!("its abort signal was given, and {reason}");
+                Error::new(ErrorKind::Aborted { reason })
+            }
+            _ => error,
+        };
         Err(inner.not_made(left, birth.explain(error), started, failing))
     }
 
