@@ -5,6 +5,7 @@
 //! `docs/observability.md` lists them, and a test compares that list with the sources.
 
 use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tracing::Span;
@@ -13,6 +14,7 @@ use tracing::field::{Empty, display};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::library::Library;
+use crate::rendezvous::{Latecomer, Lateness};
 use crate::stats;
 use crate::supervision::{Fault, FaultClass};
 
@@ -47,6 +49,75 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
         // What a program does on purpose is no error.
         FaultClass::Asked | FaultClass::Revoked => tell!(warn),
         _ => tell!(error),
+    }
+}
+
+/// Some ranks have not entered an operation, or have at last, as rank `on_rank` of the world hears; `told` counts
+/// of how many the log of that rank was told. One line for each of the first, then fewer.
+pub(crate) fn late(lateness: &Lateness, on_rank: usize, told: &AtomicU64) {
+    let subject = &lateness.subject;
+    for one in &lateness.late {
+        let Latecomer {
+            place,
+            host,
+            pid,
+            behind,
+            has_entered,
+            answers,
+            phase,
+            last,
+            ..
+        } = one;
+        let (behind_ms, more) = (millis(*behind), lateness.more);
+        if *has_entered {
+            tracing::info!(
+                name: "nccl.straggler.entered",
+                target: "nccl",
+                comm = &*subject.name,
+                op = %subject.kind,
+                seq = subject.sequence,
+                rank = place,
+                host,
+                pid,
+                behind_ms,
+                on_rank,
+                "rank {place} ({host}, pid {pid}) has entered {} #{} on {:?} at last, {behind_ms} ms behind",
+                subject.kind,
+                subject.sequence,
+                subject.name
+            );
+            continue;
+        }
+        stats::STRAGGLERS.count();
+        let count = told.fetch_add(1, Ordering::Relaxed) + 1;
+        if count > 16 && !count.is_power_of_two() {
+            continue;
+        }
+        let what = match answers {
+            true => "has not entered",
+            false => "does not answer, and may not have entered",
+        };
+        tracing::warn!(
+            name: "nccl.straggler",
+            target: "nccl",
+            comm = &*subject.name,
+            op = %subject.kind,
+            seq = subject.sequence,
+            rank = place,
+            host,
+            pid,
+            behind_ms,
+            phase,
+            last,
+            answers,
+            more,
+            on_rank,
+            count,
+            "rank {place} ({host}, pid {pid}) {what} {} #{} on {:?}, in which others have waited for {behind_ms} ms",
+            subject.kind,
+            subject.sequence,
+            subject.name
+        );
     }
 }
 

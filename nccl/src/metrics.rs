@@ -209,6 +209,16 @@ fn describe() {
         Unit::Seconds,
         "From a call to its work on the stream, of one call in 64, by kind"
     );
+    describe_counter!(
+        "nccl_stragglers_total",
+        count,
+        "Ranks that had not entered an operation in which others waited"
+    );
+    describe_histogram!(
+        "nccl_arrival_skew_seconds",
+        Unit::Seconds,
+        "How far apart the ranks entered a collective, sampled, by communicator"
+    );
     describe_histogram!(
         "nccl_op_seconds",
         Unit::Seconds,
@@ -256,6 +266,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     counter!("nccl_aborts_total", "result" => "freed").absolute(stats.aborts_freed);
     counter!("nccl_aborts_total", "result" => "leaked").absolute(stats.aborts_leaked);
     counter!("nccl_leaked_communicators_total").absolute(stats.leaked_communicators);
+    counter!("nccl_stragglers_total").absolute(stats.stragglers);
     counter!("nccl_strangers_total").absolute(stats.strangers);
     let mut durations = |metric, labels: Labels, durations: &Durations| {
         let histogram = histogram!(metric, &labels);
@@ -278,6 +289,11 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
         durations("nccl_enqueue_seconds", labels, took);
     }
     for comm in &stats.communicators {
+        let samples = &comm.arrival_skew.samples;
+        if samples.count() > 0 {
+            let labels = vec![("comm", comm.name.clone())];
+            durations("nccl_arrival_skew_seconds", labels, samples);
+        }
         for (kind, took) in &comm.took {
             let labels = vec![("comm", comm.name.clone()), ("op", kind.to_string())];
             durations("nccl_op_seconds", labels, took);

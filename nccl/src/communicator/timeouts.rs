@@ -32,6 +32,8 @@ pub struct Timeouts {
     pub(crate) abort: Duration,
     /// For the other ranks to say that they aborted as well.
     pub(crate) confirm: Duration,
+    /// A tenth of the limit for operations unless set.
+    pub(crate) straggler: Option<Duration>,
 }
 
 impl Default for Timeouts {
@@ -43,6 +45,7 @@ impl Default for Timeouts {
             finalize: Duration::from_secs(30),
             abort: Duration::from_secs(10),
             confirm: Duration::from_secs(3),
+            straggler: None,
         }
     }
 }
@@ -131,6 +134,34 @@ impl Timeouts {
     pub fn confirm(mut self, limit: Duration) -> Self {
         self.confirm = limit;
         self
+    }
+
+    /// How long a collective may run before the ranks are asked who has not entered it; a tenth of the
+    /// operation's limit unless set, at least 100 ms and at most 10 s, and never for one without a limit.
+    /// [`Duration::MAX`] is never.
+    ///
+    /// Nothing ends by it: all ranks hear who is late, by how much, and in which phase (the event
+    /// `nccl.straggler`), and hear again when it has entered.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().straggler(Duration::from_millis(500));
+    /// ```
+    #[must_use]
+    pub fn straggler(mut self, patience: Duration) -> Self {
+        self.straggler = Some(patience);
+        self
+    }
+
+    /// How long a collective of this limit may run before the ranks are asked who has not entered it; `None` for
+    /// ever.
+    pub(crate) fn straggler_after(&self, limit: Option<Duration>) -> Option<Duration> {
+        let usual = limit.map(|limit| {
+            let (least, most) = (Duration::from_millis(100), Duration::from_secs(10));
+            (limit / 10).clamp(least, most)
+        });
+        let patience = self.straggler.or(usual);
+        patience.filter(|patience| *patience < Duration::MAX)
     }
 
     /// How long an operation may wait for its turn on its stream; `None` for ever.

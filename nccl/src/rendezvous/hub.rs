@@ -21,6 +21,7 @@ use super::going::Going;
 use super::handover::Doubt;
 use super::heartbeat::Beats;
 use super::incoming::{Answer, Push};
+use super::inquiries::Inquiries;
 use super::mailbox::Mailbox;
 use super::message::Departure;
 use super::reporting::REPORT;
@@ -75,6 +76,7 @@ impl Hub {
             handover: None,
             doubt: Doubt::default(),
             beats: Beats::default(),
+            inquiries: Inquiries::default(),
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -322,6 +324,8 @@ impl Hub {
                 state.show(rank);
             }
             Request::Saw { rank, state: seen } => state.saw(rank, seen, now),
+            Request::Suspect(suspicion) => state.inquire(rank, suspicion, now),
+            Request::Attends(attendance) => state.attends(rank, attendance, now),
             Request::Report(_) | Request::Pong(_) => {}
             Request::Clock => {
                 let now = recorder::clock().to_le_bytes();

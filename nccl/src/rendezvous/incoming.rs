@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
 use super::going::Epoch;
+use super::inquiry::{Lateness, nanos, put_nanos};
 use super::mailbox::Notice;
 use super::message::{Departure, Incomplete, Parts, departure, duration, millis, put_departure};
 use super::testimony::{notices, put_notices};
@@ -67,6 +68,20 @@ pub(super) enum Push {
         from: Vec<usize>,
         why: String,
     },
+    /// Whether this rank has entered an operation of this communicator.
+    Inquire {
+        key: String,
+        turn: u64,
+        is_sample: bool,
+    },
+    /// Who has not entered an operation, or has at last.
+    Lateness(Arc<Lateness>),
+    /// How far apart the ranks entered an operation, and who was last.
+    Skew {
+        key: String,
+        skew: Duration,
+        last: usize,
+    },
     /// Whether it is there; answered with the same number.
     Ping(u64),
     /// For one on the host of a rank that is silent: how does it stand with its process?
@@ -120,6 +135,9 @@ mod kind {
     pub(super) const TOLD: u8 = 80;
     pub(super) const LOOK: u8 = 58;
     pub(super) const SUSPECTED: u8 = 59;
+    pub(super) const INQUIRE: u8 = 60;
+    pub(super) const LATENESS: u8 = 61;
+    pub(super) const SKEW: u8 = 62;
 }
 
 impl Answer {
@@ -260,6 +278,26 @@ impl Push {
                 put_bytes(&mut to, why.as_bytes());
                 kind::CUT_OFF
             }
+            Self::Inquire {
+                key,
+                turn,
+                is_sample,
+            } => {
+                put_bytes(&mut to, key.as_bytes());
+                put_number(&mut to, *turn);
+                put_number(&mut to, (*is_sample).into());
+                kind::INQUIRE
+            }
+            Self::Lateness(lateness) => {
+                lateness.put(&mut to);
+                kind::LATENESS
+            }
+            Self::Skew { key, skew, last } => {
+                put_bytes(&mut to, key.as_bytes());
+                put_nanos(&mut to, *skew);
+                put_index(&mut to, *last);
+                kind::SKEW
+            }
             Self::Ping(number) => {
                 put_number(&mut to, *number);
                 kind::PING
@@ -364,6 +402,17 @@ impl Incoming {
                     why: fields.text()?,
                 })
             }
+            kind::INQUIRE => Self::Push(Push::Inquire {
+                key: fields.text()?,
+                turn: fields.number()?,
+                is_sample: fields.number()? != 0,
+            }),
+            kind::LATENESS => Self::Push(Push::Lateness(Lateness::take(&mut fields)?)),
+            kind::SKEW => Self::Push(Push::Skew {
+                key: fields.text()?,
+                skew: nanos(&mut fields)?,
+                last: fields.index()?,
+            }),
             kind::PING => Self::Push(Push::Ping(fields.number()?)),
             kind::LOOK => Self::Push(Push::Look {
                 rank: fields.index()?,

@@ -18,6 +18,7 @@ use super::heartbeat::Suspect;
 use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::incoming::Answer;
+use super::inquiry::{Attendance, Suspicion};
 use super::mailbox::{Mailbox, Notice, Waited};
 use super::message::{Departure, ENDS, Incomplete, Missing, Round};
 use super::panics;
@@ -500,6 +501,16 @@ impl Line {
         self.send(u64::MAX, Self::end_request(name, members, part, patience));
     }
 
+    /// This rank waits in an operation, and somebody may not have entered it: all hear who.
+    pub(crate) fn suspect(&self, suspicion: Suspicion) {
+        self.send(u64::MAX, Request::Suspect(suspicion));
+    }
+
+    /// Whether this rank has entered an operation, for those who wait in it.
+    pub(crate) fn attends(&self, attendance: Attendance) {
+        self.send(u64::MAX, Request::Attends(attendance));
+    }
+
     /// Waits until the handlers have heard what came before now.
     pub(crate) fn catch_up(&self) {
         let deadline = Instant::now() + Duration::from_millis(500);
@@ -515,6 +526,11 @@ impl Line {
 
     pub(crate) fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn size(&self) -> usize {
+        self.size
     }
 
     /// Under which its communicators record what they do.

@@ -10,6 +10,7 @@ use super::channels::CAPACITY;
 use super::client::Sink;
 use super::heartbeat::{self, Suspect, Suspects, Turn};
 use super::incoming::{Answer, Push};
+use super::inquiry::Lateness;
 use super::message::Departure;
 use super::succession::{Action, Entry, Event, Loss, Report, Stage, Succession};
 use crate::communicator::lock;
@@ -30,6 +31,20 @@ pub(crate) enum Notice {
     },
     /// A rank left, failed or died. Comes once for each.
     Gone { rank: usize, departure: Departure },
+    /// Whether this rank has entered an operation of a communicator.
+    Inquired {
+        key: String,
+        turn: u64,
+        is_sample: bool,
+    },
+    /// Who has not entered an operation, or has at last.
+    Late(Arc<Lateness>),
+    /// How far apart the ranks entered one, and who was last.
+    Skewed {
+        key: String,
+        skew: Duration,
+        last: usize,
+    },
     /// This rank and those can reach each other no more, and nobody can tell which side is at fault.
     CutOff { from: Vec<usize>, why: String },
 }
@@ -361,6 +376,23 @@ impl Mailbox {
                     state.suspects.learn(rank, silent, seen.as_deref());
                 }
                 return;
+            }
+            // Of these, no successor has to know.
+            Push::Inquire {
+                key,
+                turn,
+                is_sample,
+            } => {
+                let inquired = Notice::Inquired {
+                    key,
+                    turn,
+                    is_sample,
+                };
+                return state.inbox.push_back(inquired);
+            }
+            Push::Lateness(lateness) => return state.inbox.push_back(Notice::Late(lateness)),
+            Push::Skew { key, skew, last } => {
+                return state.inbox.push_back(Notice::Skewed { key, skew, last });
             }
             // What others are told, and what the reader of the connection answers.
             Push::Size(_)

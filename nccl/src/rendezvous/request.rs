@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use super::inquiry::{Attendance, Suspicion};
 use super::mailbox::Notice;
 use super::message::{Round, duration, millis};
 use super::succession::Report;
@@ -85,6 +86,11 @@ pub(super) enum Request {
     Recording {
         bytes: usize,
     },
+    /// This rank waits in an operation, and somebody may not have entered it.
+    Suspect(Suspicion),
+    /// Whether this rank has entered an operation: the answer to
+    /// [`Push::Inquire`](super::incoming::Push::Inquire), and once more when it has.
+    Attends(Attendance),
     /// To a successor, first: what this rank has heard so far.
     Report(Report<Notice>),
     /// The answer to a [`Push::Ping`](super::incoming::Push::Ping), with its number.
@@ -128,6 +134,8 @@ mod kind {
     pub(super) const PONG: u8 = 71;
     pub(super) const TELL: u8 = 80;
     pub(super) const SAW: u8 = 72;
+    pub(super) const SUSPECT: u8 = 73;
+    pub(super) const ATTENDS: u8 = 74;
 }
 
 impl Request {
@@ -233,6 +241,14 @@ impl Request {
                 put_report(&mut to, report);
                 kind::REPORT
             }
+            Self::Suspect(suspicion) => {
+                suspicion.put(&mut to);
+                kind::SUSPECT
+            }
+            Self::Attends(attendance) => {
+                attendance.put(&mut to);
+                kind::ATTENDS
+            }
             Self::Pong(number) => {
                 put_number(&mut to, *number);
                 kind::PONG
@@ -337,6 +353,8 @@ impl Request {
                 bytes: fields.index()?,
             },
             kind::REPORT => Self::Report(report(&mut fields)?),
+            kind::SUSPECT => Self::Suspect(Suspicion::take(&mut fields)?),
+            kind::ATTENDS => Self::Attends(Attendance::take(&mut fields)?),
             kind::PONG => Self::Pong(fields.number()?),
             kind::SAW => Self::Saw {
                 rank: fields.index()?,

@@ -12,6 +12,7 @@ use super::handover::{Doubt, Handover};
 use super::heartbeat::{Beats, Pulse};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
+use super::inquiries::Inquiries;
 use super::message::{Departure, Incomplete, Missing, Parts, Round};
 use super::reporting::REPORT;
 
@@ -39,6 +40,7 @@ pub(super) struct State {
     pub(super) handover: Option<Handover>,
     pub(super) doubt: Doubt,
     pub(super) beats: Beats,
+    pub(super) inquiries: Inquiries,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:
@@ -442,6 +444,7 @@ impl State {
         self.beat(now);
         self.give_up_sending(now);
         self.tick_going(now);
+        self.tick_inquiries(now);
         let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
         self.earliest = rounds
             .map(|open| open.deadline)
@@ -451,6 +454,7 @@ impl State {
             .chain(self.beats.next)
             .chain(self.next_send_deadline())
             .chain(self.going.deadline())
+            .chain(self.next_inquiry_deadline())
             .min();
     }
 

@@ -21,7 +21,11 @@ pub(super) fn put_notices(to: &mut Vec<u8>, notices: &[Notice]) {
                 put_departure(to, departure);
             }
             // Nobody tells another rank of it.
-            Notice::CutOff { .. } | Notice::Told { .. } => put_number(to, 2),
+            Notice::CutOff { .. }
+            | Notice::Told { .. }
+            | Notice::Inquired { .. }
+            | Notice::Late(_)
+            | Notice::Skewed { .. } => put_number(to, 2),
         }
     }
 }

@@ -156,9 +156,14 @@ impl State {
             return;
         }
         let push = Push::Member(self.members[rank].known(rank, Instant::now()));
+        self.show_all(&push);
+    }
+
+    /// To all observers.
+    pub(super) fn show_all(&mut self, push: &Push) {
         let mut encoded = None;
         for outlet in self.observers.values() {
-            outlet.push(&push, &mut encoded);
+            outlet.push(push, &mut encoded);
             self.dirty.push(outlet.clone());
         }
     }

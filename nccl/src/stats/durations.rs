@@ -14,7 +14,7 @@ fn bound(bucket: usize) -> u64 {
 }
 
 /// Durations that several threads add to. Not for every operation: adding takes three atomic operations.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Timer {
     buckets: [AtomicU64; BOUNDED + 1],
     sum: AtomicU64,

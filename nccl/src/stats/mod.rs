@@ -17,11 +17,12 @@ mod tally;
 
 pub use durations::Durations;
 pub(crate) use process::{
-    ABORT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRANGERS, enqueue, faults,
+    ABORT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRAGGLERS, STRANGERS, enqueue,
+    faults,
 };
 pub use read::{
-    Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState, Stats, WorldStats,
-    stats,
+    ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,
+    Stats, WorldStats, stats,
 };
-pub(crate) use registry::{Counting, took};
+pub(crate) use registry::{Counting, arrival_skew, took};
 pub(crate) use tally::{Tally, Volume};

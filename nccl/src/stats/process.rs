@@ -35,6 +35,8 @@ pub(crate) static LEAKED: Events = Events::none();
 pub(crate) static LEAKED_COMMUNICATORS: Events = Events::none();
 /// Connections that were turned away.
 pub(crate) static STRANGERS: Events = Events::none();
+/// Ranks that had not entered an operation in which others waited, each time that this process heard of one.
+pub(crate) static STRAGGLERS: Events = Events::none();
 
 /// How long communicators took to make, also those that failed, and to abort.
 pub(crate) static INIT: Timer = Timer::new();

@@ -53,6 +53,9 @@ pub struct Stats {
     pub aborts_leaked: u64,
     /// Communicators that NCCL has not given back, after an abort or any other end.
     pub leaked_communicators: u64,
+    /// Ranks that had not entered an operation in which others waited, each time that one of this process's
+    /// ranks heard of one ([`Timeouts::straggler`](crate::Timeouts::straggler)).
+    pub stragglers: u64,
     /// Connections to this process's rank 0, or to another rank's listener, that were turned away.
     pub strangers: u64,
     /// How long it took to make communicators, also those that failed.
@@ -113,11 +116,32 @@ pub struct CommunicatorStats {
     /// behind it: with the wait for the other ranks, and when the stream had nothing else to do, with the time that
     /// the host took to issue it. A sample: the watchdog's marks, of a stream at most one pair every 10 ms.
     pub took: Vec<(OperationKind, Durations)>,
+    /// How far apart the ranks came to collectives: a sample, on the first rank alone.
+    pub arrival_skew: ArrivalSkew,
     /// Calls that have a sequence number, by kind; those that there were.
     pub calls: Vec<Calls>,
     /// Operations that were handed to NCCL, by kind; those that there were. A group, an `all_to_all_v` and a
     /// replay are made of several.
     pub operations: Vec<OperationStats>,
+}
+
+/// How far apart the ranks of a communicator entered a collective: from the first call to the last, on the hosts.
+///
+/// A sample: while it has work, the first rank of a communicator asks all others about one that is done, after a
+/// second and then every half minute. No clocks are compared; it is right to about the time that a message takes.
+///
+/// ```
+/// for comm in nccl::stats().communicators {
+///     println!("{}: {:?} apart on average", comm.name, comm.arrival_skew.samples.mean());
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArrivalSkew {
+    /// The times.
+    pub samples: Durations,
+    /// Who was last, and how often: of up to 64 ranks of the communicator.
+    pub last: Vec<(usize, u64)>,
 }
 
 /// How many calls of a kind there were.
@@ -264,6 +288,7 @@ pub fn stats() -> Stats {
         aborts_freed: process::FREED.get(),
         aborts_leaked: process::LEAKED.get(),
         leaked_communicators: process::LEAKED_COMMUNICATORS.get(),
+        stragglers: process::STRAGGLERS.get(),
         strangers: process::STRANGERS.get(),
         init: process::INIT.read(),
         abort: process::ABORT.read(),
@@ -282,6 +307,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
         sums,
         ended,
         took,
+        skew: (samples, last),
         live,
     } = counted;
     let is_over = |phase: &&Arc<Phase>| phase.get() != State::Ready;
@@ -310,6 +336,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
             .filter_map(|one| one.oldest)
             .map(|oldest| oldest.since.elapsed())
             .max(),
+        arrival_skew: ArrivalSkew { samples, last },
         calls: calls.filter(|calls| calls.count > 0).collect(),
         operations: operations.filter(|one| one.count > 0).collect(),
     }

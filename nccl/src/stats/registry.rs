@@ -3,6 +3,7 @@
 //! Names are bounded: a program that makes one for each request would fill memory, and whatever keeps the
 //! numbers for it. All names after the first are counted as one.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,7 +38,19 @@ struct Named {
     sums: Sums,
     /// How long calls took on their stream, of some of them.
     took: Vec<(OperationKind, Timer)>,
+    skew: Skew,
 }
+
+/// How far apart ranks entered operations.
+#[derive(Default)]
+struct Skew {
+    timer: Timer,
+    /// By rank: how often it was the last. Of the first ranks that were.
+    last: BTreeMap<usize, u64>,
+}
+
+/// Ranks of which it is counted how often they were last.
+const LAST: usize = 64;
 
 struct Live {
     number: u64,
@@ -60,6 +73,7 @@ pub(super) struct Counted {
     pub(super) sums: Sums,
     pub(super) ended: u64,
     pub(super) took: Vec<(OperationKind, Durations)>,
+    pub(super) skew: (Durations, Vec<(usize, u64)>),
     /// How the others stand.
     pub(super) live: Vec<Arc<Phase>>,
 }
@@ -123,6 +137,7 @@ impl Registry {
             ended: 0,
             sums: Sums::NONE,
             took: Vec::new(),
+            skew: Skew::default(),
         });
         self.names.len() - 1
     }
@@ -161,6 +176,15 @@ impl Registry {
             sums: named.sums.clone(),
             ended: named.ended,
             took: named.durations(),
+            skew: (
+                named.skew.timer.read(),
+                named
+                    .skew
+                    .last
+                    .iter()
+                    .map(|(&rank, &times)| (rank, times))
+                    .collect(),
+            ),
             live: Vec::new(),
         });
         let mut all: Vec<_> = names.collect();
@@ -186,6 +210,17 @@ fn registry() -> MutexGuard<'static, Registry> {
 /// A call on a communicator of that name took so long on its stream.
 pub(crate) fn took(name: &Arc<str>, kind: OperationKind, took: Duration) {
     registry().took(name, kind, took);
+}
+
+/// The ranks of a communicator of this name entered an operation so far apart, and this one was last.
+pub(crate) fn arrival_skew(name: &Arc<str>, skew: Duration, last: usize) {
+    let mut registry = registry();
+    let named = registry.named(name);
+    let known = &mut registry.names[named].skew;
+    known.timer.add(skew);
+    if known.last.len() < LAST || known.last.contains_key(&last) {
+        *known.last.entry(last).or_default() += 1;
+    }
 }
 
 /// What was counted, in the order in which the names came up.

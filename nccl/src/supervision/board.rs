@@ -54,6 +54,8 @@ pub(crate) struct Board {
     told: AtomicBool,
     /// How many calls were compared before they were handed to NCCL.
     checked: AtomicU64,
+    /// The last collective of which this rank was asked whether it has entered it.
+    asked_about: AtomicU64,
 }
 
 /// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
@@ -95,6 +97,7 @@ impl Board {
             past: OnceLock::new(),
             told: AtomicBool::new(false),
             checked: AtomicU64::new(0),
+            asked_about: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&board);
         let who = Who {
@@ -109,6 +112,20 @@ impl Board {
     /// What all ranks call the communicator.
     pub(crate) fn key(&self) -> &str {
         &self.key
+    }
+
+    /// What it is the end of; none while it is being made.
+    pub(super) fn target(&self) -> Option<Weak<Inner>> {
+        self.target.get().cloned()
+    }
+
+    /// Somebody has asked whether this rank has entered the `turn`-th collective.
+    pub(super) fn was_asked_about(&self, turn: u64) {
+        self.asked_about.fetch_max(turn, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_asked_about(&self, turn: u64) -> bool {
+        self.asked_about.load(Ordering::Relaxed) >= turn
     }
 
     /// What all ranks call the communicator that is made with `id`.

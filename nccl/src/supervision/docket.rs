@@ -154,6 +154,15 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         verdict.get().cloned()
     }
 
+    /// What has the verdict on a communicator.
+    pub(crate) fn find(&self, key: &str) -> Option<B> {
+        Some(self.lock().boards.get(key)?.board.clone())
+    }
+
+    pub(crate) fn name_of(&self, key: &str) -> Option<Arc<str>> {
+        Some(Arc::clone(&self.lock().boards.get(key)?.name))
+    }
+
     /// It is gone. Whether there was a verdict by then.
     pub(crate) fn forget(&self, key: &str) -> bool {
         let entry = self.lock().boards.remove(key);

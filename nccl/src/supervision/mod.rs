@@ -31,6 +31,7 @@
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `watch`: what a line hears, and whom it concerns;
 //! - `inside`: threads that do not come back from a call of NCCL's or CUDA's;
+//! - `stragglers`: who has not entered an operation in which others wait;
 //! - `watchdog`: what finds operations that do not end, although nobody waits for them.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
@@ -44,6 +45,7 @@ mod fault;
 pub(crate) mod inside;
 pub mod recorder;
 mod report;
+mod stragglers;
 mod trial;
 mod watch;
 pub(crate) mod watchdog;

@@ -5,16 +5,20 @@
 //! them to threads. What it hears of a communicator that is not registered is kept for a while: a rank
 //! may give it up before the others have come back from making it.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use super::board::{Board, FREED};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
+use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
+use super::watchdog;
 use crate::communicator::{end_struck, lock};
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
+use crate::stats;
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";
@@ -34,6 +38,8 @@ pub(crate) struct Watch {
     latest: Mutex<Option<Arc<Fault>>>,
     /// Communicators on which somebody ran out of time.
     trials: Trials,
+    /// How many stragglers the log was told of.
+    stragglers: AtomicU64,
 }
 
 type Struck = docket::Struck<Weak<Board>>;
@@ -49,6 +55,7 @@ impl Watch {
             docket: Docket::new(),
             latest: Mutex::new(None),
             trials: Trials::default(),
+            stragglers: AtomicU64::new(0),
         });
         let listening = Arc::clone(&watch);
         line.on_notice(move |notice| listening.hear(notice));
@@ -125,6 +132,21 @@ impl Watch {
                 self.bury(*rank, departure);
             }
             Notice::CutOff { from, why } => self.part(from, why),
+            Notice::Inquired {
+                key,
+                turn,
+                is_sample,
+            } => {
+                let board = self.docket.find(key);
+                let asked = Inquired::new(&self.line, board, key, *turn, *is_sample);
+                watchdog::answer(asked);
+            }
+            Notice::Late(lateness) => events::late(lateness, self.rank, &self.stragglers),
+            Notice::Skewed { key, skew, last } => {
+                if let Some(name) = self.docket.name_of(key) {
+                    stats::arrival_skew(&name, *skew, *last);
+                }
+            }
         }
     }
 

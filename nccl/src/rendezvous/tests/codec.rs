@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::OperationKind;
 use crate::rendezvous::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
 use crate::rendezvous::going::Epoch;
 use crate::rendezvous::greeting::{Again, Greeting, Hello, NONCE, Role};
@@ -13,6 +14,7 @@ use crate::rendezvous::incoming::{Answer, Incoming, Known, Push};
 use crate::rendezvous::mailbox::Notice;
 use crate::rendezvous::message::{Departure, Incomplete, Missing};
 use crate::rendezvous::succession::{Loss, Report};
+use crate::rendezvous::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 use crate::rendezvous::{holder, interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -105,6 +107,41 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         patience: Duration::from_secs(60),
         part: b"part".to_vec(),
     };
+    let subject = Subject {
+        key: text("k"),
+        name: text("model/tp"),
+        turn: 41,
+        kind: OperationKind::AllReduce,
+        sequence: 42,
+    };
+    let suspicion = Suspicion {
+        subject: subject.clone(),
+        members: vec![2, 0],
+        since: Duration::from_millis(1500),
+        is_sample: false,
+    };
+    let attends = Attendance {
+        key: text("k"),
+        turn: 41,
+        entered: Some(Duration::from_micros(12)),
+        last: text("l"),
+    };
+    let lateness = Lateness {
+        subject,
+        ranks: 2,
+        late: vec![Latecomer {
+            rank: 0,
+            place: 1,
+            host: text("node-a"),
+            pid: 77,
+            behind: Duration::from_millis(1501),
+            has_entered: false,
+            answers: true,
+            phase: text("load"),
+            last: text("l"),
+        }],
+        more: 3,
+    };
     let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
     vec![
         ("hello", Greeting::Hello(hello).encode()),
@@ -158,6 +195,27 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 state: text("process state T"),
             }
             .encode(0),
+        ),
+        ("suspect", Request::Suspect(suspicion).encode(0)),
+        ("attends", Request::Attends(attends).encode(0)),
+        (
+            "inquire",
+            Push::Inquire {
+                key: text("k"),
+                turn: 41,
+                is_sample: false,
+            }
+            .encode(),
+        ),
+        ("lateness", Push::Lateness(Arc::new(lateness)).encode()),
+        (
+            "skew",
+            Push::Skew {
+                key: text("k"),
+                skew: Duration::from_micros(70),
+                last: 3,
+            }
+            .encode(),
         ),
         ("succeeded", succeeded.encode()),
         ("cut-off", cut_off.encode()),

@@ -6,6 +6,7 @@ mod ends;
 mod epochs;
 mod failing;
 mod heartbeat;
+mod inquiry;
 mod observer;
 mod strangers;
 mod tcp;

@@ -15,6 +15,7 @@
 //! - `home`: the rank of a world to which a communicator belongs;
 //! - `shape`: what a call was about, for its error;
 //! - `snapshot`: what is read; `json`: how it is written, and read again;
+//! - `turns`: which collective of its communicator a call is;
 //! - `dump`: a file of it when a communicator is aborted;
 //! - `timeline`: the snapshots of several ranks together, to look at.
 
@@ -28,6 +29,7 @@ mod snapshot;
 mod spans;
 mod timeline;
 mod track;
+mod turns;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -46,3 +48,4 @@ pub(crate) use track::{
     Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, clock, handle_of,
     limit_of_word, limit_word, origin, tracks,
 };
+pub(crate) use turns::{Turn, Turns, is_collective};

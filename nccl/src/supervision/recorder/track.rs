@@ -52,7 +52,7 @@ pub(crate) struct Track {
     pub(super) operations: Lane<Operation>,
     marks: [Mark; STREAMS],
     pub(crate) usual: Usual,
-    tally: Arc<Tally>,
+    pub(super) tally: Arc<Tally>,
 }
 
 /// The call of which the watchdog does not have to be told: all three have to hold. Read by every call,

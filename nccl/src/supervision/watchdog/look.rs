@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
-use super::facts::Facts;
-use super::judge::{Court, Overdue, Queue, Unreached, depth};
+use super::facts::{Clock, Facts};
+use super::judge::{Court, Overdue, Queue, Standing, Unreached, depth};
 use super::registry::{Put, Side, give_back, new_event, record};
 use crate::communicator::{Inner, State, Visit};
 use crate::error::{Error, NcclFailure};
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::stats;
-use crate::supervision::recorder::{Track, TrackedCall, handle_of, origin};
+use crate::supervision::recorder::{Track, TrackedCall, handle_of, is_collective, origin};
+use crate::supervision::stragglers::{self, SAMPLES};
 
 /// Marks of one stream that are not reached, at most.
 const MARKS: usize = 64;
@@ -46,6 +47,10 @@ pub(super) struct Eye {
     progress: Option<Instant>,
     /// What the call is about that is in front, by its number: its record may be overwritten before it ends.
     front: Option<(u64, Shape)>,
+    /// Of which call it was asked who has not entered it.
+    wondered: Option<u64>,
+    /// When to ask how far apart the ranks come, since the recorder's zero.
+    sample_at: Option<Duration>,
     /// Since the recorder's zero.
     looked: Option<Duration>,
 }
@@ -172,12 +177,53 @@ impl Eye {
             }
             (None, None, None) => None,
         };
+        if found.is_none() {
+            self.wonder(inner, track, standing, now);
+        }
         give_back(&*Visit::of(inner)?, events);
         Some(Report {
             facts,
             streams,
             found,
         })
+    }
+
+    /// Asks who has not entered what this rank waits in, and now and then how far apart the ranks come.
+    fn wonder(
+        &mut self,
+        inner: &Weak<Inner>,
+        track: &Track,
+        standing: Option<Standing>,
+        now: Duration,
+    ) {
+        let Some(inner) = Visit::of(inner) else {
+            return;
+        };
+        let Some(board) = inner.board.as_ref().filter(|_| inner.world_size > 1) else {
+            return;
+        };
+        if inner.rank == 0 {
+            let due = *self.sample_at.get_or_insert(now + SAMPLES[0]);
+            if now >= due && stragglers::sample(board, track) {
+                self.sample_at = Some(now + SAMPLES[1]);
+            }
+        }
+        let Some(standing) = standing else { return };
+        let (number, kind) = (standing.call.number, standing.call.kind);
+        if self.wondered == Some(number) || standing.clock == Clock::Queued || !is_collective(kind)
+        {
+            return;
+        }
+        let Some(patience) = inner.timeouts.straggler_after(standing.call.limit) else {
+            return;
+        };
+        let ranks = u32::try_from(inner.world_size).unwrap_or(u32::MAX);
+        let place = u32::try_from(inner.rank).unwrap_or(u32::MAX);
+        let spread = (patience / 4).saturating_mul(place) / ranks;
+        let waited = now.saturating_sub(standing.began);
+        if waited >= patience.saturating_add(spread) && stragglers::ask(board, track, number) {
+            self.wondered = Some(number);
+        }
     }
 
     fn shape_of(&mut self, call: &TrackedCall, track: &Track) -> Shape {

@@ -50,4 +50,5 @@ mod threads;
 #[allow(unused_imports, reason = "for whoever shows it")]
 pub(crate) use facts::{Clock, Oldest, Pending, pending};
 pub(crate) use judge::Overdue;
+pub(super) use registry::answer;
 pub(crate) use registry::{Issue, after, attend, before, ensure};

@@ -20,11 +20,13 @@ use super::judge::{Standing, Unreached};
 use super::threads;
 use crate::communicator::{Inner, lock, same_stream};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::operation::OperationKind;
 use crate::reaper;
 use crate::supervision::recorder::{
     Track, TrackedCall, handle_of, limit_of_word, limit_word, origin,
 };
+use crate::supervision::stragglers::Inquired;
 
 /// How long a stream without pending calls stays in the registry.
 pub(super) const LINGER: Duration = Duration::from_millis(60);
@@ -44,6 +46,8 @@ const EVENTS: [usize; 2] = [32, 64];
 /// See the module.
 pub(super) struct State {
     pub(super) entries: Vec<Entry>,
+    /// What other ranks want to know of this process's.
+    pub(super) inquired: Vec<Inquired>,
     pub(super) threads: threads::Running,
 }
 
@@ -100,6 +104,7 @@ pub(super) enum Side {
 
 pub(super) static STATE: Mutex<State> = Mutex::new(State {
     entries: Vec::new(),
+    inquired: Vec::new(),
     threads: threads::Running::NOT,
 });
 
@@ -149,6 +154,24 @@ pub(crate) fn attend(issue: Issue<'_>) -> Result<()> {
 /// As [`before`].
 pub(crate) fn ensure() -> Result<()> {
     start(&mut lock(&STATE))
+}
+
+/// How many questions are open at once; of the others nobody gets an answer.
+const INQUIRIES: usize = 256;
+
+/// Answers whether a rank of this process has entered an operation, now and when it has.
+pub(in crate::supervision) fn answer(asked: Inquired) {
+    let next = asked.next;
+    let mut state = lock(&STATE);
+    state.inquired.retain(|known| !known.is_about(&asked));
+    if state.inquired.len() >= INQUIRIES || reaper::is_closed() {
+        return;
+    }
+    state.inquired.push(asked);
+    match threads::start(&mut state.threads) {
+        Ok(()) => state.threads.wake(next, false),
+        Err(error) => events::no_thread("to answer other ranks", &error),
+    }
 }
 
 fn start(state: &mut State) -> Result<()> {

@@ -103,9 +103,14 @@ fn watch(generation: u64) {
     let mut eyes: HashMap<u64, Eye> = HashMap::new();
     let mut state = lock(&STATE);
     while state.threads.generation == generation {
+        let asked = state.inquired.iter().map(|asked| asked.next).min();
+        if asked.is_some_and(|asked| asked <= Instant::now()) {
+            state = look_for_others(state);
+            continue;
+        }
         let next = state.entries.iter().filter(|entry| entry.stuck.is_none());
         let next = next.min_by_key(|entry| entry.next);
-        let wakes = next.map(|entry| entry.next);
+        let wakes = next.map(|entry| entry.next).into_iter().chain(asked).min();
         let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
         if pause.is_none_or(|pause| !pause.is_zero()) {
             state.threads.planned = wakes;
@@ -158,6 +163,29 @@ fn watch(generation: u64) {
         Some(_working) => drop(eyes),
         None => std::mem::forget(eyes),
     }
+}
+
+/// Answers what other ranks want to know and can be answered now.
+fn look_for_others(mut state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
+    let now = Instant::now();
+    let due: Vec<_> = state
+        .inquired
+        .extract_if(.., |asked| asked.next <= now)
+        .collect();
+    drop(state);
+    let kept = due.into_iter().filter_map(|mut asked| {
+        let again = !reaper::is_closed() && asked.look();
+        again.then_some(asked)
+    });
+    let kept: Vec<_> = kept.collect();
+    state = lock(&STATE);
+    for asked in kept {
+        // Somebody may have asked about a later one meanwhile.
+        if !state.inquired.iter().any(|other| other.is_about(&asked)) {
+            state.inquired.push(asked);
+        }
+    }
+    state
 }
 
 impl State {

@@ -1,0 +1,307 @@
+//! The coordinator's part in finding out who has not entered an operation: it asks once for all who wait.
+//!
+//! Of each communicator, the last operation that was asked about is kept; later suspicions of the same are
+//! answered by what is told to all anyway. At 1024 ranks an inquiry is a message to and from each, and one more to
+//! each when somebody is late.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::incoming::Push;
+use super::inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
+use super::state::State;
+
+/// How long ranks may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Communicators of which operations are kept; a program that has more in trouble learns of the last.
+const MOST: usize = 256;
+
+/// How many latecomers are listed by name.
+const LISTED: usize = 8;
+
+#[derive(Default)]
+pub(super) struct Inquiries {
+    by_key: HashMap<String, Inquiry>,
+}
+
+/// What has been found out about an operation.
+struct Inquiry {
+    subject: Subject,
+    /// In the world, by their place in the communicator.
+    members: Vec<usize>,
+    heard: Vec<Heard>,
+    opened: Instant,
+    /// Who wants to know, and nothing else, how far apart the ranks came.
+    sample_for: Option<usize>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Ranks have been asked.
+    Asking,
+    /// All know who is late, and wait for that.
+    Late,
+    /// Everything is known.
+    Over,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    /// It has not entered; what it did last.
+    NotYet(String),
+    Entered(Instant),
+}
+
+impl Inquiry {
+    fn place_of(&self, rank: usize) -> Option<usize> {
+        self.members.iter().position(|&member| member == rank)
+    }
+
+    fn first(&self) -> Option<Instant> {
+        let entered = self.heard.iter().filter_map(|heard| match heard {
+            Heard::Entered(at) => Some(*at),
+            _ => None,
+        });
+        entered.min()
+    }
+
+    fn last(&self) -> Option<(Instant, usize)> {
+        let entered = self
+            .heard
+            .iter()
+            .enumerate()
+            .filter_map(|(place, heard)| match heard {
+                Heard::Entered(at) => Some((*at, place)),
+                _ => None,
+            });
+        entered.max()
+    }
+
+    fn have_all_entered(&self) -> bool {
+        let mut heard = self.heard.iter();
+        heard.all(|heard| matches!(heard, Heard::Entered(_)))
+    }
+
+    fn is_answered(&self) -> bool {
+        !self.heard.contains(&Heard::Nothing)
+    }
+}
+
+impl State {
+    /// A rank waits in an operation, and somebody may not have entered it.
+    pub(super) fn inquire(&mut self, rank: usize, suspicion: Suspicion, now: Instant) {
+        let Suspicion {
+            subject,
+            members,
+            since,
+            is_sample,
+        } = suspicion;
+        let members = match members.is_empty() {
+            true => (0..self.members.len()).collect(),
+            false => members,
+        };
+        let size = self.members.len();
+        if members.len() > size
+            || members.iter().any(|&member| member >= size)
+            || !members.contains(&rank)
+        {
+            return;
+        }
+        let entered = Heard::Entered(now.checked_sub(since).unwrap_or(now));
+        if let Some(known) = self.inquiries.by_key.get_mut(&subject.key) {
+            if known.subject.turn == subject.turn && (known.sample_for.is_none() || is_sample) {
+                if let Some(place) = known.place_of(rank) {
+                    known.heard[place] = entered;
+                }
+                return self.look_at(&subject.key, now);
+            }
+            let is_busy = known.stage != Stage::Over && known.sample_for.is_none();
+            if known.subject.turn > subject.turn || (is_sample && is_busy) {
+                return;
+            }
+        }
+        let inquiries = &mut self.inquiries.by_key;
+        if inquiries.len() >= MOST && !inquiries.contains_key(&subject.key) {
+            let oldest = inquiries.iter().min_by_key(|(_, one)| one.opened);
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                inquiries.remove(&oldest);
+            }
+        }
+        let mut inquiry = Inquiry {
+            heard: vec![Heard::Nothing; members.len()],
+            members,
+            opened: now,
+            sample_for: is_sample.then_some(rank),
+            stage: Stage::Asking,
+            subject,
+        };
+        if let Some(place) = inquiry.place_of(rank) {
+            inquiry.heard[place] = entered;
+        }
+        let key = inquiry.subject.key.clone();
+        let push = Push::Inquire {
+            key: key.clone(),
+            turn: inquiry.subject.turn,
+            is_sample,
+        };
+        let others = inquiry.members.iter().filter(|&&member| member != rank);
+        self.push_to_some(others.copied(), &push);
+        self.inquiries.by_key.insert(key.clone(), inquiry);
+        self.due(now + PATIENCE);
+        self.look_at(&key, now);
+    }
+
+    /// A rank says whether it has entered.
+    pub(super) fn attends(&mut self, rank: usize, attendance: Attendance, now: Instant) {
+        let Attendance {
+            key,
+            turn,
+            entered,
+            last,
+        } = attendance;
+        let Some(inquiry) = self.inquiries.by_key.get_mut(&key) else {
+            return;
+        };
+        let Some(place) = inquiry
+            .place_of(rank)
+            .filter(|_| inquiry.subject.turn == turn)
+        else {
+            return;
+        };
+        let is_first = inquiry.heard[place] == Heard::Nothing;
+        inquiry.heard[place] = match entered {
+            Some(since) => {
+                // An answer was on its way for about half of the time; what comes later comes by itself.
+                let way = match is_first {
+                    true => now.saturating_duration_since(inquiry.opened) / 2,
+                    false => Duration::ZERO,
+                };
+                let at = now.checked_sub(since.saturating_add(way.min(PATIENCE)));
+                Heard::Entered(at.unwrap_or(inquiry.opened))
+            }
+            None => Heard::NotYet(last),
+        };
+        let is_late = inquiry.stage == Stage::Late && entered.is_some();
+        if is_late {
+            self.tell_of(&key, &[place], now);
+        }
+        self.look_at(&key, now);
+    }
+
+    /// Says what is known once it is.
+    fn look_at(&mut self, key: &str, now: Instant) {
+        let Some(inquiry) = self.inquiries.by_key.get_mut(key) else {
+            return;
+        };
+        let is_over = now >= inquiry.opened + PATIENCE;
+        match inquiry.stage {
+            Stage::Asking if inquiry.is_answered() || is_over => {}
+            Stage::Late if inquiry.have_all_entered() => {
+                inquiry.stage = Stage::Over;
+                return;
+            }
+            _ => return,
+        }
+        if let Some(asker) = inquiry.sample_for {
+            inquiry.stage = Stage::Over;
+            if inquiry.have_all_entered()
+                && let (Some(first), Some((last, place))) = (inquiry.first(), inquiry.last())
+            {
+                let push = Push::Skew {
+                    key: key.to_owned(),
+                    skew: last.saturating_duration_since(first),
+                    last: place,
+                };
+                self.push_to_some([asker], &push);
+            }
+            return;
+        }
+        // Those that are gone are told of otherwise.
+        let is_there = |place: &usize| {
+            let rank = inquiry.members[*place];
+            !matches!(inquiry.heard[*place], Heard::Entered(_))
+                && self.members[rank].departure.is_none()
+        };
+        let late: Vec<_> = (0..inquiry.members.len()).filter(is_there).collect();
+        match late.is_empty() {
+            true => inquiry.stage = Stage::Over,
+            false => {
+                inquiry.stage = Stage::Late;
+                self.tell_of(key, &late, now);
+            }
+        }
+    }
+
+    /// Tells all members, and observers, of some that are late, or were.
+    fn tell_of(&mut self, key: &str, places: &[usize], now: Instant) {
+        let Some(inquiry) = self.inquiries.by_key.get(key) else {
+            return;
+        };
+        let first = inquiry.first().unwrap_or(now);
+        let late = places.iter().take(LISTED).map(|&place| {
+            let rank = inquiry.members[place];
+            let member = &self.members[rank];
+            let (entered, last) = match &inquiry.heard[place] {
+                Heard::Entered(at) => (Some(*at), String::new()),
+                Heard::NotYet(last) => (None, last.clone()),
+                Heard::Nothing => (None, String::new()),
+            };
+            Latecomer {
+                rank,
+                place,
+                host: member.host.clone(),
+                pid: u32::try_from(member.pid).unwrap_or_default(),
+                behind: entered.unwrap_or(now).saturating_duration_since(first),
+                has_entered: entered.is_some(),
+                answers: inquiry.heard[place] != Heard::Nothing,
+                phase: member
+                    .phase
+                    .as_ref()
+                    .map_or_else(String::new, |(name, _)| name.clone()),
+                last,
+            }
+        });
+        let lateness = Lateness {
+            subject: inquiry.subject.clone(),
+            ranks: inquiry.members.len(),
+            late: late.collect(),
+            more: places.len().saturating_sub(LISTED),
+        };
+        let push = Push::Lateness(Arc::new(lateness));
+        let members = inquiry.members.clone();
+        self.push_to_some(members, &push);
+        self.show_all(&push);
+    }
+
+    /// Inquiries whose patience is over.
+    pub(super) fn tick_inquiries(&mut self, now: Instant) {
+        let asking = self.inquiries.by_key.iter();
+        let asking = asking.filter(|(_, inquiry)| inquiry.stage == Stage::Asking);
+        let keys: Vec<_> = asking.map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            self.look_at(&key, now);
+        }
+    }
+
+    /// When the next patience is over.
+    pub(super) fn next_inquiry_deadline(&self) -> Option<Instant> {
+        let inquiries = self.inquiries.by_key.values();
+        let asking = inquiries.filter(|inquiry| inquiry.stage == Stage::Asking);
+        asking.map(|inquiry| inquiry.opened + PATIENCE).min()
+    }
+
+    /// To some of the ranks.
+    fn push_to_some(&mut self, ranks: impl IntoIterator<Item = usize>, push: &Push) {
+        let mut encoded = None;
+        for rank in ranks {
+            if let Some(outlet) = &self.members[rank].outlet {
+                outlet.push(push, &mut encoded);
+                self.dirty.push(outlet.clone());
+            }
+        }
+    }
+}
