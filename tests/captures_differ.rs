@@ -30,6 +30,48 @@ fn is_usable(comm: &Communicator) -> Outcome {
     Ok(())
 }
 
+#[test]
+fn with_the_check_on_calls_that_differ_are_the_error_of_all_and_nothing_is_launched() {
+    let check = Ranks::new(3).variable("NCCL_RUN_CHECK", "1");
+    check.processes(|world| -> Outcome {
+        let comm = start(&world)?;
+        let is_odd = world.rank() == 1;
+        let begun = Instant::now();
+        let mut y = comm.stream().clone_htod(&[1.0f32; 8])?;
+        let reduction = if is_odd { ReduceOp::Max } else { ReduceOp::Sum };
+        // NCCL would make a wrong result of it, and say nothing.
+        let differs = comm.all_reduce_in_place(&mut y, reduction).unwrap_err();
+        // And of this a hang: rank 1 sends 3 to everybody, and the others expect 2.
+        let x = comm.stream().alloc_zeros::<f32>(9)?;
+        let mut z = comm.stream().alloc_zeros::<f32>(6)?;
+        let send = if is_odd { [3, 2, 3] } else { [2, 2, 2] };
+        let sent = x.slice(..send.iter().sum());
+        let expects = comm.all_to_all_v(&sent, &send, &mut z, &[2, 2, 2]);
+        assert!(begun.elapsed() < SOON);
+        let ErrorKind::CallsDiffer { number, difference } = differs.kind() else {
+            return Err(differs.into());
+        };
+        assert_eq!(*number, 1);
+        assert!(
+            difference.contains("rank 1 (") && difference.contains("(max)"),
+            "{difference}"
+        );
+        let expects = expects.unwrap_err();
+        let said = expects.to_string();
+        assert!(
+            said.contains("from rank 1 (") && said.contains("3 f32"),
+            "{said}"
+        );
+        let all = world.all_gather("said", differs.kind().to_string().as_bytes())?;
+        assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
+        // Nothing has happened to what the ranks have, and the next call that is alike goes through.
+        assert!(comm.fault().is_none());
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+        assert_eq!(comm.stream().clone_dtoh(&y)?, [3.0; 8]);
+        Ok(())
+    });
+}
+
 fn difference(error: &nccl::Error, plan: u64) -> &str {
     assert_eq!(
         error.operation().map(|o| o.kind()),

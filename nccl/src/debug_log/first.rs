@@ -2,11 +2,16 @@
 
 use std::io::Read as _;
 use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::line::{self, Level};
 use super::warning::{Class, Known};
+
+/// How long a rank that fails waits for its file.
+const SOON: Duration = Duration::from_millis(200);
 
 /// Of a longer file only the beginning is read: the first warning is what counts.
 const MOST: u64 = 16 << 20;
@@ -20,6 +25,27 @@ pub(crate) struct FirstWarning {
 }
 
 impl FirstWarning {
+    /// From NCCL's own words, if they are such that can be a cause.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let known = Known::of(text).filter(|known| known.class == Class::Cause)?;
+        Some(Self {
+            text: text.to_owned(),
+            check: Some(known.check.to_owned()),
+        })
+    }
+
+    /// Whether the device had failed before NCCL asked anything of it: a kernel that ran earlier did.
+    pub(crate) fn is_of_an_earlier_kernel(&self) -> bool {
+        [
+            "illegal memory access",
+            "unspecified launch failure",
+            "device-side assert",
+            "misaligned address",
+        ]
+        .iter()
+        .any(|words| self.text.contains(words))
+    }
+
     /// What there is no more of, if it says that.
     pub(crate) fn resource(&self) -> Option<&'static str> {
         Some(match self.check.as_deref()? {
@@ -51,6 +77,16 @@ pub(crate) fn first_warning() -> Option<FirstWarning> {
     file.metadata().ok().filter(|file| file.is_file())?;
     file.take(MOST).read_to_end(&mut bytes).ok()?;
     first_in(&String::from_utf8_lossy(&bytes), std::process::id())
+}
+
+/// The same, for whoever cannot wait for a file system that does not answer.
+pub(crate) fn first_warning_soon() -> Option<FirstWarning> {
+    std::env::var_os("NCCL_DEBUG_FILE")?;
+    let (say, said) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(String::from("nccl-words"));
+    let reading = thread.spawn(move || say.send(first_warning()));
+    reading.ok()?;
+    said.recv_timeout(SOON).ok()?
 }
 
 /// As NCCL makes a name from the pattern: `%h` is the host and `%p` the process.

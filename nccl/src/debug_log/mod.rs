@@ -24,7 +24,7 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use first::{FirstWarning, first_warning};
+pub(crate) use first::{FirstWarning, first_warning, first_warning_soon};
 
 pub use collect::{Counts, DebugLog};
 pub use facts::{

@@ -197,6 +197,7 @@ impl Board {
     ///
     /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
     pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
+        let cause = cause.with_words_of_nccl();
         let fault = Fault::here(cause, &self.name, self.rank, self.line.job().1);
         let fault = Arc::new(fault);
         if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {

@@ -159,6 +159,8 @@ impl RootCause {
                 | Self::ProgramFailed { .. }
                 | Self::StuckOutside { .. }
                 | Self::StuckInside { .. }
+                | Self::ResourceExhausted { .. }
+                | Self::Warned { .. }
                 | Self::Asked
                 | Self::Unknown
         )

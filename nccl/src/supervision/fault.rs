@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::cause::{Ending, FaultRole, RootCause, Waiting, who};
+use crate::debug_log::{self, FirstWarning};
 use crate::error::{Error, ErrorKind};
 use crate::rendezvous::Broken;
 
@@ -270,6 +271,48 @@ impl Cause {
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
+
+    /// Adds what NCCL said of it: `words` at the call, and the first warning in its file.
+    fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
+        if self.class != FaultClass::Failed || self.role != FaultRole::Initiating {
+            return;
+        }
+        if let Some(first) = first {
+            let line = format!("NCCL's first warning there: {}", first.text);
+            self.evidence.push(line);
+        }
+        // What came first, unless it says nothing of a cause.
+        let known = first.filter(|first| first.check.is_some()).or(words);
+        let Some(known) = known else { return };
+        if let Some(resource) = known.resource() {
+            self.root = RootCause::ResourceExhausted {
+                resource: resource.to_owned(),
+            };
+        }
+        if let RootCause::CallFailed { failed_before, .. } = &mut self.root
+            && known.is_of_an_earlier_kernel()
+        {
+            *failed_before = true;
+            self.evidence.insert(
+                0,
+                String::from(
+                    "the device had failed before this operation was launched: a kernel that ran earlier did, and NCCL \
+                     is the first to notice",
+                ),
+            );
+        }
+        if let Some(fix) = known.fix() {
+            self.hint = fix.to_owned();
+        }
+    }
+
+    /// The same, with the first warning in NCCL's file, where that may say more.
+    pub(super) fn with_words_of_nccl(mut self) -> Self {
+        if self.class == FaultClass::Failed {
+            self.hear_nccl(None, debug_log::first_warning_soon().as_ref());
+        }
+        self
+    }
 }
 
 impl From<&Error> for Cause {
@@ -311,6 +354,11 @@ impl From<&Error> for Cause {
                 };
                 (FaultClass::Failed, role, root)
             }
+            ErrorKind::Cuda { error, .. } if error.0 as u32 == OUT_OF_MEMORY => {
+                let resource = String::from("device memory");
+                let root = RootCause::ResourceExhausted { resource };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
             ErrorKind::Cuda { error, .. } => {
                 let root = RootCause::CallFailed {
                     call: None,
@@ -327,7 +375,7 @@ impl From<&Error> for Cause {
                 (FaultClass::Failed, FaultRole::Initiating, root)
             }
         };
-        Self {
+        let mut cause = Self {
             role,
             operation,
             hint: error.hint().unwrap_or_default().to_owned(),
@@ -339,9 +387,16 @@ impl From<&Error> for Cause {
                     kind => kind.to_string(),
                 },
             )
+        };
+        if let ErrorKind::Nccl(failure) = error.kind() {
+            cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
         }
+        cause
     }
 }
+
+/// CUDA's code for it.
+const OUT_OF_MEMORY: u32 = 2;
 
 /// Whether what ran out of time was not a wait for others: a call that does not wait for them, and has not come back.
 /// Whoever polls ends that by itself at the limit, so that what the watchdog finds under way after that is inside.
@@ -795,6 +850,50 @@ mod tests {
         assert_eq!(exits.root, root);
         let fails = Cause::failed("no such file: model.bin");
         assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
+    }
+
+    #[test]
+    fn what_nccl_said_tells_what_there_is_no_more_of_and_that_a_kernel_failed_before() {
+        use nccl_sys::ncclResult_t;
+        let failed = |said: &str| {
+            let failure = crate::error::NcclFailure::new(
+                "ncclAllReduce",
+                ncclResult_t::ncclUnhandledCudaError,
+                String::from("unhandled cuda error"),
+                said.to_owned(),
+            );
+            Cause::from(&Error::new(failure))
+        };
+        let full = failed("Error: failed to extend /dev/shm/nccl-1: No space left on device (28)");
+        assert!(
+            matches!(full.root, RootCause::ResourceExhausted { .. }),
+            "{full:?}"
+        );
+        assert!(full.hint.contains("shm-size"), "{full:?}");
+        let earlier = failed("Cuda failure 700 'an illegal memory access was encountered'");
+        let RootCause::CallFailed {
+            nccl,
+            failed_before,
+            ..
+        } = earlier.root
+        else {
+            panic!("{earlier:?}");
+        };
+        assert_eq!((nccl, failed_before), (Some(1), true));
+        assert!(
+            earlier.evidence[0].contains("had failed before"),
+            "{:?}",
+            earlier.evidence
+        );
+        let noise = failed("[Service thread] Accept failed Resource temporarily unavailable");
+        assert!(matches!(
+            noise.root,
+            RootCause::CallFailed {
+                failed_before: false,
+                ..
+            }
+        ));
+        assert!(noise.evidence.is_empty());
     }
 
     #[test]

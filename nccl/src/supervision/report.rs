@@ -90,11 +90,6 @@ impl Entered {
 }
 
 impl Report {
-    /// The first call that is not done.
-    pub(super) fn front(&self) -> Option<&Entered> {
-        self.calls.iter().find(|call| call.is_pending())
-    }
-
     pub(super) fn at(&self, place: u64) -> Option<&Entered> {
         self.calls.iter().find(|call| call.place == Some(place))
     }

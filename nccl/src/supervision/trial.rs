@@ -47,6 +47,7 @@ pub(super) struct Trials {
     bell: Condvar,
 }
 
+#[derive(Clone)]
 struct Trial {
     /// The rank of the line that collects.
     elector: usize,
@@ -164,8 +165,10 @@ fn preside(board: &Board, own: &Fault) {
             let here = trial.reports.len() + left.len();
             if here >= trial.members.len() || trial.opened.elapsed() >= WINDOW {
                 elected = true;
-                let fault = verdict(board, trial, &left);
+                let trial = trial.clone();
+                // Whoever reads the connections must not wait for it.
                 drop(all);
+                let fault = verdict(board, &trial, &left);
                 announce(board, &fault);
                 all = lock(&trials.all);
                 continue;

@@ -1,6 +1,6 @@
 //! Messages that have no counterpart, or another one than was meant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{Case, Finding};
 use crate::operation::OperationKind;
@@ -53,15 +53,18 @@ pub(super) fn unmatched(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn lengths(case: &Case<'_>) -> Option<Finding> {
+    let receives: HashMap<(usize, usize, u64), Half<'_>> = case
+        .reports
+        .values()
+        .flat_map(halves)
+        .filter(|half| !half.sends())
+        .map(|half| ((half.peer, half.rank, half.number), half))
+        .collect();
     let pending = case.reports.values().flat_map(halves);
-    let sent = pending.filter(|half| half.sends() && half.call.is_pending());
-    for send in sent {
-        let Some(peer) = case.reports.get(&send.peer) else {
+    for send in pending.filter(|half| half.sends() && half.call.is_pending()) {
+        let Some(recv) = receives.get(&(send.rank, send.peer, send.number)) else {
             continue;
         };
-        let counterpart = halves(peer)
-            .find(|half| !half.sends() && half.peer == send.rank && half.number == send.number);
-        let Some(recv) = counterpart else { continue };
         let (sends, expects) = (send.operation, recv.operation);
         if (sends.count, sends.data_type) == (expects.count, expects.data_type) {
             continue;
@@ -106,7 +109,7 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
         .reports
         .values()
         .filter_map(|report| {
-            let front = report.front()?.number;
+            let front = case.front(report)?.number;
             let mut waiting = halves(report).filter(|half| half.call.number == front);
             let without = waiting.find(|half| {
                 let peer = case.reports.get(&half.peer);

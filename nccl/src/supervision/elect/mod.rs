@@ -73,7 +73,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
         .unwrap_or_else(|| unexplained(case));
     let first = &case.symptoms[0];
     let standings = case.reports.values().filter_map(|report| {
-        let front = report.front()?;
+        let front = case.front(report)?;
         (report.rank != finding.rank).then(|| (report.rank, front.name()))
     });
     let mut evidence = finding.evidence;
@@ -94,11 +94,28 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
 }
 
 impl Case<'_> {
+    /// Whether a call is not done, as far as anybody knows: where all ranks need each other, one that is done on one
+    /// rank stands still nowhere, even if nobody has looked there yet.
+    fn is_open(&self, call: &Entered) -> bool {
+        const SYMMETRIC: [&str; 4] = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
+        let is_done = |place| {
+            let others = self.reports.values().filter_map(|report| report.at(place));
+            others.into_iter().any(|other| !other.is_pending())
+        };
+        call.is_pending()
+            && !(SYMMETRIC.contains(&&call.kind[..]) && call.place.is_some_and(is_done))
+    }
+
+    /// The first call of a rank that is not done.
+    fn front<'r>(&self, report: &'r Report) -> Option<&'r Entered> {
+        report.calls.iter().find(|call| self.is_open(call))
+    }
+
     /// The place of the operation that stands still: the first that is entered and not done anywhere.
     fn place(&self) -> Option<u64> {
         let fronts = self.reports.values().filter_map(|report| {
-            let pending = |call: &&Entered| call.is_pending() && call.place.is_some();
-            report.calls.iter().find(pending)?.place
+            let open = |call: &&Entered| call.place.is_some() && self.is_open(call);
+            report.calls.iter().find(open)?.place
         });
         fronts.min()
     }
@@ -199,7 +216,8 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let is_elsewhere = |rank: usize| {
         let report = case.reports.get(&rank);
         report.is_some_and(|report| {
-            report.elsewhere.iter().any(|other| other.waiting.is_some()) || report.front().is_some()
+            report.elsewhere.iter().any(|other| other.waiting.is_some())
+                || case.front(report).is_some()
         })
     };
     let &(_, rank) = absent
@@ -257,11 +275,9 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
 
 /// All are there, and on one rank something else is in front of it.
 fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
-    let place = case.place();
     let queued = case.reports.values().find_map(|report| {
-        let call = report.front()?;
-        let is_it = call.state == State::Queued && (place.is_none() || call.place == place);
-        is_it.then(|| (report.rank, call.name()))
+        let call = case.front(report)?;
+        (call.state == State::Queued).then(|| (report.rank, call.name()))
     });
     let told = || {
         let told = case
@@ -317,7 +333,7 @@ fn warned(case: &Case<'_>) -> Option<Finding> {
     Some(Finding {
         rank,
         role: FaultRole::Initiating,
-        text: format!("was warned by NCCL: {text}; {}", case.complaint()),
+        text: format!("NCCL warned there: {text}; {}", case.complaint()),
         root,
         evidence: vec![String::from(
             "it is the first warning in NCCL's file there, and nothing else explains that the ranks wait",

@@ -269,6 +269,23 @@ fn a_difference_in_what_is_done_is_not_taken_for_the_cause() {
 }
 
 #[test]
+fn what_is_done_on_one_rank_stands_still_on_none_although_nobody_has_looked() {
+    let mut table = Table::of(vec![
+        entered(0, 2, false),
+        entered(1, 2, false),
+        entered(2, 1, false),
+    ]);
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 2, "its first is done elsewhere: {verdict:?}");
+    assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
+    // Where it is done nowhere, all wait in it, although some have put another behind it.
+    for rank in 0..2 {
+        table.reports.get_mut(&rank).unwrap().calls[0].state = State::Pending;
+    }
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+}
+
+#[test]
 fn ranks_that_do_not_answer_are_named_together_with_their_host_and_state() {
     let mut table = Table::of((0..4).map(|rank| entered(rank, 2, false)).collect());
     table.reports.remove(&2);
