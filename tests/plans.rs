@@ -423,7 +423,8 @@ fn launches_that_nobody_answers_run_into_their_limit() {
                 "{error}"
             );
             let operation = fault.operation().unwrap_or_default();
-            assert!(operation.starts_with("replay of plan 1 #"), "{operation}");
+            // The launch that waits for room does not know which of those before it is late.
+            assert!(operation.starts_with("replay of plan 1"), "{operation}");
             assert!(fault.cause().ends_with("within 500ms"), "{fault}");
             assert_eq!(
                 error.is_timeout(),

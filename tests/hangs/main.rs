@@ -448,7 +448,7 @@ fn attempt(test: &str, index: usize) -> Result<(), String> {
         let told = format!("because of {}:", row.rank);
         let right = match row.others {
             Others::Told => heard.contains(&told),
-            Others::ToldOfPeer => heard.contains("because of ") && !heard.contains(&told),
+            Others::ToldOfEither => heard.contains("because of 0:") || heard.contains(&told),
             Others::Fail => !heard.is_empty() && heard != "returned",
             Others::Unharmed => heard == "returned",
         };

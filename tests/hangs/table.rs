@@ -67,8 +67,8 @@ pub(crate) enum Ends {
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
-    /// Their calls fail, with the rank as the cause for which this one waits: it never sent.
-    ToldOfPeer,
+    /// Their calls fail, with this rank as the cause, or the one that never sent what it waits for.
+    ToldOfEither,
     /// Their call fails as well, whether or not they know why.
     Fail,
     /// Nothing happens to them.
@@ -254,7 +254,9 @@ impl Row {
         };
         let others = match self.others {
             Others::Told => "fail with this rank as the cause",
-            Others::ToldOfPeer => "fail with the rank as the cause that did not send",
+            Others::ToldOfEither => {
+                "fail with this rank as the cause, or the one that did not send"
+            }
             Others::Fail => "fail",
             Others::Unharmed => "go on",
         };
@@ -292,7 +294,7 @@ pub(crate) const ROWS: &[Row] = {
         OperationAndAbort, OrderlyEnd, Sentinel,
     };
     use Ends::{Error, Process, Returns};
-    use Others::{Fail, Told, ToldOfPeer, Unharmed};
+    use Others::{Fail, Told, ToldOfEither, Unharmed};
     use Program as P;
     const OUT: &str = "TimedOut";
     const INSIDE: Ends = Process("a thread has been inside");
@@ -372,15 +374,21 @@ pub(crate) const ROWS: &[Row] = {
         row(P::Group, "ncclSend", INSIDE, Sentinel, Told).alike(),
         row(P::Group, "ncclRecv", INSIDE, Sentinel, Told).alike(),
         row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told).alike(),
-        row(P::Wait, "cuEventRecord", INSIDE, Sentinel, Told),
-        row(P::Wait, "cuEventQuery", INSIDE, Sentinel, Told),
-        row(P::Wait, "ncclCommGetAsyncError", INSIDE, Sentinel, Told),
+        row(P::Wait, "cuEventRecord", INSIDE, Sentinel, ToldOfEither),
+        row(P::Wait, "cuEventQuery", INSIDE, Sentinel, ToldOfEither),
+        row(
+            P::Wait,
+            "ncclCommGetAsyncError",
+            INSIDE,
+            Sentinel,
+            ToldOfEither,
+        ),
         row(
             P::Await,
             "cuEventQuery",
             Error("TimedOut or Aborted", ""),
             Sentinel,
-            ToldOfPeer,
+            ToldOfEither,
         )
         .nth(2),
         row(
