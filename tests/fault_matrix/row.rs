@@ -41,6 +41,8 @@ pub(crate) enum Ends {
         /// The ranks of which one is at fault, whichever it is.
         culprits: &'static [usize],
         class: FaultClass,
+        /// `RootCause`, as its form for serde names it.
+        root: &'static str,
         /// What the cause says, among other things.
         says: &'static [&'static str],
     },
@@ -133,10 +135,12 @@ impl Row {
             Ends::Cause {
                 culprits,
                 class,
+                root,
                 says,
             } => {
                 let culprits: Vec<_> = culprits.iter().map(usize::to_string).collect();
-                let mut told = format!("`{class:?}`, rank {}", culprits.join(" or "));
+                let culprits = culprits.join(" or ");
+                let mut told = format!("`{class:?}`, `{root}`, rank {culprits}");
                 for (at, says) in says.iter().enumerate() {
                     let _ = write!(told, "{} `{says}`", if at == 0 { ":" } else { "," });
                 }

@@ -27,6 +27,8 @@ pub(crate) struct Stage {
     heard: Receiver<Heard>,
     said: Vec<Vec<(String, Instant)>>,
     closed: Vec<bool>,
+    /// Ranks do not end by themselves.
+    stays: bool,
     pub(crate) hosts: Option<Hosts>,
     pub(crate) group: Option<Group>,
 }
@@ -85,6 +87,7 @@ impl Stage {
             heard,
             said: vec![Vec::new(); ranks],
             closed: vec![false; ranks],
+            stays: !row.aside.is_empty(),
             hosts,
             group: None,
         })
@@ -121,8 +124,7 @@ impl Stage {
         let deadline = Instant::now() + within;
         loop {
             let found = self.said[rank].iter().find_map(|(line, at)| {
-                // The test runner's own words may be in front of it.
-                let (_, rest) = line.split_once(word)?;
+                let rest = line.strip_prefix(word)?;
                 Some((rest.to_owned(), *at))
             });
             if let Some(found) = found {
@@ -156,12 +158,14 @@ impl Stage {
 
     /// Waits until a rank has ended, well.
     pub(crate) fn ends_well(&mut self, rank: usize, within: Duration) -> Result<(), String> {
+        self.says(rank, "main returns", within)?;
         let deadline = Instant::now() + within;
         loop {
             let status: Option<ExitStatus> = match &mut self.players {
+                Players::Children(_) if self.stays => return Ok(()),
                 Players::Children(children) => children[rank].try_wait().expect("a child"),
                 // It tells of all at once, at the end.
-                Players::Fleet(_) => return self.says(rank, "main returns", within).map(drop),
+                Players::Fleet(_) => return Ok(()),
             };
             match status {
                 Some(status) if status.success() => return Ok(()),

@@ -39,6 +39,8 @@ struct Out {
     /// Whether the reactor tells when there is room.
     armed: bool,
     failed: Option<io::ErrorKind>,
+    /// What the system said to a write. It says so once, to whoever asks first; then a reader sees a plain end.
+    error: Option<Errno>,
 }
 
 /// What reading came to.
@@ -117,6 +119,7 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
+                    out.error = Some(error);
                     let error = io::Error::from(error);
                     out.fail(error.kind());
                     return Err(error);
@@ -166,7 +169,7 @@ impl Connection {
         let mut taken = 0;
         while taken < TURN {
             match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
-                Ok((0, _)) => return Ok(Received::End),
+                Ok((0, _)) => return self.end(),
                 Ok((count, _)) => {
                     decoder.push(&buffer[..count]);
                     taken += count;
@@ -180,6 +183,15 @@ impl Connection {
             }
         }
         Ok(Received::Some)
+    }
+
+    /// The end of what can be read: because the peer sends no more, or why a write failed before.
+    fn end(&self) -> io::Result<Received> {
+        match lock(&self.out).error {
+            // The peer is gone, which is an end.
+            None | Some(Errno::PIPE | Errno::CONNRESET) => Ok(Received::End),
+            Some(error) => Err(error.into()),
+        }
     }
 
     /// One frame, for those who are not the reactor.

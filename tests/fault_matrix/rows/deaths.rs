@@ -12,6 +12,7 @@ const fn gone(culprits: &'static [usize], says: &'static [&'static str]) -> Ends
     Ends::Cause {
         culprits,
         class: Gone,
+        root: "died",
         says,
     }
 }
@@ -159,7 +160,12 @@ pub(crate) const ROWS: &[Row] = &[
         name: "panics",
         fault: "a panic",
         play: |actor| end(actor, || panic!("no such expert: 7")),
-        ends: gone(&[1], &["panicked", "no such expert: 7"]),
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Gone,
+            root: "program_failed",
+            says: &["panicked", "no such expert: 7"],
+        },
         lost: &[1],
         then: Then::Epoch,
         ..ROW

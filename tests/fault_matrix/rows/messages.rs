@@ -6,13 +6,15 @@ use nccl::FaultClass::{Asked, TimedOut};
 
 use crate::row::{Ends, ROW, Row, SHORT, Then};
 
-const NO_LEDGER: &str =
-    "the rank that came to its limit first is named, without the messages that miss";
-
-const fn unmatched(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
+const fn unmatched(
+    root: &'static str,
+    culprits: &'static [usize],
+    says: &'static [&'static str],
+) -> Ends {
     Ends::Cause {
         culprits,
         class: TimedOut,
+        root,
         says,
     }
 }
@@ -20,7 +22,6 @@ const fn unmatched(culprits: &'static [usize], says: &'static [&'static str]) ->
 const UNMATCHED: Row = Row {
     limit: SHORT,
     bound: Duration::from_secs(3),
-    not_yet: Some(NO_LEDGER),
     ..ROW
 };
 
@@ -36,7 +37,10 @@ pub(crate) const ROWS: &[Row] = &[
             let x = actor.memory::<f32>(1024);
             actor.comm().group(|group| group.isend(&x, 1))?.wait()
         },
-        ends: unmatched(&[1], &["recv"]),
+        ends: unmatched("unmatched", &[1], &["has no receive"]),
+        not_yet: Some(
+            "where two ranks have never met before, the root is unknown, and the one that waits is named",
+        ),
         ..UNMATCHED
     },
     Row {
@@ -51,7 +55,7 @@ pub(crate) const ROWS: &[Row] = &[
                 _ => actor.hear(),
             }
         },
-        ends: unmatched(&[0, 1], &["2048", "1024"]),
+        ends: unmatched("unequal_counts", &[0], &["2048", "1024"]),
         ..UNMATCHED
     },
     Row {
@@ -69,7 +73,8 @@ pub(crate) const ROWS: &[Row] = &[
                 .group(|group| group.irecv(&mut y, previous))?
                 .wait()
         },
-        ends: unmatched(&[0, 1, 2], &["0", "1", "2"]),
+        ends: unmatched("cycle", &[0, 1, 2], &["0", "1", "2"]),
+        not_yet: Some("a message of the circle is named that has no counterpart, not the circle"),
         ..UNMATCHED
     },
     Row {
@@ -85,9 +90,11 @@ pub(crate) const ROWS: &[Row] = &[
             actor
                 .comm()
                 .all_to_all_v(&x, &send, &mut y, &receive)?
-                .wait()
+                .wait()?;
+            // Whose own messages all came learns it, too.
+            actor.hear()
         },
-        ends: unmatched(&[1, 2], &["200", "100"]),
+        ends: unmatched("unequal_counts", &[1, 2], &["200", "100"]),
         ..UNMATCHED
     },
     Row {
@@ -146,6 +153,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Asked,
+            root: "asked",
             says: &["the request was withdrawn"],
         },
         ..ROW
@@ -164,6 +172,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: nccl::FaultClass::Revoked,
+            root: "asked",
             says: &["another step is wanted"],
         },
         then: Then::Shrink,

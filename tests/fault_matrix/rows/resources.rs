@@ -40,6 +40,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Gone,
+            root: "died",
             says: &["killed by SIGKILL"],
         },
         lost: &[1],
@@ -62,6 +63,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Failed,
+            root: "call_failed",
             says: &["ncclCommInitRankConfig returned 1"],
         },
         ..ROW
@@ -83,6 +85,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Failed,
+            root: "call_failed",
             says: &["ncclCommInitRankConfig returned 2"],
         },
         ..ROW

@@ -10,10 +10,15 @@ use crate::cgroup::Group;
 use crate::row::{Ends, ROW, Row, SHORT, Then};
 use crate::stage::Unable;
 
-const fn late(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
+const fn late(
+    root: &'static str,
+    culprits: &'static [usize],
+    says: &'static [&'static str],
+) -> Ends {
     Ends::Cause {
         culprits,
         class: TimedOut,
+        root,
         says,
     }
 }
@@ -34,11 +39,8 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "a rank never enters an operation",
         limit: SHORT,
         play: |actor| instead(actor, || actor.world.phase("decode")),
-        ends: late(&[1], &["all_reduce", "decode"]),
+        ends: late("never_entered", &[1], &["all_reduce", "decode"]),
         bound: Duration::from_secs(3),
-        not_yet: Some(
-            "the rank that came to its limit first is named, not the one that did not enter",
-        ),
         ..ROW
     },
     Row {
@@ -49,13 +51,10 @@ pub(crate) const ROWS: &[Row] = &[
             stage.signal(1, Signal::STOP);
             Ok(())
         }),
-        ends: late(&[1], &["stopped"]),
+        ends: late("not_answering", &[1], &["stopped"]),
         lost: &[1],
         bound: Duration::from_secs(5),
         then: Then::Behind,
-        not_yet: Some(
-            "the rank that came to its limit first is named, not the one that is stopped",
-        ),
         ..ROW
     },
     Row {
@@ -71,9 +70,8 @@ pub(crate) const ROWS: &[Row] = &[
             drop(gate);
             result
         },
-        ends: late(&[1], &["queued"]),
+        ends: late("stuck_outside", &[1], &["all_reduce"]),
         bound: Duration::from_secs(3),
-        not_yet: Some("the rank that came to its limit first is named"),
         ..ROW
     },
     Row {
@@ -88,7 +86,7 @@ pub(crate) const ROWS: &[Row] = &[
             actor.harm();
             actor.all_reduce()
         },
-        ends: late(&[0, 1, 2], &["all_reduce"]),
+        ends: late("unknown", &[0, 1, 2], &["all_reduce"]),
         bound: Duration::from_secs(3),
         ..ROW
     },

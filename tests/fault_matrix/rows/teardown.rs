@@ -23,6 +23,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Asked,
+            root: "asked",
             says: &["enough"],
         },
         ..ROW
@@ -65,6 +66,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Gone,
+            root: "died",
             says: &["died"],
         },
         lost: &[1],
@@ -96,6 +98,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Asked,
+            root: "asked",
             says: &["abort signal"],
         },
         not_yet: Some(
@@ -117,6 +120,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Asked,
+            root: "asked",
             says: &["enough"],
         },
         ..ROW
@@ -143,6 +147,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Gone,
+            root: "died",
             says: &["died"],
         },
         lost: &[1],
@@ -164,10 +169,10 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: TimedOut,
-            says: &["finalize"],
+            root: "never_entered",
+            says: &["has not entered all_reduce"],
         },
         bound: Duration::from_secs(3),
-        not_yet: Some("the rank that came to its limit first is named, not the one that has left"),
         ..ROW
     },
 ];
