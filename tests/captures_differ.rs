@@ -45,7 +45,7 @@ fn with_the_check_on_calls_that_differ_are_the_error_of_all_and_nothing_is_launc
         let x = comm.stream().alloc_zeros::<f32>(9)?;
         let mut z = comm.stream().alloc_zeros::<f32>(6)?;
         let send = if is_odd { [3, 2, 3] } else { [2, 2, 2] };
-        let sent = x.slice(..send.iter().sum());
+        let sent = x.slice(..send.iter().sum::<usize>());
         let expects = comm.all_to_all_v(&sent, &send, &mut z, &[2, 2, 2]);
         assert!(begun.elapsed() < SOON);
         let ErrorKind::CallsDiffer { number, difference } = differs.kind() else {
