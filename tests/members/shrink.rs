@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nccl::{ErrorKind, LaunchMode, ReduceOp, ShrinkWay, World};
+use nccl::{CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ShrinkWay, World};
+use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
 use crate::support;
@@ -179,4 +180,129 @@ fn ranks_that_want_to_leave_out_others_are_told() {
         world.barrier("done")?;
         Ok(())
     });
+}
+
+/// Rank 3 of four is to be left out, and `ncclCommShrink` fails on rank 1.
+fn failing_shrink(world: World, aborting: bool) -> Outcome {
+    let (stream, comm) = start(&world, LIMIT)?;
+    let untouched = world.communicator("untouched").stream(&stream).build()?;
+    if world.rank() == 1 {
+        faults::at_call("ncclCommShrink").nth(1).fail(3).keep();
+    }
+    world.barrier("it fails now")?;
+    let begun = Instant::now();
+    if world.rank() < 3 {
+        let shrunk = match aborting {
+            true => comm.shrink_aborting("three", &[3]),
+            false => comm.shrink("three", &[3]),
+        };
+        let error = shrunk.map(drop).expect_err("it fails on one").to_string();
+        assert!(error.contains("rank 1"), "{error}");
+    }
+    // On the one that is left out as well: nothing is left of it.
+    while comm.state() != State::Aborted {
+        assert!(begun.elapsed() < LIMIT / 2, "{}", comm.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let fault = comm.fault().expect("all ranks know why");
+    assert_eq!(fault.rank(), 1, "{fault}");
+    let told = world.all_gather("cause", fault.to_string().as_bytes())?;
+    assert!(
+        told.iter().all(|told| *told == told_by(&fault)),
+        "one cause"
+    );
+    assert_eq!(nccl::leaked_communicators(), 0);
+    // What else there is has not noticed, and the ranks make another one.
+    assert_eq!(sum(&untouched, &stream)?, 1111.0);
+    if world.rank() < 3 {
+        let shrunk = comm.shrink("again", &[3])?;
+        assert!(shrunk.way.to_string().contains("aborted"), "{}", shrunk.way);
+        assert_eq!(sum(&shrunk.communicator, &stream)?, 111.0);
+    }
+    world.barrier("done")?;
+    Ok(())
+}
+
+fn told_by(fault: &Fault) -> Vec<u8> {
+    fault.to_string().into_bytes()
+}
+
+#[test]
+fn a_shrink_that_fails_ends_what_was_to_shrink_for_one_cause() {
+    if !support::needs_emulator("calls that fail on purpose") {
+        return;
+    }
+    for aborting in [false, true] {
+        ranks_as_processes(4, move |world| failing_shrink(world, aborting));
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
+    ranks_as_processes(4, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream);
+        let comm = comm.init_timeout(Duration::from_millis(700)).build()?;
+        if world.rank() < 2 {
+            let begun = Instant::now();
+            let error = comm.shrink("three", &[3]).expect_err("one does not come");
+            let text = error.to_string();
+            assert!(
+                text.contains("rank 2") && text.contains("shrink on"),
+                "{text}"
+            );
+            assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+        }
+        world.barrier("nobody came")?;
+        assert_eq!(sum(&comm, &stream)?, 1111.0);
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_on() {
+    const RANKS: usize = 4;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let (stream, comm) = start(&world, LIMIT).expect("all are there");
+        if world.rank() == 2 {
+            faults::at_call("ncclCommShrink").kill().keep();
+        }
+        world.barrier("one dies now").expect("all are there");
+        if world.rank() < 3 {
+            let error = comm.shrink("three", &[3]).map(drop).expect_err("one dies");
+            let fault = error.fault().map(ToString::to_string).unwrap_or_default();
+            println!("ended: {}", fault.replace('\n', " "));
+        }
+        let next = world.next_epoch(LIMIT).expect("three are left");
+        let rest = next.communicator("rest").stream(&stream).build();
+        println!(
+            "right: {}",
+            sum(&rest.expect("they live"), &stream).expect("they work")
+        );
+        while !matches!(comm.state(), State::Aborted | State::Leaked) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        println!("leaked: {}", nccl::leaked_communicators());
+        return;
+    }
+    if !support::needs_emulator("a rank that dies in a chosen call") {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    let dead = ranks.remove(2);
+    for (place, mut rank) in ranks.into_iter().enumerate() {
+        // The last of them was to be left out.
+        if place < 2 {
+            let cause = rank.says("ended: ");
+            assert!(cause.contains(&format!("pid {}", dead.pid())), "{cause}");
+        }
+        assert!(rank.says("right: ").contains("111"));
+        let (rest, status) = rank.end(LIMIT);
+        assert!(
+            status.success() && rest.contains("leaked: 0"),
+            "{status}: {rest}"
+        );
+    }
 }
