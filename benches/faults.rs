@@ -401,7 +401,7 @@ fn plot(file: &str) -> Outcome<bool> {
     // What is promised.
     svg += &format!(
         "<path d=\"M{0:.1} {1:.1}V{2:.1}H{3:.1}V{4:.1}\" fill=\"none\" stroke=\"#b00\" stroke-dasharray=\"4 3\"/>\
-         <text x=\"{5:.1}\" y=\"{6:.1}\" fill=\"#b00\">promised</text>\n",
+         <text x=\"{5:.1}\" y=\"{6:.1}\" fill=\"#b00\">promised for 8 ranks</text>\n",
         x(100.0),
         y(0.0),
         y(0.9),

@@ -149,9 +149,8 @@ fn wrong(stage: &Stage, row: &Row, said: &str, others: Option<&String>) -> Optio
                 return Some(format!("it is no {class:?} of {root}"));
             }
             let named = |rank: &usize| {
-                said.contains(&format!("rank {rank} ("))
-                    && (row.lost.contains(rank)
-                        || said.contains(&format!("pid {})", stage.pid(*rank))))
+                let process = format!("pid {})", stage.pid(*rank));
+                said.contains(&format!("rank {rank} (")) && said.contains(&process)
             };
             if !culprits.iter().any(named) {
                 return Some(format!("it names none of {culprits:?}"));

@@ -147,13 +147,13 @@ impl Row {
                 told
             }
             Ends::Refused { on, says } => {
-                let on: Vec<_> = on.iter().map(usize::to_string).collect();
+                let ranks: Vec<_> = on.iter().map(usize::to_string).collect();
                 let says: Vec<_> = says.iter().map(|says| format!("`{says}`")).collect();
-                format!(
-                    "on rank {} alone, an error that ends nothing: {}",
-                    on.join(", "),
-                    says.join(", ")
-                )
+                let ranks = match on.len() == self.cast.ranks() {
+                    true => String::from("on every rank"),
+                    false => format!("on rank {} alone", ranks.join(", ")),
+                };
+                format!("{ranks}, an error that ends nothing: {}", says.join(", "))
             }
             Ends::Nothing => String::from("nothing, because nothing ends"),
         };

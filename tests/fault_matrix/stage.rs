@@ -24,6 +24,7 @@ enum Players {
 /// The ranks of a row, which do not outlive it.
 pub(crate) struct Stage {
     players: Players,
+    pids: Vec<u32>,
     heard: Receiver<Heard>,
     said: Vec<Vec<(String, Instant)>>,
     closed: Vec<bool>,
@@ -82,8 +83,13 @@ impl Stage {
                 Players::Children(children)
             }
         };
+        let pids = match &players {
+            Players::Children(children) => children.iter().map(Child::id).collect(),
+            Players::Fleet(fleet) => fleet.pids().into_iter().flatten().collect(),
+        };
         Ok(Self {
             players,
+            pids,
             heard,
             said: vec![Vec::new(); ranks],
             closed: vec![false; ranks],
@@ -93,11 +99,9 @@ impl Stage {
         })
     }
 
+    /// Also of a rank that is gone.
     pub(crate) fn pid(&self, rank: usize) -> u32 {
-        match &self.players {
-            Players::Children(children) => children[rank].id(),
-            Players::Fleet(fleet) => fleet.pids()[rank].unwrap_or_default(),
-        }
+        self.pids[rank]
     }
 
     /// Sends a signal to a rank; it has begun when this returns.

@@ -7,7 +7,7 @@ use nccl::ReduceOp;
 use nccl_emulator::faults;
 
 use crate::actor::{Actor, hear};
-use crate::row::{Ends, ROW, Row, SHORT};
+use crate::row::{Ends, ROW, Row, SHORT, Then};
 
 const fn differ(says: &'static [&'static str]) -> Ends {
     Ends::Cause {
@@ -70,8 +70,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "dtype",
-        fault: "one rank has another element type, of the same size",
-        variables: &[("NCCL_CHECK_OPERATIONS", "1")],
+        fault: "one rank has another element type, of the same size (on a GPU a wrong result, which nobody notices)",
         play: |actor| {
             actor.harm();
             if actor.is(1) {
@@ -104,8 +103,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "reduction",
-        fault: "one rank reduces by another operator",
-        variables: &[("NCCL_CHECK_OPERATIONS", "1")],
+        fault: "one rank reduces by another operator (on a GPU a wrong result, which nobody notices)",
         play: |actor| {
             actor.harm();
             let operator = if actor.is(1) {
@@ -118,6 +116,26 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: differ(&["max", "sum"]),
         ..DIFFERS
+    },
+    Row {
+        name: "reduction-checked",
+        fault: "the same, with `NCCL_RUN_CHECK=1`, which finds it before NCCL is called",
+        variables: &[("NCCL_RUN_CHECK", "1")],
+        play: |actor| {
+            actor.harm();
+            let operator = match actor.is(1) {
+                true => ReduceOp::Max,
+                false => ReduceOp::Sum,
+            };
+            let mut y = actor.memory::<f32>(64);
+            actor.comm().all_reduce_in_place(&mut y, operator)?.wait()
+        },
+        ends: Ends::Refused {
+            on: &[0, 1, 2],
+            says: &["max", "sum"],
+        },
+        then: Then::Same,
+        ..ROW
     },
     Row {
         name: "two-communicators",
