@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use nccl::{Buffer, CapturedPlan, Communicator, ReduceOp, Registered, Request, World};
+use nccl::{
+    Buffer, CapturedPlan, Communicator, Observer, ReduceOp, Registered, Rendezvous, Request, World,
+};
 use nccl_emulator::faults;
 use nccl_tools::spawn::{Ended, Outcome as End};
 use support::Ranks;
@@ -216,4 +218,76 @@ fn a_process_with_work_that_never_ends_exits_soon() {
         said.any(|line| line.contains("Abort COMPLETE")),
         "{ended:#?}"
     );
+}
+
+/// What a program would have that this process starts: descriptors and what they are.
+fn inheritable() -> Result<Vec<(u32, String)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        // The descriptor that reads the directory may be gone.
+        let Ok(target) = std::fs::read_link(entry.path()) else {
+            continue;
+        };
+        let number = entry.file_name();
+        let number = number.to_string_lossy();
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
+        let about = about.unwrap_or_default();
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = i32::from_str_radix(flags.unwrap_or("0").trim(), 8)?;
+        if flags & libc::O_CLOEXEC == 0 {
+            found.push((number.parse()?, target.display().to_string()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A connection that a child holds would stay open when the rank dies, and memory that it holds would stay.
+#[test]
+fn a_program_that_a_rank_starts_has_none_of_its_descriptors() {
+    if !support::needs_emulator("work that runs late on purpose") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let published = directory.path().join("address");
+    // In the ranks: what the test was started with.
+    let before = inheritable().expect("its own descriptors");
+    Ranks::new(2)
+        .variable("NCCL_TEST_PUBLISHED", &published)
+        .processes(move |world| -> Result<()> {
+            let published = std::env::var("NCCL_TEST_PUBLISHED")?;
+            let tcp =
+                |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).map(|tcp| tcp.publish(&published));
+            let other = World::join(tcp(world.rank())?)?;
+            let observer = Observer::join(tcp(0)?)?;
+            let _all = All::new(&world, "everything")?;
+            assert_eq!(observer.recordings(Duration::from_secs(5)).ranks.len(), 2);
+            other.barrier("all have everything")?;
+            let descriptors = std::fs::read_dir("/proc/self/fd")?.count();
+            assert!(descriptors > before.len() + 8, "only {descriptors}");
+            let ours = |listed: &(u32, String)| !before.contains(listed);
+            let open: Vec<_> = inheritable()?.into_iter().filter(ours).collect();
+            assert!(
+                open.is_empty(),
+                "these stay open in programs that are started: {open:?}"
+            );
+            // And what such a program sees, which has three of its own and one to read the directory.
+            let mut program = std::process::Command::new("ls");
+            let listed = program
+                .args(["-l", "/proc/self/fd"])
+                .stdin(std::process::Stdio::null());
+            let listed = String::from_utf8(listed.output()?.stdout)?;
+            let targets = listed.lines().filter_map(|line| line.split_once(" -> "));
+            for (left, target) in targets {
+                let number: u32 = left.rsplit(' ').next().unwrap_or_default().parse()?;
+                let own = number < 3 || target.starts_with("/proc/");
+                assert!(
+                    own || !ours(&(number, target.to_owned())),
+                    "{number}: {target}"
+                );
+            }
+            other.barrier("all have looked")?;
+            Ok(())
+        });
 }
