@@ -27,6 +27,8 @@
 mod check;
 #[cfg(test)]
 mod kept;
+#[cfg(test)]
+mod rules;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -7,8 +7,9 @@
 //! found silent included, happens in any order with everything else.
 //!
 //! In every state, ranks that can reach each other and are more than half of those alive have heard the
-//! same first entry, which is their verdict. In every state from which nothing happens any more, each of
-//! them has one, and all others know that they are cut off, or have a verdict.
+//! same, as far as they have heard, and nothing twice; the first of it is their verdict. In every state from
+//! which nothing happens any more, each of them has one; and whoever cannot reach more than half of those that
+//! may live, for all that it knows, knows that it is cut off.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -400,14 +401,24 @@ impl World {
     /// What must be so in every state.
     fn check_always(&self) -> Result<(), String> {
         let majority = self.majority();
-        let mut verdicts = majority.iter().filter_map(|rank| self.verdict(*rank));
-        let Some(first) = verdicts.next() else {
-            return Ok(());
-        };
-        match verdicts.find(|other| *other != first) {
-            None => Ok(()),
-            Some(other) => Err(format!("ranks {majority:?} heard {first:?} and {other:?}")),
+        let log = |rank: usize| self.nodes[rank].machine.log();
+        let longest = majority.iter().map(|rank| log(*rank));
+        let longest = longest.max_by_key(|log| log.len()).unwrap_or_default();
+        for &rank in &majority {
+            if !longest.starts_with(log(rank)) {
+                let heard = log(rank);
+                return Err(format!(
+                    "of {majority:?}, rank {rank} heard {heard:?} and another {longest:?}"
+                ));
+            }
         }
+        for rank in 0..RANKS {
+            let twice = |(at, entry): (usize, &Fact)| log(rank)[..at].contains(entry);
+            if log(rank).iter().enumerate().any(twice) {
+                return Err(format!("rank {rank} heard something twice"));
+            }
+        }
+        Ok(())
     }
 
     /// What must be so when nothing happens any more.
@@ -433,8 +444,17 @@ impl World {
                         "rank {rank} follows rank {follows}, which does not lead"
                     ));
                 }
-            } else if !node.cut_off && self.verdict(rank).is_none() {
-                return Err(format!("rank {rank}, in no majority, waits for ever"));
+            }
+            let log = node.machine.log();
+            let told_dead = |other: usize| {
+                log.iter()
+                    .any(|fact| fact.departed() == Some((other, false)))
+            };
+            let may_live = (0..RANKS).filter(|other| !own_dead(other) && !told_dead(*other));
+            let side =
+                (0..RANKS).filter(|other| self.nodes[*other].alive && self.reach(rank, *other));
+            if !is_majority(side.count(), may_live.count()) && !node.cut_off {
+                return Err(format!("rank {rank}, in no majority, is not cut off"));
             }
         }
         Ok(())
