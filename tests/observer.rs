@@ -160,6 +160,69 @@ fn an_observer_survives_the_world_and_says_how_it_ended() {
     assert_eq!(events.next_within(LONG), None);
 }
 
+/// Also the word about how a later coordinator ended gets to the others by way of the one who follows.
+#[test]
+fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() {
+    for tcp in [false, true] {
+        let mut family = Family::doing("hear of ranks 0 and 1", 4, tcp, &[]);
+        let mut events = family.observer.events();
+        let mut wait_for = |what: &str, wanted: &dyn Fn(&WorldEvent) -> bool| {
+            let mut seen = Vec::new();
+            loop {
+                let event = events.next_within(LONG);
+                let event = event.unwrap_or_else(|| panic!("{what}: {seen:#?}"));
+                if wanted(&event) {
+                    return event;
+                }
+                seen.push(event);
+            }
+        };
+        for dead in 0..2 {
+            // All know by now who will say how the coordinator ends.
+            std::thread::sleep(Duration::from_millis(300));
+            let mut process = family.ranks.remove(0);
+            let pid = process.id();
+            process.kill().unwrap();
+            process.wait().unwrap();
+            let how = format!("killed by SIGKILL as number {dead}");
+            family.observer.rank_ended(dead, pid, &how, "").unwrap();
+            wait_for("its end", &|event| match event {
+                WorldEvent::Gone {
+                    rank, how: said, ..
+                } => *rank == dead && said.contains(&how),
+                _ => false,
+            });
+            let phase = format!("heard of rank {dead}");
+            wait_for("what the others do then", &|event| match event {
+                WorldEvent::Phase { rank, name, .. } => *rank > 1 && *name == phase,
+                _ => false,
+            });
+        }
+        for said in family.said() {
+            for dead in 0..2 {
+                let word = format!("its process ended: killed by SIGKILL as number {dead}");
+                assert!(said.contains(&word), "{word:?} in {said:?}");
+            }
+        }
+        let begun = Instant::now();
+        let WorldEvent::Ended { why, .. } = wait_for("the end", &|event| {
+            matches!(event, WorldEvent::Ended { .. })
+        }) else {
+            panic!("no end")
+        };
+        println!("tcp {tcp}: ended after {:?}: {why}", begun.elapsed());
+        assert!(
+            why.starts_with("rank 0 is gone: ") && why.contains("; then rank 1 "),
+            "{why}"
+        );
+        // The last two end at the same moment, and nobody is left to tell of both.
+        let ranks = family.observer.snapshot().ranks;
+        for rank in &ranks[..3] {
+            assert!(rank.end.is_some(), "{ranks:?}");
+        }
+    }
+}
+
 #[test]
 fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() {
     for (tcp, dead) in [(false, 1), (false, 0), (true, 1), (true, 0)] {

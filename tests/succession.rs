@@ -1,11 +1,17 @@
-//! Rank 0's process dies, alone or with others: the ranks that are left hear one cause, and go on hearing of
-//! each other.
+//! Rank 0's process dies, alone or with others, or its host is cut off: the ranks that are left hear one cause,
+//! and go on hearing of each other; those that are no majority say that they are cut off.
+//!
+//! Hosts are network namespaces, which need root; without, their tests say that they were skipped. The ranks'
+//! data goes through memory that they share, cut or not: what ends their work is what they hear.
 
+mod meeting;
 mod support;
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use meeting::{ENDS, Hosts, ip};
 use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, World};
 use nccl_tools::testing::name;
@@ -26,11 +32,14 @@ fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
 }
 
 /// Kills some of the ranks, and returns what the others say, and how late.
-fn kill(ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)> {
-    let mut ranks = ranks;
+fn kill(mut ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)> {
     for rank in &mut ranks {
         rank.says("working");
     }
+    kill_working(ranks, victims)
+}
+
+fn kill_working(ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)> {
     let (mut dying, ranks): (Vec<_>, Vec<_>) = ranks
         .into_iter()
         .enumerate()
@@ -97,5 +106,179 @@ fn when_rank_0_and_its_successor_are_killed_together_the_next_one_decides() {
             assert_eq!(*cause, said[0].0);
             assert!(*took < SOON, "{took:?}");
         }
+    }
+}
+
+/// How many ranks meet on two hosts, and which of them on the second.
+struct Spread {
+    ranks: usize,
+    far: &'static [usize],
+}
+
+/// In a rank: works in a communicator until the end. Its connections are those of its host, and all else is as
+/// if the ranks shared one: the emulator's ranks meet on one host only.
+fn work_on_its_host(test: &str, ranks: usize) -> bool {
+    let own = std::fs::File::open("/proc/self/ns/net").expect("a namespace");
+    let meeting = |role: Option<&str>| match role {
+        Some(host) => {
+            let path = format!("/run/netns/{host}");
+            enter(&std::fs::File::open(path).expect("the host's namespace"));
+        }
+        None => enter(&own),
+    };
+    let Some((_, world)) = apart::rank_from(test, ranks, meeting) else {
+        return false;
+    };
+    let (stream, comm) = start(&world, "doomed");
+    work_until_the_end(&comm, &stream);
+    true
+}
+
+/// The thread, and those that it starts, are on another host from now on.
+fn enter(namespace: &std::fs::File) {
+    // SAFETY: the descriptor is open, and the call concerns nothing but the calling thread's namespace.
+    let entered = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    assert_eq!(entered, 0, "{}", std::io::Error::last_os_error());
+}
+
+impl Spread {
+    /// The ranks, at work, and their hosts.
+    fn start(&self, test: &str) -> Option<(Hosts, Vec<Apart>)> {
+        if !support::needs_processes(self.ranks) {
+            return None;
+        }
+        let hosts = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]])?;
+        let host = |rank: usize| hosts.names[usize::from(self.far.contains(&rank))].clone();
+        let variables = [
+            ("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400"),
+            ("NCCL_RUN_SECRET", "hush"),
+        ];
+        let mut ranks = apart::start_each(test, self.ranks, &variables, host);
+        for rank in &mut ranks {
+            rank.says("working");
+        }
+        Some((hosts, ranks))
+    }
+
+    /// Cuts the hosts off from each other. What each rank says, and when the last of each side had said it.
+    fn cut(&self, test: &str) -> Option<Vec<String>> {
+        let (hosts, ranks) = self.start(test)?;
+        ip(&format!("-n {} link set {} down", hosts.names[1], ENDS[1]));
+        let cut = Instant::now();
+        let said = ranks.into_iter().enumerate().map(|(number, mut rank)| {
+            let cause = rank.says("ended: ");
+            let took = cut.elapsed();
+            println!("{test}: rank {number} after {took:.1?}: {cause}");
+            assert!(took < CUT, "{took:?}");
+            let error = rank.says("error: ");
+            println!("  {error}");
+            let (rest, status) = rank.end(SOON);
+            assert!(status.success(), "{status}: {rest}");
+            cause
+        });
+        Some(said.collect())
+    }
+}
+
+/// A host that is cut off is known within this, and so are both sides.
+const CUT: Duration = Duration::from_secs(8);
+
+#[test]
+fn when_the_host_of_rank_0_is_cut_off_the_others_lose_it_and_it_says_that_it_is_cut_off() {
+    let test = name(&|| ());
+    if work_on_its_host(&test, 4) {
+        return;
+    }
+    let far = &[1, 2, 3];
+    let Some(said) = (Spread { ranks: 4, far }).cut(&test) else {
+        return;
+    };
+    assert!(said[0].starts_with("ended: CutOff "), "{said:#?}");
+    assert!(said[0].contains("cut off from ranks 1-3"), "{said:#?}");
+    for cause in &said[1..] {
+        assert!(cause.starts_with("ended: Gone rank 0 ("), "{cause}");
+        assert!(
+            cause.contains("its connection broke without goodbye"),
+            "{cause}"
+        );
+        assert_eq!(*cause, said[1]);
+    }
+}
+
+#[test]
+fn when_the_host_of_one_rank_is_cut_off_the_others_lose_it_and_it_says_that_it_is_cut_off() {
+    let test = name(&|| ());
+    if work_on_its_host(&test, 4) {
+        return;
+    }
+    let Some(said) = (Spread {
+        ranks: 4,
+        far: &[3],
+    })
+    .cut(&test) else {
+        return;
+    };
+    for cause in &said[..3] {
+        assert!(cause.starts_with("ended: Gone rank 3 ("), "{cause}");
+        assert!(
+            cause.contains("its connection broke without goodbye"),
+            "{cause}"
+        );
+        assert_eq!(*cause, said[0]);
+    }
+    assert!(said[3].starts_with("ended: CutOff "), "{said:#?}");
+    assert!(said[3].contains("cut off from ranks 0-2"), "{said:#?}");
+}
+
+/// Nobody can tell which side is at fault, and nobody says that it can.
+#[test]
+fn two_ranks_and_two_halves_that_are_cut_off_both_say_so() {
+    let test = name(&|| ());
+    let ranks = match std::env::var("NCCL_RUN_WORLD_SIZE") {
+        Ok(ranks) => ranks.parse().expect("a number"),
+        Err(_) => 0,
+    };
+    if work_on_its_host(&test, ranks) {
+        return;
+    }
+    let two = Spread {
+        ranks: 2,
+        far: &[1],
+    };
+    let four = Spread {
+        ranks: 4,
+        far: &[2, 3],
+    };
+    for (spread, sides) in [
+        (two, ["rank 1", "rank 0"]),
+        (four, ["ranks 2-3", "ranks 0-1"]),
+    ] {
+        let Some(said) = spread.cut(&test) else {
+            return;
+        };
+        for (rank, cause) in said.iter().enumerate() {
+            assert!(cause.starts_with("ended: CutOff "), "{cause}");
+            let other = sides[usize::from(spread.far.contains(&rank))];
+            let word = format!("cut off from {other}: a partition of the network");
+            assert!(cause.contains(&word), "{word:?} in {cause:?}");
+        }
+    }
+}
+
+#[test]
+fn between_hosts_rank_0_and_its_successor_are_killed_together_and_the_next_one_decides() {
+    let test = name(&|| ());
+    if work_on_its_host(&test, 4) {
+        return;
+    }
+    let far = &[1, 3];
+    let Some((_hosts, ranks)) = (Spread { ranks: 4, far }).start(&test) else {
+        return;
+    };
+    let said = kill_working(ranks, &[0, 1]);
+    for (cause, took) in &said {
+        assert!(cause.starts_with("ended: Gone rank "), "{cause}");
+        assert_eq!(*cause, said[0].0);
+        assert!(*took < SOON, "{took:?}");
     }
 }

@@ -60,6 +60,23 @@ pub(crate) fn run_a_rank() {
                 let world = world.with_timeout(Duration::from_secs(20));
                 world.get("a key that nobody sets").map(drop)
             }
+            "hear of ranks 0 and 1" => {
+                world.phase("waiting");
+                let world = world.with_timeout(Duration::from_secs(20));
+                let first = world.get("a key that nobody sets").expect_err("it dies");
+                world.phase("heard of rank 0");
+                if world.rank() == 1 {
+                    std::thread::sleep(Duration::from_secs(20));
+                }
+                let rest: Vec<_> = (1..world.size()).collect();
+                let second = world.subgroup("rest", &rest)?.barrier("rest");
+                let second = second.expect_err("it dies as well");
+                world.phase("heard of rank 1");
+                println!("result: {first} / {second}");
+                // So that an observer finds who has taken over.
+                std::thread::sleep(Duration::from_secs(1));
+                Ok(())
+            }
             "wait 5 s for all" => world.with_timeout(Duration::from_secs(5)).barrier("wait"),
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {

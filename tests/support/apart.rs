@@ -28,6 +28,21 @@ pub fn start(test: &str, role: &str, ranks: usize, variables: &[(&str, &str)]) -
         .collect()
 }
 
+/// As [`start`], each with a role of its own; `variables` say where they meet.
+///
+/// # Panics
+/// When they cannot be started.
+pub fn start_each(
+    test: &str,
+    ranks: usize,
+    variables: &[(&str, &str)],
+    role: impl Fn(usize) -> String,
+) -> Vec<Apart> {
+    (0..ranks)
+        .map(|rank| start_one(test, "", &role(rank), (rank, ranks), variables))
+        .collect()
+}
+
 /// Starts one more process, with another role, that asks to come into the world of those with `role`
 /// ([`rejoin`]); it uses the device of number `local_rank`.
 ///
@@ -90,12 +105,27 @@ pub fn rejoin(devices: usize) -> World {
 /// # Panics
 /// When the ranks do not meet.
 pub fn rank(test: &str, ranks: usize) -> Option<(String, World)> {
+    rank_from(test, ranks, |_| ())
+}
+
+/// As [`rank`], with something to do right before and behind the meeting of the ranks: with `Some` of the role,
+/// and with `None`.
+///
+/// # Panics
+/// When the ranks do not meet.
+pub fn rank_from(
+    test: &str,
+    ranks: usize,
+    meeting: impl Fn(Option<&str>),
+) -> Option<(String, World)> {
     let Role::Child(role) = Role::of(test) else {
         return None;
     };
     perf::install(ranks).unwrap_or_else(|failure| panic!("{failure}"));
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
+    meeting(Some(&role));
     let world = World::join(rendezvous).expect("the ranks meet");
+    meeting(None);
     Some((role, world.with_launch_mode(super::launch_mode())))
 }
 

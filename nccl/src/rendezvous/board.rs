@@ -190,11 +190,25 @@ impl Board {
         }
     }
 
-    /// Everything about a rank, of which some may be new.
-    pub(super) fn learn(&mut self, known: Known) {
+    /// Everything about a rank, of which some may be new. A coordinator that has taken over knows less of what
+    /// was before.
+    pub(super) fn learn(&mut self, mut known: Known) {
         let Some(seen) = self.ranks.get_mut(known.rank) else {
             return;
         };
+        let before = &seen.known;
+        if known.departure.is_none() {
+            known.departure.clone_from(&before.departure);
+        }
+        let says_nothing = |(name, _): &(String, Duration)| name == "joined";
+        if before.phase.is_some() && known.phase.as_ref().is_none_or(says_nothing) {
+            let since = seen.at.elapsed();
+            let phase = before.phase.clone();
+            known.phase = phase.map(|(name, age)| (name, age.saturating_add(since)));
+        }
+        if known.at.is_empty() {
+            known.at.clone_from(&before.at);
+        }
         let before = std::mem::replace(
             seen,
             Seen {
@@ -284,12 +298,12 @@ impl Board {
         ranks.collect()
     }
 
-    /// Where the ranks listen that are there, but for rank 0.
-    pub(super) fn doors(&self) -> Vec<String> {
-        let others = self.ranks.iter().skip(1).map(|seen| &seen.known);
+    /// Where the ranks from `first` on listen that are there.
+    pub(super) fn doors(&self, first: usize) -> Vec<(usize, String)> {
+        let others = self.ranks.iter().skip(first).map(|seen| &seen.known);
         others
             .filter(|known| known.departure.is_none() && !known.at.is_empty())
-            .map(|known| known.at.clone())
+            .map(|known| (known.rank, known.at.clone()))
             .collect()
     }
 
@@ -388,7 +402,7 @@ mod tests {
         assert!(matches!(&events[1], WorldEvent::Phase { name, .. } if name == "load"));
         assert!(matches!(&events[2], WorldEvent::Gone { how, .. } if how == "it died"));
         assert!(matches!(&events[3], WorldEvent::Ended { why } if why == "over"));
-        assert_eq!(board.doors(), Vec::<String>::new());
+        assert_eq!(board.doors(1), []);
     }
 
     #[test]

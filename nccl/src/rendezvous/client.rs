@@ -109,6 +109,14 @@ impl Claim {
 }
 
 impl Claim {
+    /// An observer that looks for the next coordinator.
+    pub(super) fn follower(size: usize) -> Self {
+        Self {
+            role: Role::Follower,
+            ..Self::observer(size)
+        }
+    }
+
     pub(super) fn asker(size: usize) -> Self {
         Self {
             role: Role::Asker,
@@ -122,7 +130,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
             Role::Rank => write!(f, "rank {}", self.rank),
-            Role::Observer => f.write_str("an observer"),
+            Role::Observer | Role::Follower => f.write_str("an observer"),
             Role::Newcomer => f.write_str("a newcomer"),
             Role::Asker => f.write_str("who asks for recordings"),
         }

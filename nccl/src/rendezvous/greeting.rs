@@ -41,6 +41,8 @@ pub(super) enum Role {
     Rank,
     /// No rank: it sees what becomes of them, and may say how their processes ended.
     Observer,
+    /// An observer whose coordinator is gone: it wants the next one, and nobody else.
+    Follower,
     /// No rank yet: it asks to be one of the next epoch.
     Newcomer,
     /// No rank either: it asks this process for what its recorder has, and goes.
@@ -127,6 +129,7 @@ impl Greeting {
                         Role::Observer => 1,
                         Role::Newcomer => 2,
                         Role::Asker => 3,
+                        Role::Follower => 4,
                     },
                 );
                 put_index(&mut to, hello.rank);
@@ -188,6 +191,7 @@ impl Greeting {
                         1 => Role::Observer,
                         2 => Role::Newcomer,
                         3 => Role::Asker,
+                        4 => Role::Follower,
                         _ => return Err(Broken("a greeting of an unknown role")),
                     },
                     rank: fields.index()?,
@@ -278,7 +282,7 @@ impl Hello {
         } = self;
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
-            Role::Observer => format!("{host}, pid {pid}, which wants to observe"),
+            Role::Observer | Role::Follower => format!("{host}, pid {pid}, which wants to observe"),
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
             Role::Asker => format!("{host}, pid {pid}, which asks for recordings"),
         }

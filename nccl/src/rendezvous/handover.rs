@@ -219,6 +219,12 @@ impl State {
         }
     }
 
+    /// Whether reports are taken here, and nothing is decided yet.
+    pub(super) fn is_taking_over(&self) -> bool {
+        let stage = self.handover.as_ref().map(|handover| handover.stage);
+        stage == Some(Stage::Collecting)
+    }
+
     /// While reports are taken, the end of a connection is one of the answers.
     pub(super) fn is_found(&mut self, rank: usize, loss: &Loss) -> bool {
         let Some(handover) = &self.handover else {
@@ -285,6 +291,7 @@ impl State {
             }
             self.members[rank].departure = Some(departure.clone());
             self.channels.over.get_or_insert((rank, departure));
+            self.show(rank);
         }
         tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = me, "this rank coordinates from now on");
         if let Some((rank, departure)) = self.channels.over.clone() {
@@ -356,7 +363,8 @@ impl State {
                 self.doubt.out_of_reach.insert(rank);
                 self.leave(rank, Departure::Lost(why), false);
             }
-        } else if !is_majority(most, alive) {
+        } else if !is_majority(most, alive) && (late || sure == most) {
+            // All that can be known of the others is known.
             self.doubt.until = None;
             let suspects = std::mem::take(&mut self.doubt.suspects);
             let mut from: Vec<_> = suspects.iter().map(|(rank, _)| *rank).collect();
@@ -383,12 +391,12 @@ impl State {
 /// What is said of those who are out of reach of a side that may not decide.
 pub(super) fn apart(from: &[usize]) -> String {
     let ranks = super::explain::ranges(from);
-    let (who, them) = match from.len() {
-        1 => (format!("rank {ranks}"), "it"),
-        _ => (format!("ranks {ranks}"), "them"),
+    let (who, fault) = match from.len() {
+        1 => (format!("rank {ranks}"), "it or this side is at fault"),
+        _ => (format!("ranks {ranks}"), "they or this side are at fault"),
     };
     format!(
         "cut off from {who}: a partition of the network, and the ranks on this side are no majority, so that \
-         nobody here can tell whether {them} or this side is at fault"
+         nobody here can tell whether {fault}"
     )
 }

@@ -402,10 +402,14 @@ impl Heir {
                 connection.enqueue(request.encode(id));
             }
             let connection = Arc::clone(&connection);
+            let server = Arc::clone(&server);
             way.link = Link::Elsewhere { connection, server };
         }
         let sink = Arc::clone(&self.mailbox) as Arc<dyn Sink>;
         let reader = client::read(connection, decoder, sink)?;
+        // Which keeps it, too: it has to be there until the word has come, or has not.
+        let coming = Arc::clone(&reader);
+        server.on_word(move |how| coming.rank_0_ended(how));
         if let Some(member) = self.members.get().and_then(|members| members.get(rank)) {
             reader.watch_rank_0(member.pid.into(), "");
         }

@@ -51,6 +51,18 @@ pub(super) struct Hub {
     /// Tells apart those of one process.
     number: u64,
     pub(super) state: Mutex<State>,
+    #[cfg(test)]
+    fuse: Mutex<Fuse>,
+}
+
+/// In tests: after so many sends, the coordinator's process is as if it had died.
+#[cfg(test)]
+#[derive(Default)]
+enum Fuse {
+    #[default]
+    None,
+    Burning(usize, Arc<super::server::Server>),
+    Burnt,
 }
 
 impl Hub {
@@ -83,6 +95,8 @@ impl Hub {
             size,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
+            #[cfg(test)]
+            fuse: Mutex::default(),
         }
     }
 
@@ -355,6 +369,32 @@ impl Hub {
         self.flush();
     }
 
+    /// It dies after so many sends to ranks.
+    #[cfg(test)]
+    pub(super) fn die_after(&self, sends: usize, server: Arc<super::server::Server>) {
+        *lock(&self.fuse) = Fuse::Burning(sends, server);
+    }
+
+    #[cfg(test)]
+    fn is_dead(&self, outlet: &Outlet) -> bool {
+        let mut fuse = lock(&self.fuse);
+        match (&mut *fuse, outlet) {
+            (Fuse::None, _) | (Fuse::Burning(..), Outlet::Local(_)) => false,
+            (Fuse::Burnt, _) => true,
+            (Fuse::Burning(0, server), Outlet::Remote(_)) => {
+                let server = Arc::clone(server);
+                *fuse = Fuse::Burnt;
+                drop(fuse);
+                server.cut_for_a_test();
+                true
+            }
+            (Fuse::Burning(left, _), Outlet::Remote(_)) => {
+                *left -= 1;
+                false
+            }
+        }
+    }
+
     /// Whether all ranks have gone.
     pub(super) fn is_over(&self) -> bool {
         self.present().is_empty()
@@ -420,6 +460,10 @@ impl Hub {
             )
         };
         for outlet in dirty {
+            #[cfg(test)]
+            if self.is_dead(&outlet) {
+                continue;
+            }
             match outlet {
                 Outlet::Local(mailbox) => {
                     mailbox.run_handlers();

@@ -28,8 +28,9 @@ use crate::time::deadline_after;
 /// process of a server that has to say what is wrong, and for whoever starts the ranks. There can be 64
 /// of them and one more for each rank.
 ///
-/// It belongs to one attempt of the job, as a rank does: when rank 0 goes, that world has ended. When only
-/// its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
+/// It belongs to one attempt of the job, as a rank does. When rank 0 goes, it follows the rank that takes over;
+/// when none does, that world has ended. When only its own connection breaks, it connects again within 2 s,
+/// and what changed meanwhile comes as events.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,6 +61,8 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) board: Board,
+    /// Which rank this observer hears, or heard last.
+    pub(super) coordinator: usize,
     pub(super) link: Option<Arc<Reader>>,
     /// How the connection ended.
     pub(super) broken: Option<String>,

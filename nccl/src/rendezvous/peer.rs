@@ -226,11 +226,13 @@ impl Peer {
                             .receive_newcomer(self.number, connection, welcome)?;
                         talk.stage = Stage::Newcomer;
                     }
-                    Role::Observer if door.coordinates() => {
+                    Role::Observer | Role::Follower if door.coordinates() => {
                         door.hub.observe(self.number, connection, welcome)?;
                         talk.stage = Stage::Observer;
                         talk.decoder.set_limit(LARGEST_WORD);
                     }
+                    // The coordinator of a moment ago.
+                    Role::Follower => return Err(format!("{FOLLOWS} that coordinates no more")),
                     Role::Observer | Role::Asker => {
                         connection.enqueue(welcome);
                         connection.flush_quietly();
@@ -271,8 +273,8 @@ impl Peer {
                 handled.map_err(str::to_owned)?;
             }
             // All else is for the coordinator, which lives.
-            (_, Request::Ended { rank: 0, how, .. }) => {
-                door.rank_0_ended(&how);
+            (_, Request::Ended { rank, how, .. }) if rank == door.hub.coordinator() => {
+                door.coordinator_ended(&how);
                 self.answer(frame.id, &Answer::Done);
             }
             (_, request) => {

@@ -2,7 +2,7 @@
 //! ranks of rank 0's end when rank 0 cannot.
 //!
 //! ```text
-//! looking ──found──▶ there ──connection ends──▶ over, or there once more
+//! looking ──found──▶ there ──connection ends──▶ there once more, or at the rank that takes over, or over
 //!    └──rank 0's process has ended──▶ standing in for it, until all have been told
 //! ```
 
@@ -26,6 +26,11 @@ const TRY: Duration = Duration::from_secs(2);
 
 /// How many ranks are told at once.
 const TELLERS: usize = 32;
+
+/// How long the ranks may take until one has taken over: some hosts may be silent. And when the coordinator has
+/// left in order: then most of them leave as well.
+const SUCCESSION: Duration = Duration::from_secs(10);
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// How long telling all ranks may take; they wait no longer than [`WORD`] for it.
 const TELLING: Duration = Duration::from_millis(500);
@@ -52,21 +57,116 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
         Found::Nobody(why) => return why,
         Found::Dead(how) => return stand_in(shared, &how, deadline),
     }
+    let mut story = String::new();
     loop {
-        match watch(shared) {
+        let coordinator = shared.state().coordinator;
+        let (why, patience) = match watch(shared, coordinator) {
             Seen::Stopped => return farewell(shared),
-            Seen::Dead(how) => return tell_all(shared, &how),
+            Seen::Dead(how) => (tell_all(shared, coordinator, &how), SUCCESSION),
             Seen::Broken(why) => {
-                // Rank 0 may be well, and only the connection broken.
-                let soon = Instant::now() + TRY;
-                if !matches!(look(shared, soon), Found::There) {
-                    let mut state = shared.state();
-                    state.board.gone(0, &why);
-                    return format!("rank 0 is gone: {why}");
+                // The coordinator may be well, and only the connection broken.
+                if is_there_again(shared, coordinator) {
+                    continue;
                 }
+                shared.state().board.gone(coordinator, &why);
+                (format!("rank {coordinator} is gone: {why}"), SUCCESSION)
             }
-            Seen::Over(how) => return how,
+            Seen::Over(how) => (how, LEAVING),
+        };
+        if !story.is_empty() {
+            story.push_str("; then ");
         }
+        story.push_str(&why);
+        if !follow(shared, Instant::now() + patience) {
+            return story;
+        }
+    }
+}
+
+/// Whether the coordinator can be had once more.
+fn is_there_again(shared: &Arc<Shared>, coordinator: usize) -> bool {
+    let soon = Instant::now() + TRY;
+    if coordinator == 0 {
+        return matches!(look(shared, soon), Found::There);
+    }
+    let (size, door) = {
+        let board = &shared.state().board;
+        (board.size(), board.doors(coordinator).into_iter().next())
+    };
+    match door {
+        Some((rank, door)) if rank == coordinator => {
+            matches!(knock(shared, rank, &door, size, soon), Knocked::Met)
+        }
+        _ => false,
+    }
+}
+
+/// What asking at a rank's door for the coordinator came to.
+enum Knocked {
+    /// It coordinates, and this observer hears it from now on.
+    Met,
+    /// It follows another.
+    Follows(usize),
+    Nobody,
+}
+
+fn knock(shared: &Arc<Shared>, rank: usize, door: &str, size: usize, deadline: Instant) -> Knocked {
+    let Some(address) = launcher::place(door) else {
+        return Knocked::Nobody;
+    };
+    let claim = Claim::follower(size);
+    let limit = deadline.min(Instant::now() + TRY);
+    match client::attempt(&address, &shared.rendezvous.job, claim, 0, limit) {
+        Tried::Met(connection, decoder) => {
+            {
+                let mut state = shared.state();
+                state.broken = None;
+                state.coordinator = rank;
+                state.board.connected = true;
+            }
+            let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
+            match client::read(connection, decoder, sink) {
+                Ok(reader) => {
+                    arrive(shared, reader);
+                    Knocked::Met
+                }
+                Err(_) => Knocked::Nobody,
+            }
+        }
+        Tried::Follows(by, _) => Knocked::Follows(by),
+        Tried::Refused(_) | Tried::NotYet(..) => Knocked::Nobody,
+    }
+}
+
+/// Finds the rank that takes over: the lowest whose door is open. Whether there is one.
+fn follow(shared: &Arc<Shared>, deadline: Instant) -> bool {
+    let mut pause = Duration::from_millis(4);
+    loop {
+        let (doors, size) = {
+            let state = shared.state();
+            if state.stop {
+                return false;
+            }
+            (state.board.doors(state.coordinator + 1), state.board.size())
+        };
+        let mut anybody = false;
+        for (rank, door) in doors {
+            match knock(shared, rank, &door, size, deadline) {
+                Knocked::Met => return true,
+                // It has not heard yet that it is next.
+                Knocked::Follows(by) if by <= rank => {
+                    anybody = true;
+                    break;
+                }
+                Knocked::Follows(_) => anybody = true,
+                Knocked::Nobody => {}
+            }
+        }
+        if !anybody || Instant::now() >= deadline {
+            return false;
+        }
+        drop(shared.wait(shared.state(), Instant::now() + pause));
+        pause = (pause * 2).min(Duration::from_millis(100));
     }
 }
 
@@ -151,25 +251,28 @@ fn arrive(shared: &Arc<Shared>, reader: Arc<client::Reader>) {
 
 enum Seen {
     Stopped,
-    /// Rank 0's process has ended, as its parent says; nobody else has told the ranks.
+    /// The coordinator's process has ended, as its parent says; nobody else has told the ranks.
     Dead(String),
     Broken(String),
-    /// Rank 0 has told the ranks itself.
+    /// It has told the ranks itself.
     Over(String),
 }
 
-fn watch(shared: &Arc<Shared>) -> Seen {
+fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
     let mut patience: Option<Instant> = None;
     let mut state = shared.state();
     loop {
         let now = Instant::now();
-        if let Some(departure) = state.board.departure(0)
+        if let Some(departure) = state.board.departure(coordinator)
             && (state.broken.is_some() || state.link.is_none())
         {
-            return Seen::Over(format!("rank 0 has ended the world: {departure}"));
+            return Seen::Over(format!(
+                "rank {coordinator} has ended the world: {departure}"
+            ));
         }
-        let word = state.words.iter().find(|word| word.rank == 0);
-        let has_parent = state.started.iter().any(|&(rank, _)| rank == 0);
+        let mut words = state.words.iter();
+        let word = words.find(|word| word.rank == coordinator && !word.told);
+        let has_parent = state.started.iter().any(|&(rank, _)| rank == coordinator);
         match (&state.broken, word) {
             (Some(_), Some(word)) => return Seen::Dead(word.how.clone()),
             (Some(why), None) => {
@@ -179,7 +282,7 @@ fn watch(shared: &Arc<Shared>) -> Seen {
                 }
                 patience.get_or_insert(now + WORD);
             }
-            (None, Some(word)) if state.board.pid(0) == Some(word.pid) => {
+            (None, Some(word)) if state.board.pid(coordinator) == Some(word.pid) => {
                 // What it has said before its end is still to be read, and the connection then ends,
                 // unless a child of it holds it.
                 if patience.is_some_and(|until| until <= now) {
@@ -222,13 +325,13 @@ fn farewell(shared: &Arc<Shared>) -> String {
     String::from("the observer was dropped")
 }
 
-/// Tells every rank at its own door how rank 0 ended.
-fn tell_all(shared: &Arc<Shared>, how: &str) -> String {
+/// Tells every rank at its own door how the coordinator ended.
+fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
     let (doors, pid, size) = {
         let state = shared.state();
         (
-            state.board.doors(),
-            state.board.pid(0).unwrap_or_default(),
+            state.board.doors(coordinator + 1),
+            state.board.pid(coordinator).unwrap_or_default(),
             state.board.size(),
         )
     };
@@ -239,9 +342,12 @@ fn tell_all(shared: &Arc<Shared>, how: &str) -> String {
         for _ in 0..tellers {
             scope.spawn(|| {
                 loop {
-                    let Some(door) = lock(&rest).next() else { break };
-                    if let Err(why) = tell(shared, &door, (pid, how), size, deadline) {
-                        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of rank 0's end");
+                    let Some((_, door)) = lock(&rest).next() else {
+                        break;
+                    };
+                    let word = (coordinator, pid, how);
+                    if let Err(why) = tell(shared, &door, word, size, deadline) {
+                        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of the coordinator's end");
                     }
                 }
             });
@@ -249,17 +355,17 @@ fn tell_all(shared: &Arc<Shared>, how: &str) -> String {
     });
     let how = word(how);
     let mut state = shared.state();
-    state.board.gone(0, &how);
+    state.board.gone(coordinator, &how);
     for word in &mut state.words {
-        word.told = true;
+        word.told |= word.rank == coordinator;
     }
-    format!("rank 0 is gone: {how}")
+    format!("rank {coordinator} is gone: {how}")
 }
 
 fn tell(
     shared: &Shared,
     door: &str,
-    (pid, how): (u64, &str),
+    (rank, pid, how): (usize, u64, &str),
     size: usize,
     deadline: Instant,
 ) -> Result<(), String> {
@@ -268,7 +374,7 @@ fn tell(
     match client::attempt(&address, job, Claim::observer(size), 0, deadline) {
         Tried::Met(connection, mut decoder) => {
             let request = Request::Ended {
-                rank: 0,
+                rank,
                 pid,
                 how: how.to_owned(),
             };

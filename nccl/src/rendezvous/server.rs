@@ -57,7 +57,7 @@ pub(super) struct Job {
     pub(super) secret: Option<Secret>,
 }
 
-/// What to do when somebody tells how rank 0's process ended.
+/// What to do when somebody tells how the coordinator's process ended.
 type OnWord = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Rank 0's side. Dropped, it lets what is answerable be answered, within bounds, and closes.
@@ -72,7 +72,7 @@ pub(super) struct Door {
     at: String,
     pub(super) hub: Arc<Hub>,
     pub(super) job: Job,
-    on_word: Option<OnWord>,
+    on_word: Mutex<Option<Arc<OnWord>>>,
     /// Gone as soon as the server is, though the reactor may still have a hand on the door.
     listener: Mutex<Option<Listener>>,
     pub(super) state: Mutex<State>,
@@ -145,6 +145,11 @@ impl Server {
         Self::open(listener, rank, hub, job, Some(Box::new(on_word)))
     }
 
+    /// Who wants to know from now on how the coordinator's process ended.
+    pub(super) fn on_word(&self, on_word: impl Fn(&str) + Send + Sync + 'static) {
+        *lock(&self.door.on_word) = Some(Arc::new(Box::new(on_word)));
+    }
+
     /// Wakes up when the hub needs it.
     pub(super) fn schedule(&self) {
         self.door.schedule();
@@ -188,7 +193,7 @@ impl Server {
             at,
             hub,
             job,
-            on_word,
+            on_word: Mutex::new(on_word.map(Arc::new)),
             listener: Mutex::default(),
             state: Mutex::default(),
             home: OnceLock::new(),
@@ -318,8 +323,9 @@ impl Door {
         self.hub.coordinates()
     }
 
-    pub(super) fn rank_0_ended(&self, how: &str) {
-        if let Some(on_word) = &self.on_word {
+    pub(super) fn coordinator_ended(&self, how: &str) {
+        let on_word = lock(&self.on_word).clone();
+        if let Some(on_word) = on_word {
             on_word(how);
         }
     }
@@ -474,7 +480,7 @@ impl Door {
                 self.job.epoch
             ));
         }
-        if *role == Role::Observer && self.coordinates() {
+        if matches!(role, Role::Observer | Role::Follower) && self.coordinates() {
             let size = self.hub.size();
             return match [0, size].contains(world_size) {
                 true => Ok(()),

@@ -8,6 +8,7 @@ use super::incoming::{Answer, Push};
 use super::message::Departure;
 use super::request::Request;
 use super::state::State;
+use super::succession::Loss;
 
 /// How long the end of a connection waits for the word of the one that started the process, or the word
 /// for the end of the connection.
@@ -85,7 +86,7 @@ impl State {
                 }
                 super::hub::cut(&mut how, LONGEST_WORD);
                 // The coordinator is the process that reads this.
-                if rank != self.me() {
+                if rank != self.me() && !self.is_word_for_successor(rank, pid, &how) {
                     self.ended(rank, pid, how);
                 }
                 if let Some(outlet) = self.observers.get(&number).cloned() {
@@ -112,6 +113,18 @@ impl State {
                 self.wait_for_the_other(rank);
             }
         }
+    }
+
+    /// While this rank takes over, the word on an end is one of the answers that it waits for: it orders nothing
+    /// yet. On a process that had another number, the connections decide.
+    fn is_word_for_successor(&mut self, rank: usize, pid: u64, how: &str) -> bool {
+        if !self.is_taking_over() {
+            return false;
+        }
+        if self.members[rank].pid == pid {
+            self.is_found(rank, &Loss::Told(word(how)));
+        }
+        true
     }
 
     /// A rank's process has ended, says who started it.

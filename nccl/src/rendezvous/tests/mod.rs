@@ -5,6 +5,7 @@ mod codec;
 mod ends;
 mod epochs;
 mod failing;
+mod handover;
 mod heartbeat;
 mod inquiry;
 mod observer;

@@ -1,0 +1,72 @@
+//! A coordinator that dies while it tells the others something.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::communicator::lock;
+use crate::rendezvous::mailbox::Notice;
+
+/// Its death is between two sends: some have heard, and some have not.
+#[test]
+fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
+    for (speaker, sends) in [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1), (3, 2)] {
+        let name = format!("between-{speaker}-{sends}");
+        let joining: Vec<_> = (0..4)
+            .map(|rank| {
+                let meet = rendezvous(&name, rank, 4);
+                std::thread::spawn(move || World::join(meet).unwrap())
+            })
+            .collect();
+        let worlds: Vec<_> = joining
+            .into_iter()
+            .map(|rank| rank.join().unwrap())
+            .collect();
+        let heard: Vec<_> = worlds[1..]
+            .iter()
+            .map(|world| {
+                let heard = Arc::new(Mutex::new(Vec::new()));
+                let hearing = Arc::clone(&heard);
+                world.line.on_notice(move |notice| {
+                    let text = match notice {
+                        Notice::Announced { topic, from, .. } if topic == "fault/x" => {
+                            format!("fault of rank {from}")
+                        }
+                                                Notice::Gone { rank, departure } => format!("rank {rank}: {departure}"),
+                        Notice::CutOff { why, .. } => why.clone(),
+                        _ => return,
+                    };
+                    lock(&hearing).push(text);
+                });
+                heard
+            })
+            .collect();
+        let server = worlds[0].line.server().unwrap();
+        server.hub().die_after(sends, Arc::clone(&server));
+        drop(server);
+        let begun = Instant::now();
+        worlds[speaker].line.announce("fault/x", b"it failed");
+        while heard.iter().any(|heard| lock(heard).len() < 2) {
+            let so_far: Vec<_> = heard.iter().map(|heard| lock(heard).clone()).collect();
+            assert!(begun.elapsed() < Duration::from_secs(10), "{so_far:#?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let first = lock(&heard[0]).clone();
+        println!("{sends} sends, after {:?}: {first:?}", begun.elapsed());
+        let fault = first
+            .iter()
+            .position(|text| *text == format!("fault of rank {speaker}"));
+        // What nobody had heard is told behind the death.
+        assert_eq!(fault, Some(usize::from(sends == 0)), "{first:?}");
+        assert!(
+            first
+                .iter()
+                .any(|text| text.starts_with("rank 0: its connection closed"))
+        );
+        for other in &heard[1..] {
+            assert_eq!(*lock(other), first);
+        }
+        for world in &worlds[1..] {
+            assert_eq!(world.line.coordinator(), 1);
+        }
+    }
+}
