@@ -166,6 +166,26 @@ fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
     });
 }
 
+/// Ten minutes: `NCCL_TEST_SOAK_SECONDS=600 cargo test --test rendezvous busy -- --nocapture`.
+#[test]
+fn many_busy_ranks_on_few_cores_are_all_heard_in_time() {
+    const RANKS: usize = 16;
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("unix:{}/meet", directory.path().display());
+    let limit = ("NCCL_TEST_LIMIT", "60000");
+    let more = [("NCCL_RUN_RENDEZVOUS", &place[..]), limit];
+    let ranks = (0..RANKS).map(|rank| start_with(&[], rank, RANKS, "spin and be heard", &more));
+    for (rank, said) in results(ranks.collect()).iter().enumerate() {
+        let (heard, worst) = said.split_once(' ').unwrap_or_else(|| panic!("{said}"));
+        println!("rank {rank} heard {heard}, and none of them for {worst} ms at most");
+        let expected = if rank == 0 { RANKS - 1 } else { 1 };
+        assert_eq!(heard.parse(), Ok(expected), "{said}");
+        // So long without a word makes a suspect.
+        let worst: u64 = worst.parse().unwrap_or_else(|_| panic!("{said}"));
+        assert!(worst < 3000, "rank {rank}: {said}");
+    }
+}
+
 #[test]
 fn a_killed_rank_is_named_on_every_other_rank() {
     let directory = tempfile::tempdir().unwrap();

@@ -77,6 +77,26 @@ pub(crate) fn run_a_rank() {
                 std::thread::sleep(Duration::from_secs(1));
                 Ok(())
             }
+            "spin and be heard" => {
+                let seconds = std::env::var("NCCL_TEST_SOAK_SECONDS");
+                let seconds = seconds.map_or(4, |seconds| seconds.parse().unwrap());
+                let until = std::time::Instant::now() + Duration::from_secs(seconds);
+                let (mut worst, mut heard) = (Duration::ZERO, 0);
+                while std::time::Instant::now() < until {
+                    (0..100_000).for_each(|_| std::hint::spin_loop());
+                    let stats = nccl::stats();
+                    let ages = stats.worlds.iter().flat_map(|world| &world.heartbeat_ages);
+                    heard = ages.clone().count();
+                    worst = ages
+                        .map(|(_, age)| *age)
+                        .max()
+                        .unwrap_or_default()
+                        .max(worst);
+                }
+                world.barrier("end")?;
+                println!("result: {heard} {}", worst.as_millis());
+                Ok(())
+            }
             "wait 5 s for all" => world.with_timeout(Duration::from_secs(5)).barrier("wait"),
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {

@@ -23,8 +23,9 @@ use super::state::State;
 /// How often the coordinator asks.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 
-/// So many beats without a word make a suspect.
-const MISSED: u32 = 3;
+/// So many questions without an answer make a suspect, at the beat after the last of them: it has been silent
+/// for three seconds at least, or nearly.
+const MISSED: u32 = 2;
 
 /// A rank that lives, as far as the kernels know, and is silent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -307,16 +308,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_beats_without_a_word_make_a_suspect_and_one_word_ends_it() {
+    fn two_questions_without_an_answer_make_a_suspect_and_one_word_ends_it() {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut pulse = Pulse::new(begun);
         // The first beat ends the time in which it came.
-        for second in 1..=3 {
+        for second in 1..=2 {
             assert_eq!(pulse.beat(at(second), false), Turn::Same, "{second}");
         }
-        let silent = Turn::Silent(Duration::from_secs(4));
-        assert_eq!(pulse.beat(at(4), false), silent);
+        let silent = Turn::Silent(Duration::from_secs(3));
+        assert_eq!(pulse.beat(at(3), false), silent);
         assert_eq!(pulse.beat(at(5), false), Turn::Same, "said once");
         let silent = Duration::from_secs(6);
         assert_eq!(pulse.hear(at(6)), Turn::Heard(silent));
