@@ -482,8 +482,8 @@ fn what_nobody_asks_about_is_known_to_be_done_soon() {
     });
 }
 
-/// How often the threads of the watchdog have gone to sleep, and how much of a processor they have used.
-fn activity() -> Result<(u64, u64), Box<dyn std::error::Error>> {
+/// How often the threads of these names have gone to sleep, and how much of a processor they have used.
+fn activity(names: &[&str]) -> Result<(u64, u64), Box<dyn std::error::Error>> {
     let (mut sleeps, mut ticks, mut threads) = (0, 0, 0);
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
@@ -491,7 +491,7 @@ fn activity() -> Result<(u64, u64), Box<dyn std::error::Error>> {
         let Ok(name) = std::fs::read_to_string(path.join("comm")) else {
             continue;
         };
-        if !["nccl-watchdog", "nccl-clock"].contains(&name.trim()) {
+        if !names.contains(&name.trim()) {
             continue;
         }
         threads += 1;
@@ -506,27 +506,39 @@ fn activity() -> Result<(u64, u64), Box<dyn std::error::Error>> {
         let mut times = fields.split_whitespace().skip(11).take(2);
         ticks += times.try_fold(0, |sum, time| time.parse::<u64>().map(|time| sum + time))?;
     }
-    assert_eq!(threads, 2, "both threads are there");
+    assert_eq!(threads, names.len(), "all of them are there");
     Ok((sleeps, ticks))
 }
 
 #[test]
-fn the_watchdog_sleeps_when_nothing_is_pending_and_wakes_seldom_when_something_is() {
+fn the_watchdog_and_the_sentinel_sleep_when_nothing_is_pending_and_wake_seldom_when_something_is() {
     ranks_as_threads(1, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder)?;
         unattended(&comm)?;
         stream.synchronize()?;
         std::thread::sleep(Duration::from_secs(2));
-        let before = activity()?;
+        let both = ["nccl-watchdog", "nccl-clock"];
+        let before = activity(&both)?;
         std::thread::sleep(Duration::from_secs(3));
-        assert_eq!(activity()?, before, "somebody woke without a reason");
+        assert_eq!(activity(&both)?, before, "somebody woke without a reason");
+        // It looks ten times a second while somebody may be inside a call.
+        let sentinel = ["nccl-sentinel"];
+        let begun = Instant::now();
+        loop {
+            let before = activity(&sentinel)?;
+            std::thread::sleep(Duration::from_secs(1));
+            if activity(&sentinel)? == before {
+                break;
+            }
+            assert!(begun.elapsed() < SOON, "the sentinel does not sleep");
+        }
         // It is found again, and a busy communicator costs few looks.
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             unattended(&comm)?;
             stream.synchronize()?;
         }
-        let (sleeps, _) = activity()?;
+        let (sleeps, _) = activity(&both)?;
         let looks = sleeps - before.0;
         assert!((4..400).contains(&looks), "{looks} wakeups in 2 s");
         Ok(())

@@ -124,6 +124,8 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         Program::Absent | Program::Build | Program::FirstContact => unreachable!("they are above"),
         Program::AllReduce => {
             meet();
+            // Who looks for calls that do not come back sleeps by then.
+            std::thread::sleep(Duration::from_millis(1500));
             let begun = hang();
             timed(begun, all_reduce(&comm, &mut y))
         }

@@ -11,7 +11,7 @@ use super::{Inner, Pins, State, Switch, Timeouts};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::reaper;
-use crate::supervision::{Board, Cause};
+use crate::supervision::{Board, Cause, inside};
 use crate::time::deadline_after;
 
 /// What is left of a communicator that was dropped.
@@ -32,6 +32,7 @@ impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
     fn drop(&mut self) {
         self.end_revoked();
+        inside::forget();
         let raw = self.phase.remains(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
             if self.phase.get() == State::Leaked {

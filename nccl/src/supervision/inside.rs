@@ -14,7 +14,10 @@
 //! The process has to end because the call cannot return: it may have been lent memory, and nobody else can
 //! bring its thread back. Threads of this crate's own that are stuck get a successor instead.
 //!
-//! The sentinel is one thread for the process, while there are communicators. It calls neither NCCL nor CUDA
+//! The sentinel is one thread for the process, while there are communicators. When nobody has been inside for a
+//! while it sleeps, and whoever enters next wakes it. For that a call reads one word more, without a fence: when
+//! the sentinel has said that it sleeps, it looks once more a tick later, and what was written before
+//! that is seen by then; whoever writes later finds it asleep. It calls neither NCCL nor CUDA
 //! and takes no lock that anybody holds during a call, so that nothing of what it looks for can happen to it.
 //! It counts its own looks and not the time: of a process that was stopped, nobody was inside any longer.
 //!
@@ -26,8 +29,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, lock};
@@ -40,6 +44,8 @@ const TICK: Duration = Duration::from_millis(100);
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a thread may need to come out once its communicator has ended.
 const GRACE: Duration = Duration::from_secs(3);
+/// After how many looks at which nobody had entered it sleeps.
+const QUIET: u32 = 5;
 /// How long the sentinel stays when there are no communicators any more.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -139,6 +145,9 @@ pub(crate) fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
             .store(limit.subsec_nanos(), Ordering::Relaxed);
         slot.place.store(place as u8, Ordering::Relaxed);
         slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+        if !AWAKE.load(Ordering::Relaxed) {
+            wake();
+        }
     }
     Inside {
         slot,
@@ -211,6 +220,25 @@ static SENTINEL: Mutex<Sentinel> = Mutex::new(Sentinel {
     running: false,
 });
 
+/// Whether it looks; who finds that it does not, wakes it.
+static AWAKE: AtomicBool = AtomicBool::new(false);
+static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
+
+/// From now on it looks again, for a while at least.
+#[cold]
+fn wake() {
+    if !AWAKE.swap(true, Ordering::SeqCst)
+        && let Some(thread) = &*lock(&THREAD)
+    {
+        thread.unpark();
+    }
+}
+
+/// A communicator is gone. The sentinel ends with the last of them.
+pub(crate) fn forget() {
+    wake();
+}
+
 /// From now on calls on this communicator are looked at.
 pub(crate) fn watch(inner: &Arc<Inner>) {
     let mut sentinel = lock(&SENTINEL);
@@ -219,6 +247,7 @@ pub(crate) fn watch(inner: &Arc<Inner>) {
     if sentinel.running {
         return;
     }
+    AWAKE.store(true, Ordering::SeqCst);
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-sentinel"))
         .spawn(run);
@@ -241,8 +270,9 @@ struct Stay {
 }
 
 fn run() {
+    *lock(&THREAD) = Some(std::thread::current());
     let mut stays: HashMap<usize, Stay> = HashMap::new();
-    let mut idle = 0;
+    let (mut idle, mut quiet, mut turns) = (0, 0, 0);
     loop {
         std::thread::sleep(TICK);
         if reaper::is_in_a_hurry() {
@@ -263,6 +293,27 @@ fn run() {
             }
         }
         let slots = lock(&SLOTS).all.clone();
+        let now = slots.iter().fold(0_u64, |sum, slot| {
+            sum.wrapping_add(slot.turn.load(Ordering::Relaxed))
+        });
+        quiet = if now == turns && stays.is_empty() {
+            quiet + 1
+        } else {
+            0
+        };
+        turns = now;
+        if quiet == 0 {
+            AWAKE.store(true, Ordering::SeqCst);
+        } else if quiet == QUIET && idle == 0 {
+            // It looks once more before it sleeps.
+            AWAKE.store(false, Ordering::SeqCst);
+        } else if quiet > QUIET && idle == 0 {
+            while !AWAKE.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            quiet = 0;
+            continue;
+        }
         for slot in slots {
             let key = std::ptr::from_ref(slot).addr();
             let Some(found) = slot.look() else {
