@@ -46,6 +46,7 @@ impl Inner {
             let recorder = &mut handle.recorder;
             let ticket =
                 recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
+            self.tracked.track().launches();
             if let Some(volume) = volume {
                 recorder.replays(volume);
             }
@@ -53,7 +54,7 @@ impl Inner {
         };
         let inside = inside::enter(self, Place::Replay, limit);
         if let Err(error) = self.ordered_behind_buffers(frame, join) {
-            self.tracked.end(ticket, false);
+            self.tracked.launched(ticket, false);
             return Err(error);
         }
         let issue = watchdog::Issue {
@@ -65,10 +66,11 @@ impl Inner {
         };
         let mut is_marked = false;
         if ticket.is_unusual {
-            is_marked = watchdog::before(issue).inspect_err(|_| self.tracked.end(ticket, false))?;
+            is_marked =
+                watchdog::before(issue).inspect_err(|_| self.tracked.launched(ticket, false))?;
         }
         let launched = launch(self);
-        self.tracked.end(ticket, launched.is_ok());
+        self.tracked.launched(ticket, launched.is_ok());
         if is_marked {
             watchdog::after(issue);
         }

@@ -6,13 +6,15 @@
 //!
 //! - `life`: a communicator that is made, used, and ended in every way at once;
 //! - `verdicts`: what ends it on all ranks, heard before it is there, while it is made and while it is dropped;
-//! - `lanes`: the recorder's rings.
+//! - `lanes`: the recorder's rings;
+//! - `listing`: calls of which the watchdog is not told, and a stream that it lets go of.
 //!
 //! What runs is the crate's own code; only what lies behind it, NCCL and the other ranks, is made up.
 #![cfg(loom)]
 
 mod lanes;
 mod life;
+mod listing;
 mod verdicts;
 
 #[allow(dead_code, unreachable_pub)]
@@ -26,3 +28,7 @@ mod lane;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/supervision/docket.rs"]
 mod docket;
+
+#[allow(dead_code)]
+#[path = "../../src/supervision/recorder/usual.rs"]
+mod usual;

@@ -11,6 +11,7 @@
 //!
 //! - `lane`: the ring, and why a reader never sees half a record;
 //! - `track`: what one communicator writes;
+//! - `usual`: of which calls the watchdog does not have to be told;
 //! - `notes`: what the program says; `spans`: in which of its spans a call was made;
 //! - `home`: the rank of a world to which a communicator belongs;
 //! - `shape`: what a call was about, for its error;
@@ -30,6 +31,7 @@ mod spans;
 mod timeline;
 mod track;
 mod turns;
+mod usual;
 
 #[cfg(all(test, not(loom)))]
 mod tests;

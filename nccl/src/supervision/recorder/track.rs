@@ -4,8 +4,8 @@
 //! plan. Its *operations* are the C calls it is made of. Both lie in lanes of their own, because a group may
 //! have hundreds; an issue names the first of its operations by number.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +15,8 @@ use super::dump;
 use super::home::Home;
 use super::lane::{Lane, Slot};
 use super::spans::{self, Mention};
-use crate::communicator::Phase;
+use super::usual::Usual;
+use crate::communicator::{Phase, lock};
 use crate::operation::OperationKind;
 use crate::stats::{self, Tally, Volume};
 
@@ -23,8 +24,11 @@ use crate::stats::{self, Tally, Volume};
 pub(super) const ISSUES: usize = 512;
 pub(crate) const OPERATIONS: usize = 2048;
 
-/// Streams whose marks are kept apart; of others nothing is known but that they were issued.
+/// Streams whose marks are kept where no lock is needed.
 const STREAMS: usize = 8;
+
+/// Further ones of which it is known how far they are: what was done first is forgotten first.
+const MORE_STREAMS: usize = 1024;
 
 /// Communicators that are kept after their end, for whoever asks what they did last.
 const ENDED: usize = 16;
@@ -51,20 +55,12 @@ pub(crate) struct Track {
     pub(super) issues: Lane<Issue>,
     pub(super) operations: Lane<Operation>,
     marks: [Mark; STREAMS],
+    /// The same of further streams, by handle.
+    more_marks: Mutex<BTreeMap<u64, u64>>,
+    /// Replays that are being launched, which happens without the communicator's lock.
+    launching: AtomicU64,
     pub(crate) usual: Usual,
     pub(super) tally: Arc<Tally>,
-}
-
-/// The call of which the watchdog does not have to be told: all three have to hold. Read by every call,
-/// written seldom.
-#[derive(Default)]
-pub(crate) struct Usual {
-    /// It is on the stream at this address, which the watchdog keeps; 0 for none.
-    pub(crate) stream: AtomicUsize,
-    /// It was called before this, in nanoseconds since [`Origin`].
-    pub(crate) until: AtomicU64,
-    /// It has at least this limit, as [`limit_word`] writes it.
-    pub(crate) limit: AtomicU64,
 }
 
 /// A limit in 48 bits, in steps of about a microsecond; longer limits are larger.
@@ -249,26 +245,52 @@ pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
 impl Track {
     /// Up to which number the operations on `stream` are done; 0 for none.
     pub(crate) fn done_on(&self, stream: u64) -> u64 {
-        let mark = self
-            .marks
-            .iter()
-            .find(|mark| mark.stream.load(Ordering::Acquire) == stream.wrapping_add(1));
-        mark.map_or(0, |mark| mark.done.load(Ordering::Acquire))
+        let mut is_full = true;
+        for mark in &self.marks {
+            match mark.stream.load(Ordering::Acquire) {
+                taken if taken == stream.wrapping_add(1) => {
+                    return mark.done.load(Ordering::Acquire);
+                }
+                taken => is_full &= taken != 0,
+            }
+        }
+        match is_full {
+            true => lock(&self.more_marks).get(&stream).copied().unwrap_or(0),
+            false => 0,
+        }
     }
 
     /// Notes that operation `number` on `stream` is done, and with it all that were put there before.
     pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
+        self.done_at(handle_of(stream), number);
+    }
+
+    fn done_at(&self, stream: u64, number: u64) {
         self.stamp(number);
-        let stream = handle_of(stream).wrapping_add(1);
+        let name = stream.wrapping_add(1);
         for mark in &self.marks {
-            let taken =
-                mark.stream
-                    .compare_exchange(0, stream, Ordering::AcqRel, Ordering::Acquire);
-            if taken.is_ok() || taken == Err(stream) {
+            let taken = mark
+                .stream
+                .compare_exchange(0, name, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() || taken == Err(name) {
                 mark.done.fetch_max(number, Ordering::AcqRel);
                 return;
             }
         }
+        let mut more = lock(&self.more_marks);
+        if more.len() >= MORE_STREAMS && !more.contains_key(&stream) {
+            let oldest = more.iter().min_by_key(|(_, done)| **done);
+            if let Some(oldest) = oldest.map(|(&stream, _)| stream) {
+                more.remove(&oldest);
+            }
+        }
+        let done = more.entry(stream).or_default();
+        *done = number.max(*done);
+    }
+
+    /// A replay is about to be launched, without the communicator's lock, which is held now.
+    pub(crate) fn launches(&self) {
+        self.launching.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The calls that are kept and have not failed, oldest first. What is put on a stream after this was
@@ -322,8 +344,12 @@ impl Track {
         })
     }
 
-    /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing.
+    /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing, and looks at
+    /// the records only while a replay is being launched: all other calls are made one after another.
     pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
+        if self.launching.load(Ordering::Acquire) == 0 {
+            return number - 1;
+        }
         let calls = (0..ISSUES as u64).map(|index| self.issues.slot(index));
         let issuing = calls.filter_map(|slot| {
             let issue = slot.copy();
@@ -458,10 +484,9 @@ impl Writer {
         self.issues += 1;
         track.issues.publish(self.issues);
         // After it was written: a watchdog that takes its name off the list finds the call.
-        let usual = &track.usual;
-        let is_usual = usual.stream.load(Ordering::Relaxed) == std::ptr::from_ref(stream).addr()
-            && time < usual.until.load(Ordering::Relaxed)
-            && limit >= usual.limit.load(Ordering::Relaxed);
+        let is_usual = track
+            .usual
+            .covers(std::ptr::from_ref(stream).addr(), time, limit);
         Ticket {
             index,
             number,
@@ -522,6 +547,8 @@ impl Tracked {
             issues: Lane::new(ISSUES),
             operations: Lane::new(OPERATIONS),
             marks: Default::default(),
+            more_marks: Mutex::default(),
+            launching: AtomicU64::new(0),
             usual: Usual::default(),
             tally: Arc::clone(tally),
         });
@@ -547,14 +574,15 @@ impl Tracked {
         dump::aborted(identity.home.as_ref(), identity.rank, reason);
     }
 
-    /// Notes how the calls of `ticket` ended, without the communicator's lock.
-    pub(crate) fn end(&self, ticket: Ticket, issued: bool) {
+    /// Notes how the launch of `ticket` ended, without the communicator's lock.
+    pub(crate) fn launched(&self, ticket: Ticket, issued: bool) {
         let progress = if issued {
             Progress::Issued
         } else {
             Progress::Failed
         };
         self.0.progressed(ticket, progress);
+        self.0.launching.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -594,6 +622,36 @@ pub(crate) fn tracks() -> Vec<Arc<Track>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn track() -> (Tracked, Writer) {
+        let identity = Identity {
+            name: "unit".into(),
+            rank: 0,
+            world_size: 1,
+            key: None,
+            home: None,
+            members: None,
+        };
+        Tracked::new(identity, &Arc::new(Phase::new()), &Arc::new(Tally::new(1)))
+    }
+
+    #[test]
+    fn more_streams_than_there_are_places_are_known_to_be_done_up_to_a_bound() {
+        let (tracked, _writer) = track();
+        let track = tracked.track();
+        let streams = (STREAMS + MORE_STREAMS) as u64;
+        for stream in 0..streams {
+            track.done_at(stream, stream + 1);
+        }
+        for stream in 0..streams {
+            assert_eq!(track.done_on(stream), stream + 1);
+        }
+        track.done_at(9, 5);
+        assert_eq!(track.done_on(9), 10, "it goes on only");
+        track.done_at(streams, streams + 1);
+        assert_eq!(track.done_on(streams), streams + 1);
+        assert_eq!(track.done_on(STREAMS as u64), 0, "the oldest is forgotten");
+    }
 
     #[test]
     fn a_limit_is_kept_in_48_bits_to_a_microsecond_and_round_ones_exactly() {

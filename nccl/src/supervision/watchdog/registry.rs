@@ -9,7 +9,6 @@
 //!
 //! [`Usual`]: crate::supervision::recorder
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -191,7 +190,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     let track = inner.tracked.track();
     let usual = &track.usual;
     let limit = limit_word(issue.limit);
-    if usual.stream.load(Ordering::Relaxed) == 0 {
+    if !usual.is_listed() {
         keep_events(inner);
     }
     let now = origin().monotonic.elapsed();
@@ -204,7 +203,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         .position(|entry| entry.track.number == track.number);
     let was_empty = state.entries.is_empty();
     let at = at.unwrap_or_else(|| {
-        usual.limit.store(limit, Ordering::Relaxed);
+        usual.start(limit);
         state.entries.push(Entry {
             track: Arc::clone(track),
             inner: Arc::downgrade(inner),
@@ -258,11 +257,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         watched.due = now + apart;
     }
     let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
-    usual.until.store(due, Ordering::Relaxed);
-    usual.limit.fetch_min(limit, Ordering::Relaxed);
-    usual
-        .stream
-        .store(Arc::as_ptr(on).addr(), Ordering::Relaxed);
+    usual.list(Arc::as_ptr(on).addr(), due, limit);
     entry.next = entry.next.min(Instant::now() + period);
     let next = entry.next;
     state.threads.wake(next, was_empty);
@@ -276,9 +271,7 @@ impl Watched {
     /// Takes it off the list, so that the next call comes here.
     pub(super) fn unlist(&self, track: &Track) {
         let listed = self.again.as_ref().unwrap_or(&self.stream);
-        let listed = Arc::as_ptr(listed).addr();
-        let usual = &track.usual.stream;
-        let _ = usual.compare_exchange(listed, 0, Ordering::Relaxed, Ordering::Relaxed);
+        track.usual.unlist(Arc::as_ptr(listed).addr());
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -272,7 +271,7 @@ impl State {
         {
             now + LINGER
         } else {
-            let limit = limit_of_word(entry.track.usual.limit.load(Ordering::Relaxed));
+            let limit = limit_of_word(entry.track.usual.limit());
             entry.interval = (entry.interval * 2).min(period(limit));
             let next = now + entry.interval;
             let deadline = entry.facts.standing.and_then(|standing| standing.deadline);
@@ -290,7 +289,7 @@ impl State {
             .position(|entry| entry.track.number == number);
         let Some(at) = at else { return Vec::new() };
         let entry = self.entries.swap_remove(at);
-        entry.track.usual.stream.store(0, Ordering::Relaxed);
+        entry.track.usual.clear();
         entry.streams
     }
 }

@@ -1,0 +1,125 @@
+//! A call on a stream that the watchdog just takes off its list, and lets go of.
+//!
+//! The list and the ring are the crate's own. Written out here is what `supervision/watchdog` does around them: the
+//! hot path writes a call down and asks the list; who is not on it registers the stream under the lock; the watchdog
+//! looks twice, and lets go of the stream when both times nothing was pending and nobody registered it in between.
+//! loom has no time: a lock stands for what lingering is for.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::lane::{Lane, Slot};
+use crate::usual::Usual;
+
+/// The address of the stream.
+const STREAM: usize = 8;
+
+#[derive(Default)]
+struct Call(AtomicU64);
+
+impl Slot for Call {
+    type Record = u64;
+
+    fn copy(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What lies behind the watchdog's lock.
+struct Registry {
+    /// It keeps the stream.
+    is_watched: bool,
+    /// It was taken off the list, and nobody has come since.
+    is_idle: bool,
+}
+
+struct Communicator {
+    issues: Lane<Call>,
+    usual: Usual,
+    registry: Mutex<Registry>,
+    /// Held by a call from when it is written down until it has asked the list.
+    half_way: Mutex<()>,
+}
+
+impl Communicator {
+    fn watched() -> Arc<Self> {
+        let usual = Usual::default();
+        usual.start(0);
+        usual.list(STREAM, u64::MAX, 0);
+        Arc::new(Self {
+            issues: Lane::new(4),
+            usual,
+            registry: Mutex::new(Registry {
+                is_watched: true,
+                is_idle: false,
+            }),
+            half_way: Mutex::new(()),
+        })
+    }
+
+    /// `Writer::begin`, and `watchdog::before` for what is not usual.
+    fn call(&self, number: u64) {
+        let _half_way = self.half_way.lock().unwrap();
+        self.issues.begin(number, 1);
+        self.issues
+            .slot(number)
+            .0
+            .store(number + 1, Ordering::Relaxed);
+        self.issues.publish(number + 1);
+        if !self.usual.covers(STREAM, 1, 1) {
+            let mut registry = self.registry.lock().unwrap();
+            (registry.is_watched, registry.is_idle) = (true, false);
+            self.usual.list(STREAM, u64::MAX, 1);
+        }
+    }
+
+    /// `Eye::look`: how many calls there are, all of which are pending.
+    fn look(&self) -> u64 {
+        let read = self.issues.read();
+        read.first + read.records.len() as u64
+    }
+
+    /// `State::conclude`.
+    fn conclude(&self, seen: u64) {
+        let mut registry = self.registry.lock().unwrap();
+        match (seen, registry.is_idle) {
+            (0, false) => {
+                self.usual.unlist(STREAM);
+                registry.is_idle = true;
+            }
+            (0, true) => {
+                registry.is_watched = false;
+                self.usual.clear();
+            }
+            _ => registry.is_idle = false,
+        }
+    }
+
+    /// While the watchdog lingers, every processor makes its stores visible: a call that had begun is seen from
+    /// then on, and one that begins later sees the list as it is.
+    fn linger(&self) {
+        drop(self.half_way.lock().unwrap());
+    }
+}
+
+#[test]
+fn no_call_is_missed_by_a_watchdog_that_lets_go_of_its_stream() {
+    loom::model(|| {
+        let comm = Communicator::watched();
+        let calling = Arc::clone(&comm);
+        let caller = thread::spawn(move || {
+            calling.call(0);
+            calling.call(1);
+        });
+        for _ in 0..2 {
+            let seen = comm.look();
+            comm.conclude(seen);
+            comm.linger();
+        }
+        caller.join().unwrap();
+        // Either it is watched, or there was nothing: the next call would come by itself.
+        let is_watched = comm.registry.lock().unwrap().is_watched;
+        assert!(is_watched, "2 calls are pending, and nobody looks");
+    });
+}
