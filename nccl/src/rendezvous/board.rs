@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::incoming::Known;
+use super::inquiry::Lateness;
 use super::message::Departure;
 use super::recordings::Target;
+use crate::operation::OperationKind;
 
 /// How many events are kept for those who have not read them yet.
 const KEPT: usize = 4096;
@@ -61,6 +63,23 @@ pub enum WorldEvent {
     Left {
         /// Which.
         rank: usize,
+    },
+    /// A rank has not entered an operation in which others wait, or has at last
+    /// ([`Timeouts::straggler`](crate::Timeouts::straggler)).
+    #[non_exhaustive]
+    Straggler {
+        /// Which.
+        rank: usize,
+        /// The communicator's name.
+        communicator: String,
+        /// What the others wait in.
+        operation: OperationKind,
+        /// Its number, as the rank counts that asked first.
+        sequence: u64,
+        /// By how much it is behind the first that entered.
+        behind: Duration,
+        /// Whether it has entered by now.
+        has_entered: bool,
     },
     /// So many events are forgotten, because nobody has read them in time.
     #[non_exhaustive]
@@ -236,6 +255,20 @@ impl Board {
                 Departure::Left => WorldEvent::Left { rank },
                 Departure::Failed(chain) => WorldEvent::Failed { rank, chain },
                 Departure::Lost(how) => WorldEvent::Gone { rank, how },
+            });
+        }
+    }
+
+    /// Some ranks have not entered an operation, or have at last.
+    pub(super) fn late(&mut self, lateness: &Lateness) {
+        for one in &lateness.late {
+            self.note(WorldEvent::Straggler {
+                rank: one.rank,
+                communicator: lateness.subject.name.clone(),
+                operation: lateness.subject.kind,
+                sequence: lateness.subject.sequence,
+                behind: one.behind,
+                has_entered: one.has_entered,
             });
         }
     }

@@ -347,6 +347,7 @@ impl Sink for Shared {
         match push {
             Push::Size(size) => state.board.set_size(size),
             Push::Member(known) => state.board.learn(known),
+            Push::Lateness(lateness) => state.board.late(&lateness),
             _ => {}
         }
     }

@@ -1,9 +1,11 @@
 //! Observers, and the word of the one that has started a rank.
 
 use super::*;
+use crate::OperationKind;
 use crate::rendezvous::board::{RankEnd, WorldEvent};
 use crate::rendezvous::client::Claim;
 use crate::rendezvous::observer::{Events, Observer};
+use crate::rendezvous::{Attendance, Subject, Suspicion};
 
 const LONG: Duration = Duration::from_secs(10);
 
@@ -121,6 +123,52 @@ fn an_observer_sees_what_becomes_of_the_ranks_and_is_none_of_them() {
         let state = observer.snapshot();
         assert_eq!(state.ranks[0].end, Some(RankEnd::Left));
         assert!(!state.connected && state.ended.is_some());
+    });
+}
+
+#[test]
+fn an_observer_hears_who_has_not_entered_an_operation() {
+    let meet = |rank| rendezvous("awaited", rank, 2);
+    std::thread::scope(|scope| {
+        let one = scope.spawn(move || World::join(meet(1)).unwrap());
+        let zero = World::join(meet(0)).unwrap();
+        let one = one.join().unwrap();
+        let observer = Observer::join(meet(0)).unwrap();
+        zero.line.suspect(Suspicion {
+            subject: Subject {
+                key: String::from("k"),
+                name: String::from("tp"),
+                turn: 4,
+                kind: OperationKind::AllReduce,
+                sequence: 7,
+            },
+            members: Vec::new(),
+            since: Duration::from_secs(2),
+            is_sample: false,
+        });
+        let attends = |entered| Attendance {
+            key: String::from("k"),
+            turn: 4,
+            entered,
+            last: String::new(),
+        };
+        let mut events = observer.events();
+        for entered in [None, Some(Duration::ZERO)] {
+            one.line.attends(attends(entered));
+            let (behind, communicator) = wait_for(&mut events, |event| match event {
+                WorldEvent::Straggler {
+                    rank: 1,
+                    operation: OperationKind::AllReduce,
+                    sequence: 7,
+                    has_entered,
+                    behind,
+                    communicator,
+                } if *has_entered == entered.is_some() => Some((*behind, communicator.clone())),
+                _ => None,
+            });
+            assert!(behind >= Duration::from_millis(1900), "{behind:?}");
+            assert_eq!(communicator, "tp");
+        }
     });
 }
 
