@@ -3,12 +3,18 @@
 
 mod support;
 
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl::recorder::{CallState, ClockSource, Timeline};
 use nccl::{Communicator, ReduceOp, World};
+use nccl_tools::testing::is_child;
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
@@ -108,8 +114,9 @@ fn a_rank_that_never_enters_is_shown_as_behind() {
     }
 }
 
-/// Every rank waits for a message that nobody sends, and has no thread left but those of this crate.
-fn all_hang(world: World) -> Outcome {
+/// Every rank waits for a message that nobody sends, and has no thread left but those of this crate. The last one
+/// looks from another thread.
+fn all_hang_while(world: World, look: impl FnOnce(&World) -> Outcome) -> Outcome {
     let (comm, mut y) = start(&world)?;
     let size = world.size();
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -129,10 +136,23 @@ fn all_hang(world: World) -> Outcome {
         return Ok(());
     }
     let hanging = std::thread::spawn(hang);
+    let looked = look(&world);
+    comm.abort("seen enough")?;
+    hanging.join().map_err(|_| "it was told")?;
+    looked
+}
+
+fn until_all_hang(world: &World) -> Outcome<Timeline> {
+    let ranks = 0..world.size();
+    until(world, |timeline| {
+        ranks.clone().all(|rank| calls_of(timeline, rank) == 2)
+    })
+}
+
+fn all_are_asked(world: &World) -> Outcome {
+    let size = world.size();
     let begun = Instant::now();
-    let timeline = until(&world, |timeline| {
-        (0..size).all(|rank| calls_of(timeline, rank) == 2)
-    })?;
+    let timeline = until_all_hang(world)?;
     println!("{size} ranks that hang: {:?}", begun.elapsed());
     assert_eq!((timeline.ranks.len(), timeline.missing.len()), (size, 0));
     for rank in &timeline.ranks {
@@ -140,17 +160,69 @@ fn all_hang(world: World) -> Outcome {
         assert_eq!(call.operations[0].peer, Some((rank.rank + 1) % size));
         assert_ne!(call.state, CallState::Done);
     }
-    comm.abort("seen enough")?;
-    hanging.join().map_err(|_| "it was told")?;
     Ok(())
 }
 
 #[test]
 fn ranks_that_all_hang_can_be_asked() {
+    let all_hang = |world| all_hang_while(world, all_are_asked);
     if support::needs_processes(3) {
         ranks_as_processes(3, all_hang);
     }
     ranks_as_threads(3, all_hang);
+}
+
+/// By hand, as somebody does who logs in to where a job hangs.
+fn a_doctor_asks(world: &World) -> Outcome {
+    until_all_hang(world)?;
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+    doctor
+        .args(["timeline", "--rendezvous"])
+        .arg(std::env::var("NCCL_RUN_RENDEZVOUS")?)
+        .arg("--out")
+        .arg(path("page.html"))
+        .arg("--json")
+        .arg(path("all.json"));
+    // Nobody's rank.
+    for name in [
+        "NCCL_RUN_RANK",
+        "NCCL_RUN_WORLD_SIZE",
+        "NCCL_RUN_LOCAL_RANK",
+    ] {
+        doctor.env_remove(name);
+    }
+    let output = doctor.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.contains("recordings of 3 of 3 ranks"), "{said}");
+    let page = std::fs::read_to_string(path("page.html"))?;
+    assert!(page.contains("group #2") && page.contains("Recordings of 3 of 3 ranks"));
+    let timeline = Timeline::from_json(&std::fs::read_to_string(path("all.json"))?)?;
+    let numbers: Vec<_> = timeline.ranks.iter().map(|one| one.rank).collect();
+    assert_eq!(numbers, [0, 1, 2]);
+    for rank in 0..3 {
+        assert_eq!(calls_of(&timeline, rank), 2);
+    }
+    // Nobody answers there.
+    let nowhere = format!("unix:{}", path("nobody.sock").display());
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+    let arguments = ["timeline", "--rendezvous", &nowhere, "--timeout", "1"];
+    let output = doctor.args(arguments).stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("nobody.sock"),
+        "{output:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_doctor_asks_a_job_that_hangs() {
+    if support::needs_processes(3) {
+        ranks_as_processes(3, |world| all_hang_while(world, a_doctor_asks));
+    }
 }
 
 /// A rank, rank 0 as well, is stopped, asked in vain, and goes on.
@@ -237,4 +309,132 @@ fn after_a_fault_every_rank_has_left_a_file_and_they_make_one_timeline() {
     assert_eq!(standings[0].behind, [1]);
     let last = &timeline.ranks[0].snapshot.communicators[0].calls[1];
     assert_eq!(last.state, CallState::Aborted);
+}
+
+/// How often it was said that a recording could not be written, and that one was.
+static FAILED: AtomicUsize = AtomicUsize::new(0);
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+struct Count;
+
+impl<S: tracing::Subscriber> Layer<S> for Count {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let count = match event.metadata().name() {
+            "nccl.recording.failed" => &FAILED,
+            "nccl.recording.written" => &WRITTEN,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn await_count(count: &AtomicUsize, what: &str) {
+    let deadline = Instant::now() + LONG;
+    while count.load(Ordering::Relaxed) == 0 {
+        assert!(Instant::now() < deadline, "nothing was {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn said() -> (usize, usize) {
+    let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+    (read(&FAILED), read(&WRITTEN))
+}
+
+/// Rank 0 aborts a communicator, and both have its reason.
+fn one_is_aborted(world: &World) -> Outcome {
+    let (comm, mut y) = start(world)?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    world.barrier("both are done")?;
+    if world.rank() == 0 {
+        comm.abort("it took too long")?;
+    }
+    let deadline = Instant::now() + LONG;
+    while comm.fault().is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let fault = comm.fault().ok_or("it was aborted")?;
+    assert_eq!(fault.cause(), "it took too long");
+    Ok(world.barrier("both have heard")?)
+}
+
+fn the_disk_is_full(world: World) -> Outcome {
+    let subscriber = tracing_subscriber::registry().with(Count);
+    tracing::subscriber::set_global_default(subscriber)?;
+    let faults = PathBuf::from(std::env::var_os("NCCL_RUN_RECORD_DIR").ok_or("it is set")?);
+    let filler = faults.join("filler");
+    if world.rank() == 0 {
+        let mut file = std::fs::File::create(&filler)?;
+        while file.write_all(&[0; 1024]).is_ok() {}
+    }
+    world.barrier("full")?;
+    one_is_aborted(&world)?;
+    await_count(&FAILED, "refused");
+    one_is_aborted(&world)?;
+    // Long after the second was tried.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(said(), (1, 0), "said once, of two");
+    world.barrier("nothing is left")?;
+    if world.rank() == 0 {
+        let left = faults.read_dir()?.map(|entry| Ok(entry?.file_name()));
+        let left: Vec<_> = left.collect::<Outcome<_>>()?;
+        assert_eq!(left, ["filler"]);
+        std::fs::remove_file(&filler)?;
+    }
+    world.barrier("room again")?;
+    one_is_aborted(&world)?;
+    await_count(&WRITTEN, "written");
+    assert_eq!(said(), (1, 1));
+    Ok(world.barrier("end")?)
+}
+
+/// A file system of 64 KiB, until it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path) -> Option<Self> {
+        let mut mount = Command::new("mount");
+        let mounted = mount
+            .args(["-t", "tmpfs", "-o", "size=64k", "small"])
+            .arg(at)
+            .output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(at.to_owned())),
+            other => {
+                eprintln!(
+                    "skipped: a full disk needs a small file system, and root to mount it: {other:?}"
+                );
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+#[test]
+fn a_full_disk_is_one_warning_and_costs_nothing_but_the_recordings() {
+    if !support::needs_processes(2) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let small = match is_child() {
+        // Theirs is that of the test.
+        true => None,
+        false => match Small::mount(directory.path()) {
+            None => return,
+            small => small,
+        },
+    };
+    Ranks::new(2)
+        .variable("NCCL_RUN_RECORD_DIR", directory.path())
+        .processes(the_disk_is_full);
+    let timeline = Timeline::read(&[directory.path()]).expect("recordings");
+    assert_eq!(timeline.ranks.len(), 2, "{timeline:?}");
+    drop(small);
 }

@@ -10,7 +10,7 @@ use crate::nccl_call;
 use crate::raw::operations::{Stream, connect};
 use crate::raw::{Comm, Rank, Result};
 
-/// Time and device memory of init, with the first exchange.
+/// Time and memory of init, with the first exchange.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -28,34 +28,65 @@ pub fn init(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
             Ok(Pair::new(rank, name, false)?.map(|pair| pair.child))
         }),
     ];
-    for (name, make) in kinds {
-        let (mut times, mut memory) = (Vec::new(), Vec::new());
-        for repetition in 0..repetitions {
+    let mut figures: [Figures; 3] = Default::default();
+    // In turns, so that whatever else the machine does falls upon all of them.
+    for repetition in 0..repetitions {
+        for ((name, make), figures) in kinds.iter().zip(&mut figures) {
+            if figures.unavailable {
+                continue;
+            }
             rank.barrier(&format!("{name} {repetition}"))?;
-            let before = free(rank)?;
+            let (before, resident) = (free(rank)?, resident());
             let begun = Instant::now();
             let comm = match make(rank, &format!("{name} {repetition}"))? {
                 Ok(comm) => comm,
                 Err(why) => {
                     sheet.unavailable(name, why);
-                    break;
+                    figures.unavailable = true;
+                    continue;
                 }
             };
-            times.push(begun.elapsed());
+            figures.times.push(begun.elapsed());
             connect(rank, comm)?;
             rank.barrier(&format!("{name} {repetition} connected"))?;
-            memory.push(before - free(rank)?);
-        }
-        if !times.is_empty() {
-            times.sort_unstable();
-            memory.sort_unstable();
-            sheet.time(format!("{name}: init, median"), times[times.len() / 2]);
-            // Both ranks' on a shared device.
-            let mib = memory[memory.len() / 2] as f64 / f64::from(1 << 20);
-            sheet.add(format!("{name}: memory of the device, median"), mib, "MiB");
+            figures.device.push(before - free(rank)?);
+            figures.host.push(self::resident() - resident);
         }
     }
+    for ((name, _), mut figures) in kinds.iter().zip(figures) {
+        if figures.times.is_empty() {
+            continue;
+        }
+        figures.times.sort_unstable();
+        let median = figures.times[figures.times.len() / 2];
+        sheet.time(format!("{name}: init, median"), median);
+        let mut memory = |what: &str, bytes: &mut Vec<i64>| {
+            bytes.sort_unstable();
+            let mib = bytes[bytes.len() / 2] as f64 / f64::from(1 << 20);
+            sheet.add(format!("{name}: memory of the {what}, median"), mib, "MiB");
+        };
+        // Both ranks' on a shared device.
+        memory("device", &mut figures.device);
+        memory("process", &mut figures.host);
+    }
     Ok(())
+}
+
+/// What repetitions of one kind came to.
+#[derive(Default)]
+struct Figures {
+    times: Vec<Duration>,
+    device: Vec<i64>,
+    host: Vec<i64>,
+    unavailable: bool,
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<i64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 fn free(rank: &Rank) -> Result<i64> {

@@ -447,3 +447,205 @@ fn calls_that_overlap_lie_in_rows_and_never_upon_each_other() {
     let events = events(&timeline.to_chrome_trace());
     assert_eq!(events.iter().filter(|event| event["ph"] == "X").count(), 20);
 }
+
+/// What the page's script draws and shows, by node; `None` where there is none.
+fn driven(timeline: &Timeline) -> Option<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("page.html");
+    std::fs::write(&page, timeline.to_html()).unwrap();
+    let driver = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/supervision/recorder/timeline/page_driver.js"
+    );
+    let output = std::process::Command::new("node")
+        .arg(driver)
+        .arg(page)
+        .output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("skipped: the page's script is not run without node");
+            return None;
+        }
+        Err(error) => panic!("node: {error}"),
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Left edge and width of each bar.
+fn bars(value: &Value) -> Vec<(f64, f64)> {
+    let bars = value.as_array().unwrap().iter();
+    bars.map(|bar| (bar[0].as_f64().unwrap(), bar[2].as_f64().unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_page_shows_the_call_under_the_pointer_and_moves_by_keys() {
+    let Some(seen) = driven(&two_of_three()) else {
+        return;
+    };
+    let words: Vec<_> = seen["words"].as_array().unwrap().iter().collect();
+    for word in ["rank 0 (node-0, pid 4000)", "rank 2: no recording"] {
+        let found = words
+            .iter()
+            .any(|text| text.as_str().unwrap().starts_with(word));
+        assert!(found, "{word:?} of {words:?}");
+    }
+    let tips: Vec<_> = seen["tips"].as_array().unwrap().iter().collect();
+    let tip = |beginning: &str| {
+        let found = tips
+            .iter()
+            .filter(|tip| tip["text"].as_str().unwrap().starts_with(beginning));
+        found.copied().collect::<Vec<_>>()
+    };
+    let open = tip("all_reduce #3 on ");
+    assert_eq!(open.len(), 1, "{tips:?}");
+    let text = open[0]["text"].as_str().unwrap();
+    for word in [
+        "issued, and not known to be done",
+        "stream 0x7f0012345678",
+        "in span \"<step>\", number 0x1000000000000001: step=17",
+        "all_reduce 6 × bf16, sum",
+        "on this page",
+    ] {
+        assert!(text.contains(word), "{word:?} in {text}");
+    }
+    // The same call on the other rank is lit as well, where there is one.
+    assert_eq!(open[0]["lit"], 1);
+    let both = tip("all_reduce #1 on ");
+    assert_eq!(
+        both.iter()
+            .map(|tip| tip["lit"].clone())
+            .collect::<Vec<_>>(),
+        [2, 2]
+    );
+    // The same on both ranks, at the same time.
+    assert_eq!(tip("phase: <img src=x onerror=alert(1)>").len(), 1);
+    assert_eq!(
+        [&seen["nothing"], &seen["something"], &seen["left"]],
+        ["none", "block", "none"]
+    );
+
+    let whole = bars(&seen["bars"]);
+    assert_eq!(whole.len(), 5, "{whole:?}");
+    let after = |keys: &str| {
+        let one = &seen["keys"][keys];
+        assert_eq!(one["prevented"], keys != "x", "{keys}");
+        bars(&one["bars"])
+    };
+    let widest = |bars: &[(f64, f64)]| bars.iter().map(|bar| bar.1).fold(0.0, f64::max);
+    // What is at the beginning is out of the picture when one looks closer at its middle.
+    assert!(after("w").len() < whole.len());
+    assert!(bars(&seen["plus"]).len() < whole.len());
+    assert!(widest(&after("s")) < widest(&whole) * 0.95);
+    let first = |bars: &[(f64, f64)]| bars[0].0;
+    assert!(first(&after("a")) > first(&whole) + 50.0);
+    // Out of the picture, to the left.
+    assert!(after("d").len() < whole.len() || first(&after("d")) < first(&whole));
+    for keys in ["w0", "wwad0", "x"] {
+        assert_eq!(after(keys), whole, "{keys}");
+    }
+}
+
+/// Each of so many ranks with so many calls; one of them is behind.
+fn large(ranks: usize, calls: u64, behind: usize) -> Vec<Snapshot> {
+    let one = |rank: usize| {
+        let calls = calls - u64::from(rank == behind);
+        let calls = (1..=calls).map(|number| {
+            let next = (rank + 1) % ranks;
+            let last = (rank + ranks - 1) % ranks;
+            let messages = [
+                message(OperationKind::Send, next, number as u32),
+                message(OperationKind::Recv, last, number as u32),
+            ];
+            match number % 2 {
+                0 => call(number, number, CallState::Done, &messages),
+                _ => call(number, number, CallState::Done, &[reduce(number)]),
+            }
+        });
+        let mut one = snapshot(rank, "", calls.collect());
+        one.place.as_mut().unwrap().world_size = ranks;
+        one.communicators[0].world_size = ranks;
+        one
+    };
+    (0..ranks).map(one).collect()
+}
+
+/// From files to files; what it came to is printed.
+fn one_file_of(ranks: usize, calls: u64, behind: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = 0;
+    for one in large(ranks, calls, behind) {
+        let rank = one.place.as_ref().unwrap().rank;
+        let json = one.to_json();
+        bytes += json.len();
+        std::fs::write(directory.path().join(format!("rank-{rank}.json")), json).unwrap();
+    }
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "{ranks} ranks, {calls} calls each: {:.1} MiB in {ranks} files",
+        mib(bytes)
+    );
+    let timed = |what: &str, begun: std::time::Instant, bytes: usize| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let peak = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let peak = peak.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
+        println!(
+            "{what}: {:.2} s, {:.1} MiB; the process has had {:.0} MiB",
+            begun.elapsed().as_secs_f64(),
+            mib(bytes),
+            mib(peak.unwrap_or_default() << 10)
+        );
+    };
+    let begun = std::time::Instant::now();
+    let timeline = Timeline::read(&[directory.path()]).unwrap();
+    timed("read and merged", begun, bytes);
+    assert_eq!((timeline.ranks.len(), timeline.missing.len()), (ranks, 0));
+    assert!(timeline.left_out.is_empty(), "{:?}", timeline.left_out);
+    let begun = std::time::Instant::now();
+    let standings = timeline.standings();
+    timed("who is behind", begun, 0);
+    assert_eq!(standings.len(), 1);
+    assert_eq!(standings[0].behind, [behind]);
+    let begun = std::time::Instant::now();
+    let page = timeline.to_html();
+    timed("page", begun, page.len());
+    assert!(page.contains(&format!(
+        "rank {behind} (node-{behind}, pid {}) is behind",
+        4000 + behind
+    )));
+    let data = page.split_once("id=\"data\">").unwrap().1;
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    assert_eq!(data["lanes"].as_array().unwrap().len(), ranks);
+    drop((data, page));
+    let begun = std::time::Instant::now();
+    let trace = timeline.to_chrome_trace();
+    timed("trace", begun, trace.len());
+    let slices = trace.matches("\"ph\":\"X\"").count() as u64;
+    assert_eq!(slices, calls * ranks as u64 - 1);
+    drop(trace);
+    let begun = std::time::Instant::now();
+    let json = timeline.to_json();
+    timed("JSON", begun, json.len());
+    let file = directory.path().join("all.json");
+    std::fs::write(&file, json).unwrap();
+    let begun = std::time::Instant::now();
+    let again = Timeline::read(&[&file]).unwrap();
+    timed("read again", begun, 0);
+    assert_eq!(again, timeline);
+}
+
+#[test]
+fn a_thousand_ranks_make_one_file() {
+    one_file_of(1024, 4, 700);
+}
+
+/// As many calls as the answers of so many ranks may have, and a full ring.
+#[test]
+#[ignore = "for figures: docs/flight-recorder.md"]
+fn a_thousand_ranks_with_all_their_calls_make_one_file() {
+    one_file_of(1024, 200, 700);
+    one_file_of(1024, 512, 700);
+}
