@@ -615,6 +615,13 @@ fn going_on_after_a_fault_is_timed_until_there_is_a_communicator() {
             next.communicator(name).stream(&stream).build()?;
         }
         next.barrier("all have made theirs")?;
+        let detect = nccl::stats().detect;
+        assert_eq!(detect.count(), 1, "on the rank that gave up");
+        let limit = Duration::from_millis(200);
+        assert!(
+            (limit..begun.elapsed()).contains(&detect.longest()),
+            "{detect:?}"
+        );
         let recover = nccl::stats().recover;
         assert_eq!(recover.count(), 2, "once on each rank");
         assert!(recover.mean() >= pause, "{recover:?}");

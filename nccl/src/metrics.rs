@@ -225,6 +225,11 @@ fn describe() {
         "Calls on their stream, with the wait for other ranks; of some of them, by communicator and kind"
     );
     describe_histogram!(
+        "nccl_detect_seconds",
+        Unit::Seconds,
+        "From the call of an operation that was given up to its cause"
+    );
+    describe_histogram!(
         "nccl_recover_seconds",
         Unit::Seconds,
         "From a fault to the next communicator"
@@ -283,6 +288,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     };
     durations("nccl_init_seconds", Labels::new(), &stats.init);
     durations("nccl_abort_seconds", Labels::new(), &stats.abort);
+    durations("nccl_detect_seconds", Labels::new(), &stats.detect);
     durations("nccl_recover_seconds", Labels::new(), &stats.recover);
     for (kind, took) in &stats.enqueue {
         let labels = vec![("op", kind.to_string())];

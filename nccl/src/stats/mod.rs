@@ -17,8 +17,8 @@ mod tally;
 
 pub use durations::Durations;
 pub(crate) use process::{
-    ABORT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRAGGLERS, STRANGERS, enqueue,
-    faults,
+    ABORT, DETECT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRAGGLERS, STRANGERS,
+    enqueue, faults,
 };
 pub use read::{
     ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,

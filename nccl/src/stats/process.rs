@@ -42,6 +42,8 @@ pub(crate) static STRAGGLERS: Events = Events::none();
 pub(crate) static INIT: Timer = Timer::new();
 pub(crate) static ABORT: Timer = Timer::new();
 
+/// From the call of an operation that this rank gave up to the cause that all ranks have.
+pub(crate) static DETECT: Timer = Timer::new();
 /// From a fault that this rank heard of until a communicator was made with which it goes on.
 pub(crate) static RECOVER: Timer = Timer::new();
 

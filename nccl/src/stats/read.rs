@@ -62,6 +62,10 @@ pub struct Stats {
     pub init: Durations,
     /// How long aborts took on this rank, with the wait for the other ranks.
     pub abort: Durations,
+    /// How long it took to find out: from the call of an operation that this rank gave up, because it failed or ran into
+    /// its limit, until the cause was known here that all ranks have. Only on the ranks that gave one up: what
+    /// others tell is known when it is heard.
+    pub detect: Durations,
     /// How long it took to go on after a fault: from the moment when this rank heard of it until a communicator of
     /// the same world, or of its next epoch, was made here. Faults that a program asked for do not count.
     pub recover: Durations,
@@ -292,6 +296,7 @@ pub fn stats() -> Stats {
         strangers: process::STRANGERS.get(),
         init: process::INIT.read(),
         abort: process::ABORT.read(),
+        detect: process::DETECT.read(),
         recover: process::RECOVER.read(),
         enqueue: OperationKind::ALL
             .into_iter()

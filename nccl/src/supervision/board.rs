@@ -22,6 +22,7 @@ use super::watch::{FAULT, Watch};
 use crate::communicator::Inner;
 use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
+use crate::stats;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -41,6 +42,8 @@ pub(crate) struct Board {
     verdict: Arc<Verdict<Arc<Fault>>>,
     /// What this rank has said.
     announced: OnceLock<Arc<Fault>>,
+    /// When the operation of this rank was called that made it say so.
+    began: OnceLock<Instant>,
     target: OnceLock<Weak<Inner>>,
     /// How long the others may take to say that they let go.
     patience: Duration,
@@ -90,6 +93,7 @@ impl Board {
             watch,
             verdict: Arc::default(),
             announced: OnceLock::new(),
+            began: OnceLock::new(),
             target: OnceLock::new(),
             patience,
             conclusion: OnceLock::new(),
@@ -179,6 +183,9 @@ impl Board {
             events::fault(fault, self.rank, self.members.len());
             if !matches!(fault.class(), FaultClass::Asked | FaultClass::Revoked) {
                 self.line.home().breaks();
+                if let Some(began) = self.began.get() {
+                    stats::DETECT.add(began.elapsed());
+                }
             }
         }
     }
@@ -198,10 +205,14 @@ impl Board {
     /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
     pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
         let cause = cause.with_words_of_nccl();
+        let began = cause.began;
         let fault = Fault::here(cause, &self.name, self.rank, self.line.job().1);
         let fault = Arc::new(fault);
         if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
             return;
+        }
+        if let Some(began) = began {
+            let _ = self.began.set(began);
         }
         if fault.is_certain() || self.members.len() == 1 {
             let bytes = fault.encode(&self.members);

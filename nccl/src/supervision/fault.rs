@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +138,8 @@ pub(crate) struct Cause {
     pub(super) evidence: Vec<String>,
     pub(super) also: Vec<Waiting>,
     pub(super) hint: String,
+    /// When the operation was called that it is about, on this rank.
+    pub(super) began: Option<Instant>,
 }
 
 /// How the word of a parent begins, and what stands before the last that the process said.
@@ -154,6 +157,7 @@ impl Cause {
             evidence: Vec::new(),
             also: Vec::new(),
             hint: String::new(),
+            began: None,
         }
     }
 
@@ -379,6 +383,9 @@ impl From<&Error> for Cause {
             role,
             operation,
             hint: error.hint().unwrap_or_default().to_owned(),
+            began: error
+                .operation()
+                .and_then(|operation| Instant::now().checked_sub(operation.elapsed())),
             ..Self::new(
                 class,
                 root,

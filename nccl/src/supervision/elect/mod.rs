@@ -89,6 +89,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             evidence,
             also: Waiting::together(standings),
             hint: finding.hint,
+            began: None,
         },
     }
 }
