@@ -773,7 +773,7 @@ fn a_trace_of_opentelemetry_holds_both_ranks_and_the_recorder_names_it() {
     let inits = exported.iter().filter(|line| {
         line.contains(" nccl.comm.init ")
             && line.contains("comm=model/tp")
-            && line.contains("nccl.comm.ready")
+            && line.contains("communicator ready")
     });
     assert_eq!(inits.count(), 2, "{said}");
 }
