@@ -410,6 +410,7 @@ const OUT_OF_MEMORY: u32 = 2;
 fn is_stuck(what: &str) -> bool {
     what.contains("has not come back")
         || what.starts_with("the call into NCCL, under way for")
+        || what.starts_with("the launch of the replay, under way for")
         || what.starts_with("a call of NCCL's or CUDA's")
 }
 

@@ -35,7 +35,7 @@ pub(super) const REPORT: &str = "report/";
 const WINDOW: Duration = Duration::from_millis(500);
 
 /// After so long without a verdict, a rank announces what it saw itself.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// So many trials are kept: of communicators that this rank does not have, nobody says that they are over.
 const MOST: usize = 64;
