@@ -164,7 +164,6 @@ fn what_ranks_have_said_and_nobody_told_is_told_once() {
     );
     let mut two = Succession::new(2, 4);
     two.record(Fault(1));
-    two.say(Fault(2));
     two.say(Fault(3));
     machine.step(Event::Lost(closed()));
     machine.step(reported(2, two.report()));
@@ -287,6 +286,18 @@ fn those_out_of_reach_may_live_and_come_no_more_into_account_when_they_report() 
     one.step(Event::Lost(silent()));
     let actions = one.step(reported(2, Succession::new(2, 4).report()));
     assert!(actions.contains(&Action::Lead), "{actions:?}");
+}
+
+/// It was given up before, and its own report says nothing about those whom this rank can reach.
+#[test]
+fn one_that_was_lost_before_is_none_of_the_majority_when_it_reports() {
+    let mut one = Succession::new(1, 5);
+    one.record(Line::gone(4, "silent"));
+    one.step(Event::Lost(silent()));
+    one.step(reported(4, Succession::new(4, 5).report()));
+    one.step(reported(2, Succession::new(2, 5).report()));
+    let actions = one.step(found(3, silent()));
+    assert_eq!(actions, [cut_off(&[0, 3], &[2, 4])]);
 }
 
 #[test]
