@@ -79,7 +79,7 @@ pub(crate) fn run_a_rank() {
             }
             "spin and be heard" => {
                 let seconds = std::env::var("NCCL_TEST_SOAK_SECONDS");
-                let seconds = seconds.map_or(4, |seconds| seconds.parse().unwrap());
+                let seconds = seconds.map_or(3, |seconds| seconds.parse().unwrap());
                 let until = std::time::Instant::now() + Duration::from_secs(seconds);
                 let (mut worst, mut heard) = (Duration::ZERO, 0);
                 while std::time::Instant::now() < until {
@@ -97,7 +97,7 @@ pub(crate) fn run_a_rank() {
                 println!("result: {heard} {}", worst.as_millis());
                 Ok(())
             }
-            "wait 5 s for all" => world.with_timeout(Duration::from_secs(5)).barrier("wait"),
+            "wait 6 s for all" => world.with_timeout(Duration::from_secs(6)).barrier("wait"),
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {
                 std::thread::sleep(Duration::from_secs(20));
