@@ -93,7 +93,13 @@ fn grow(
 fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl::Result<()>) {
     let hang = || {
         if !row.call.is_empty() {
-            faults::at_call(row.call).nth(row.nth).hang().keep();
+            let fault = faults::at_call(row.call).nth(row.nth);
+            let fault = match row.program {
+                // The watchdog asks the same, and who is first differs.
+                Program::Wait => fault.on_this_thread(),
+                _ => fault,
+            };
+            fault.hang().keep();
         }
         Instant::now()
     };

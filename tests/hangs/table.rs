@@ -67,7 +67,7 @@ pub(crate) enum Ends {
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
-    /// Their calls fail, with this rank as the cause, or the one that never sent what it waits for.
+    /// Their calls fail, with this rank as the cause, or the one that it waits for, which did not come.
     ToldOfEither,
     /// Their call fails as well, whether or not they know why.
     Fail,
@@ -255,7 +255,7 @@ impl Row {
         let others = match self.others {
             Others::Told => "fail with this rank as the cause",
             Others::ToldOfEither => {
-                "fail with this rank as the cause, or the one that did not send"
+                "fail with this rank as the cause, or the one that did not come"
             }
             Others::Fail => "fail",
             Others::Unharmed => "go on",
@@ -412,7 +412,7 @@ pub(crate) const ROWS: &[Row] = {
             "ncclCommAbort",
             Error("Aborted", "replay"),
             OperationAndAbort,
-            Told,
+            ToldOfEither,
         )
         .alike(),
         row(

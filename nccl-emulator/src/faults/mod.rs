@@ -43,6 +43,7 @@ mod specification;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 pub(crate) use rule::OperationFault;
@@ -135,6 +136,7 @@ pub fn at_call(function: &str) -> Fault {
         point: Point::Call(function.to_owned()),
         rank: None,
         nth: None,
+        thread: None,
     }
 }
 
@@ -157,6 +159,7 @@ pub fn at_operation(name: &str) -> Fault {
         point,
         rank: None,
         nth: None,
+        thread: None,
     }
 }
 
@@ -206,6 +209,7 @@ pub struct Fault {
     point: Point,
     rank: Option<i32>,
     nth: Option<u64>,
+    thread: Option<ThreadId>,
 }
 
 impl Fault {
@@ -231,6 +235,19 @@ impl Fault {
     #[must_use]
     pub fn nth(mut self, n: u64) -> Self {
         self.nth = Some(n);
+        self
+    }
+
+    /// Only calls of the thread that says this: not those of a library's own threads, which may come first.
+    /// Operations begin on threads of the emulator's.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclCommGetAsyncError").on_this_thread().hang();
+    /// ```
+    #[must_use]
+    pub fn on_this_thread(mut self) -> Self {
+        self.thread = Some(thread::current().id());
         self
     }
 
@@ -299,7 +316,10 @@ impl Fault {
     }
 
     fn install(self, action: Action) -> FaultGuard {
-        install(Arc::new(Rule::new(self.point, self.rank, self.nth, action)))
+        install(Arc::new(Rule {
+            thread: self.thread,
+            ..Rule::new(self.point, self.rank, self.nth, action)
+        }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use super::{Action, Point, lock};
@@ -16,8 +17,9 @@ pub(super) struct Rule {
     pub(super) point: Point,
     pub(super) rank: Option<i32>,
     pub(super) nth: Option<u64>,
+    pub(super) thread: Option<ThreadId>,
     pub(super) action: Action,
-    /// Times that point and rank were right.
+    /// Times that point, rank and thread were right.
     pub(super) seen: AtomicU64,
     pub(super) state: Mutex<RuleState>,
     pub(super) changed: Condvar,
@@ -47,6 +49,7 @@ impl Rule {
             point,
             rank,
             nth,
+            thread: None,
             action,
             seen,
             state,
@@ -57,6 +60,12 @@ impl Rule {
     /// Whether it strikes now; counts this time.
     pub(super) fn strikes(&self, ranks: &[i32]) -> bool {
         if self.rank.is_some_and(|rank| !ranks.contains(&rank)) {
+            return false;
+        }
+        if self
+            .thread
+            .is_some_and(|thread| thread != thread::current().id())
+        {
             return false;
         }
         let time = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
