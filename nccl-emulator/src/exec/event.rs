@@ -18,7 +18,8 @@ static EVENTS: Registry<Event> = Registry::new(0x4E);
 /// An event of a context.
 pub(crate) struct Event {
     context: Arc<Context>,
-    timing: bool,
+    /// A place for the time of what it marks; none if it notes no time.
+    time: Option<Arc<AtomicU64>>,
     record: Mutex<Option<Record>>,
 }
 
@@ -43,7 +44,7 @@ impl Event {
     pub(crate) fn create(context: &Arc<Context>, timing: bool) -> Result<*mut c_void, CUresult> {
         let event = Self {
             context: Arc::clone(context),
-            timing,
+            time: timing.then(Arc::default),
             record: Mutex::new(None),
         };
         EVENTS
@@ -72,7 +73,7 @@ impl Event {
 
     /// Whether it notes the time.
     pub(crate) fn has_timing(&self) -> bool {
-        self.timing
+        self.time.is_some()
     }
 
     /// Marks the end of what is enqueued on the stream so far. In a capture it marks nodes, or if
@@ -100,9 +101,12 @@ impl Event {
             }
             None if external => return Err(CUresult::ERROR_INVALID_VALUE),
             None => {
-                let (sequence, time) = if self.timing {
-                    let time = Arc::new(AtomicU64::new(0));
-                    (stream.mark_timed(&time)?, Some(time))
+                let (sequence, time) = if let Some(own) = &self.time {
+                    let time = self.unshared(own);
+                    let before = time.swap(0, Ordering::AcqRel);
+                    let marked = stream.mark_timed(&time);
+                    let sequence = marked.inspect_err(|_| time.store(before, Ordering::Release))?;
+                    (sequence, Some(time))
                 } else {
                     (stream.mark()?, None)
                 };
@@ -115,6 +119,21 @@ impl Event {
         };
         *self.slot() = Some(record);
         Ok(())
+    }
+
+    /// A place for a time that nobody else has: the event's own, unless what it has marked is still to come. So one
+    /// that is recorded again and again allocates nothing.
+    fn unshared(&self, own: &Arc<AtomicU64>) -> Arc<AtomicU64> {
+        let slot = self.slot();
+        let marked = match &*slot {
+            Some(Record::Job { time, .. }) => time.as_ref(),
+            _ => None,
+        };
+        let holders = 1 + usize::from(marked.is_some_and(|time| Arc::ptr_eq(time, own)));
+        match Arc::strong_count(own) == holders {
+            true => Arc::clone(own),
+            false => Arc::default(),
+        }
     }
 
     /// Makes later jobs of the stream wait for what the event marks now. In a capture it adds
@@ -176,7 +195,7 @@ impl Event {
         *self.slot() = Some(Record::Job {
             stream: Arc::clone(stream),
             sequence,
-            time: self.timing.then_some(time),
+            time: self.has_timing().then_some(time),
         });
     }
 
@@ -238,7 +257,7 @@ impl Event {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event")
-            .field("timing", &self.timing)
+            .field("timing", &self.has_timing())
             .finish_non_exhaustive()
     }
 }

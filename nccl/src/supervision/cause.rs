@@ -16,7 +16,7 @@ use crate::launch::Signal;
 ///
 /// # fn show(fault: &nccl::Fault) {
 /// match fault.root() {
-///     RootCause::Died { ending: Some(ending) } => println!("rank {} {ending}", fault.rank()),
+///     RootCause::Died { ending: Some(ending), .. } => println!("rank {} {ending}", fault.rank()),
 ///     RootCause::NeverEntered { operation, .. } => println!("rank {} missed {operation}", fault.rank()),
 ///     other => println!("{other:?}"),
 /// }
