@@ -11,7 +11,7 @@
 //!
 //! Ranks are processes of this host, on the emulator. Each is in an all-reduce to which one rank does not come; that
 //! one is killed, and every other prints when its wait came back with an error that names it. Times are those of
-//! one monotonic clock: from before the signal until the last rank's error. With `--check`, what DESIGN promises
+//! one monotonic clock: from before the signal until the last rank's error. With `--check`, what is promised
 //! (90 of 100 within 100 ms, all within 500 ms; a host within 5 s; no false alarm) is compared.
 
 #[path = "../tests/support/switch.rs"]

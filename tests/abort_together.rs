@@ -384,8 +384,8 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
 }
 
 #[test]
-fn plans_and_awaited_requests_end_as_well() {
-    ranks_as_threads(3, |world| -> Outcome {
+fn plans_and_requests_that_are_awaited_or_asked_end_as_well() {
+    ranks_as_threads(4, |world| -> Outcome {
         let (stream, comm) = start(&world, "plans")?;
         let gradients = stream.alloc_zeros::<f32>(256)?;
         let mut plan = comm.capture(gradients, |capture, gradients| {
@@ -400,6 +400,15 @@ fn plans_and_awaited_requests_end_as_well() {
                 plan.launch().unwrap_err()
             }
             1 => plan.launch()?.wait().unwrap_err(),
+            2 => {
+                let done = plan.launch()?;
+                loop {
+                    match done.is_complete() {
+                        Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+                        Err(error) => break error,
+                    }
+                }
+            }
             _ => {
                 let runtime = tokio::runtime::Builder::new_current_thread().build()?;
                 let done = plan.launch()?;

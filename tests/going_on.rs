@@ -121,21 +121,20 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
     }
 }
 
-#[test]
-fn two_die_one_after_the_other_and_two_go_on() {
+/// Of four ranks one dies, and of the three that go on another one: `victim` each time.
+fn two_die(test: &str, victim: usize) {
     const RANKS: usize = 4;
-    let test = name(&|| ());
-    if let Some((_, world)) = apart::rank(&test, RANKS) {
+    if let Some((_, world)) = apart::rank(test, RANKS) {
         survivor(world, false).expect("this rank survives");
         return;
     }
     if !support::needs_processes(RANKS) {
         return;
     }
-    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    let mut ranks = apart::start(test, "", RANKS, &[]);
     for left in [4, 3] {
         says(&mut ranks, &format!("working: {left} ranks"));
-        let mut victim = ranks.remove(1);
+        let mut victim = ranks.remove(victim);
         let begun = Instant::now();
         victim.kill();
         for said in says(&mut ranks, "ended: ") {
@@ -150,6 +149,16 @@ fn two_die_one_after_the_other_and_two_go_on() {
         let (rest, status) = rank.end(LIMIT);
         assert!(status.success(), "{status}: {rest}");
     }
+}
+
+#[test]
+fn two_die_one_after_the_other_and_two_go_on() {
+    two_die(&name(&|| ()), 1);
+}
+
+#[test]
+fn rank_0_dies_and_so_does_the_next_one_and_two_go_on() {
+    two_die(&name(&|| ()), 0);
 }
 
 #[test]

@@ -48,8 +48,8 @@ impl World {
     /// Drop this value when the next epoch is there.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`; or says that rank 0 is
-    /// gone, without which a world cannot go on yet: all have to be started again then.
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`. When rank 0 is gone, the next
+    /// one coordinates.
     ///
     /// ```
     /// use std::time::Duration;

@@ -147,7 +147,16 @@ impl Request {
     /// # }
     /// ```
     pub fn is_complete(&self) -> Result<bool> {
-        self.poll_once().map_err(|error| self.describe(error))
+        self.poll_once()
+            .map_err(|error| self.describe(self.what_all_say(error)))
+    }
+
+    /// The cause that all ranks have, where it is known without waiting for the end.
+    fn what_all_say(&self, error: Error) -> Error {
+        match self.inner.phase.get().is_final() {
+            true => self.inner.conclude(error),
+            false => error,
+        }
     }
 
     /// Waits until the operation is done, at most as long as the communicator's operations may take.
@@ -290,10 +299,7 @@ impl Request {
     fn last_word(&mut self, error: Error) -> Error {
         let known = self.ending.take().and_then(|ending| ending.error);
         let error = known.unwrap_or(error);
-        let error = match self.inner.phase.get().is_final() {
-            true => self.inner.conclude(error),
-            false => error,
-        };
+        let error = self.what_all_say(error);
         self.describe(error)
     }
 

@@ -294,7 +294,7 @@ pub enum FaultRole {
     Initiating,
     /// It follows from something else, which was not found.
     Cascade,
-    /// It follows from the end of a communicator.
+    /// It follows from the end of a communicator: no cause has it, but what NCCL says while it ends does.
     Teardown,
     /// Nobody can tell.
     Unknown,

@@ -66,7 +66,7 @@ pub(crate) const DEATHS: Elsewhere = &[
 
 pub(crate) const SILENCE: Elsewhere = &[
     (
-        "a call into NCCL or CUDA that does not come back (49 of them)",
+        "a call into NCCL or CUDA that does not come back",
         "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
     ),
     (
