@@ -93,10 +93,12 @@ fn grow(
 fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl::Result<()>) {
     let hang = || {
         if !row.call.is_empty() {
-            let fault = faults::at_call(row.call).nth(row.nth);
+            let fault = faults::at_call(row.call).nth(1);
             let fault = match row.program {
                 // The watchdog asks the same, and who is first differs.
                 Program::Wait => fault.on_this_thread(),
+                // Who awaits asks once itself.
+                Program::Await => fault.on_other_threads(),
                 _ => fault,
             };
             fault.hang().keep();
@@ -456,7 +458,7 @@ fn attempt(test: &str, index: usize) -> Result<(), String> {
         let told = format!("because of {}:", row.rank);
         let right = match row.others {
             Others::Told => heard.contains(&told),
-            Others::ToldOfEither => heard.contains("because of 0:") || heard.contains(&told),
+            Others::ToldOfPeer => heard.contains(&format!("because of {}:", 1 - row.rank)),
             Others::Fail => !heard.is_empty() && heard != "returned",
             Others::Unharmed => heard == "returned",
         };

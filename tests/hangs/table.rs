@@ -67,8 +67,8 @@ pub(crate) enum Ends {
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
-    /// Their calls fail, with this rank as the cause, or the one that it waits for, which did not come.
-    ToldOfEither,
+    /// Their calls fail, with the rank as the cause for which this one waits, and which does not come.
+    ToldOfPeer,
     /// Their call fails as well, whether or not they know why.
     Fail,
     /// Nothing happens to them.
@@ -139,8 +139,6 @@ pub(crate) enum KillSwitch {
 pub(crate) struct Row {
     /// The C function that does not come back; none where it is a rank that does not come.
     pub(crate) call: &'static str,
-    /// The how manieth call of it hangs.
-    pub(crate) nth: u64,
     /// On which of the two ranks.
     pub(crate) rank: usize,
     pub(crate) program: Program,
@@ -159,7 +157,6 @@ const fn row(
 ) -> Row {
     Row {
         call,
-        nth: 1,
         rank: 1,
         program,
         ends,
@@ -196,11 +193,6 @@ impl Row {
 
     const fn other(mut self, ends: Ends, bound: Bound, others: Others) -> Self {
         self.kill_switch = KillSwitch::Other(ends, bound, others);
-        self
-    }
-
-    const fn nth(mut self, nth: u64) -> Self {
-        self.nth = nth;
         self
     }
 
@@ -254,9 +246,7 @@ impl Row {
         };
         let others = match self.others {
             Others::Told => "fail with this rank as the cause",
-            Others::ToldOfEither => {
-                "fail with this rank as the cause, or the one that did not come"
-            }
+            Others::ToldOfPeer => "fail with the rank as the cause that did not come",
             Others::Fail => "fail",
             Others::Unharmed => "go on",
         };
@@ -294,7 +284,7 @@ pub(crate) const ROWS: &[Row] = {
         OperationAndAbort, OrderlyEnd, Sentinel,
     };
     use Ends::{Error, Process, Returns};
-    use Others::{Fail, Told, ToldOfEither, Unharmed};
+    use Others::{Fail, Told, ToldOfPeer, Unharmed};
     use Program as P;
     const OUT: &str = "TimedOut";
     const INSIDE: Ends = Process("a thread has been inside");
@@ -374,23 +364,22 @@ pub(crate) const ROWS: &[Row] = {
         row(P::Group, "ncclSend", INSIDE, Sentinel, Told).alike(),
         row(P::Group, "ncclRecv", INSIDE, Sentinel, Told).alike(),
         row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told).alike(),
-        row(P::Wait, "cuEventRecord", INSIDE, Sentinel, ToldOfEither),
-        row(P::Wait, "cuEventQuery", INSIDE, Sentinel, ToldOfEither),
+        row(P::Wait, "cuEventRecord", INSIDE, Sentinel, ToldOfPeer),
+        row(P::Wait, "cuEventQuery", INSIDE, Sentinel, ToldOfPeer),
         row(
             P::Wait,
             "ncclCommGetAsyncError",
             INSIDE,
             Sentinel,
-            ToldOfEither,
+            ToldOfPeer,
         ),
         row(
             P::Await,
             "cuEventQuery",
             Error("TimedOut or Aborted", ""),
             Sentinel,
-            ToldOfEither,
-        )
-        .nth(2),
+            ToldOfPeer,
+        ),
         row(
             P::Abort,
             "ncclCommAbort",
@@ -412,7 +401,7 @@ pub(crate) const ROWS: &[Row] = {
             "ncclCommAbort",
             Error("Aborted", "replay"),
             OperationAndAbort,
-            ToldOfEither,
+            ToldOfPeer,
         )
         .alike(),
         row(

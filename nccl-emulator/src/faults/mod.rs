@@ -43,7 +43,7 @@ mod specification;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use rule::OperationFault;
@@ -51,7 +51,7 @@ pub use specification::SpecificationError;
 
 use crate::driver::CUresult;
 use crate::nccl::{AbortFlag, Code};
-use rule::Rule;
+use rule::{Caller, Rule};
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
@@ -209,7 +209,7 @@ pub struct Fault {
     point: Point,
     rank: Option<i32>,
     nth: Option<u64>,
-    thread: Option<ThreadId>,
+    thread: Option<Caller>,
 }
 
 impl Fault {
@@ -247,7 +247,19 @@ impl Fault {
     /// ```
     #[must_use]
     pub fn on_this_thread(mut self) -> Self {
-        self.thread = Some(thread::current().id());
+        self.thread = Some(Caller::Only(thread::current().id()));
+        self
+    }
+
+    /// Only calls of other threads than the one that says this.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("cuEventQuery").on_other_threads().hang();
+    /// ```
+    #[must_use]
+    pub fn on_other_threads(mut self) -> Self {
+        self.thread = Some(Caller::AnyBut(thread::current().id()));
         self
     }
 

@@ -11,13 +11,20 @@ use crate::nccl::{AbortFlag, Code};
 /// How often a call that hangs looks whether it may go on.
 const TICK: Duration = Duration::from_millis(5);
 
+/// Whose calls it strikes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Caller {
+    Only(ThreadId),
+    AnyBut(ThreadId),
+}
+
 /// A fault, and what came of it.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) point: Point,
     pub(super) rank: Option<i32>,
     pub(super) nth: Option<u64>,
-    pub(super) thread: Option<ThreadId>,
+    pub(super) thread: Option<Caller>,
     pub(super) action: Action,
     /// Times that point, rank and thread were right.
     pub(super) seen: AtomicU64,
@@ -62,10 +69,13 @@ impl Rule {
         if self.rank.is_some_and(|rank| !ranks.contains(&rank)) {
             return false;
         }
-        if self
-            .thread
-            .is_some_and(|thread| thread != thread::current().id())
-        {
+        let here = thread::current().id();
+        let is_meant = match self.thread {
+            None => true,
+            Some(Caller::Only(thread)) => thread == here,
+            Some(Caller::AnyBut(thread)) => thread != here,
+        };
+        if !is_meant {
             return false;
         }
         let time = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
