@@ -35,16 +35,20 @@ const LIMIT: u64 = 60 << 20;
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Test binaries that stay here, and why.
+/// Tests, examples and benches that stay here, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("compile_fail", "it runs the compiler"),
     ("gpu_check", "it tests the check itself"),
     ("support_itself", "it tests the helpers of the other tests"),
     ("all_to_all_perf", "it runs on the emulator wherever it is"),
+    ("channel", "it needs no GPU"),
     ("doctor", "it needs no GPU"),
+    ("faults", "it measures how soon ranks hear, and needs no GPU"),
     ("launch", "it needs no GPU"),
     ("nccl_run", "it needs no GPU"),
+    ("metrics", "it shows what tests look at"),
     ("observer", "it needs no GPU"),
+    ("opentelemetry", "it shows what tests look at"),
     ("preflight", "it needs no GPU"),
     ("rendezvous", "it needs no GPU"),
     ("start_up_faults", "it needs no GPU"),
@@ -57,6 +61,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ),
     ("observability", "it reads the sources"),
     ("recordings", "it needs no GPU"),
+    ("root_cause", "it needs no GPU"),
     ("send_sync", "it has done its work when it is built"),
     ("spawn", "it needs no GPU"),
     ("succession", "it needs no GPU"),
@@ -242,7 +247,7 @@ fn build() -> Result<Vec<Artifact>> {
         // Libraries and programs have unit tests, too; they have nothing to do with GPUs.
         let is_unit_test =
             message["profile"]["test"] == true && !["test", "bench"].contains(&&*kind);
-        let stays = kind == "test" && LEFT_OUT.iter().any(|&(test, _)| test == name);
+        let stays = kind != "bin" && LEFT_OUT.iter().any(|&(left, _)| left == name);
         if message["reason"] == "compiler-artifact" && !path.is_empty() && !is_unit_test && !stays {
             let path = path.into();
             artifacts.push(Artifact { kind, name, path });
@@ -273,7 +278,7 @@ fn newest_glibc(text: &str) -> (u32, u32) {
 
 /// The slimmed and compressed library, kept beside the whole one.
 fn slimmed(release: &Release) -> Result<PathBuf> {
-    let name = format!("libnccl-sm{ARCHITECTURE}.so.2");
+    let name = format!("libnccl-sm{ARCHITECTURE}-small.so.2");
     let packed = release.library.with_file_name(format!("{name}.xz"));
     if packed.is_file() {
         return Ok(packed);
@@ -305,7 +310,7 @@ fn python(program: &str, arguments: &[&Path], what: &str) -> Result {
 
 const COMPRESS: &str = r#"
 import lzma, shutil, sys
-with open(sys.argv[1], "rb") as source, lzma.open(sys.argv[2], "wb", preset=3) as target:
+with open(sys.argv[1], "rb") as source, lzma.open(sys.argv[2], "wb", preset=6) as target:
     shutil.copyfileobj(source, target, 1 << 20)
 "#;
 
