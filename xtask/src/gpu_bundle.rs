@@ -43,7 +43,10 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("all_to_all_perf", "it runs on the emulator wherever it is"),
     ("channel", "it needs no GPU"),
     ("doctor", "it needs no GPU"),
-    ("faults", "it measures how soon ranks hear, and needs no GPU"),
+    (
+        "faults",
+        "it measures how soon ranks hear, and needs no GPU",
+    ),
     ("launch", "it needs no GPU"),
     ("nccl_run", "it needs no GPU"),
     ("metrics", "it shows what tests look at"),
