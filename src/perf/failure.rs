@@ -1,25 +1,78 @@
 //! What an error of the safe layer, the driver or the emulator means for a program.
 
 use cudarc::driver::DriverError;
-use nccl::ErrorKind;
+use nccl::{ErrorKind, RootCause};
 
 use crate::failure::{Exit, Failure};
 
 impl From<nccl::Error> for Failure {
     fn from(error: nccl::Error) -> Self {
-        let exit = match error.kind() {
+        // One rank sees the deadline pass, another is told of it first: what all agree on decides.
+        let agreed = error.fault().and_then(|fault| agreed(fault.root()));
+        let exit = agreed.unwrap_or(match error.kind() {
             ErrorKind::Load(_)
             | ErrorKind::Unsupported { .. }
             | ErrorKind::InvalidConfig { .. } => Exit::Usage,
             ErrorKind::TimedOut { .. } => Exit::TimedOut,
             ErrorKind::Nccl(_) | ErrorKind::Cuda { .. } | ErrorKind::Aborted { .. } => Exit::Nccl,
             _ => Exit::Failed,
-        };
+        });
         Self::new(exit, error.to_string())
     }
+}
+
+/// What a root cause means for every rank alike; `None` where each goes by what it saw.
+fn agreed(root: &RootCause) -> Option<Exit> {
+    Some(match root {
+        RootCause::Died { .. }
+        | RootCause::ProgramFailed { .. }
+        | RootCause::HostLost { .. }
+        | RootCause::Partition { .. } => Exit::Failed,
+        RootCause::CallFailed { .. }
+        | RootCause::ResourceExhausted { .. }
+        | RootCause::Warned { .. } => Exit::Nccl,
+        // All of these are looked for, and found, because something waited for too long.
+        RootCause::NotAnswering { .. }
+        | RootCause::NeverEntered { .. }
+        | RootCause::Mismatch { .. }
+        | RootCause::Unmatched { .. }
+        | RootCause::UnequalCounts { .. }
+        | RootCause::Cycle { .. }
+        | RootCause::InverseOrder { .. }
+        | RootCause::StuckInside { .. }
+        | RootCause::StuckOutside { .. } => Exit::TimedOut,
+        _ => return None,
+    })
 }
 
 /// What the driver said, and about what.
 pub(super) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Failure {
     move |error| Failure::new(Exit::Nccl, format!("CUDA: {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_cause_decides_on_the_exit_code() {
+        let frozen = RootCause::NotAnswering {
+            ranks: vec![1],
+            state: Some(String::from("T (stopped)")),
+        };
+        let died = RootCause::Died {
+            ending: None,
+            out_of_memory: false,
+        };
+        let failed = RootCause::CallFailed {
+            call: None,
+            nccl: Some(2),
+            cuda: None,
+            failed_before: false,
+        };
+        assert_eq!(agreed(&frozen), Some(Exit::TimedOut));
+        assert_eq!(agreed(&died), Some(Exit::Failed));
+        assert_eq!(agreed(&failed), Some(Exit::Nccl));
+        assert_eq!(agreed(&RootCause::Unknown), None);
+    }
 }
