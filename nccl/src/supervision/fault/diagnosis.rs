@@ -1,0 +1,296 @@
+//! What was at the root of a failure, as far as the rank that met it can tell: from an error of its own, from what
+//! NCCL said, and from how another rank's process or host ended.
+
+use std::time::Instant;
+
+use super::FaultClass;
+use crate::debug_log::{self, FirstWarning};
+use crate::error::{Error, ErrorKind};
+use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
+
+/// A fault before it is known whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause {
+    pub(in crate::supervision) class: FaultClass,
+    pub(in crate::supervision) role: FaultRole,
+    pub(in crate::supervision) root: RootCause,
+    pub(in crate::supervision) operation: String,
+    pub(in crate::supervision) text: String,
+    pub(in crate::supervision) evidence: Vec<String>,
+    pub(in crate::supervision) also: Vec<Waiting>,
+    pub(in crate::supervision) hint: String,
+    /// When the operation was called that it is about, on this rank.
+    pub(in crate::supervision) began: Option<Instant>,
+}
+
+/// How the word of a parent begins, and what stands before the last that the process said.
+const WORD: &str = "its process ended: ";
+const STDERR: &str = "; stderr ended with: ";
+
+impl Cause {
+    fn new(class: FaultClass, root: RootCause, text: String) -> Self {
+        Self {
+            class,
+            role: FaultRole::Initiating,
+            root,
+            operation: String::new(),
+            text,
+            evidence: Vec::new(),
+            also: Vec::new(),
+            hint: String::new(),
+            began: None,
+        }
+    }
+
+    /// The rank's program wants it so.
+    pub(crate) fn asked(reason: &str) -> Self {
+        Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
+    }
+
+    /// The rank's program wants it to stop.
+    pub(crate) fn revoked(reason: &str) -> Self {
+        Self::new(FaultClass::Revoked, RootCause::Asked, reason.to_owned())
+    }
+
+    /// It said that it fails.
+    pub(in crate::supervision) fn failed(chain: &str) -> Self {
+        let ending = chain
+            .starts_with("its process ended with exit status")
+            .then(|| Ending::read(chain));
+        let root = match ending.flatten() {
+            Some(ending) => RootCause::Died {
+                ending: Some(ending),
+                out_of_memory: false,
+            },
+            None => RootCause::ProgramFailed {
+                reason: chain.to_owned(),
+            },
+        };
+        Self {
+            evidence: vec![String::from("it said so itself before it left")],
+            ..Self::gone(root, format!("failed: {chain}"))
+        }
+    }
+
+    /// Its process is gone.
+    pub(in crate::supervision) fn died(how: &str) -> Self {
+        let (what, said) = match how.split_once(STDERR) {
+            Some((what, said)) => (what, Some(said)),
+            None => (how, None),
+        };
+        let told = what.strip_prefix(WORD);
+        let out_of_memory = told.is_some_and(|told| told.contains("out of memory"));
+        let root = RootCause::Died {
+            ending: told.and_then(Ending::read),
+            out_of_memory,
+        };
+        let text = match told {
+            Some(told) => format!("died: {told}"),
+            None => format!("is gone: {what}"),
+        };
+        let mut cause = Self::gone(root, text);
+        cause.evidence.push(String::from(match told {
+            Some(_) => "the process that started it told how it ended, and it had said no goodbye",
+            None => {
+                "the kernel told that its connection or its process ended; it had said no goodbye"
+            }
+        }));
+        if let Some(said) = said {
+            cause
+                .evidence
+                .push(format!("its stderr ended with: {said}"));
+        }
+        if out_of_memory {
+            cause.hint = String::from(
+                "give that rank's control group more memory, or let the program use less: the other ranks are \
+                 its victims",
+            );
+        }
+        cause
+    }
+
+    /// Its host does not answer any more: those ranks of the communicator live there.
+    pub(in crate::supervision) fn host_lost(host: &str, ranks: Vec<usize>, how: &str) -> Self {
+        let text = format!("is gone with its host {host}: {how}");
+        let lost = who(&ranks);
+        let root = RootCause::HostLost {
+            host: host.to_owned(),
+            ranks,
+        };
+        Self {
+            evidence: vec![format!(
+                "the kernel of {host} acknowledges nothing any more; {lost} of this communicator run there"
+            )],
+            hint: format!(
+                "look whether {host} is up, and at the network between it and the others; a process that only \
+                 died would have closed its connection"
+            ),
+            ..Self::gone(root, text)
+        }
+    }
+
+    fn gone(root: RootCause, text: String) -> Self {
+        Self {
+            hint: String::from(
+                "the other ranks are its victims: look at what that process said last, and whether \
+                 the system or its launcher killed it",
+            ),
+            ..Self::new(FaultClass::Gone, root, text)
+        }
+    }
+
+    pub(crate) fn cut_off(why: &str, from: &[usize]) -> Self {
+        let root = RootCause::Partition {
+            from: from.to_vec(),
+        };
+        Self {
+            role: FaultRole::Unknown,
+            hint: String::from(
+                "look at the network between this host and theirs; where more than half of the ranks can \
+                 reach each other, those have gone on without this side",
+            ),
+            ..Self::new(FaultClass::CutOff, root, why.to_owned())
+        }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Adds what NCCL said of it: `words` at the call, and the first warning in its file.
+    fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
+        if self.class != FaultClass::Failed || self.role != FaultRole::Initiating {
+            return;
+        }
+        if let Some(first) = first {
+            let line = format!("NCCL's first warning there: {}", first.text);
+            self.evidence.push(line);
+        }
+        // What came first, unless it says nothing of a cause.
+        let known = first.filter(|first| first.check.is_some()).or(words);
+        let Some(known) = known else { return };
+        if let Some(resource) = known.resource() {
+            self.root = RootCause::ResourceExhausted {
+                resource: resource.to_owned(),
+            };
+        }
+        if let RootCause::CallFailed { failed_before, .. } = &mut self.root
+            && known.is_of_an_earlier_kernel()
+        {
+            *failed_before = true;
+            self.evidence.insert(
+                0,
+                String::from(
+                    "the device had failed before this operation was launched: a kernel that ran earlier did, and NCCL \
+                     is the first to notice",
+                ),
+            );
+        }
+        if let Some(fix) = known.fix() {
+            self.hint = fix.to_owned();
+        }
+    }
+
+    /// The same, with the first warning in NCCL's file, where that may say more.
+    pub(in crate::supervision) fn with_words_of_nccl(mut self) -> Self {
+        if self.class == FaultClass::Failed {
+            self.hear_nccl(None, debug_log::first_warning_soon().as_ref());
+        }
+        self
+    }
+}
+
+impl From<&Error> for Cause {
+    fn from(error: &Error) -> Self {
+        let operation = error
+            .operation()
+            .map(|operation| operation.what().to_string())
+            .unwrap_or_default();
+        let (class, role, root) = match error.kind() {
+            // A call that should have come back, whatever the others do.
+            ErrorKind::TimedOut { what, .. } if is_stuck(what) => {
+                let operation = what.trim_end_matches(',').to_owned();
+                let root = RootCause::StuckInside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
+            // Whoever waits is not who makes it wait.
+            ErrorKind::TimedOut { .. } => {
+                (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
+            }
+            ErrorKind::Queued { .. } => {
+                let operation = operation.clone();
+                let root = RootCause::StuckOutside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
+            ErrorKind::Aborted { .. } => {
+                (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked)
+            }
+            ErrorKind::Nccl(failure) => {
+                let root = RootCause::CallFailed {
+                    call: Some(failure.call().to_owned()),
+                    nccl: Some(failure.code()),
+                    cuda: None,
+                    failed_before: false,
+                };
+                // Its peer, or the way to it, was there first.
+                let role = match failure.is_remote() {
+                    true => FaultRole::Cascade,
+                    false => FaultRole::Initiating,
+                };
+                (FaultClass::Failed, role, root)
+            }
+            ErrorKind::Cuda { error, .. } if error.0 as u32 == OUT_OF_MEMORY => {
+                let resource = String::from("device memory");
+                let root = RootCause::ResourceExhausted { resource };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            ErrorKind::Cuda { error, .. } => {
+                let root = RootCause::CallFailed {
+                    call: None,
+                    nccl: None,
+                    cuda: Some(error.0 as u32),
+                    failed_before: false,
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            kind => {
+                let root = RootCause::ProgramFailed {
+                    reason: kind.to_string(),
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+        };
+        let mut cause = Self {
+            role,
+            operation,
+            hint: error.hint().unwrap_or_default().to_owned(),
+            began: error
+                .operation()
+                .and_then(|operation| Instant::now().checked_sub(operation.elapsed())),
+            ..Self::new(
+                class,
+                root,
+                match error.kind() {
+                    ErrorKind::Aborted { reason } => reason.clone(),
+                    kind => kind.to_string(),
+                },
+            )
+        };
+        if let ErrorKind::Nccl(failure) = error.kind() {
+            cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
+        }
+        cause
+    }
+}
+
+/// CUDA's code for it.
+const OUT_OF_MEMORY: u32 = 2;
+
+/// Whether what ran out of time was not a wait for others: a call that does not wait for them, and has not come back.
+/// Whoever polls ends that by itself at the limit, so that what the watchdog finds under way after that is inside.
+fn is_stuck(what: &str) -> bool {
+    what.contains("has not come back")
+        || what.starts_with("the call into NCCL, under way for")
+        || what.starts_with("the launch of the replay, under way for")
+        || what.starts_with("a call of NCCL's or CUDA's")
+}

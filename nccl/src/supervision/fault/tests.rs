@@ -1,0 +1,160 @@
+//! What is said of a fault, and what becomes of it on its way.
+
+use super::wire::LONGEST;
+use super::{Cause, Fault, FaultClass, Place};
+use crate::error::Error;
+use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
+
+fn fault(cause: Cause) -> Fault {
+    Fault::new(
+        cause,
+        Place {
+            communicator: "model/tp",
+            rank: 2,
+            host: "node-b",
+            pid: 977,
+            epoch: 0,
+        },
+    )
+}
+
+#[test]
+fn a_fault_names_rank_host_process_operation_and_cause() {
+    let gone = fault(Cause::died("it died"));
+    assert_eq!(
+        gone.to_string(),
+        "rank 2 (node-b, pid 977) is gone: it died"
+    );
+    let later = Fault {
+        epoch: 3,
+        ..gone.clone()
+    };
+    assert_eq!(
+        later.to_string(),
+        "rank 2 (node-b, pid 977, epoch 3) is gone: it died"
+    );
+    let asked = fault(Cause::asked("enough"));
+    assert_eq!(
+        asked.to_string(),
+        "rank 2 (node-b, pid 977) ended it: enough"
+    );
+    let late = Cause {
+        class: FaultClass::TimedOut,
+        role: FaultRole::Unknown,
+        root: RootCause::Unknown,
+        operation: String::from("all_reduce #3"),
+        text: String::from("it did not finish within 2s"),
+        ..Cause::asked("")
+    };
+    let late = fault(late);
+    assert_eq!(late.operation_and_sequence(), (Some("all_reduce"), Some(3)));
+    assert_eq!(gone.operation_and_sequence(), (None, None));
+    assert_eq!(
+        late.to_string(),
+        "rank 2 (node-b, pid 977) in all_reduce #3: it did not finish within 2s"
+    );
+    assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
+}
+
+#[test]
+fn what_a_parent_tells_is_the_cause_and_what_the_process_said_last_is_evidence() {
+    let told = "its process ended: killed by SIGKILL (out of memory: 1 process); stderr ended with: layer 7";
+    let died = fault(Cause::died(told));
+    let died = died.with_also(vec![Waiting {
+        ranks: vec![0, 1, 3],
+        operation: String::from("all_to_all #42"),
+    }]);
+    let root = RootCause::Died {
+        ending: Some(Ending::Signal(9)),
+        out_of_memory: true,
+    };
+    assert_eq!(*died.root(), root);
+    let text = died.explain();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    assert_eq!(
+        lines[0],
+        "  root cause: rank 2 (node-b, pid 977) died: killed by SIGKILL (out of memory: 1 process)"
+    );
+    assert!(lines[1].starts_with("  evidence:   ") && lines[1].ends_with("with: layer 7"));
+    assert_eq!(
+        lines[2],
+        "  also:       ranks 0-1,3 were waiting in all_to_all #42"
+    );
+    assert!(lines[3].starts_with("  hint:       give that rank's control group"));
+}
+
+#[test]
+fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
+    let exits = Cause::failed("its process ended with exit status 7");
+    let root = RootCause::Died {
+        ending: Some(Ending::Code(7)),
+        out_of_memory: false,
+    };
+    assert_eq!(exits.root, root);
+    let fails = Cause::failed("no such file: model.bin");
+    assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
+}
+
+#[test]
+fn what_nccl_said_tells_what_there_is_no_more_of_and_that_a_kernel_failed_before() {
+    use nccl_sys::ncclResult_t;
+    let failed = |said: &str| {
+        let failure = crate::error::NcclFailure::new(
+            "ncclAllReduce",
+            ncclResult_t::ncclUnhandledCudaError,
+            String::from("unhandled cuda error"),
+            said.to_owned(),
+        );
+        Cause::from(&Error::new(failure))
+    };
+    let full = failed("Error: failed to extend /dev/shm/nccl-1: No space left on device (28)");
+    assert!(
+        matches!(full.root, RootCause::ResourceExhausted { .. }),
+        "{full:?}"
+    );
+    assert!(full.hint.contains("shm-size"), "{full:?}");
+    let earlier = failed("Cuda failure 700 'an illegal memory access was encountered'");
+    let RootCause::CallFailed {
+        nccl,
+        failed_before,
+        ..
+    } = earlier.root
+    else {
+        panic!("{earlier:?}");
+    };
+    assert_eq!((nccl, failed_before), (Some(1), true));
+    assert!(
+        earlier.evidence[0].contains("had failed before"),
+        "{:?}",
+        earlier.evidence
+    );
+    let noise = failed("[Service thread] Accept failed Resource temporarily unavailable");
+    assert!(matches!(
+        noise.root,
+        RootCause::CallFailed {
+            failed_before: false,
+            ..
+        }
+    ));
+    assert!(noise.evidence.is_empty());
+}
+
+#[test]
+fn a_fault_comes_through_whole_or_not_at_all() {
+    let fault = fault(Cause::died("its process ended: exit code 3"));
+    let bytes = fault.encode(&[4, 7]);
+    let (come, members) = Fault::decode(&bytes).unwrap();
+    assert_eq!((&come, &members[..]), (&fault, &[4, 7][..]));
+    assert_eq!(come.explain(), fault.explain());
+    for end in 0..bytes.len() {
+        assert!(Fault::decode(&bytes[..end]).is_err(), "{end}");
+    }
+}
+
+#[test]
+fn a_long_cause_is_cut_at_a_character() {
+    let long = fault(Cause::asked(&"ä".repeat(LONGEST)));
+    let (cut, _) = Fault::decode(&long.encode(&[])).unwrap();
+    assert_eq!(cut.cause, "ä".repeat(LONGEST / 2));
+}

@@ -1,0 +1,58 @@
+//! How a fault travels between ranks: as JSON, with the ranks of its communicator, and of bounded length.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::Fault;
+use crate::rendezvous::Broken;
+
+/// The longest text that is sent, in bytes, and the most lines.
+pub(super) const LONGEST: usize = 4096;
+const MOST: usize = 16;
+
+/// As it is told.
+#[derive(Serialize, Deserialize)]
+struct Told<'m> {
+    members: Cow<'m, [usize]>,
+    fault: Fault,
+}
+
+impl Fault {
+    pub(in crate::supervision) fn encode(&self, members: &[usize]) -> Vec<u8> {
+        let mut fault = self.clone();
+        fault.evidence.truncate(MOST);
+        fault.also.truncate(MOST);
+        let texts = [
+            &mut fault.communicator,
+            &mut fault.host,
+            &mut fault.operation,
+            &mut fault.cause,
+            &mut fault.hint,
+        ];
+        for text in texts.into_iter().chain(&mut fault.evidence) {
+            cut(text);
+        }
+        // Of plain values, which can all be written.
+        serde_json::to_vec(&Told {
+            members: Cow::Borrowed(members),
+            fault,
+        })
+        .unwrap_or_default()
+    }
+
+    /// The fault, and the ranks of its communicator in the world.
+    pub(in crate::supervision) fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
+        let told: Told<'_> =
+            serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
+        Ok((told.fault, told.members.into_owned()))
+    }
+}
+
+fn cut(text: &mut String) {
+    let mut end = LONGEST.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
