@@ -1,0 +1,200 @@
+//! What a rank asks of the others over its line, with what it gets for an answer, and what it tells them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Line, Link};
+use crate::communicator::lock;
+use crate::error::{Error, Result};
+use crate::rendezvous::frame::LARGEST;
+use crate::rendezvous::incoming::Answer;
+use crate::rendezvous::inquiry::{Attendance, Suspicion};
+use crate::rendezvous::mailbox::{Notice, Waited};
+use crate::rendezvous::message::{Departure, Incomplete, Missing, Round};
+use crate::rendezvous::request::Request;
+use crate::rendezvous::server::PATIENCE;
+
+impl Line {
+    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    pub(in crate::rendezvous) fn ask(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+        refused: Option<Incomplete>,
+    ) -> Result<Answer> {
+        let started = Instant::now();
+        // The others go on without this rank, and nobody would answer.
+        if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
+            let rank = self.rank;
+            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
+            return Err(Error::rendezvous(text));
+        }
+        if let Some(epoch) = self.gone_on() {
+            return Err(Error::rendezvous(format!(
+                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
+                 world that next_epoch has returned",
+                self.job.1
+            )));
+        }
+        let request = request(deadline.saturating_duration_since(started));
+        let ticket = match &request {
+            // Those who go on without a coordinator ask the next one.
+            Request::GoOn { .. } => self.mailbox.lasting_ticket(),
+            _ => self.mailbox.ticket(),
+        };
+        self.send(ticket.id, request);
+        let give_up = |incomplete: &Incomplete, reason: &str| {
+            let reason = reason.to_owned();
+            self.send(ticket.id, Request::Cancel { reason });
+            Err(self.explain(topic, incomplete))
+        };
+        if let Some(incomplete) = refused {
+            return give_up(&incomplete, "its part is too large");
+        }
+        let mut patience = deadline;
+        loop {
+            match ticket.wait(patience, interrupted) {
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return Err(self.explain(topic, &incomplete));
+                }
+                Waited::Answer(answer) => return Ok(answer),
+                Waited::Closed(coordinator, why) => {
+                    let departure = self.mailbox.departure(coordinator);
+                    let departure = departure.unwrap_or(Departure::Lost(why));
+                    let who = self.describe(coordinator);
+                    let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
+                    // It may have left because of somebody else.
+                    if let Some((rank, first)) = self.mailbox.first_failed()
+                        && rank != coordinator
+                    {
+                        let first = format!("; before that, {}: {first}", self.describe(rank));
+                        text.push_str(&first);
+                    }
+                    return Err(Error::rendezvous(text));
+                }
+                Waited::Interrupted => {
+                    return give_up(&Incomplete::Interrupted, "its abort signal was given");
+                }
+                // The hub keeps the deadline, so that all hear the same.
+                Waited::Late => match self.link() {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        patience = Instant::now() + Duration::from_millis(1);
+                    }
+                    _ if patience == deadline => patience = deadline + PATIENCE,
+                    // This is for the case that the coordinator stands still.
+                    _ => {
+                        let silent = Incomplete::TimedOut {
+                            missing: vec![Missing {
+                                rank: self.coordinator(),
+                                phase: Some((String::from("no answer"), started.elapsed())),
+                            }],
+                            waited: started.elapsed(),
+                            remarks: Vec::new(),
+                        };
+                        return give_up(&silent, "it got no answer");
+                    }
+                },
+            }
+        }
+    }
+
+    /// One round of all ranks or of `members`: gives a part, gets the parts of all.
+    pub(crate) fn round(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let number = {
+            let mut rounds = lock(&self.rounds);
+            let key = match members {
+                None => topic.to_owned(),
+                Some(members) => format!("{topic} of {members:?}"),
+            };
+            let next = rounds.entry(key).or_insert(0);
+            *next += 1;
+            *next - 1
+        };
+        let round = Round {
+            topic: topic.to_owned(),
+            number,
+            members: members.cloned(),
+        };
+        let too_large = part.len() > LARGEST;
+        let request = |patience| Request::Collect {
+            round,
+            patience,
+            // The hub has to hear of the round, so that it can end it for all.
+            part: if too_large { Vec::new() } else { part.to_vec() },
+        };
+        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        match self.ask(topic, request, deadline, interrupted, refused)? {
+            Answer::Parts(parts) => {
+                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
+            }
+            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
+        }
+    }
+
+    /// Tells all ranks, this one included.
+    pub(crate) fn announce(&self, topic: &str, bytes: &[u8]) {
+        self.mailbox.say(Notice::Announced {
+            from: self.rank,
+            topic: topic.to_owned(),
+            bytes: bytes.into(),
+        });
+        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
+        self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Tells rank `to` alone. It is lost when the coordinator dies.
+    pub(crate) fn tell(&self, to: usize, topic: &str, bytes: Vec<u8>) {
+        let topic = topic.to_owned();
+        self.send(u64::MAX, Request::Tell { to, topic, bytes });
+    }
+
+    /// This rank waits in an operation, and somebody may not have entered it: all hear who.
+    pub(crate) fn suspect(&self, suspicion: Suspicion) {
+        self.send(u64::MAX, Request::Suspect(suspicion));
+    }
+
+    /// Whether this rank has entered an operation, for those who wait in it.
+    pub(crate) fn attends(&self, attendance: Attendance) {
+        self.send(u64::MAX, Request::Attends(attendance));
+    }
+
+    /// Sends a request whose answer, if any, comes under `id`.
+    pub(in crate::rendezvous) fn send(&self, id: u64, request: Request) {
+        let link = {
+            let mut way = lock(&self.way);
+            // Whoever was told meanwhile that there is no answer does not ask any more.
+            if matches!(way.link, Link::Between { .. })
+                && id != u64::MAX
+                && !self.mailbox.is_waited_for(id)
+            {
+                return;
+            }
+            way.keep(id, &request, &self.mailbox);
+            if let Link::Elsewhere { connection, .. } = &way.link {
+                connection.enqueue(request.encode(id));
+            }
+            way.link.clone()
+        };
+        match link {
+            Link::Here { hub, server } => {
+                hub.handle(self.rank, id, request);
+                hub.flush();
+                if let Some(server) = server {
+                    server.schedule();
+                }
+            }
+            Link::Elsewhere { connection, .. } => connection.flush_quietly(),
+            Link::Between { .. } => {}
+        }
+    }
+}

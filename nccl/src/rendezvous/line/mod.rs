@@ -1,0 +1,216 @@
+//! A rank's line to the others: what its world and its communicators share.
+//!
+//! A program may drop its [`World`](super::World) and go on with its communicators, and these still have
+//! to hear of a rank that died. So the connection is theirs together: it stays open until the last of
+//! them is gone, and only then says goodbye. Of a world that is gone while communicators live, the
+//! others learn at once that this rank comes to no exchange any more ([`Request::Stay`]); should its
+//! process die after that, they hear of it like of any other death.
+//!
+//! [`Request::Stay`]: super::request::Request::Stay
+//!
+//! The value itself, the way to the coordinator, and how both come to be are here.
+//!
+//! - `member`: who a rank is; `facts`: what this one knows of itself and of the others;
+//! - `asking`: requests and their answers; `ends`: the end of a communicator, waited for together;
+//! - `farewell`: how the line says goodbye.
+
+mod asking;
+mod ends;
+mod facts;
+mod farewell;
+mod member;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use self::farewell::{OPEN, UNSAID};
+use super::connection::Connection;
+use super::heir::{self, Heir, Way};
+use super::hub::Hub;
+use super::mailbox::{Mailbox, Notice};
+use super::message::Departure;
+use super::panics;
+use super::server::Server;
+use crate::communicator::lock;
+use crate::reaper;
+use crate::supervision::Watch;
+use crate::supervision::recorder::Home;
+
+pub(crate) use self::ends::Ended;
+pub(crate) use self::facts::world_stats;
+pub(crate) use self::farewell::say_goodbye;
+pub(crate) use self::member::Member;
+
+pub(crate) struct Line {
+    pub(in crate::rendezvous) rank: usize,
+    pub(in crate::rendezvous) size: usize,
+    pub(in crate::rendezvous) way: Arc<Mutex<Way>>,
+    /// Whether it has communicators, or had.
+    watched: Arc<AtomicBool>,
+    pub(in crate::rendezvous) mailbox: Arc<Mailbox>,
+    /// Known when all have met.
+    members: Arc<OnceLock<Vec<Member>>>,
+    /// Made with the first communicator.
+    watch: OnceLock<Arc<Watch>>,
+    /// The job's name and epoch.
+    pub(in crate::rendezvous) job: (String, u64),
+    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
+    rounds: Mutex<HashMap<String, u64>>,
+    /// The epoch to which the world has gone on; 0 before.
+    gone_on: AtomicU64,
+    /// Under which its communicators record what they do.
+    home: Arc<Home>,
+    /// What the program does, as it says, and since when.
+    phase: Mutex<Option<(String, Instant)>>,
+    /// What the others are told when this value goes.
+    farewell: Mutex<Departure>,
+}
+
+#[derive(Clone)]
+pub(in crate::rendezvous) enum Link {
+    Here {
+        hub: Arc<Hub>,
+        server: Option<Arc<Server>>,
+    },
+    Elsewhere {
+        connection: Arc<Connection>,
+        /// This rank's own door, which stays open as long as the line.
+        server: Arc<Server>,
+    },
+    /// The coordinator is gone, and there is no other yet.
+    Between { server: Arc<Server> },
+}
+
+impl Line {
+    pub(in crate::rendezvous) fn open(
+        rank: usize,
+        size: usize,
+        job: (String, u64),
+        link: Link,
+        mailbox: Arc<Mailbox>,
+    ) -> Arc<Self> {
+        let home = Home::new(&job.0, job.1, rank, size);
+        let line = Arc::new(Self {
+            rank,
+            size,
+            way: Arc::new(Mutex::new(Way::new(link))),
+            watched: Arc::default(),
+            mailbox,
+            members: Arc::default(),
+            watch: OnceLock::new(),
+            job,
+            rounds: Mutex::default(),
+            gone_on: AtomicU64::new(0),
+            home,
+            phase: Mutex::default(),
+            farewell: Mutex::new(Departure::Left),
+        });
+        if let Some(server) = line.own_door() {
+            server.set_home(&line.home);
+        }
+        panics::remember(Arc::downgrade(&line));
+        line
+    }
+
+    /// All have said who they are. From now on, another takes over when the coordinator goes.
+    pub(in crate::rendezvous) fn meet(&self, members: Vec<Member>) {
+        let _ = self.members.set(members);
+        if matches!(self.link(), Link::Elsewhere { .. }) {
+            let heir = Heir {
+                rank: self.rank,
+                size: self.size,
+                way: Arc::clone(&self.way),
+                mailbox: Arc::clone(&self.mailbox),
+                members: Arc::clone(&self.members),
+                watched: Arc::clone(&self.watched),
+            };
+            self.mailbox.on_loss(move |loss| heir::bereave(&heir, loss));
+        }
+    }
+
+    /// The way to the coordinator, as it is now.
+    pub(in crate::rendezvous) fn link(&self) -> Link {
+        lock(&self.way).link.clone()
+    }
+
+    /// As if this process died.
+    #[cfg(test)]
+    pub(in crate::rendezvous) fn cut_for_a_test(&self) {
+        match self.link() {
+            Link::Here {
+                server: Some(server),
+                ..
+            } => server.cut_for_a_test(),
+            Link::Here { .. } => {}
+            Link::Elsewhere { connection, server } => {
+                server.cut_for_a_test();
+                connection.shut();
+            }
+            Link::Between { server } => server.cut_for_a_test(),
+        }
+    }
+
+    /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
+    pub(in crate::rendezvous) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
+        self.gone_on.store(epoch, Ordering::Release);
+        if let Some(watch) = self.watch.get() {
+            watch.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
+        }
+    }
+
+    /// The coordinator's door, where that is this rank's.
+    pub(in crate::rendezvous) fn server(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { .. } | Link::Between { .. } => None,
+        }
+    }
+
+    /// This rank's own door; none where all ranks are threads.
+    pub(in crate::rendezvous) fn own_door(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { server, .. } | Link::Between { server } => Some(server),
+        }
+    }
+
+    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
+    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
+    /// not wait.
+    pub(crate) fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
+        self.mailbox.on_notice(Box::new(handler));
+    }
+
+    /// Waits until the handlers have heard what came before now.
+    pub(crate) fn catch_up(&self) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while !self.mailbox.run_handlers() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// What looks after the communicators of this line.
+    pub(crate) fn watch(self: &Arc<Self>) -> Arc<Watch> {
+        Arc::clone(self.watch.get_or_init(|| {
+            let mut open = lock(&OPEN);
+            open.retain(|line| line.strong_count() > 0);
+            open.push(Arc::downgrade(self));
+            *lock(&UNSAID) += 1;
+            self.watched.store(true, Ordering::Release);
+            reaper::register_exit();
+            Watch::start(self)
+        }))
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

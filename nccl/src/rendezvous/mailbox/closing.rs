@@ -1,0 +1,62 @@
+//! When nothing comes any more: who waits learns why.
+
+use super::{Mailbox, Notice};
+use crate::communicator::lock;
+use crate::rendezvous::message::Departure;
+use crate::rendezvous::succession::Loss;
+
+impl Mailbox {
+    /// Whether nothing comes any more.
+    pub(in crate::rendezvous) fn is_closed(&self) -> bool {
+        lock(&self.state).closed.is_some()
+    }
+
+    /// This rank hears no more of those others, and they not of it. The handlers hear it with
+    /// [`settle`](crate::rendezvous::client::Sink::settle).
+    pub(in crate::rendezvous) fn cut_off(&self, from: Vec<usize>, why: &str) {
+        {
+            let mut state = lock(&self.state);
+            if state.closed.is_some() {
+                return;
+            }
+            let why = why.to_owned();
+            state.inbox.push_back(Notice::CutOff { from, why });
+        }
+        self.end(why);
+    }
+
+    /// Nothing comes any more: everybody who waits learns why. Unless the coordinator has said that it
+    /// leaves, that is how its death shows.
+    pub(in crate::rendezvous) fn close(&self, loss: Loss) {
+        let on_loss = lock(&self.on_loss).clone();
+        if let Some(on_loss) = on_loss {
+            return on_loss(loss);
+        }
+        let mut state = lock(&self.state);
+        let coordinator = state.coordinator();
+        let why = loss.to_string();
+        if state.closed.is_none() && !state.departed.contains_key(&coordinator) {
+            let departure = Departure::Lost(why.clone());
+            let rank = coordinator;
+            state.deliver(Notice::Gone { rank, departure });
+        }
+        drop(state);
+        self.end(&why);
+    }
+
+    /// Nobody gets an answer any more.
+    pub(in crate::rendezvous) fn end(&self, why: &str) {
+        let mut state = lock(&self.state);
+        if state.closed.is_some() {
+            return;
+        }
+        state.closed = Some(why.to_owned());
+        let coordinator = state.coordinator();
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.bell.notify_all();
+        for slot in waiting.into_values() {
+            slot.put(Err((coordinator, why.to_owned())));
+        }
+    }
+}

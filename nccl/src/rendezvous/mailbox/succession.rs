@@ -1,0 +1,108 @@
+//! What a rank keeps and does so that another can take over when the coordinator is gone.
+
+use std::sync::Arc;
+
+use super::{Mailbox, Notice, State};
+use crate::communicator::lock;
+use crate::rendezvous::message::Departure;
+use crate::rendezvous::succession::{Action, Event, Loss, Report, Stage, Succession};
+
+/// What to do when the coordinator is gone.
+pub(super) type OnLoss = Box<dyn Fn(Loss) + Send + Sync>;
+
+impl Mailbox {
+    /// From now on, what is told is kept for a successor: this is number `rank` of `size`.
+    pub(in crate::rendezvous) fn keep_log(&self, rank: usize, size: usize) {
+        lock(&self.state).succession = Some(Succession::new(rank, size));
+    }
+
+    /// From now on, the end of the connection to the coordinator is not the end.
+    pub(in crate::rendezvous) fn on_loss(&self, handler: impl Fn(Loss) + Send + Sync + 'static) {
+        *lock(&self.on_loss) = Some(Arc::new(Box::new(handler)));
+    }
+
+    /// Nobody looks for another coordinator any more.
+    pub(in crate::rendezvous) fn forget_loss(&self) {
+        lock(&self.on_loss).take();
+    }
+
+    /// Who left, and how, in the order in which all have heard.
+    pub(in crate::rendezvous) fn gone(&self) -> Vec<(usize, Departure)> {
+        let state = lock(&self.state);
+        let Some(succession) = &state.succession else {
+            return Vec::new();
+        };
+        let told = succession.log().iter().filter_map(|notice| match notice {
+            Notice::Gone { rank, departure } => Some((*rank, departure.clone())),
+            _ => None,
+        });
+        let left = succession.lost().iter();
+        let left = left.filter(|(_, loss)| **loss == Loss::Left);
+        told.chain(left.map(|(rank, _)| (*rank, Departure::Left)))
+            .collect()
+    }
+
+    /// Whose hosts this rank found silent itself, and how.
+    pub(in crate::rendezvous) fn silent(&self) -> Vec<(usize, String)> {
+        let state = lock(&self.state);
+        let lost = state
+            .succession
+            .iter()
+            .flat_map(|succession| succession.lost());
+        lost.filter_map(|(rank, loss)| match loss {
+            Loss::Silent(how) => Some((*rank, how.clone())),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Whose reports this rank waits for, while it takes over.
+    pub(in crate::rendezvous) fn awaited(&self) -> Option<Vec<usize>> {
+        let state = lock(&self.state);
+        let succession = state.succession.as_ref()?;
+        matches!(succession.stage(), Stage::Collecting(_)).then(|| succession.awaited())
+    }
+
+    pub(in crate::rendezvous) fn report(&self) -> Option<Report<Notice>> {
+        Some(lock(&self.state).succession.as_ref()?.report())
+    }
+
+    /// Something that all are to hear, which is kept until it is heard.
+    pub(in crate::rendezvous) fn say(&self, notice: Notice) {
+        if let Some(succession) = &mut lock(&self.state).succession {
+            succession.say(notice);
+        }
+    }
+
+    /// One step of the succession. What this rank is to hear by it waits for [`settle`](crate::rendezvous::client::Sink::settle).
+    pub(in crate::rendezvous) fn step(&self, event: Event<Notice>) -> Vec<Action<Notice>> {
+        let mut state = lock(&self.state);
+        let Some(succession) = &mut state.succession else {
+            return Vec::new();
+        };
+        let mut actions = succession.step(event);
+        for told in actions.extract_if(.., |action| matches!(action, Action::Deliver(_))) {
+            if let Action::Deliver(notice) = told {
+                state.deliver(notice);
+            }
+        }
+        actions
+    }
+
+    /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
+    /// on to its successor.
+    pub(in crate::rendezvous) fn interrupt(&self, why: &str) {
+        let mut state = lock(&self.state);
+        state.watched = false;
+        state.suspects.clear();
+        let coordinator = state.coordinator();
+        let State {
+            waiting, lasting, ..
+        } = &mut *state;
+        let ended: Vec<_> = waiting.extract_if(|id, _| !lasting.contains(id)).collect();
+        drop(state);
+        for (_, slot) in ended {
+            slot.put(Err((coordinator, why.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A request whose answer is waited for.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Mailbox;
+use crate::communicator::lock;
+use crate::rendezvous::incoming::Answer;
+
+#[derive(Default)]
+pub(super) struct Slot {
+    /// Who was to give it, and why it cannot.
+    answer: Mutex<Option<Result<Answer, (usize, String)>>>,
+    came: Condvar,
+}
+
+impl Slot {
+    pub(super) fn put(&self, answer: Result<Answer, (usize, String)>) {
+        *lock(&self.answer) = Some(answer);
+        self.came.notify_all();
+    }
+}
+
+/// What waiting for an answer came to.
+#[derive(Debug)]
+pub(in crate::rendezvous) enum Waited {
+    Answer(Answer),
+    /// The connection to that rank is closed; the text says why.
+    Closed(usize, String),
+    Late,
+    Interrupted,
+}
+
+/// A request on its way; dropped, its answer is nobody's.
+pub(in crate::rendezvous) struct Ticket<'m> {
+    mailbox: &'m Mailbox,
+    pub(in crate::rendezvous) id: u64,
+    slot: Arc<Slot>,
+}
+
+impl Mailbox {
+    /// A number for a request, under which its answer will come.
+    pub(in crate::rendezvous) fn ticket(&self) -> Ticket<'_> {
+        let slot = Arc::new(Slot::default());
+        let mut state = lock(&self.state);
+        let id = state.next;
+        state.next += 1;
+        match &state.closed {
+            None => {
+                state.waiting.insert(id, Arc::clone(&slot));
+            }
+            Some(why) => *lock(&slot.answer) = Some(Err((state.coordinator(), why.clone()))),
+        }
+        Ticket {
+            mailbox: self,
+            id,
+            slot,
+        }
+    }
+
+    /// As [`ticket`](Self::ticket), for what is asked of a successor as well when the coordinator is gone.
+    pub(in crate::rendezvous) fn lasting_ticket(&self) -> Ticket<'_> {
+        let ticket = self.ticket();
+        lock(&self.state).lasting.insert(ticket.id);
+        ticket
+    }
+
+    pub(in crate::rendezvous) fn answer(&self, id: u64, answer: Answer) {
+        // An answer to a request that was given up may still come.
+        if let Some(slot) = lock(&self.state).waiting.remove(&id) {
+            slot.put(Ok(answer));
+        }
+    }
+
+    /// Whether somebody waits for an answer of this number.
+    pub(in crate::rendezvous) fn is_waited_for(&self, id: u64) -> bool {
+        lock(&self.state).waiting.contains_key(&id)
+    }
+}
+
+impl Ticket<'_> {
+    /// Waits for the answer. An interruption rings no bell, and is looked for now and then.
+    pub(in crate::rendezvous) fn wait(
+        &self,
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Waited {
+        let mut answer = lock(&self.slot.answer);
+        loop {
+            match answer.take() {
+                Some(Ok(answer)) => return Waited::Answer(answer),
+                Some(Err((rank, why))) => return Waited::Closed(rank, why),
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Waited::Late;
+            }
+            let pause = match interrupted {
+                Some(interrupted) if interrupted() => return Waited::Interrupted,
+                Some(_) => left.min(Duration::from_millis(20)),
+                None => left,
+            };
+            answer = self
+                .slot
+                .came
+                .wait_timeout(answer, pause)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.mailbox.state);
+        state.waiting.remove(&self.id);
+        state.lasting.remove(&self.id);
+    }
+}
