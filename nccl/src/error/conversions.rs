@@ -1,0 +1,24 @@
+//! What becomes an error, and which error is behind one.
+
+use std::error::Error as StdError;
+
+use super::{Error, ErrorKind};
+
+impl<K: Into<ErrorKind>> From<K> for Error {
+    fn from(kind: K) -> Self {
+        Self::new(kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0.kind {
+            ErrorKind::Load(error) => Some(error),
+            ErrorKind::Nccl(failure) => Some(failure),
+            ErrorKind::Cuda { error, .. } => Some(error),
+            ErrorKind::Io { error, .. } => Some(error),
+            // For whoever finds this error at the end of a chain of others, and looks for the cause.
+            _ => self.fault().map(|fault| fault as &(dyn StdError + 'static)),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A call into NCCL that did not succeed.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use nccl_sys as sys;
+
+/// A call into NCCL that did not succeed (`ncclResult_t`).
+///
+/// ```
+/// use nccl::ErrorKind;
+/// # fn show(error: nccl::Error) {
+/// if let ErrorKind::Nccl(failure) = error.kind() {
+///     eprintln!("{} gave {}", failure.call(), failure.code());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclFailure {
+    call: &'static str,
+    pub(super) code: sys::ncclResult_t,
+    text: String,
+    last_error: String,
+}
+
+impl NcclFailure {
+    pub(crate) fn new(
+        call: &'static str,
+        code: sys::ncclResult_t,
+        text: String,
+        last_error: String,
+    ) -> Self {
+        Self {
+            call,
+            code,
+            text,
+            last_error,
+        }
+    }
+
+    /// The function that failed, for instance `ncclGroupEnd`.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// assert_eq!(failure.call(), "ncclAllReduce");
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn call(&self) -> &'static str {
+        self.call
+    }
+
+    /// NCCL's code, known to this crate or not.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// if failure.code() == 6 {
+    ///     eprintln!("ncclRemoteError: look for the rank that failed first");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        self.code.0
+    }
+
+    /// The last warning NCCL kept at that moment, or an empty text.
+    ///
+    /// NCCL keeps one such text per process, so it may come from another communicator.
+    ///
+    /// ```
+    /// # fn example(failure: &nccl::NcclFailure) {
+    /// if !failure.last_error().is_empty() {
+    ///     eprintln!("NCCL warned: {}", failure.last_error());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn last_error(&self) -> &str {
+        &self.last_error
+    }
+
+    /// Whether it says that another rank, or the way to it, failed.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.is(sys::ncclResult_t::ncclRemoteError)
+    }
+
+    pub(crate) fn is(&self, code: sys::ncclResult_t) -> bool {
+        self.code == code
+    }
+}
+
+impl fmt::Display for NcclFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} returned {} ({})", self.call, self.code.0, self.text)?;
+        if !self.last_error.is_empty() {
+            write!(
+                f,
+                "; NCCL's last warning in this process: {}",
+                self.last_error
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for NcclFailure {}

@@ -1,0 +1,300 @@
+//! What can go wrong.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cudarc::driver::DriverError;
+use nccl_sys as sys;
+
+use super::NcclFailure;
+
+/// What went wrong.
+///
+/// ```
+/// use nccl::{Config, ErrorKind};
+///
+/// let error = Config::new().min_ctas(8).max_ctas(4).check().unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::InvalidConfig { .. }));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No usable libnccl was found; the text numbers every place that was tried.
+    #[error(transparent)]
+    Load(#[from] sys::LoadError),
+
+    /// The loaded library does not have something that was asked for.
+    #[error("{what} needs NCCL {needs}, found {found} at {}", path.display())]
+    Unsupported {
+        /// The function, configuration field or element type.
+        what: String,
+        /// The first release that has it.
+        needs: sys::Version,
+        /// The release that is loaded.
+        found: sys::Version,
+        /// The file that is loaded.
+        path: PathBuf,
+    },
+
+    /// A configuration that cannot work, found before NCCL is called.
+    #[error("configuration field `{field}`: {reason}")]
+    InvalidConfig {
+        /// The field, as in [`Config`](crate::Config).
+        field: &'static str,
+        /// What is wrong with its value.
+        reason: String,
+    },
+
+    /// A call into NCCL failed.
+    #[error(transparent)]
+    Nccl(#[from] NcclFailure),
+
+    /// A call into the CUDA driver failed.
+    #[error("CUDA: {what}: {error}")]
+    Cuda {
+        /// What was being done.
+        what: &'static str,
+        /// The driver's code and text.
+        error: DriverError,
+    },
+
+    /// A buffer has the wrong number of elements.
+    #[error("{buffer} has {given} elements, needed are {needed} ({rule})")]
+    Length {
+        /// Which buffer.
+        buffer: &'static str,
+        /// Its number of elements.
+        given: usize,
+        /// The number of elements that the operation needs.
+        needed: usize,
+        /// How that number comes about.
+        rule: &'static str,
+    },
+
+    /// A buffer that this rank needs was not given.
+    #[error("{buffer} is missing, which the root of the operation needs")]
+    NoBuffer {
+        /// Which buffer.
+        buffer: &'static str,
+    },
+
+    /// A reduction operator that was made for something else.
+    #[error("the operator was made for {made_for}, and is used for {used_for}")]
+    WrongReduction {
+        /// The communicator or element type it was made for.
+        made_for: String,
+        /// The communicator or element type it was used with.
+        used_for: String,
+    },
+
+    /// The two buffers of an operation hold different types.
+    #[error("the send buffer holds {send}, the receive buffer {receive}")]
+    DataTypeMismatch {
+        /// The element type of the send buffer.
+        send: crate::DataType,
+        /// The element type of the receive buffer.
+        receive: crate::DataType,
+    },
+
+    /// The element type's size is unknown, so lengths cannot be checked.
+    #[error("element type {0} is not known to this crate")]
+    UnknownDataType(crate::DataType),
+
+    /// The bytes of an erased buffer are not a whole number of elements.
+    #[error("{bytes} bytes are not a whole number of {data_type} elements")]
+    PartialElement {
+        /// The length of the buffer in bytes.
+        bytes: usize,
+        /// The element type that was named.
+        data_type: crate::DataType,
+    },
+
+    /// A buffer does not begin at a whole element.
+    #[error("address {address:#x} is not a multiple of the size of {data_type}")]
+    Misaligned {
+        /// The device address.
+        address: u64,
+        /// The element type that was named.
+        data_type: crate::DataType,
+    },
+
+    /// A peer or root that does not exist.
+    #[error("{role} {rank} does not exist: {}", ranks(*world_size))]
+    NoSuchRank {
+        /// `peer`, `root` or `rank`.
+        role: &'static str,
+        /// The rank that was given.
+        rank: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
+
+    /// A group sends to its own rank without receiving the same there, or the other way round.
+    #[error(
+        "rank {rank} sends to itself what it does not receive in the same group, or the other way \
+         round: such messages need each other, in the same order and of the same sizes"
+    )]
+    UnpairedOwnMessages {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// A stream that cannot carry the operation safely.
+    #[error("{what}: {reason}")]
+    Stream {
+        /// Whose stream: the operation's or a buffer's.
+        what: &'static str,
+        /// Why it is refused.
+        reason: StreamRefusal,
+    },
+
+    /// A captured operation uses memory that its plan does not own.
+    #[error(
+        "{bytes} bytes at {address:#x} are not in a buffer of the plan, which could be launched when they \
+         are freed; give the buffer to `capture`"
+    )]
+    NotInPlan {
+        /// The device address.
+        address: u64,
+        /// The length of the buffer in bytes.
+        bytes: usize,
+    },
+
+    /// The ranks were about to capture what does not belong together; the same on all of them.
+    #[error("the captures of plan {plan} differ: {difference}")]
+    CaptureDiffers {
+        /// The how manieth capture on the communicator, from 1.
+        plan: u64,
+        /// The first difference: who has what.
+        difference: String,
+    },
+
+    /// The ranks were about to call what does not belong together (`NCCL_RUN_CHECK=1`); the same on all of them. Nothing
+    /// was launched.
+    #[error(
+        "the calls of operation {number} of all ranks differ: {difference}; nothing was launched"
+    )]
+    CallsDiffer {
+        /// The how manieth call of the communicator to which all ranks come, from 1.
+        number: u64,
+        /// The first difference: who has what.
+        difference: String,
+    },
+
+    /// A deadline passed.
+    #[error("{what} did not finish within {limit:?}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// The time that was given.
+        limit: Duration,
+    },
+
+    /// An operation did not get its turn: work on its stream that is not the communicator's did not end.
+    #[error(
+        "{what} was queued for {waited:?}, longer than {limit:?}, behind work on its stream that is not this \
+         communicator's"
+    )]
+    Queued {
+        /// Which: an operation, or a replay.
+        what: &'static str,
+        /// For how long.
+        waited: Duration,
+        /// The time that was given.
+        limit: Duration,
+    },
+
+    /// Another thread had the communicator all the time. Nothing was issued, and it is as good as before.
+    #[error(
+        "another thread has the communicator for {waited:?} or longer, with {holder}; nothing was issued"
+    )]
+    Busy {
+        /// The operation that has it.
+        holder: String,
+        /// How long this one waited for its turn.
+        waited: Duration,
+    },
+
+    /// The communicator was aborted, so what it was doing has no result.
+    #[error("the communicator was aborted: {reason}")]
+    Aborted {
+        /// Who aborted it, or why.
+        reason: String,
+    },
+
+    /// The communicator is not usable any more.
+    #[error("the communicator is {state}")]
+    Closed {
+        /// `being finalized` or `finalized`.
+        state: &'static str,
+    },
+
+    /// Ranks could not find each other, or disagree.
+    #[error("rendezvous: {reason}")]
+    Rendezvous {
+        /// What happened and what to do.
+        reason: String,
+    },
+
+    /// Ranks could not be started, or started again.
+    #[error("{reason}")]
+    Launch {
+        /// Which rank, why, and what to do.
+        reason: String,
+    },
+
+    /// What NCCL needs differs between the ranks, or is not there: found before NCCL was started, on all
+    /// ranks alike.
+    #[error("before NCCL was started: {}", report.errors_in_one_text())]
+    Preflight {
+        /// Everything that was found.
+        report: crate::preflight::Report,
+    },
+
+    /// The operating system refused something.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+}
+
+/// Which ranks there are.
+pub(crate) fn ranks(world_size: usize) -> String {
+    match world_size {
+        0 => String::from("of 0 ranks there is none"),
+        1 => String::from("the only rank is 0"),
+        _ => format!("ranks are 0 to {}", world_size - 1),
+    }
+}
+
+/// Why a stream is refused.
+///
+/// ```
+/// let text = nccl::StreamRefusal::PerThread.to_string();
+/// assert!(text.contains("per-thread"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamRefusal {
+    /// The per-thread default stream is another stream on NCCL's threads.
+    #[error(
+        "the per-thread default stream (0x2) is a different stream on NCCL's threads; use \
+         `CudaContext::new_stream` or the default stream"
+    )]
+    PerThread,
+    /// Work put on a capturing stream could be replayed after its buffers are freed.
+    #[error("it is capturing a graph, and a replay could outlive the buffers")]
+    Capturing,
+    /// NCCL uses the primary context of the device.
+    #[error("it belongs to a context that is not the device's primary context, which NCCL uses")]
+    NotPrimary,
+    /// Two context objects track their events apart, so they cannot be ordered.
+    #[error(
+        "it belongs to another `CudaContext` object than the communicator; share one \
+         `Arc<CudaContext>` per device"
+    )]
+    ForeignContext,
+}

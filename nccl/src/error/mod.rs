@@ -1,0 +1,168 @@
+//! The one error type: what went wrong, in which operation, on which rank, and what to do.
+//!
+//! Built in one place ([`Error::new`], [`Error::during`]), so that every error that comes out of an
+//! operation carries that operation. NCCL's own text is captured right at the call, because NCCL keeps
+//! it in one buffer per process that the next warning of any communicator overwrites.
+//!
+//! - `kind`: what can go wrong; `failure`: a call into NCCL that did not succeed;
+//! - `text`: how an error reads; `conversions`: what becomes one, and what is behind it.
+
+mod conversions;
+mod failure;
+mod kind;
+mod text;
+
+use std::sync::Arc;
+
+use cudarc::driver::DriverError;
+
+use crate::operation::Operation;
+use crate::supervision::Fault;
+
+pub use self::failure::NcclFailure;
+pub use self::kind::{ErrorKind, StreamRefusal};
+
+pub(crate) use self::kind::ranks;
+
+/// The result of everything in this crate that can fail.
+///
+/// ```
+/// fn sum(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+///     comm.all_reduce_in_place(y, nccl::ReduceOp::Sum)?.wait()
+/// }
+/// ```
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error, with the operation in which it arose.
+///
+/// Printing it gives one sentence for the operation, one for the cause, and a hint where there is
+/// something to do; with `{:#}`, also the section of the docs that is about it ([`Error::help`]).
+///
+/// ```
+/// use nccl::{ErrorKind, Rendezvous};
+///
+/// let error = Rendezvous::unix("/tmp/x.sock", 4, 4).unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Rendezvous { .. }));
+/// assert!(error.to_string().contains("rank 4"));
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    operation: Option<Operation>,
+    /// What ended the communicator on all of its ranks.
+    fault: Option<Arc<Fault>>,
+    /// What the end of the communicator left open.
+    also: Option<String>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: impl Into<ErrorKind>) -> Self {
+        Self(Box::new(Inner {
+            kind: kind.into(),
+            operation: None,
+            fault: None,
+            also: None,
+        }))
+    }
+
+    /// Says in which operation the error arose; an operation already known stays.
+    pub(crate) fn during(mut self, operation: impl FnOnce() -> Operation) -> Self {
+        if self.0.operation.is_none() {
+            self.0.operation = Some(operation());
+        }
+        self
+    }
+
+    /// Says what ended the communicator on all of its ranks, and what is left open. Only the rank that it
+    /// began with has seen more than that: it keeps its own kind of error.
+    pub(crate) fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
+        if !own || matches!(self.0.kind, ErrorKind::Aborted { .. }) {
+            self.0.kind = ErrorKind::Aborted {
+                reason: fault.to_string(),
+            };
+        }
+        self.0.fault = Some(Arc::clone(fault));
+        self.0.also = also.map(str::to_owned);
+        self
+    }
+
+    pub(crate) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Self {
+        move |error| Self::new(ErrorKind::Cuda { what, error })
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            Self::new(ErrorKind::Io {
+                what: what.into(),
+                error,
+            })
+        }
+    }
+
+    pub(crate) fn rendezvous(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Rendezvous {
+            reason: reason.into(),
+        })
+    }
+
+    pub(crate) fn launch(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Launch {
+            reason: reason.into(),
+        })
+    }
+
+    /// What went wrong.
+    ///
+    /// ```
+    /// # use nccl::{ErrorKind, UniqueId};
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::Load(_)));
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The operation in which it arose, if it arose in one.
+    ///
+    /// ```
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(error.operation().is_none());
+    /// ```
+    #[must_use]
+    pub fn operation(&self) -> Option<&Operation> {
+        self.0.operation.as_ref()
+    }
+
+    /// What ended the communicator on all of its ranks: the same on each of them.
+    ///
+    /// `None` when the communicator was not ended, or has ranks that were not told: those of a
+    /// [`Communicator::builder`](crate::Communicator::builder) do not know each other.
+    ///
+    /// ```
+    /// # fn show(error: nccl::Error) {
+    /// if let Some(fault) = error.fault() {
+    ///     println!("it began on rank {}: {}", fault.rank(), fault.cause());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.0.fault.as_deref()
+    }
+
+    /// Whether a deadline passed.
+    ///
+    /// ```
+    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// assert!(!error.is_timeout());
+    /// ```
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(
+            self.0.kind,
+            ErrorKind::TimedOut { .. } | ErrorKind::Queued { .. }
+        )
+    }
+}

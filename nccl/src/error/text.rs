@@ -1,0 +1,100 @@
+//! How an error reads: the operation, the cause, and what can be done.
+
+use std::fmt;
+
+use nccl_sys as sys;
+
+use super::{Error, ErrorKind};
+
+impl Error {
+    /// What can be done about it, where that is known.
+    pub(crate) fn hint(&self) -> Option<&str> {
+        match &self.0.kind {
+            ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),
+            ErrorKind::TimedOut { .. } => Some(
+                "a rank that did not call the same operation, or whose process died, makes the \
+                 others wait; look at the ranks that print nothing",
+            ),
+            ErrorKind::Queued { .. } => Some(
+                "look at what the program put on that stream before the operation, and at what that waits \
+                 for; where it may take so long, set a longer `queue_timeout`",
+            ),
+            ErrorKind::Busy { .. } => Some(
+                "calls on one communicator take turns: try again, give it a longer limit, or give each \
+                 thread a communicator of its own",
+            ),
+            ErrorKind::Nccl(failure) => match failure.code {
+                sys::ncclResult_t::ncclRemoteError => Some(
+                    "a peer's process exited or the network failed: this rank is a victim, look for \
+                     the rank that failed first",
+                ),
+                sys::ncclResult_t::ncclSystemError | sys::ncclResult_t::ncclUnhandledCudaError => {
+                    Some("run with NCCL_DEBUG=INFO to see the failing system or CUDA call")
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.say(f)?;
+        match f.alternate() {
+            true => write!(f, "\n  help:       {}", self.help()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Error {
+    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.operation, &self.0.fault) {
+            (Some(operation), Some(fault)) => {
+                write!(f, "nccl: {operation}")?;
+                // What this rank saw itself, where that is more than what all tell.
+                if !matches!(self.0.kind, ErrorKind::Aborted { .. }) {
+                    write!(f, "\n  seen here:  {}", self.0.kind)?;
+                }
+                write!(f, "\n{}", fault.explain())?;
+                if let (None, Some(hint)) = (fault.hint(), self.hint()) {
+                    write!(f, "\n  hint:       {hint}")?;
+                }
+                if let Some(also) = &self.0.also {
+                    write!(f, "\n  left open:  {also}")?;
+                }
+                Ok(())
+            }
+            (Some(operation), None) => {
+                write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
+                if let Some(also) = &self.0.also {
+                    write!(f, "\n  also:  {also}")?;
+                }
+                if let Some(hint) = self.hint() {
+                    write!(f, "\n  hint:  {hint}")?;
+                }
+                Ok(())
+            }
+            (None, _) => {
+                write!(f, "{}", self.0.kind)?;
+                if let Some(also) = &self.0.also {
+                    write!(f, "; {also}")?;
+                }
+                if let Some(hint) = self.hint() {
+                    write!(f, " ({hint})")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.0.kind)
+            .field("operation", &self.0.operation)
+            .finish()
+    }
+}
