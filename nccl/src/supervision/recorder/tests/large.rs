@@ -1,0 +1,108 @@
+//! As many ranks as large jobs have.
+
+use serde_json::Value;
+
+use super::{call, message, reduce, snapshot};
+use crate::OperationKind;
+use crate::recorder::{CallState, Snapshot, Timeline};
+
+/// Each of so many ranks with so many calls; one of them is behind.
+fn large(ranks: usize, calls: u64, behind: usize) -> Vec<Snapshot> {
+    let one = |rank: usize| {
+        let calls = calls - u64::from(rank == behind);
+        let calls = (1..=calls).map(|number| {
+            let next = (rank + 1) % ranks;
+            let last = (rank + ranks - 1) % ranks;
+            let messages = [
+                message(OperationKind::Send, next, number as u32),
+                message(OperationKind::Recv, last, number as u32),
+            ];
+            match number % 2 {
+                0 => call(number, number, CallState::Done, &messages),
+                _ => call(number, number, CallState::Done, &[reduce(number)]),
+            }
+        });
+        let mut one = snapshot(rank, "", calls.collect());
+        one.place.as_mut().unwrap().world_size = ranks;
+        one.communicators[0].world_size = ranks;
+        one
+    };
+    (0..ranks).map(one).collect()
+}
+
+/// From files to files; what it came to is printed.
+fn one_file_of(ranks: usize, calls: u64, behind: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = 0;
+    for one in large(ranks, calls, behind) {
+        let rank = one.place.as_ref().unwrap().rank;
+        let json = one.to_json();
+        bytes += json.len();
+        std::fs::write(directory.path().join(format!("rank-{rank}.json")), json).unwrap();
+    }
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "{ranks} ranks, {calls} calls each: {:.1} MiB in {ranks} files",
+        mib(bytes)
+    );
+    let timed = |what: &str, begun: std::time::Instant, bytes: usize| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let peak = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let peak = peak.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
+        println!(
+            "{what}: {:.2} s, {:.1} MiB; the process has had {:.0} MiB",
+            begun.elapsed().as_secs_f64(),
+            mib(bytes),
+            mib(peak.unwrap_or_default() << 10)
+        );
+    };
+    let begun = std::time::Instant::now();
+    let timeline = Timeline::read(&[directory.path()]).unwrap();
+    timed("read and merged", begun, bytes);
+    assert_eq!((timeline.ranks.len(), timeline.missing.len()), (ranks, 0));
+    assert!(timeline.left_out.is_empty(), "{:?}", timeline.left_out);
+    let begun = std::time::Instant::now();
+    let standings = timeline.standings();
+    timed("who is behind", begun, 0);
+    assert_eq!(standings.len(), 1);
+    assert_eq!(standings[0].behind, [behind]);
+    let begun = std::time::Instant::now();
+    let page = timeline.to_html();
+    timed("page", begun, page.len());
+    assert!(page.contains(&format!(
+        "rank {behind} (node-{behind}, pid {}) is behind",
+        4000 + behind
+    )));
+    let data = page.split_once("id=\"data\">").unwrap().1;
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    assert_eq!(data["lanes"].as_array().unwrap().len(), ranks);
+    drop((data, page));
+    let begun = std::time::Instant::now();
+    let trace = timeline.to_chrome_trace();
+    timed("trace", begun, trace.len());
+    let slices = trace.matches("\"ph\":\"X\"").count() as u64;
+    assert_eq!(slices, calls * ranks as u64 - 1);
+    drop(trace);
+    let begun = std::time::Instant::now();
+    let json = timeline.to_json();
+    timed("JSON", begun, json.len());
+    let file = directory.path().join("all.json");
+    std::fs::write(&file, json).unwrap();
+    let begun = std::time::Instant::now();
+    let again = Timeline::read(&[&file]).unwrap();
+    timed("read again", begun, 0);
+    assert_eq!(again, timeline);
+}
+
+#[test]
+fn a_thousand_ranks_make_one_file() {
+    one_file_of(1024, 4, 700);
+}
+
+/// As many calls as the answers of so many ranks may have, and a full ring.
+#[test]
+#[ignore = "for figures: docs/flight-recorder.md"]
+fn a_thousand_ranks_with_all_their_calls_make_one_file() {
+    one_file_of(1024, 200, 700);
+    one_file_of(1024, 512, 700);
+}

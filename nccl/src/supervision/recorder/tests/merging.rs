@@ -1,0 +1,85 @@
+//! Snapshots of several ranks made one: who is behind, whose clock is trusted, and what is left out.
+
+use std::time::Duration;
+
+use super::{call, origin, reduce, snapshot, two_of_three};
+use crate::recorder::{CallState, Clock, ClockSource, Snapshot, Timeline};
+
+#[test]
+fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
+    let timeline = two_of_three();
+    let [standing] = &timeline.standings()[..] else {
+        panic!("one communicator");
+    };
+    assert_eq!(standing.behind, [1]);
+    assert_eq!(
+        standing.sentence,
+        "rank 1 (node-1, pid 4001) is behind, at group #2 (done); rank 0 is at all_reduce #3 (issued, and not \
+         known to be done); nothing is known of rank 2"
+    );
+    assert_eq!(timeline.missing.len(), 1);
+    assert_eq!(timeline.missing[0].rank, 2);
+}
+
+#[test]
+fn clocks_are_one_on_one_machine_corrected_where_measured_and_otherwise_said_to_be_wrong() {
+    let sources = |mut snapshots: Vec<Snapshot>, measured: bool| {
+        for (at, snapshot) in snapshots.iter_mut().enumerate() {
+            let clock = Clock::measured(1_000_000 * at as i128, 2_000);
+            snapshot.clock = measured.then_some(clock);
+        }
+        let timeline = Timeline::merge(snapshots).unwrap();
+        let clock = timeline.ranks[1].clock;
+        (clock.source, clock.offset_ns, clock.uncertainty_ns)
+    };
+    let two = |boots: [&str; 2]| {
+        let ranks = boots.into_iter().enumerate();
+        ranks
+            .map(|(rank, boot)| snapshot(rank, boot, vec![]))
+            .collect()
+    };
+    assert_eq!(
+        sources(two(["a", "b"]), false),
+        (ClockSource::Wall, 0, None)
+    );
+    assert_eq!(
+        sources(two(["a", "a"]), true),
+        (ClockSource::SameMachine, 0, None)
+    );
+    assert_eq!(
+        sources(two(["a", "b"]), true),
+        (ClockSource::RoundTrip, -1_000_000, Some(2_000))
+    );
+}
+
+#[test]
+fn of_several_worlds_the_latest_is_merged_and_of_one_process_the_last_recording() {
+    let mut old = snapshot(0, "a", vec![]);
+    old.place.as_mut().unwrap().epoch = 2;
+    old.taken = origin();
+    let mut early = snapshot(1, "a", vec![]);
+    early.taken = origin() + Duration::from_millis(1);
+    let late = snapshot(1, "a", vec![call(1, 2, CallState::Done, &[reduce(1)])]);
+    let timeline = Timeline::merge(vec![old, late.clone(), early]).unwrap();
+    assert_eq!(timeline.epoch, 3);
+    assert_eq!(timeline.ranks.len(), 1);
+    assert_eq!(timeline.ranks[0].snapshot, late);
+    assert!(timeline.left_out[0].contains("epoch 2"), "{timeline:?}");
+}
+
+#[test]
+fn what_is_too_much_is_left_out_from_the_oldest_on_and_counted() {
+    let calls = (1..=500).map(|number| call(number, number, CallState::Done, &[reduce(number)]));
+    let mut limited = snapshot(0, "a", calls.collect());
+    limited.limit_to(20_000);
+    let recording = &limited.communicators[0];
+    let length = limited.to_json().len();
+    assert!((15_000..20_500).contains(&length), "{length}");
+    assert_eq!(recording.calls.last().unwrap().sequence, 500);
+    assert_eq!(recording.calls.len() + recording.left_out, 500);
+    assert_eq!(recording.calls[0].sequence as usize, recording.left_out + 1);
+    let mut nothing = limited.clone();
+    nothing.limit_to(0);
+    assert_eq!(nothing.communicators[0].left_out, 500);
+    assert_eq!((nothing.notes.len(), nothing.notes_left_out), (0, 1));
+}

@@ -1,0 +1,135 @@
+//! The page that is made of a timeline, as text and as its script draws it.
+
+use serde_json::Value;
+
+use super::{NAME, two_of_three};
+use crate::recorder::Timeline;
+
+#[test]
+fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
+    let page = two_of_three().to_html();
+    for forbidden in [
+        "<b>tp", "<img", "<link", "<iframe", "http:", "https:", "url(",
+    ] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert_eq!(page.matches("</script>").count(), 2);
+    assert_eq!(page.matches("<script").count(), 2);
+    let data = page.split_once("id=\"data\">").unwrap().1;
+    let data = data.split_once("</script>").unwrap().0;
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["lanes"][0]["name"], NAME);
+    assert_eq!(data["lanes"][0]["bars"].as_array().unwrap().len(), 3);
+    for word in [
+        "Who is behind",
+        "rank 1 (node-1, pid 4001) is behind",
+        "No recording of <b>rank 2</b>",
+        "&lt;img src=x onerror=alert(1)&gt;",
+        "another machine&#39;s clock on the wall",
+        "model/&lt;/script&gt;&lt;b&gt;tp",
+        "in span &quot;&lt;step&gt;&quot;, number 0x1000000000000001: step=17",
+    ] {
+        assert!(page.contains(word), "{word:?} is not in the page");
+    }
+}
+
+/// What the page's script draws and shows, by node; `None` where there is none.
+fn driven(timeline: &Timeline) -> Option<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("page.html");
+    std::fs::write(&page, timeline.to_html()).unwrap();
+    let driver = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/supervision/recorder/timeline/page_driver.js"
+    );
+    let output = std::process::Command::new("node")
+        .arg(driver)
+        .arg(page)
+        .output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("skipped: the page's script is not run without node");
+            return None;
+        }
+        Err(error) => panic!("node: {error}"),
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Left edge and width of each bar.
+fn bars(value: &Value) -> Vec<(f64, f64)> {
+    let bars = value.as_array().unwrap().iter();
+    bars.map(|bar| (bar[0].as_f64().unwrap(), bar[2].as_f64().unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_page_shows_the_call_under_the_pointer_and_moves_by_keys() {
+    let Some(seen) = driven(&two_of_three()) else {
+        return;
+    };
+    let words: Vec<_> = seen["words"].as_array().unwrap().iter().collect();
+    for word in ["rank 0 (node-0, pid 4000)", "rank 2: no recording"] {
+        let found = words
+            .iter()
+            .any(|text| text.as_str().unwrap().starts_with(word));
+        assert!(found, "{word:?} of {words:?}");
+    }
+    let tips: Vec<_> = seen["tips"].as_array().unwrap().iter().collect();
+    let tip = |beginning: &str| {
+        let found = tips
+            .iter()
+            .filter(|tip| tip["text"].as_str().unwrap().starts_with(beginning));
+        found.copied().collect::<Vec<_>>()
+    };
+    let open = tip("all_reduce #3 on ");
+    assert_eq!(open.len(), 1, "{tips:?}");
+    let text = open[0]["text"].as_str().unwrap();
+    for word in [
+        "issued, and not known to be done",
+        "stream 0x7f0012345678",
+        "in span \"<step>\", number 0x1000000000000001: step=17",
+        "all_reduce 6 × bf16, sum",
+        "on this page",
+    ] {
+        assert!(text.contains(word), "{word:?} in {text}");
+    }
+    // The same call on the other rank is lit as well, where there is one.
+    assert_eq!(open[0]["lit"], 1);
+    let both = tip("all_reduce #1 on ");
+    assert_eq!(
+        both.iter()
+            .map(|tip| tip["lit"].clone())
+            .collect::<Vec<_>>(),
+        [2, 2]
+    );
+    // The same on both ranks, at the same time.
+    assert_eq!(tip("phase: <img src=x onerror=alert(1)>").len(), 1);
+    assert_eq!(
+        [&seen["nothing"], &seen["something"], &seen["left"]],
+        ["none", "block", "none"]
+    );
+
+    let whole = bars(&seen["bars"]);
+    assert_eq!(whole.len(), 5, "{whole:?}");
+    let after = |keys: &str| {
+        let one = &seen["keys"][keys];
+        assert_eq!(one["prevented"], keys != "x", "{keys}");
+        bars(&one["bars"])
+    };
+    let widest = |bars: &[(f64, f64)]| bars.iter().map(|bar| bar.1).fold(0.0, f64::max);
+    // What is at the beginning is out of the picture when one looks closer at its middle.
+    assert!(after("w").len() < whole.len());
+    assert!(bars(&seen["plus"]).len() < whole.len());
+    assert!(widest(&after("s")) < widest(&whole) * 0.95);
+    let first = |bars: &[(f64, f64)]| bars[0].0;
+    assert!(first(&after("a")) > first(&whole) + 50.0);
+    // Out of the picture, to the left.
+    assert!(after("d").len() < whole.len() || first(&after("d")) < first(&whole));
+    for keys in ["w0", "wwad0", "x"] {
+        assert_eq!(after(keys), whole, "{keys}");
+    }
+}
