@@ -5,7 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::{Action, Point, lock};
+use super::in_force::lock;
+use super::{Action, Point};
 use crate::nccl::{AbortFlag, Code};
 
 /// How often a call that hangs looks whether it may go on.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, Faults, Point, Rule};
+use super::in_force::Faults;
+use super::rule::Rule;
+use super::{Action, Point};
 
 /// What is wrong with a specification of faults.
 ///

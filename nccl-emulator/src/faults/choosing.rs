@@ -1,0 +1,222 @@
+//! Where a fault sits, and putting it in place.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use super::in_force::{COUNT, FAULTS, LATE_NANOS, lock, read_environment};
+use super::rule::{Caller, Rule};
+use super::specification::{self, SpecificationError};
+use super::{Action, FaultGuard, Point};
+
+/// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what
+/// it does to put it in place.
+///
+/// # Panics
+/// If there is no such function.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let guard = faults::at_call("ncclCommInitRankConfig").rank(1).fail(2);
+/// let wedged = faults::at_call("cuEventQuery").hang();
+/// ```
+#[must_use]
+pub fn at_call(function: &str) -> Fault {
+    assert!(
+        specification::is_function(function),
+        "neither NCCL nor the driver has a function {function}"
+    );
+    Fault {
+        point: Point::Call(function.to_owned()),
+        rank: None,
+        nth: None,
+        thread: None,
+    }
+}
+
+/// A fault at every start of an operation on its stream: `AllReduce`, `Broadcast`, `Reduce`,
+/// `AllGather`, `ReduceScatter`, `AlltoAll`, `Gather`, `Scatter`, `Send`, `Recv`, or `any`.
+///
+/// # Panics
+/// If there is no such operation.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// // The second all-reduce of rank 0 never begins.
+/// let guard = faults::at_operation("AllReduce").rank(0).nth(2).hang();
+/// ```
+#[must_use]
+pub fn at_operation(name: &str) -> Fault {
+    let point =
+        specification::operation(name).unwrap_or_else(|| panic!("there is no operation {name}"));
+    Fault {
+        point,
+        rank: None,
+        nth: None,
+        thread: None,
+    }
+}
+
+/// Puts in place what a text in the form of `NCCL_EMULATOR_FAULTS` says.
+///
+/// # Errors
+/// [`SpecificationError`] says in one sentence what is wrong with it.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let guards = faults::specify("call=ncclGroupEnd,rank=1,action=delay=10ms; run=Send,action=stall")?;
+/// assert_eq!(guards.len(), 2);
+/// assert!(faults::specify("call=ncclGroupEnd,action=dance").is_err());
+/// # Ok::<(), faults::SpecificationError>(())
+/// ```
+pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
+    let faults = specification::parse(text)?.build();
+    LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
+    Ok(faults.rules.into_iter().map(install).collect())
+}
+
+/// Where a fault sits, before it is said what it does.
+///
+/// ```
+/// use nccl_emulator::faults;
+/// let send: faults::Fault = faults::at_operation("Send").rank(3);
+/// let guard = send.stall();
+/// ```
+#[derive(Debug, Clone)]
+pub struct Fault {
+    point: Point,
+    rank: Option<i32>,
+    nth: Option<u64>,
+    thread: Option<Caller>,
+}
+
+impl Fault {
+    /// Only on this rank of whatever communicator. A group counts for each rank in it, and a call of
+    /// the driver's, like `ncclGetUniqueId`, for none.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupEnd").rank(2).hang();
+    /// ```
+    #[must_use]
+    pub fn rank(mut self, rank: i32) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Only the n-th time in this process, counted from 1 and from now.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclGroupEnd").nth(10).fail(3);
+    /// ```
+    #[must_use]
+    pub fn nth(mut self, n: u64) -> Self {
+        self.nth = Some(n);
+        self
+    }
+
+    /// Only calls of the thread that says this: not those of a library's own threads, which may come first.
+    /// Operations begin on threads of the emulator's.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclCommGetAsyncError").on_this_thread().hang();
+    /// ```
+    #[must_use]
+    pub fn on_this_thread(mut self) -> Self {
+        self.thread = Some(Caller::Only(thread::current().id()));
+        self
+    }
+
+    /// Only calls of other threads than the one that says this.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("cuEventQuery").on_other_threads().hang();
+    /// ```
+    #[must_use]
+    pub fn on_other_threads(mut self) -> Self {
+        self.thread = Some(Caller::AnyBut(thread::current().id()));
+        self
+    }
+
+    /// It begins later.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// use std::time::Duration;
+    /// let guard = faults::at_operation("any").delay(Duration::from_millis(20));
+    /// ```
+    #[must_use = "the fault is in place only while the guard lives"]
+    pub fn delay(self, by: Duration) -> FaultGuard {
+        self.install(Action::Delay(by))
+    }
+
+    /// It hangs, until the guard goes.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("ncclCommAbort").hang();
+    /// // … what hangs there goes on when the guard is dropped …
+    /// drop(guard);
+    /// ```
+    #[must_use = "the fault is in place only while the guard lives"]
+    pub fn hang(self) -> FaultGuard {
+        self.install(Action::Hang)
+    }
+
+    /// It hangs, until its communicator is aborted or the guard goes.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_operation("Recv").rank(0).stall();
+    /// ```
+    #[must_use = "the fault is in place only while the guard lives"]
+    pub fn stall(self) -> FaultGuard {
+        self.install(Action::Stall)
+    }
+
+    /// It fails with this `ncclResult_t`.
+    ///
+    /// # Panics
+    /// If the code is `ncclSuccess`.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let system_error = 2;
+    /// let guard = faults::at_call("ncclAllReduce").fail(system_error);
+    /// ```
+    #[must_use = "the fault is in place only while the guard lives"]
+    pub fn fail(self, code: u32) -> FaultGuard {
+        assert!(code != 0, "0 is success");
+        self.install(Action::Fail(code))
+    }
+
+    /// The process ends by SIGKILL.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_operation("AllReduce").rank(1).nth(5).kill();
+    /// # guard.release();
+    /// ```
+    #[must_use = "the fault is in place only while the guard lives"]
+    pub fn kill(self) -> FaultGuard {
+        self.install(Action::Kill)
+    }
+
+    fn install(self, action: Action) -> FaultGuard {
+        install(Arc::new(Rule {
+            thread: self.thread,
+            ..Rule::new(self.point, self.rank, self.nth, action)
+        }))
+    }
+}
+
+fn install(rule: Arc<Rule>) -> FaultGuard {
+    read_environment();
+    lock(&FAULTS).rules.push(Arc::clone(&rule));
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    FaultGuard(rule)
+}

@@ -1,0 +1,82 @@
+//! The faults in force, and by how much operations are late: those of the environment, and those put in place.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::rule::Rule;
+use super::specification::{self, SpecificationError};
+
+/// The environment variable.
+const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
+
+/// The faults in force, and by how much operations are late.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) rules: Vec<Arc<Rule>>,
+    pub(super) late: Duration,
+}
+
+pub(super) static FAULTS: LazyLock<Mutex<Faults>> = LazyLock::new(|| {
+    let faults = SPECIFIED
+        .as_ref()
+        .map_or_else(|_| Faults::default(), |parse| parse.build());
+    Mutex::new(faults)
+});
+
+static SPECIFIED: LazyLock<Result<specification::Specification, SpecificationError>> =
+    LazyLock::new(|| {
+        let text = std::env::var_os(VARIABLE)
+            .map(|text| text.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let parsed = specification::parse(&text);
+        if let Err(error) = &parsed {
+            eprintln!("nccl-emulator: {VARIABLE}: {error}");
+        }
+        parsed
+    });
+
+/// How many faults there are. Those of the environment are counted when they are read.
+pub(super) static COUNT: AtomicUsize = AtomicUsize::new(1);
+
+pub(super) static LATE_NANOS: AtomicU64 = AtomicU64::new(0);
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn read_environment() {
+    static READ: LazyLock<()> = LazyLock::new(|| {
+        let faults = lock(&FAULTS);
+        COUNT.fetch_add(faults.rules.len(), Ordering::Relaxed);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
+    });
+    LazyLock::force(&READ);
+}
+
+/// Whether the variable could be read; the sentence was printed.
+pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
+    SPECIFIED.as_ref().map(drop)
+}
+
+/// Whether there are any faults: asked before anything else.
+#[inline]
+pub(crate) fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0 && any_that_is_read()
+}
+
+#[cold]
+fn any_that_is_read() -> bool {
+    read_environment();
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// By how much operations are late.
+pub(crate) fn lateness() -> Option<Duration> {
+    read_environment();
+    match LATE_NANOS.load(Ordering::Relaxed) {
+        0 => None,
+        nanos => Some(Duration::from_nanos(nanos)),
+    }
+}

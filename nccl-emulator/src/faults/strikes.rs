@@ -1,0 +1,107 @@
+//! A call is made or an operation begins: the faults that sit there strike.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::in_force::{FAULTS, any, lock};
+use super::rule::{OperationFault, Rule};
+use super::{Action, Point};
+use crate::driver::CUresult;
+use crate::nccl::{AbortFlag, Code};
+
+fn striking(point: impl Fn(&Point) -> bool, ranks: &[i32]) -> Vec<Arc<Rule>> {
+    let rules: Vec<_> = lock(&FAULTS)
+        .rules
+        .iter()
+        .filter(|rule| point(&rule.point))
+        .cloned()
+        .collect();
+    rules
+        .into_iter()
+        .filter(|rule| rule.strikes(ranks))
+        .collect()
+}
+
+/// Lets faults strike that sit at this call. `ranks` are those that it concerns.
+///
+/// # Errors
+/// The code of a fault that makes it fail.
+pub(crate) fn check_call(
+    function: &str,
+    ranks: &[i32],
+    abort: Option<&AbortFlag>,
+) -> Result<(), Code> {
+    if !any() {
+        return Ok(());
+    }
+    let mut result = Ok(());
+    for rule in striking(
+        |point| matches!(point, Point::Call(name) if name == function),
+        ranks,
+    ) {
+        match rule.action {
+            Action::Delay(by) => std::thread::sleep(by),
+            Action::Hang | Action::Stall => rule.hold(abort),
+            Action::Fail(code) => result = Code::new(code).map_or(Ok(()), Err),
+            Action::Kill => kill(),
+        }
+    }
+    result
+}
+
+/// Lets faults strike that sit at this call of the driver's.
+///
+/// # Errors
+/// The code of a fault that makes it fail.
+#[inline]
+pub(crate) fn check_driver_call(function: &str) -> Result<(), CUresult> {
+    match any() {
+        true => strike_driver_call(function),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn strike_driver_call(function: &str) -> Result<(), CUresult> {
+    let mut result = Ok(());
+    for rule in striking(
+        |point| matches!(point, Point::Call(name) if name == function),
+        &[],
+    ) {
+        match rule.action {
+            Action::Delay(by) => std::thread::sleep(by),
+            Action::Hang | Action::Stall => rule.hold(None),
+            Action::Fail(code) => result = Err(CUresult(code)),
+            Action::Kill => kill(),
+        }
+    }
+    result
+}
+
+/// The faults that strike an operation which is about to begin, if any.
+pub(crate) fn check_operation(name: &str, rank: i32) -> Option<OperationFault> {
+    let matches = |point: &Point| match point {
+        Point::Operation(wanted) => wanted.as_deref().is_none_or(|wanted| wanted == name),
+        Point::Call(_) => false,
+    };
+    let rules = striking(matches, &[rank]);
+    if rules.is_empty() {
+        return None;
+    }
+    let mut fault = OperationFault::default();
+    for rule in rules {
+        match rule.action {
+            Action::Delay(by) => fault.until = fault.until.max(Some(Instant::now() + by)),
+            Action::Hang | Action::Stall => fault.holding.push(rule),
+            Action::Fail(code) => fault.code = Code::new(code),
+            Action::Kill => kill(),
+        }
+    }
+    Some(fault)
+}
+
+fn kill() -> ! {
+    // SAFETY: ends this process, at once.
+    unsafe { libc::raise(libc::SIGKILL) };
+    unreachable!("SIGKILL cannot be ignored")
+}
