@@ -1,0 +1,17 @@
+//! What can be seen from outside: the log's names and fields are those of the page that lists them, and the
+//! numbers are those of what was done.
+
+mod lateness;
+mod listed;
+mod log;
+mod metrics;
+mod numbers;
+mod page;
+mod recovering;
+mod seen;
+mod sources;
+mod spans;
+#[path = "../support/mod.rs"]
+mod support;
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;

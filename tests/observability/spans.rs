@@ -1,0 +1,168 @@
+//! In which span of the program a call was made, also where OpenTelemetry is told.
+
+use nccl::{ReduceOp, World};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::Outcome;
+use crate::page::PAGE;
+use crate::seen::Values;
+use crate::support::{self, ranks_as_threads};
+
+/// What a layer of the program's own keeps of a span.
+struct Fields(String);
+
+struct Keeper;
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Keeper {
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        id: &tracing::span::Id,
+        context: Context<'_, S>,
+    ) {
+        let mut values = Values::default();
+        attributes.record(&mut values);
+        let fields = values
+            .0
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        let fields = Fields(fields.collect::<Vec<_>>().join(" "));
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(fields);
+        }
+    }
+}
+
+fn calls_are_made_in_spans(world: World) -> Outcome {
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world
+        .communicator("observed/spans")
+        .stream(&stream)
+        .build()?;
+    let mut y = stream.alloc_zeros::<f32>(4)?;
+    let mut call = || comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
+    // Nobody listens.
+    let unheard = tracing::info_span!("step", number = 16).entered();
+    call()?;
+    drop(unheard);
+    let registry: tracing::Dispatch = tracing_subscriber::registry().with(Keeper).into();
+    let listening = tracing::dispatcher::set_default(&registry);
+    let step = tracing::info_span!("step", number = 17).entered();
+    call()?;
+    let inner = tracing::info_span!("request", user = "ada").entered();
+    call()?;
+    let id = inner.id().ok_or("somebody listens")?.into_u64();
+    drop(inner);
+    call()?;
+    drop(step);
+    call()?;
+    drop(listening);
+    call()?;
+    let names = |recording: &nccl::recorder::Recording| -> Vec<Option<String>> {
+        let spans = recording.calls.iter().map(|call| call.span.as_ref());
+        spans
+            .map(|span| span.map(|span| span.name.clone()))
+            .collect()
+    };
+    let expected = [
+        None,
+        Some("step"),
+        Some("request"),
+        Some("step"),
+        None,
+        None,
+    ];
+    let expected = expected.map(|name| name.map(str::to_owned));
+    assert_eq!(names(&comm.recording()), expected);
+
+    let again = tracing::dispatcher::set_default(&registry);
+    let open = tracing::info_span!("step", number = 18).entered();
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    nccl::recorder::describe_spans(move |asked| {
+        if asked == id {
+            panic!("of one that is over");
+        }
+        let registry = registry.downcast_ref::<tracing_subscriber::Registry>()?;
+        let span = registry.span(&tracing::Id::from_u64(asked))?;
+        let fields = span.extensions().get::<Fields>()?.0.clone();
+        Some(fields)
+    });
+    let recording = comm.recording();
+    let spans: Vec<_> = recording
+        .calls
+        .iter()
+        .filter_map(|call| call.span.as_ref())
+        .collect();
+    let [step, request, .., last] = &spans[..] else {
+        return Err(format!("four in spans: {spans:?}").into());
+    };
+    assert_eq!(
+        (request.id, &request.about),
+        (id, &None),
+        "its description panics"
+    );
+    assert_eq!(step.about, None, "it is over");
+    assert_eq!(last.about.as_deref(), Some("number=18"));
+    drop(open);
+    drop(again);
+    let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
+    let page = timeline.to_html();
+    assert!(
+        page.contains("in span \\\"step\\\", number"),
+        "the page's tip says it: {page}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_call_says_in_which_span_of_the_program_it_was_made() {
+    ranks_as_threads(1, calls_are_made_in_spans);
+}
+
+#[test]
+fn a_trace_of_opentelemetry_holds_both_ranks_and_the_recorder_names_it() {
+    let example = nccl_tools::testing::example("opentelemetry");
+    let output = std::process::Command::new(example).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let of = |beginning: &str| -> Vec<&str> {
+        let lines = said.lines().filter(|line| line.starts_with(beginning));
+        lines
+            .map(|line| line.split_once("trace ").unwrap().1)
+            .collect()
+    };
+    let trace = |line: &&str| line.split_once(' ').unwrap().0.to_owned();
+    let (zero, one) = (
+        of("rank 0: all_reduce #1 in request"),
+        of("rank 1: all_reduce #1 in request"),
+    );
+    assert_eq!((zero.len(), one.len()), (1, 1), "{said}");
+    assert_eq!(trace(&zero[0]), trace(&one[0]), "{said}");
+    let exported = of("exported: ");
+    let requests: Vec<_> = exported
+        .iter()
+        .filter(|line| line.contains(" request "))
+        .collect();
+    assert_eq!(requests.len(), 2, "{said}");
+    assert!(
+        requests.iter().all(|line| trace(line) == trace(&zero[0])),
+        "{said}"
+    );
+    let inits = exported.iter().filter(|line| {
+        line.contains(" nccl.comm.init ")
+            && line.contains("comm=model/tp")
+            && line.contains("communicator ready")
+    });
+    assert_eq!(inits.count(), 2, "{said}");
+}
+
+#[test]
+fn the_page_shows_lines_of_the_example() {
+    let (_, text) = PAGE.split_once("### With OpenTelemetry").unwrap();
+    let (_, code) = text.split_once("```rust,ignore\n").unwrap();
+    let (code, _) = code.split_once("```").unwrap();
+    let example = include_str!("../../examples/opentelemetry.rs");
+    let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat(example).contains(&flat(code)), "{code}");
+}
