@@ -131,14 +131,22 @@ fn an_interface_that_is_down_is_named_with_the_line_that_brings_it_up() {
 
 /// A rule for connections that begin on other hosts; false, aloud, where there is no nft.
 fn firewall(hosts: &Hosts, host: usize, verdict: &str) -> bool {
+    rule(
+        hosts,
+        host,
+        &format!("tcp flags & (syn | ack) == syn {verdict}"),
+    )
+}
+
+/// A rule for what comes to a host; false, aloud, where there is no nft.
+fn rule(hosts: &Hosts, host: usize, rule: &str) -> bool {
     let made = Command::new("nft").arg("--version").output();
     if !made.is_ok_and(|made| made.status.success()) {
         eprintln!("SKIPPED: a firewall needs nft of nftables");
         return false;
     }
     let rules = format!(
-        "add table inet t; add chain inet t c {{ type filter hook input priority 0; }}; add rule inet t c tcp flags \
-         & (syn | ack) == syn {verdict}"
+        "add table inet t; add chain inet t c {{ type filter hook input priority 0; }}; add rule inet t c {rule}"
     );
     let output = Command::new("ip")
         .args(["netns", "exec", &hosts.namespace(host), "nft", &rules])
@@ -162,6 +170,29 @@ fn a_firewall_that_drops_is_found_within_seconds() {
             "error (reachable): ranks 2,3 (h2) advertise 10.77.0.2 on eth0",
             "unreachable from hosts h1, h3 (no answer within 2.5 s: a firewall drops it",
             "let TCP pass from hosts h1, h3 to eth0 of host h2",
+        ],
+    );
+}
+
+/// As where a tunnel is on the way, and a firewall keeps from the sender that it is narrow.
+#[test]
+fn a_way_that_loses_large_packets_is_found_within_seconds() {
+    let Some(hosts) = plain() else { return };
+    if !rule(&hosts, 1, "meta length > 1400 drop") {
+        return;
+    }
+    // A cable of the kernel's takes several packets as one.
+    for host in 0..3 {
+        hosts.on(host, "ip link set dev eth0 gso_max_segs 1");
+    }
+    let report = agreed(ranks(&hosts, &nothing));
+    contains(
+        &report,
+        &[
+            "error (reachable): ranks 2,3 (h2) advertise 10.77.0.2 on eth0",
+            "gets no large packets from hosts h1, h3 (small ones pass: something on the way takes less than the \
+             MTU of 1500 bytes and does not say so)",
+            "ping -M do -s BYTES 10.77.0.1 on host h2",
         ],
     );
 }

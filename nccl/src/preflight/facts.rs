@@ -11,7 +11,7 @@ use super::wire;
 use crate::Version;
 
 /// What has to be the same for ranks to understand each other's facts.
-pub(super) const PROTOCOL: u64 = 2;
+pub(super) const PROTOCOL: u64 = 3;
 
 /// One rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! Whether hosts reach each other at the addresses that NCCL takes.
 //!
 //! One rank of each network opens a [`Door`]: it listens at the address that NCCL will take, at a port that
-//! the system gives, and tells everybody who comes a token. Every other such rank connects, all at once, and
-//! keeps the system's own reason where that fails. All of it ends within [`PATIENCE`].
+//! the system gives, and tells everybody who comes a token, then as much as fills packets of the largest size.
+//! Every other such rank connects, all at once, and keeps the system's own reason where that fails; one that
+//! hears the token, and not the rest, is behind something that loses large packets. All of it ends within
+//! [`PATIENCE`].
 
 use std::collections::HashMap;
 use std::io;
@@ -28,6 +30,9 @@ const MOST_DOORS: usize = 128;
 
 const TOKEN: usize = 16;
 
+/// What comes behind the token: two packets of the largest usual MTU, 9000 bytes.
+const LARGE: usize = 18 * 1024;
+
 /// Where a rank listens, and what it says to those who come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Door {
@@ -38,6 +43,8 @@ pub(super) struct Door {
     pub(super) token: String,
     /// Why it could not be opened.
     pub(super) failed: String,
+    /// Of the interface, in bytes; 0 where the system does not tell.
+    pub(super) mtu: u64,
 }
 
 wire::fields!(Door {
@@ -45,7 +52,8 @@ wire::fields!(Door {
     interface,
     at,
     token,
-    failed
+    failed,
+    mtu
 });
 
 /// A try that did not end well.
@@ -59,6 +67,8 @@ pub(super) struct Failure {
     pub(super) error: u64,
     /// Somebody else answered.
     pub(super) stranger: bool,
+    /// The token came, and what fills large packets did not.
+    pub(super) large: bool,
 }
 
 wire::fields!(Failure {
@@ -66,7 +76,8 @@ wire::fields!(Failure {
     to,
     source,
     error,
-    stranger
+    stranger,
+    large
 });
 
 /// An open door, until it is dropped.
@@ -89,6 +100,7 @@ impl Open {
             None => Err(io::Error::other("NCCL finds no interface")),
             Some((address, _)) => {
                 door.interface.clone_from(&address.interface);
+                door.mtu = mtu(&address.interface);
                 listen(address.socket(0))
             }
         };
@@ -132,6 +144,13 @@ impl Drop for Open {
     }
 }
 
+fn mtu(interface: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
+    text.ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
 fn family(at: SocketAddr) -> AddressFamily {
     match at {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -152,13 +171,20 @@ fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((socket, at))
 }
 
-/// Says the token to everybody who comes.
+/// Says the token, and the rest, to everybody who comes.
 fn serve(listener: &OwnedFd, token: &[u8], stop: &AtomicBool) {
+    let large = [0u8; LARGE];
     while !stop.load(Ordering::Relaxed) {
-        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
             Ok(guest) => {
-                // Sixteen bytes go into the socket's own buffer, whoever reads them or not.
-                let _ = rustix::net::send(&guest, token, rustix::net::SendFlags::NOSIGNAL);
+                // The token goes in a small packet of its own. All of it fits into the socket's own buffer, whoever
+                // reads it or not; the system sends it when the guest is gone from here.
+                let _ = sockopt::set_socket_send_buffer_size(&guest, 4 * LARGE);
+                let _ = sockopt::set_tcp_nodelay(&guest, true);
+                for bytes in [token, &large] {
+                    let _ = rustix::net::send(&guest, bytes, rustix::net::SendFlags::NOSIGNAL);
+                }
             }
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(Errno::AGAIN) => {
@@ -195,6 +221,7 @@ struct Way<'d> {
     socket: OwnedFd,
     source: String,
     connected: bool,
+    /// Of the token.
     heard: Vec<u8>,
 }
 
@@ -215,6 +242,7 @@ pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure>
         source: source.to_owned(),
         error,
         stranger,
+        large: false,
     };
     for door in chosen(rank, doors) {
         let Ok(at) = door.at.parse::<SocketAddr>() else {
@@ -257,10 +285,12 @@ pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure>
         }
         if left.is_zero() {
             // One that connected and heard nothing came to somebody who is not the rank.
-            failures.extend(
-                ways.drain()
-                    .map(|(_, way)| fail(way.door, &way.source, 0, way.connected)),
-            );
+            failures.extend(ways.drain().map(|(_, way)| {
+                let large = way.heard.len() == TOKEN;
+                let stranger = way.connected && !large;
+                let failure = fail(way.door, &way.source, 0, stranger);
+                Failure { large, ..failure }
+            }));
         }
     }
     failures.sort_by_key(|failure| failure.to);
@@ -311,18 +341,21 @@ impl Way<'_> {
                 Ok(Err(error)) | Err(error) => return Some(End::Error(number(error))),
             }
         }
-        let mut buffer = [0u8; TOKEN];
+        // As it ends behind everything else, the end says that all of it came.
+        let mut buffer = [0u8; LARGE];
         match rustix::net::recv(
             &self.socket,
             &mut buffer[..],
             rustix::net::RecvFlags::empty(),
         ) {
             Ok((count, _)) => {
-                self.heard.extend_from_slice(&buffer[..count.min(TOKEN)]);
+                let missing = TOKEN - self.heard.len();
+                self.heard.extend_from_slice(&buffer[..count.min(missing)]);
                 let token = self.door.token.as_bytes();
                 match () {
-                    () if self.heard == token => Some(End::Well),
-                    () if count > 0 && token.starts_with(&self.heard) => None,
+                    () if !token.starts_with(&self.heard) => Some(End::Stranger),
+                    () if count > 0 => None,
+                    () if self.heard.len() == TOKEN => Some(End::Well),
                     () => Some(End::Stranger),
                 }
             }
@@ -368,6 +401,15 @@ mod tests {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let chatty = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let chatty_at = chatty.local_addr().unwrap();
+        let narrow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let narrow_at = narrow.local_addr().unwrap();
+        std::thread::spawn(move || {
+            use std::io::Write as _;
+            let mut guest = narrow.accept().unwrap().0;
+            guest.write_all(b"0123456789abcdef").unwrap();
+            // The rest is lost on the way.
+            std::thread::sleep(PATIENCE);
+        });
         std::thread::spawn(move || {
             use std::io::Write as _;
             let _ = chatty
@@ -389,6 +431,7 @@ mod tests {
             door(4, &chatty_at),
             // Not usable as an address of a host.
             door(5, &"255.255.255.255:9"),
+            door(6, &narrow_at),
         ];
         let begun = Instant::now();
         let failures = visit(0, &doors, begun + Duration::from_millis(300));
@@ -399,13 +442,18 @@ mod tests {
         );
         let brief: Vec<_> = failures
             .iter()
-            .map(|f| (f.to, f.error, f.stranger))
+            .map(|f| (f.to, f.error, f.stranger, f.large))
             .collect();
         let refused = number(Errno::CONNREFUSED);
         assert_eq!(
             brief[..3],
-            [(2, refused, false), (3, 0, true), (4, 0, true)]
+            [
+                (2, refused, false, false),
+                (3, 0, true, false),
+                (4, 0, true, false)
+            ]
         );
+        assert_eq!(brief[4], (6, 0, false, true));
         assert_eq!(brief[3].0, 5);
         assert_ne!(brief[3].1, 0);
         assert_eq!(failures[0].source, "127.0.0.1");

@@ -32,6 +32,10 @@ pub(super) struct Place {
 /// How long one try to connect may take: an answer comes in milliseconds, or not at all.
 const TRY: Duration = Duration::from_secs(1);
 
+/// The most bytes in one packet: they pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
+/// A way that loses larger packets in silence would otherwise make a host look dead that is there.
+const SEGMENT: u32 = 1220;
+
 /// How many ports a message says something about.
 const TOLD: usize = 8;
 
@@ -227,7 +231,10 @@ fn new_socket(to: SocketAddr) -> Result<OwnedFd, Errno> {
         AddressFamily::INET6
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    // One that cannot be had costs nothing on an ordinary way.
+    let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT);
+    Ok(socket)
 }
 
 fn bind(at: SocketAddr) -> Result<OwnedFd, Errno> {

@@ -184,8 +184,8 @@ pub(crate) const NETWORK: Elsewhere = &[
         "`tests/rendezvous.rs`, `tests/preflight/between_hosts.rs`",
     ),
     (
-        "large packets are lost (MTU)",
-        "not noticed by itself: an operation that hangs ends at its limit, and the link is not named",
+        "large packets are lost from the start (MTU)",
+        "`tests/preflight/between_hosts.rs`: found before NCCL is started, with the hosts",
     ),
     ("IPv6 and IPv4 mixed", "`tests/preflight/between_hosts.rs`"),
     (

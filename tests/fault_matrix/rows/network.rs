@@ -126,6 +126,34 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "narrow",
+        fault: "a network begins to lose packets of more than 1300 bytes, and does not say so",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            // A cable of the kernel's takes several packets as one.
+            for host in 0..2 {
+                let single = hosts(stage).try_on(host, "ip link set dev eth0 gso_max_segs 1");
+                single.map_err(|_| Unable::NotHere("its ip knows no gso_max_segs"))?;
+            }
+            throw_away(stage, 1, "meta length > 1300")
+        }),
+        play: |actor| {
+            actor.work_for(Duration::from_millis(500))?;
+            let world = &actor.world;
+            let key = |rank: usize| format!("large/{rank}");
+            world.set(&key(world.rank()), &[7; 64 << 10])?;
+            world.barrier("large")?;
+            for rank in 0..world.size() {
+                assert_eq!(world.get(&key(rank))?.len(), 64 << 10);
+            }
+            // One that is not acknowledged for three seconds ends a connection.
+            actor.work_for(Duration::from_millis(3500))
+        },
+        ends: Ends::Nothing,
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
         name: "cut-coordinator",
         fault: "the cable of the host of rank 0, which coordinates, is pulled",
         cast: Cast::Hosts(&[1, 1, 1]),

@@ -117,17 +117,22 @@ fn blame(view: &View<'_>, doors: &[Door], culprit: usize, lines: Vec<&Failure>) 
     let (to, from): (Vec<&Failure>, Vec<&Failure>) =
         lines.into_iter().partition(|line| line.to == culprit);
     let mut parts = Vec::new();
-    if !to.is_empty() {
-        parts.push(format!(
-            "unreachable from {}",
-            reasons(view, &to, |line| line.from)
-        ));
-    }
-    if !from.is_empty() {
-        parts.push(format!(
-            "cannot reach {}",
-            reasons(view, &from, |line| line.to)
-        ));
+    // Who goes to a door gets the packets.
+    let kinds: [(_, _, bool, fn(&Failure) -> usize); 4] = [
+        ("unreachable from", &to, false, |line| line.from),
+        ("cannot reach", &from, false, |line| line.to),
+        ("gets no large packets from", &from, true, |line| line.to),
+        ("has no large packets come to", &to, true, |line| line.from),
+    ];
+    for (words, lines, large, other) in kinds {
+        let lines: Vec<&Failure> = lines
+            .iter()
+            .copied()
+            .filter(|line| line.large == large)
+            .collect();
+        if !lines.is_empty() {
+            parts.push(format!("{words} {}", reasons(view, doors, &lines, other)));
+        }
     }
     let verb = if ranks.len() == 1 {
         "advertises"
@@ -158,11 +163,16 @@ fn blame(view: &View<'_>, doors: &[Door], culprit: usize, lines: Vec<&Failure>) 
 }
 
 /// The hosts at the other ends, by reason.
-fn reasons(view: &View<'_>, lines: &[&Failure], other: impl Fn(&Failure) -> usize) -> String {
+fn reasons(
+    view: &View<'_>,
+    doors: &[Door],
+    lines: &[&Failure],
+    other: fn(&Failure) -> usize,
+) -> String {
     let mut by_reason: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for line in lines {
         by_reason
-            .entry(reason(view, line))
+            .entry(reason(view, doors, line))
             .or_default()
             .push(other(line));
     }
@@ -179,7 +189,19 @@ fn reasons(view: &View<'_>, lines: &[&Failure], other: impl Fn(&Failure) -> usiz
 }
 
 /// The system's reason, and what it usually means.
-fn reason(view: &View<'_>, line: &Failure) -> String {
+fn reason(view: &View<'_>, doors: &[Door], line: &Failure) -> String {
+    if line.large {
+        let door = doors.iter().find(|door| door.rank == line.to);
+        let mtu = door.map_or(0, |door| door.mtu);
+        let mtu = if mtu > 0 {
+            format!(" of {mtu} bytes")
+        } else {
+            String::new()
+        };
+        return format!(
+            "small ones pass: something on the way takes less than the MTU{mtu} and does not say so"
+        );
+    }
     let target = view.process(line.to).and_then(|process| process.choice());
     let source = view.process(line.from);
     let own = target.zip(source).is_some_and(|((target, _), source)| {
@@ -230,6 +252,9 @@ fn remedy(
     from: &[&Failure],
 ) -> String {
     let host = view.host(culprit);
+    if to.iter().chain(from).all(|line| line.large) {
+        return narrow(view, doors, culprit, to, from);
+    }
     if let Some(better) = suggestion(view, culprit) {
         return format!(
             "use {} ({}) on host {host}: {}",
@@ -260,6 +285,31 @@ fn remedy(
     format!(
         "let TCP pass {ways}, to any port{ports}: NCCL listens where the system lets it (nft list ruleset and ip \
          route get show what forbids it)"
+    )
+}
+
+/// What helps where only large packets are lost.
+fn narrow(
+    view: &View<'_>,
+    doors: &[Door],
+    culprit: usize,
+    to: &[&Failure],
+    from: &[&Failure],
+) -> String {
+    let door = doors.iter().find(|door| door.rank == culprit);
+    let interface = door.map_or("its interface", |door| &door.interface);
+    let other = from.iter().map(|line| line.to);
+    let other = other.chain(to.iter().map(|line| line.from)).min();
+    let address = other
+        .and_then(|other| view.process(other)?.choice())
+        .map_or_else(
+            || String::from("ADDRESS"),
+            |(address, _)| address.address.to_string(),
+        );
+    format!(
+        "find what passes (ping -M do -s BYTES {address} on host {host}) and set {interface} of the hosts to it, 28 \
+         bytes more (ip link set dev {interface} mtu NUMBER), or let ICMP \"fragmentation needed\" through",
+        host = view.host(culprit)
     )
 }
 
@@ -319,6 +369,29 @@ mod tests {
             "ranks 2,3 (h2) advertise 10.0.0.2 on eth0",
             "unreachable from hosts h1, h3 (no answer within 2.5 s: a firewall drops it",
             "let TCP pass from hosts h1, h3 to eth0 of host h2",
+        ] {
+            assert!(report.to_string().contains(words), "{words:?} in {report}");
+        }
+    }
+
+    #[test]
+    fn a_host_whose_large_packets_are_lost_is_told_apart_from_one_out_of_reach() {
+        let (facts, mut doors) = hosts();
+        doors.iter_mut().for_each(|door| door.mtu = 9000);
+        let lost = |from, to| Failure {
+            large: true,
+            ..failure(from, to, 0)
+        };
+        let report = judged(&facts, &doors, &[lost(2, 0), lost(2, 4), lost(4, 2)]);
+        let [finding] = report.findings() else {
+            panic!("{report}");
+        };
+        assert_eq!(finding.hosts, ["h2"]);
+        for words in [
+            "gets no large packets from hosts h1, h3 (small ones pass: something on the way takes less than the \
+             MTU of 9000 bytes and does not say so), and has no large packets come to host h3",
+            "ping -M do -s BYTES 10.0.0.1 on host h2",
+            "ip link set dev eth0 mtu",
         ] {
             assert!(report.to_string().contains(words), "{words:?} in {report}");
         }

@@ -165,6 +165,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             interface: word(random),
             at: word(random),
             token: word(random),
+            mtu: random.u64(..3) * 1500,
             failed: word(random),
         });
         doors.sort_by_key(|door| door.rank);
@@ -175,6 +176,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             source: word(random),
             error: number(random),
             stranger: random.bool(),
+            large: random.bool(),
         });
         let view = View::of(&facts);
         let first = judge_reached(&view, &doors, &failures);
