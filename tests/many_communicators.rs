@@ -243,7 +243,7 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
 #[test]
 fn a_warm_up_ends_at_one_limit_for_all_of_it() {
     ranks_as_threads(2, |world| -> Outcome {
-        let limit = Duration::from_secs(1);
+        let limit = Duration::from_secs(3);
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("late").stream(&stream).build()?;
         world.barrier("made")?;

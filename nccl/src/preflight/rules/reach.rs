@@ -118,11 +118,13 @@ fn blame(view: &View<'_>, doors: &[Door], culprit: usize, lines: Vec<&Failure>) 
         lines.into_iter().partition(|line| line.to == culprit);
     let mut parts = Vec::new();
     // Who goes to a door gets the packets.
-    let kinds: [(_, _, bool, fn(&Failure) -> usize); 4] = [
-        ("unreachable from", &to, false, |line| line.from),
-        ("cannot reach", &from, false, |line| line.to),
-        ("gets no large packets from", &from, true, |line| line.to),
-        ("has no large packets come to", &to, true, |line| line.from),
+    type Other = fn(&Failure) -> usize;
+    let (there, here): (Other, Other) = (|line| line.to, |line| line.from);
+    let kinds = [
+        ("unreachable from", &to, false, here),
+        ("cannot reach", &from, false, there),
+        ("gets no large packets from", &from, true, there),
+        ("has no large packets come to", &to, true, here),
     ];
     for (words, lines, large, other) in kinds {
         let lines: Vec<&Failure> = lines
