@@ -11,7 +11,8 @@ use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{Communicator, ReduceOp, Request, World};
+use nccl::{Communicator, FaultClass, ReduceOp, Request, RootCause, World};
+use nccl_emulator::faults;
 use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -262,6 +263,45 @@ fn three_hundred_awaited_requests_cost_one_thread() {
             }
         }
         comm.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn who_awaits_on_a_device_that_fails_for_good_is_told_what_all_ranks_are() {
+    if !support::needs_emulator("a device that fails") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let (stream, comm) = start(&world)?;
+        let mut y = stream.alloc_zeros::<f32>(64)?;
+        world.barrier("now")?;
+        let error = match world.rank() {
+            0 => {
+                let sum = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                // No event can be had for it any more. Other threads would find that first.
+                let calls = ["cuEventCreate", "cuEventRecord", "cuEventQuery"];
+                let _fault = calls.map(|call| faults::at_call(call).on_this_thread().fail(719));
+                smol::block_on(sum)
+            }
+            _ => {
+                while comm.fault().is_none() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                comm.all_reduce_in_place(&mut y, ReduceOp::Sum).map(drop)
+            }
+        };
+        let error = error.expect_err("the device of rank 0 has failed");
+        let fault = error.fault().ok_or_else(|| error.to_string())?;
+        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::Failed));
+        let RootCause::CallFailed {
+            cuda: Some(719), ..
+        } = fault.root()
+        else {
+            return Err(fault.to_string().into());
+        };
+        let all = world.all_gather("what all are told", fault.explain().as_bytes())?;
+        assert_eq!(all[0], all[1]);
         Ok(())
     });
 }

@@ -291,10 +291,10 @@ impl Communicator {
 
     #[cold]
     fn in_group(&self, error: Error) -> Error {
-        error.during(|| {
+        self.inner.conclude_before(error.during(|| {
             self.inner
                 .operation(OperationKind::Group, Shape::default(), None, Instant::now())
-        })
+        }))
     }
 }
 

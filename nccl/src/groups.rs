@@ -124,10 +124,10 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
 }
 
 fn in_group(comm: &Communicator, error: Error) -> Error {
-    error.during(|| {
+    comm.inner.conclude_before(error.during(|| {
         comm.inner
             .operation(OperationKind::Group, Shape::default(), None, Instant::now())
-    })
+    }))
 }
 
 /// Operations of several communicators that are recorded to be issued together; see [`group`].

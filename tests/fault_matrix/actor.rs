@@ -162,7 +162,8 @@ pub(crate) fn rank(row: &'static Row) {
     if let Err(error) = result {
         println!("in full: {}", error.to_string().replace('\n', " "));
     }
-    if !row.aside.contains(&actor.world.rank()) {
+    let rank = actor.world.rank();
+    if !row.aside.contains(&rank) && !row.leave.contains(&rank) {
         go_on(row, actor, &before);
     }
     println!("main returns");

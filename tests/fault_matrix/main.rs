@@ -109,7 +109,7 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     let together: Vec<usize> = live
         .iter()
         .copied()
-        .filter(|rank| !row.aside.contains(rank))
+        .filter(|rank| !row.aside.contains(rank) && !row.leave.contains(rank))
         .collect();
     for &rank in &together {
         let (size, at) = stage.says(rank, "on: ", PATIENCE)?;

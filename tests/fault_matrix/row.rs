@@ -91,6 +91,8 @@ pub(crate) struct Row {
     pub(crate) ends: Ends,
     /// Those that do not live to tell it, or cannot.
     pub(crate) lost: &'static [usize],
+    /// Those that are told as all are, and end then: CUDA does nothing more in their process.
+    pub(crate) leave: &'static [usize],
     /// Those that are cut off from the others, and what they are told.
     pub(crate) aside: &'static [usize],
     pub(crate) aside_says: &'static str,
@@ -113,6 +115,7 @@ pub(crate) const ROW: Row = Row {
     harm: None,
     ends: Ends::Nothing,
     lost: &[],
+    leave: &[],
     aside: &[],
     aside_says: "",
     bound: Duration::from_secs(2),

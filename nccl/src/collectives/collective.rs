@@ -381,9 +381,9 @@ impl Communicator {
     /// Says in which operation a check failed.
     #[cold]
     pub(crate) fn failed_check(&self, kind: OperationKind, shape: Shape, error: Error) -> Error {
-        error.during(|| {
+        self.inner.conclude_before(error.during(|| {
             self.inner
                 .operation(kind, shape, None, std::time::Instant::now())
-        })
+        }))
     }
 }

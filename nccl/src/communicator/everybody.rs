@@ -21,6 +21,7 @@ use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::library::Capability;
+use crate::supervision::Cause;
 use crate::time::deadline_after;
 
 struct Everybody {
@@ -288,6 +289,22 @@ impl Everybody {
             .filter(|inner| !inner.phase.get().is_final())
             .collect()
     }
+}
+
+/// From now on all communicators of the context of `first` count as ended; those of which that begins here.
+pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Arc<Inner>, bool)> {
+    let mut begun = Vec::new();
+    // What it was called on is told first: its cause names the operation.
+    if first.begin_abort(Why::own(cause.clone())) {
+        begun.push((Arc::clone(first), true));
+    }
+    let others = lock(&EVERYBODY).alive();
+    for other in others {
+        if other.is_of_context_of(first) && other.begin_abort(Why::own(cause.elsewhere())) {
+            begun.push((other, true));
+        }
+    }
+    begun
 }
 
 /// Aborts all of them, and waits until that is done.

@@ -13,7 +13,7 @@ use nccl_sys as sys;
 use super::everybody::Birth;
 use super::free::within;
 use super::handle::{Handle, RawComm, Turn, Unsettled};
-use super::lifecycle::Why;
+use super::lost::Noticed;
 use super::revoke::Revocation;
 use super::start::{Patience, as_int, settle_apart, start, start_split};
 use super::state::{Left, Phase};
@@ -357,7 +357,8 @@ impl Inner {
     ) -> Error {
         let describe = || self.operation(OperationKind::Init, Shape::default(), None, started);
         let error = error.during(describe);
-        let ours = self.begin_abort(Why::from(&error));
+        let ours = self.begin_abort(self.why(&error));
+        self.ends_if_lost(&error, Noticed::Before);
         if ours {
             failing(&error, None);
         }

@@ -86,7 +86,9 @@ impl Communicator {
     ) -> Error {
         let inner = &self.inner;
         let error = match refused {
-            Refused::Before(error) => error,
+            Refused::Before(error) => {
+                return inner.conclude_before(error.during(describe));
+            }
             Refused::Signalled(error) => {
                 let error = error.during(describe);
                 // Nothing is lent to NCCL by this operation: it may well be leaked.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
+use super::lost::Noticed;
 use super::state::Retired;
 use super::{Communicator, Inner, State, everybody};
 use crate::error::{Error, ErrorKind, Result};
@@ -156,9 +157,10 @@ impl Inner {
 
     /// The error to hand out. When the communicator is being aborted, waits for the end of that, on all
     /// ranks that can be reached: before, they may still write into memory that was lent. Then it says
-    /// what all of them say.
+    /// what all of them say. An error by which the device is lost begins that.
     #[cold]
-    pub(crate) fn conclude(&self, error: Error) -> Error {
+    pub(crate) fn conclude(self: &Arc<Self>, error: Error) -> Error {
+        self.ends_if_lost(&error, Noticed::Behind);
         let follows = matches!(
             error.kind(),
             ErrorKind::Aborted { .. }

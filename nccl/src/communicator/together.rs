@@ -55,7 +55,9 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             let inner = &all[at].comm.inner;
             let describe = || inner.operation(KIND, Shape::default(), None, started);
             let error = match refused {
-                Refused::Before(_, error) => error,
+                Refused::Before(_, error) => {
+                    return Err(inner.conclude_before(error.during(describe)));
+                }
                 Refused::Underway(_, error) => {
                     let error = error.during(describe);
                     abandon_all(all, at, &error);

@@ -120,10 +120,10 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                     false,
                 ))
             }
-            Err(error) => Err(comm
-                .inner
-                .conclude(error)
-                .during(|| comm.inner.replay_of(self.slot.number, started))),
+            Err(error) => {
+                let error = error.during(|| comm.inner.replay_of(self.slot.number, started));
+                Err(comm.inner.conclude_before(error))
+            }
         }
     }
 

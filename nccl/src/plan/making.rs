@@ -72,10 +72,10 @@ impl Communicator {
         );
         let _entered = span.enter();
         self.make_plan(buffers, record, started).map_err(|error| {
-            self.inner.conclude(error).during(|| {
+            self.inner.conclude_before(error.during(|| {
                 self.inner
                     .operation(OperationKind::Capture, Shape::default(), None, started)
-            })
+            }))
         })
     }
 

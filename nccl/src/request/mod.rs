@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream};
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{self, Backoff, Communicator, Inner, lock};
+use crate::communicator::{self, Backoff, Communicator, Inner, Noticed, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
@@ -147,8 +147,11 @@ impl Request {
     /// # }
     /// ```
     pub fn is_complete(&self) -> Result<bool> {
-        self.poll_once()
-            .map_err(|error| self.describe(self.what_all_say(error)))
+        self.poll_once().map_err(|error| {
+            let error = self.describe(error);
+            self.inner.ends_if_lost(&error, Noticed::Behind);
+            self.what_all_say(error)
+        })
     }
 
     /// The cause that all ranks have, where it is known without waiting for the end.
@@ -213,7 +216,7 @@ impl Request {
             .map_err(|error| match error.is_timeout() {
                 // Nothing has ended, or it has not been waited for.
                 true => self.describe(error),
-                false => self.describe(self.inner.conclude(error)),
+                false => self.inner.conclude(self.describe(error)),
             })
     }
 
@@ -383,14 +386,23 @@ impl Future for Request {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut failed = None;
         match self.poll_once() {
             Ok(true) => return Poll::Ready(Ok(())),
             Ok(false) => {}
-            Err(error) => return Poll::Ready(Err(self.last_word(error))),
+            Err(error) => {
+                let error = self.describe(error);
+                if !self.inner.ends_if_lost(&error, Noticed::Behind)
+                    || self.inner.phase.get().is_final()
+                {
+                    return Poll::Ready(Err(self.last_word(error)));
+                }
+                // The end of the abort that has begun is awaited below.
+                failed = Some(error);
+            }
         }
         let limit = self.limit;
-        let mut failed = None;
-        if let (Some(ticket), None) = (&self.ticket, &self.ending) {
+        if let (Some(ticket), None, None) = (&self.ticket, &self.ending, &failed) {
             if Instant::now() >= ticket.deadline() {
                 let error = self.describe(self.timed_out(limit));
                 self.inner.abort_in_background(&error);
@@ -400,7 +412,9 @@ impl Future for Request {
             }
         }
         let mark = match self.mark() {
-            Ok(mark) => Arc::clone(mark),
+            Ok(mark) => Some(Arc::clone(mark)),
+            // Its event could not be had; an end is awaited without one.
+            Err(_) if self.inner.phase.get().is_aborted() => None,
             Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
         };
         let deadline = if self.inner.phase.get().is_aborted() {

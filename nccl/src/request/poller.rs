@@ -20,7 +20,8 @@ use crate::supervision::inside::{self, Place};
 
 /// One awaited request.
 struct Watched {
-    mark: Arc<Mark>,
+    /// None for one whose communicator is ending.
+    mark: Option<Arc<Mark>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -67,7 +68,7 @@ impl Drop for Ticket {
 
 /// Has `waker` woken when `mark` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn watch(
-    mark: Arc<Mark>,
+    mark: Option<Arc<Mark>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -110,10 +111,13 @@ pub(crate) fn replace() {
     }
 }
 
+/// What of one the thread looks at: its key, and what [`Watched`] has.
+type Look = (u64, Option<Arc<Mark>>, Arc<Inner>, Instant);
+
 fn run(generation: u64) {
     reaper::relax_capture_mode();
     let mut busy_since = Instant::now();
-    let mut all: Vec<(u64, Arc<Mark>, Arc<Inner>, Instant)> = Vec::new();
+    let mut all: Vec<Look> = Vec::new();
     loop {
         let mut registry = lock(&POLLER.state);
         while registry.watched.is_empty() && registry.generation == generation {
@@ -127,7 +131,7 @@ fn run(generation: u64) {
             return;
         }
         all.extend(registry.watched.iter().map(|(&key, watched)| {
-            let (mark, inner) = (Arc::clone(&watched.mark), Arc::clone(&watched.inner));
+            let (mark, inner) = (watched.mark.clone(), Arc::clone(&watched.inner));
             (key, mark, inner, watched.deadline)
         }));
         // Whoever begins or ceases to await does not wait for CUDA.
@@ -139,7 +143,7 @@ fn run(generation: u64) {
             let Some(_working) = reaper::Working::begin() else {
                 return;
             };
-            if is_ready(&mark, &inner, deadline, now) {
+            if is_ready(mark.as_deref(), &inner, deadline, now) {
                 ready.push(key);
             }
         }
@@ -174,7 +178,7 @@ fn pause(waiting: Duration) -> Duration {
     }
 }
 
-fn is_ready(mark: &Mark, inner: &Inner, deadline: Instant, now: Instant) -> bool {
+fn is_ready(mark: Option<&Mark>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
     let state = inner.phase.get();
     if state.is_aborted() {
         // What its stream says means nothing any more.
@@ -185,7 +189,7 @@ fn is_ready(mark: &Mark, inner: &Inner, deadline: Instant, now: Instant) -> bool
     }
     let _inside = inside::enter(inner, Place::Poller, inner.timeouts.operation);
     // An error is for the task to find.
-    !matches!(mark.event.try_is_complete(), Ok(false))
+    mark.is_some_and(|mark| !matches!(mark.event.try_is_complete(), Ok(false)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nccl::FaultClass::{Failed, TimedOut};
 use nccl::ReduceOp;
+use nccl::cudarc::driver::{DevicePtr, result};
 use nccl_emulator::faults;
 
 use crate::actor::{Actor, hear};
@@ -40,6 +41,23 @@ fn all_reduce_of(actor: &Actor, len: usize) -> nccl::Result<()> {
         .comm()
         .all_reduce_in_place(&mut y, ReduceOp::Sum)?
         .wait()
+}
+
+/// What a kernel does that writes where nothing is: from now on, every call into this context fails.
+fn lose_the_context(actor: &Actor) {
+    // Operations may be waiting on the other one.
+    let stream = actor.stream.context().new_stream().expect("a stream");
+    let gone = stream.alloc_zeros::<u8>(1 << 20).expect("memory");
+    let (address, guard) = gone.device_ptr(&stream);
+    drop(guard);
+    drop(gone);
+    stream.synchronize().expect("all is well");
+    // SAFETY: the emulator looks at the address, and finds that nothing is there.
+    let written = unsafe {
+        result::memset_d8_async(address, 1, 1 << 20, stream.cu_stream())
+            .and_then(|()| result::stream::synchronize(stream.cu_stream()))
+    };
+    written.expect_err("nothing is there");
 }
 
 pub(crate) const ROWS: &[Row] = &[
@@ -194,17 +212,93 @@ pub(crate) const ROWS: &[Row] = &[
         name: "cuda-fails",
         fault: "a kernel of the program's own made CUDA fail for good (`CUDA_ERROR_ILLEGAL_ADDRESS`)",
         play: |actor| {
+            let mut y = actor.memory::<f32>(1 << 10);
             actor.harm();
-            let _fault = actor.is(1).then(|| {
-                let calls = ["cuEventQuery", "cuEventRecord", "cuStreamQuery"];
-                calls.map(|call| faults::at_call(call).fail(700))
-            });
-            actor.work()
+            if actor.is(1) {
+                lose_the_context(actor);
+            }
+            loop {
+                actor
+                    .comm()
+                    .all_reduce_in_place(&mut y, ReduceOp::Sum)?
+                    .wait()?;
+            }
         },
-        ends: failed(&["CUDA", "ILLEGAL_ADDRESS"]),
-        not_yet: Some(
-            "the rank itself has the error at once; where it is found before NCCL is called, the others are not told, and come to their limit",
-        ),
+        ends: failed(&[
+            "CUDA: ",
+            "ILLEGAL_ADDRESS",
+            "\"cuda\":700",
+            "\"failed_before\":true",
+        ]),
+        leave: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "cuda-refuses",
+        fault: "CUDA refuses a call in front of an operation (`CUDA_ERROR_INVALID_VALUE`), and is as good as before",
+        play: |actor| {
+            let mut y = actor.memory::<f32>(1 << 10);
+            actor.harm();
+            if !actor.is(1) {
+                return Ok(());
+            }
+            let calls = faults::at_call("cuStreamIsCapturing").on_this_thread();
+            let _fault = calls.fail(1);
+            let refused = actor.comm().all_reduce_in_place(&mut y, ReduceOp::Sum);
+            refused.map(drop)
+        },
+        ends: Ends::Refused {
+            on: &[1],
+            says: &["CUDA: ", "INVALID_VALUE"],
+        },
+        then: Then::Same,
+        ..ROW
+    },
+    Row {
+        name: "cuda-fails-later",
+        fault: "the same, while the rank waits for an operation, and another communicator is idle",
+        play: |actor| {
+            let idle = actor.build("idle").expect("all are there");
+            let mut y = actor.memory::<f32>(1 << 10);
+            actor.harm();
+            let mut sum = || actor.comm().all_reduce_in_place(&mut y, ReduceOp::Sum);
+            if actor.is(1) {
+                let waits = sum()?;
+                std::thread::sleep(Duration::from_millis(100));
+                lose_the_context(actor);
+                waits.wait()?;
+            }
+            hear(&idle)?;
+            let fault = idle.fault().expect("it has ended as well");
+            assert_eq!(fault.class(), Failed, "{fault}");
+            sum()?.wait()
+        },
+        ends: failed(&["CUDA: ", "ILLEGAL_ADDRESS", "\"cuda\":700"]),
+        leave: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "cuda-fails-unseen",
+        fault: "the same, while operations are pending for which the rank's program does not ask",
+        play: |actor| {
+            let mut y = actor.memory::<f32>(1 << 10);
+            actor.harm();
+            if actor.is(1) {
+                let sum = actor.comm().all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                drop(sum);
+                lose_the_context(actor);
+            }
+            hear(actor.comm())?;
+            actor
+                .comm()
+                .all_reduce_in_place(&mut y, ReduceOp::Sum)?
+                .wait()
+        },
+        ends: failed(&["CUDA: ", "ILLEGAL_ADDRESS", "\"cuda\":700"]),
+        leave: &[1],
+        then: Then::Epoch,
         ..ROW
     },
 ];

@@ -153,6 +153,26 @@ impl Cause {
         }
     }
 
+    /// A call of CUDA's said that its context failed for good; `before` an operation was handed to NCCL, or behind some.
+    pub(crate) fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
+        let mut cause = Self::from(error);
+        if let RootCause::CallFailed { failed_before, .. } = &mut cause.root {
+            *failed_before = before;
+        }
+        cause.evidence.push(evidence.to_owned());
+        cause.hint = hint.to_owned();
+        cause
+    }
+
+    /// The same for another communicator: what was called on the first says nothing of this one.
+    pub(crate) fn elsewhere(&self) -> Self {
+        Self {
+            operation: String::new(),
+            began: None,
+            ..self.clone()
+        }
+    }
+
     pub(crate) fn text(&self) -> &str {
         &self.text
     }

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use super::facts::{Clock, Facts};
 use super::judge::{Court, Overdue, Queue, Standing, Unreached, depth};
 use super::registry::{Put, Side, give_back, new_event, record};
-use crate::communicator::{Inner, State, Visit};
+use crate::communicator::{Inner, Noticed, State, Visit, is_lost};
 use crate::error::{Error, NcclFailure};
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
@@ -76,7 +76,8 @@ pub(super) struct Report {
 /// Why a communicator is to be ended.
 pub(super) enum Found {
     Overdue(Box<Overdue>),
-    Failed(Error),
+    /// NCCL or CUDA says so; whether anything of the communicator was under way.
+    Failed(Error, Noticed),
     Signalled,
 }
 
@@ -142,7 +143,9 @@ impl Eye {
                 track.done(&seen.stream, done);
             }
             seen.queue.update(&calls, track.done_on(handle), now);
-            seen.mark(&mut events);
+            if let Err(error) = seen.mark(&mut events) {
+                failed = failed.or(Some(error));
+            }
         }
         let queues = || self.streams.iter().map(|seen| &seen.queue);
         let depth = depth(queues());
@@ -168,8 +171,9 @@ impl Eye {
         let streams = streams.collect();
         let asked = standing.and_then(|_| self.ask_nccl(inner));
         let found = match (asked, failed, standing) {
-            (Some(failure), ..) => Some(Found::Failed(failure.into())),
-            (None, Some(error), _) => Some(Found::Failed(error)),
+            (Some(failure), ..) => Some(Found::Failed(failure.into(), Noticed::Behind)),
+            (None, Some(error), None) => Some(Found::Failed(error, Noticed::Before)),
+            (None, Some(error), Some(_)) => Some(Found::Failed(error, Noticed::Behind)),
             (None, None, Some(_)) if signalled => Some(Found::Signalled),
             (None, None, Some(standing)) => {
                 let overdue = standing.overdue(now);
@@ -351,21 +355,35 @@ impl Seen {
     }
 
     /// Puts a mark behind what is not covered. What is put now is asked at the next look.
-    fn mark(&mut self, events: &mut Vec<CudaEvent>) {
+    ///
+    /// # Errors
+    /// When CUDA says that the context is lost: no mark will ever be reached.
+    fn mark(&mut self, events: &mut Vec<CudaEvent>) -> Result<(), Error> {
         let covers = self.queue.issued;
         if !self.queue.is_uncovered(self.marked)
             || self.marks.len() >= MARKS
             || reaper::is_capturing(&self.stream)
         {
-            return;
+            return Ok(());
         }
-        let Some(event) = events.pop().or_else(|| new_event(self.stream.context())) else {
-            return;
+        let event = match events.pop() {
+            Some(event) => Ok(event),
+            None => new_event(self.stream.context()),
         };
         doing(1);
+        let event = match event.and_then(|event| record(&event, &self.stream).map(|()| event)) {
+            Ok(event) => event,
+            Err(error) if is_lost(error.0 as u32) => {
+                return Err(Error::cuda(
+                    "putting a mark behind issued operations (cuEventRecord)",
+                )(error));
+            }
+            // As while a capture begins; the next look tries again.
+            Err(_) => return Ok(()),
+        };
         // A capture may have begun since: then the event is the graph's, and nothing may be asked of it.
-        if !record(&event, &self.stream) || reaper::is_capturing(&self.stream) {
-            return;
+        if reaper::is_capturing(&self.stream) {
+            return Ok(());
         }
         self.marked = covers;
         let mark = Unreached {
@@ -376,6 +394,7 @@ impl Seen {
         self.queue.unreached.push(mark);
         let side = Side::Other;
         self.marks.push(Put { event, mark, side });
+        Ok(())
     }
 }
 

@@ -12,12 +12,12 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::facts::{Facts, Pending};
 use super::judge::{Standing, Unreached};
 use super::threads;
-use crate::communicator::{Inner, lock, same_stream};
+use crate::communicator::{Inner, is_lost, lock, same_stream};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::operation::OperationKind;
@@ -121,13 +121,13 @@ pub(crate) struct Issue<'i> {
 /// [`after`] is to be called as well. Allocates nothing while the communicator is watched.
 ///
 /// # Errors
-/// When there is no thread to watch over it.
+/// When there is no thread to watch over it, and when its context is lost.
 #[cold]
 pub(crate) fn before(issue: Issue<'_>) -> Result<bool> {
     let is_marked = enlist(issue)?;
     if is_marked {
         // Everything that was put on the stream before.
-        put(issue, issue.number - 1, false);
+        put(issue, issue.number - 1, false)?;
     }
     Ok(is_marked)
 }
@@ -135,7 +135,8 @@ pub(crate) fn before(issue: Issue<'_>) -> Result<bool> {
 /// To be called when the call is on its stream.
 #[cold]
 pub(crate) fn after(issue: Issue<'_>) {
-    put(issue, issue.number, true);
+    // If the device is lost by now, whoever looks next finds it.
+    let _ = put(issue, issue.number, true);
 }
 
 /// As [`before`], for a stream on which nothing can be marked.
@@ -283,10 +284,13 @@ pub(super) fn period(limit: Option<Duration>) -> Duration {
 }
 
 /// Puts a mark on the stream, unless there is none at hand or too many wait already.
-fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
+///
+/// # Errors
+/// When that says that the context is lost.
+fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
     let Issue { inner, on, .. } = issue;
     let Some(event) = lock(&inner.events).pop() else {
-        return;
+        return Ok(());
     };
     let track = inner.tracked.track();
     // Replays are launched without a lock: another one may not be on the stream yet.
@@ -301,9 +305,14 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
         (true, false) => Side::Front(issue.number),
         (false, _) => Side::Other,
     };
-    if !record(&event, on) {
+    if let Err(error) = record(&event, on) {
         give_back(inner, [event]);
-        return;
+        return match is_lost(error.0 as u32) {
+            true => Err(Error::cuda(
+                "recording an event in front of the operation (cuEventRecord)",
+            )(error)),
+            false => Ok(()),
+        };
     }
     let mut state = lock(&STATE);
     let entry = state
@@ -323,19 +332,23 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) {
             give_back(inner, [event]);
         }
     }
+    Ok(())
 }
 
 /// An event that knows when it was reached: of two around a call the watchdog takes the difference.
-pub(super) fn new_event(context: &Arc<CudaContext>) -> Option<CudaEvent> {
+pub(super) fn new_event(context: &Arc<CudaContext>) -> std::result::Result<CudaEvent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-    context.new_event(Some(flags)).ok()
+    context.new_event(Some(flags))
 }
 
 /// Records an event, on a stream that is not capturing.
-pub(super) fn record(event: &CudaEvent, stream: &CudaStream) -> bool {
+pub(super) fn record(
+    event: &CudaEvent,
+    stream: &CudaStream,
+) -> std::result::Result<(), DriverError> {
     reaper::bind(stream.context());
     // SAFETY: event and stream live, and are of one context.
-    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }.is_ok()
+    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }
 }
 
 /// Sees to it that there are events at hand. Without, the watchdog's own marks have to do.
@@ -345,7 +358,7 @@ fn keep_events(inner: &Inner) {
     }
     let [at_hand, most] = EVENTS;
     let new: Vec<_> = (0..at_hand)
-        .map_while(|_| new_event(&inner.context))
+        .map_while(|_| new_event(&inner.context).ok())
         .collect();
     let mut events = lock(&inner.events);
     events.reserve(most);

@@ -387,7 +387,7 @@ fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
     match found {
         Found::Overdue(overdue) => end_overdue(inner, &overdue),
         Found::Signalled => inner.abort_in_background("its abort signal was given"),
-        Found::Failed(error) => {
+        Found::Failed(error, noticed) => {
             let oldest = super::registry::facts()
                 .into_iter()
                 .find(|pending| pending.number == task.track.number)
@@ -399,7 +399,9 @@ fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
                 }),
                 None => error,
             };
-            inner.abort_in_background(&error);
+            if !inner.ends_if_lost(&error, noticed) {
+                inner.abort_in_background(&error);
+            }
         }
     }
 }

@@ -1,0 +1,192 @@
+//! What comes of a CUDA context that failed for good.
+//!
+//! After some errors CUDA does nothing more in a context: every call returns the same error, and only a new process
+//! helps. Whoever meets one, in whatever call, gives up all communicators of that context, and the other ranks are
+//! told: they would wait for operations that do not come. Nothing is asked of CUDA for that; it is the error of a call
+//! that is made anyhow.
+
+use std::sync::Arc;
+
+use super::everybody;
+use super::lifecycle::Why;
+use super::{Inner, State};
+use crate::error::{Error, ErrorKind};
+use crate::events;
+use crate::supervision::Cause;
+
+/// CUDA's codes (`CUresult`) after which a context is of no use, by what they say of the device. All others are the
+/// caller's, and end nothing.
+const LOST: &[(u32, Blame)] = &[
+    (214, Blame::Hardware), // CUDA_ERROR_ECC_UNCORRECTABLE
+    (220, Blame::Hardware), // CUDA_ERROR_NVLINK_UNCORRECTABLE
+    (226, Blame::Hardware), // CUDA_ERROR_CONTAINED
+    (700, Blame::Kernel),   // CUDA_ERROR_ILLEGAL_ADDRESS
+    (702, Blame::Kernel),   // CUDA_ERROR_LAUNCH_TIMEOUT
+    (709, Blame::Context),  // CUDA_ERROR_CONTEXT_IS_DESTROYED
+    (710, Blame::Kernel),   // CUDA_ERROR_ASSERT
+    (714, Blame::Kernel),   // CUDA_ERROR_HARDWARE_STACK_ERROR
+    (715, Blame::Kernel),   // CUDA_ERROR_ILLEGAL_INSTRUCTION
+    (716, Blame::Kernel),   // CUDA_ERROR_MISALIGNED_ADDRESS
+    (717, Blame::Kernel),   // CUDA_ERROR_INVALID_ADDRESS_SPACE
+    (718, Blame::Kernel),   // CUDA_ERROR_INVALID_PC
+    (719, Blame::Kernel),   // CUDA_ERROR_LAUNCH_FAILED
+    (721, Blame::Kernel),   // CUDA_ERROR_TENSOR_MEMORY_LEAK
+    (810, Blame::Context),  // CUDA_ERROR_MPS_CLIENT_TERMINATED
+    (911, Blame::Hardware), // CUDA_ERROR_EXTERNAL_DEVICE
+];
+
+/// Where to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    Kernel,
+    Hardware,
+    Context,
+}
+
+/// Where it was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noticed {
+    /// With nothing under way, or on the way to an operation that was not handed to NCCL: something earlier is at
+    /// fault.
+    Before,
+    /// Behind operations that were handed to NCCL.
+    Behind,
+}
+
+/// Whether nothing works any more in a context in which a call returned `code`.
+pub(crate) fn is_lost(code: u32) -> bool {
+    LOST.iter().any(|(lost, _)| *lost == code)
+}
+
+/// The cause that all ranks are told, if the error says that its context is lost.
+fn cause(error: &Error, noticed: Noticed) -> Option<Cause> {
+    let ErrorKind::Cuda { error: driver, .. } = error.kind() else {
+        return None;
+    };
+    let code = driver.0 as u32;
+    let (_, blame) = LOST.iter().find(|(lost, _)| *lost == code)?;
+    let evidence = match (blame, noticed) {
+        (Blame::Kernel, Noticed::Before) => {
+            "the device had failed before an operation was handed to NCCL: a kernel that ran earlier did"
+        }
+        (Blame::Kernel, Noticed::Behind) => {
+            "a kernel on that device failed: one of the program's, or one of the operations under way; CUDA does not \
+             tell which"
+        }
+        (Blame::Hardware, _) => "the device or a link of it failed, whatever ran there",
+        (Blame::Context, _) => "the context is gone, whatever ran in it",
+    };
+    let hint = match blame {
+        Blame::Kernel => {
+            "CUDA does nothing more in that process: start it again; compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds \
+             the kernel"
+        }
+        Blame::Hardware => {
+            "look for an Xid in that host's kernel log (dmesg), and at `nvidia-smi -q`; CUDA does nothing more in that \
+             process: start it again, on another device if it comes back"
+        }
+        Blame::Context => {
+            "look for who reset the device or destroyed its context, or ended the MPS server; CUDA does nothing more in \
+             that process: start it again"
+        }
+    };
+    Some(Cause::of_lost_context(
+        error,
+        noticed == Noticed::Before,
+        evidence,
+        hint,
+    ))
+}
+
+impl Inner {
+    /// Gives up all communicators of this one's context if the error says that it is lost; whether it does. Does not
+    /// wait for their end.
+    #[cold]
+    pub(crate) fn ends_if_lost(self: &Arc<Self>, error: &Error, noticed: Noticed) -> bool {
+        let Some(cause) = cause(error, noticed) else {
+            return false;
+        };
+        let begun = everybody::begin_end_of_context(self, &cause);
+        if begun.is_empty() {
+            return true;
+        }
+        let all = begun.clone();
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-abort"))
+            .spawn(move || everybody::end_together(all));
+        if let Err(error) = spawned {
+            events::no_thread("to abort the communicators of a lost context", &error);
+            for (inner, _) in begun {
+                let _ = inner.conclude_end(false);
+            }
+        }
+        true
+    }
+
+    /// Why a communicator ends that did not come to be.
+    pub(super) fn why(&self, error: &Error) -> Why<'static> {
+        Why::own(cause(error, Noticed::Before).unwrap_or_else(|| Cause::from(error)))
+    }
+
+    /// As [`conclude`](Self::conclude), for an error that came before anything was handed to NCCL.
+    #[cold]
+    pub(crate) fn conclude_before(self: &Arc<Self>, error: Error) -> Error {
+        self.ends_if_lost(&error, Noticed::Before);
+        self.conclude(error)
+    }
+
+    /// Whether it is to end with its context: not when an end of it has come before.
+    pub(super) fn is_of_context_of(&self, other: &Self) -> bool {
+        self.context == other.context && self.phase.get() == State::Ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cudarc::driver::{DriverError, sys::CUresult};
+
+    fn failed(code: CUresult) -> Error {
+        Error::cuda("asking whether a stream is capturing (cuStreamIsCapturing)")(DriverError(code))
+    }
+
+    #[test]
+    fn errors_after_which_a_context_is_of_no_use_are_told_from_those_of_a_caller() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        for code in [
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+        ] {
+            let cause = cause(&failed(code), Noticed::Before).expect("the context is lost");
+            assert!(cause.text().contains(&format!("{code:?}")), "{cause:?}");
+            assert!(is_lost(code as u32));
+        }
+        for code in [
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_INVALID_CONTEXT,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+            CUresult::CUDA_ERROR_CAPTURED_EVENT,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert!(cause(&failed(code), Noticed::Before).is_none(), "{code:?}");
+        }
+        assert!(!is_lost(0));
+    }
+}
