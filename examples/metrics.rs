@@ -13,6 +13,7 @@ use std::time::Duration;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use nccl::cudarc::driver::CudaContext;
 use nccl::{ReduceOp, World};
+use nccl_tools::spawn::threads;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -24,19 +25,8 @@ fn main() -> Outcome {
     metrics::set_global_recorder(recorder).map_err(|_| "there is a recorder already")?;
     let sampler = nccl::metrics::Sampler::start(Duration::from_secs(1))?;
 
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = World::threads(2)
-            .into_iter()
-            .map(|world| scope.spawn(move || rank(&world)))
-            .collect();
-        for rank in ranks {
-            match rank.join() {
-                Ok(outcome) => outcome?,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        Outcome::Ok(())
-    })?;
+    threads::run(World::threads(2), None, |_, world| rank(&world))
+        .map_err(|failure| failure.to_string())?;
 
     // Samples a last time.
     drop(sampler);

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nccl::cudarc::driver::CudaContext;
 use nccl::{ReduceOp, World, recorder};
+use nccl_tools::spawn::threads;
 use opentelemetry::trace::{
     SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState, TracerProvider as _,
 };
@@ -56,19 +57,8 @@ fn main() -> Outcome {
         Some(format!("trace {} span {}", span.trace_id(), span.span_id()))
     });
 
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = World::threads(2)
-            .into_iter()
-            .map(|world| scope.spawn(move || rank(&world)))
-            .collect();
-        for rank in ranks {
-            match rank.join() {
-                Ok(outcome) => outcome?,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        Outcome::Ok(())
-    })?;
+    threads::run(World::threads(2), None, |_, world| rank(&world))
+        .map_err(|failure| failure.to_string())?;
     provider.shutdown()?;
     Ok(())
 }

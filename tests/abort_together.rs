@@ -35,9 +35,7 @@ fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), n
 /// Kills a rank of several, and looks at what the others say.
 fn kill(ranks: Vec<Apart>, victim: usize) -> Vec<(String, Duration)> {
     let mut ranks = ranks;
-    for rank in &mut ranks {
-        rank.says("working");
-    }
+    apart::all_say(&mut ranks, "working");
     let mut victim = ranks.remove(victim);
     let pid = victim.pid();
     victim.kill();

@@ -148,9 +148,7 @@ fn a_thread_inside_nccl_is_freed_by_the_death_of_a_peer() {
         return;
     }
     let mut ranks = apart::start(&test, "", RANKS, &[]);
-    for rank in &mut ranks {
-        rank.says("working");
-    }
+    apart::all_say(&mut ranks, "working");
     std::thread::sleep(Duration::from_millis(200));
     ranks.remove(1).kill();
     let killed = Instant::now();
@@ -161,8 +159,7 @@ fn a_thread_inside_nccl_is_freed_by_the_death_of_a_peer() {
             said.contains("rank 1 (") && said.contains("is gone"),
             "{said}"
         );
-        let (rest, status) = rank.end(SOON);
-        assert!(status.success(), "{status}: {rest}");
+        rank.succeeds(SOON);
     }
 }
 

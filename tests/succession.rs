@@ -33,9 +33,7 @@ fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
 
 /// Kills some of the ranks, and returns what the others say, and how late.
 fn kill(mut ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)> {
-    for rank in &mut ranks {
-        rank.says("working");
-    }
+    apart::all_say(&mut ranks, "working");
     kill_working(ranks, victims)
 }
 
@@ -56,8 +54,7 @@ fn kill_working(ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)>
             let error = rank.says("error: ");
             println!("after {took:?}: {error}");
             assert!(!error.contains("line"), "{error}");
-            let (rest, status) = rank.end(SOON);
-            assert!(status.success(), "{status}: {rest}");
+            rank.succeeds(SOON);
             (cause, took)
         })
         .collect()
@@ -154,9 +151,7 @@ impl Spread {
             ("NCCL_RUN_SECRET", "hush"),
         ];
         let mut ranks = apart::start_each(test, self.ranks, &variables, host);
-        for rank in &mut ranks {
-            rank.says("working");
-        }
+        apart::all_say(&mut ranks, "working");
         Some((hosts, ranks))
     }
 
@@ -172,8 +167,7 @@ impl Spread {
             assert!(took < CUT, "{took:?}");
             let error = rank.says("error: ");
             println!("  {error}");
-            let (rest, status) = rank.end(SOON);
-            assert!(status.success(), "{status}: {rest}");
+            rank.succeeds(SOON);
             cause
         });
         Some(said.collect())

@@ -55,6 +55,32 @@ pub(crate) enum Ends {
     Nothing,
 }
 
+impl Ends {
+    /// A process is gone, and with this every rank is told so.
+    pub(crate) const fn died(culprits: &'static [usize], says: &'static [&'static str]) -> Self {
+        Self::Cause {
+            culprits,
+            class: FaultClass::Gone,
+            root: "died",
+            says,
+        }
+    }
+
+    /// A limit passes, and this is why.
+    pub(crate) const fn timed_out(
+        root: &'static str,
+        culprits: &'static [usize],
+        says: &'static [&'static str],
+    ) -> Self {
+        Self::Cause {
+            culprits,
+            class: FaultClass::TimedOut,
+            root,
+            says,
+        }
+    }
+}
+
 /// With what those who live show that they are usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {

@@ -175,8 +175,7 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
         new
     });
     for rank in ranks {
-        let (rest, status) = rank.end(LIMIT);
-        assert!(status.success(), "{status}: {rest}");
+        rank.succeeds(LIMIT);
     }
 }
 

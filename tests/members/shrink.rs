@@ -142,9 +142,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
         return;
     }
     let mut ranks = apart::start(&test, "", RANKS, &[]);
-    for rank in &mut ranks {
-        rank.says("working");
-    }
+    apart::all_say(&mut ranks, "working");
     ranks.remove(1).kill();
     for mut rank in ranks {
         let way = rank.says("way: ");
@@ -153,8 +151,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
             "{way}"
         );
         assert!(rank.says("right: ").contains("11"));
-        let (rest, status) = rank.end(LIMIT);
-        assert!(status.success(), "{status}: {rest}");
+        rank.succeeds(LIMIT);
     }
 }
 

@@ -129,6 +129,14 @@ pub fn rank_from(
     Some((role, world.with_launch_mode(super::launch_mode())))
 }
 
+/// Reads until each of them says `word`; those lines.
+///
+/// # Panics
+/// When one of them ends before.
+pub fn all_say(ranks: &mut [Apart], word: &str) -> Vec<String> {
+    ranks.iter_mut().map(|rank| rank.says(word)).collect()
+}
+
 impl Apart {
     /// Reads until the rank says `word`; that line.
     ///
@@ -194,6 +202,15 @@ impl Apart {
     pub fn end(self, limit: Duration) -> (String, ExitStatus) {
         self.try_end(limit)
             .unwrap_or_else(|said| panic!("a rank did not end in {limit:?}; it said:\n{said}"))
+    }
+
+    /// Waits until it has ended well.
+    ///
+    /// # Panics
+    /// When it does not end within `limit`, or not well: with what else it said.
+    pub fn succeeds(self, limit: Duration) {
+        let (rest, status) = self.end(limit);
+        assert!(status.success(), "{status}: {rest}");
     }
 
     /// As [`end`](Self::end).

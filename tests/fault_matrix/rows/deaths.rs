@@ -8,15 +8,6 @@ use crate::actor::Actor;
 use crate::row::{Cast, Ends, ROW, Row, Then};
 use crate::stage::{Stage, Unable};
 
-const fn gone(culprits: &'static [usize], says: &'static [&'static str]) -> Ends {
-    Ends::Cause {
-        culprits,
-        class: Gone,
-        root: "died",
-        says,
-    }
-}
-
 fn kill_rank_1(stage: &mut Stage) -> Result<(), Unable> {
     stage.signal(1, Signal::KILL);
     Ok(())
@@ -43,7 +34,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
             let _fault = actor.is(1).then(killed);
             actor.build("unborn").map(drop)
         },
-        ends: gone(&[1], &["died"]),
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -60,7 +51,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
             }
             actor.build("unborn").map(drop)
         },
-        ends: gone(&[1], &["died"]),
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         not_yet: Some("all hear of it at once and in the same words, but the error has no `Fault`"),
@@ -73,7 +64,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "killed",
         fault: "SIGKILL, nobody tells how it ended",
         harm: Some(kill_rank_1),
-        ends: gone(&[1], &["died"]),
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -83,7 +74,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGKILL, its parent tells",
         cast: Cast::Fleet(3),
         harm: Some(kill_rank_1),
-        ends: gone(&[1], &["killed by SIGKILL"]),
+        ends: Ends::died(&[1], &["killed by SIGKILL"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -92,7 +83,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "killed-and-shrunk",
         fault: "SIGKILL; the others shrink their communicator",
         harm: Some(kill_rank_1),
-        ends: gone(&[1], &["died"]),
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Shrink,
         ..ROW
@@ -104,7 +95,7 @@ pub(crate) const ROWS: &[Row] = &[
             stage.signal(0, Signal::KILL);
             Ok(())
         }),
-        ends: gone(&[0], &["died"]),
+        ends: Ends::died(&[0], &["died"]),
         lost: &[0],
         then: Then::Shrink,
         ..ROW
@@ -118,7 +109,7 @@ pub(crate) const ROWS: &[Row] = &[
             stage.signal(3, Signal::KILL);
             Ok(())
         }),
-        ends: gone(&[1, 3], &["killed by SIGKILL"]),
+        ends: Ends::died(&[1, 3], &["killed by SIGKILL"]),
         lost: &[1, 3],
         then: Then::Epoch,
         ..ROW
@@ -132,7 +123,7 @@ pub(crate) const ROWS: &[Row] = &[
             let _fault = actor.is(1).then(killed);
             actor.work()
         },
-        ends: gone(&[1], &["died"]),
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -141,7 +132,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "exits",
         fault: "`exit(3)` in the middle of work",
         play: |actor| end(actor, || std::process::exit(3)),
-        ends: gone(&[1], &["exit status 3"]),
+        ends: Ends::died(&[1], &["exit status 3"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -151,7 +142,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "`exit(3)`, its parent tells",
         cast: Cast::Fleet(3),
         play: |actor| end(actor, || std::process::exit(3)),
-        ends: gone(&[1], &["status 3"]),
+        ends: Ends::died(&[1], &["status 3"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -175,7 +166,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "`abort()`, its parent tells",
         cast: Cast::Fleet(3),
         play: |actor| end(actor, || std::process::abort()),
-        ends: gone(&[1], &["killed by SIGABRT"]),
+        ends: Ends::died(&[1], &["killed by SIGABRT"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -190,7 +181,7 @@ pub(crate) const ROWS: &[Row] = &[
                 unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) }
             })
         },
-        ends: gone(&[1], &["killed by SIGSEGV"]),
+        ends: Ends::died(&[1], &["killed by SIGSEGV"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW

@@ -2,22 +2,9 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::{Asked, TimedOut};
+use nccl::FaultClass::Asked;
 
 use crate::row::{Ends, ROW, Row, SHORT, Then};
-
-const fn unmatched(
-    root: &'static str,
-    culprits: &'static [usize],
-    says: &'static [&'static str],
-) -> Ends {
-    Ends::Cause {
-        culprits,
-        class: TimedOut,
-        root,
-        says,
-    }
-}
 
 const UNMATCHED: Row = Row {
     limit: SHORT,
@@ -37,7 +24,7 @@ pub(crate) const ROWS: &[Row] = &[
             let x = actor.memory::<f32>(1024);
             actor.comm().group(|group| group.isend(&x, 1))?.wait()
         },
-        ends: unmatched("unmatched", &[1], &["has no receive"]),
+        ends: Ends::timed_out("unmatched", &[1], &["has no receive"]),
         not_yet: Some(
             "where two ranks have never met before, the root is unknown, and the one that waits is named",
         ),
@@ -55,7 +42,7 @@ pub(crate) const ROWS: &[Row] = &[
                 _ => actor.hear(),
             }
         },
-        ends: unmatched("unequal_counts", &[0], &["2048", "1024"]),
+        ends: Ends::timed_out("unequal_counts", &[0], &["2048", "1024"]),
         ..UNMATCHED
     },
     Row {
@@ -73,7 +60,7 @@ pub(crate) const ROWS: &[Row] = &[
                 .group(|group| group.irecv(&mut y, previous))?
                 .wait()
         },
-        ends: unmatched("cycle", &[0, 1, 2], &["0", "1", "2"]),
+        ends: Ends::timed_out("cycle", &[0, 1, 2], &["0", "1", "2"]),
         not_yet: Some("a message of the circle is named that has no counterpart, not the circle"),
         ..UNMATCHED
     },
@@ -94,7 +81,7 @@ pub(crate) const ROWS: &[Row] = &[
             // Whose own messages all came learns it, too.
             actor.hear()
         },
-        ends: unmatched("unequal_counts", &[1, 2], &["200", "100"]),
+        ends: Ends::timed_out("unequal_counts", &[1, 2], &["200", "100"]),
         ..UNMATCHED
     },
     Row {

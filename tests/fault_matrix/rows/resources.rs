@@ -1,6 +1,6 @@
 //! What runs out on one rank.
 
-use nccl::FaultClass::{Failed, Gone};
+use nccl::FaultClass::Failed;
 use nccl_emulator::faults;
 
 use crate::cgroup::Group;
@@ -37,12 +37,7 @@ pub(crate) const ROWS: &[Row] = &[
             stage.group = Some(group);
             taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
         }),
-        ends: Ends::Cause {
-            culprits: &[1],
-            class: Gone,
-            root: "died",
-            says: &["killed by SIGKILL"],
-        },
+        ends: Ends::died(&[1], &["killed by SIGKILL"]),
         lost: &[1],
         bound: std::time::Duration::from_secs(8),
         then: Then::Epoch,

@@ -2,26 +2,12 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::TimedOut;
 use nccl::launch::Signal;
 
 use crate::actor::Actor;
 use crate::cgroup::Group;
 use crate::row::{Ends, ROW, Row, SHORT, Then};
 use crate::stage::Unable;
-
-const fn late(
-    root: &'static str,
-    culprits: &'static [usize],
-    says: &'static [&'static str],
-) -> Ends {
-    Ends::Cause {
-        culprits,
-        class: TimedOut,
-        root,
-        says,
-    }
-}
 
 /// Rank 1 does something else instead of the next operation.
 fn instead(actor: &Actor, what: impl FnOnce()) -> nccl::Result<()> {
@@ -39,7 +25,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "a rank never enters an operation",
         limit: SHORT,
         play: |actor| instead(actor, || actor.world.phase("decode")),
-        ends: late("never_entered", &[1], &["all_reduce", "decode"]),
+        ends: Ends::timed_out("never_entered", &[1], &["all_reduce", "decode"]),
         bound: Duration::from_secs(3),
         ..ROW
     },
@@ -51,7 +37,7 @@ pub(crate) const ROWS: &[Row] = &[
             stage.signal(1, Signal::STOP);
             Ok(())
         }),
-        ends: late("not_answering", &[1], &["stopped"]),
+        ends: Ends::timed_out("not_answering", &[1], &["stopped"]),
         lost: &[1],
         bound: Duration::from_secs(5),
         then: Then::Behind,
@@ -73,7 +59,7 @@ pub(crate) const ROWS: &[Row] = &[
             drop(gate);
             result
         },
-        ends: late("stuck_outside", &[1], &["all_reduce"]),
+        ends: Ends::timed_out("stuck_outside", &[1], &["all_reduce"]),
         bound: Duration::from_secs(3),
         ..ROW
     },
@@ -89,7 +75,7 @@ pub(crate) const ROWS: &[Row] = &[
             actor.harm();
             actor.all_reduce()
         },
-        ends: late("unknown", &[0, 1, 2], &["all_reduce"]),
+        ends: Ends::timed_out("unknown", &[0, 1, 2], &["all_reduce"]),
         bound: Duration::from_secs(3),
         ..ROW
     },

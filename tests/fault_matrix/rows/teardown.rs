@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::{Asked, Gone, TimedOut};
+use nccl::FaultClass::{Asked, TimedOut};
 use nccl::ReduceOp;
 use nccl::launch::Signal;
 
@@ -63,12 +63,7 @@ pub(crate) const ROWS: &[Row] = &[
             drop(other);
             actor.work()
         },
-        ends: Ends::Cause {
-            culprits: &[1],
-            class: Gone,
-            root: "died",
-            says: &["died"],
-        },
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
@@ -144,12 +139,7 @@ pub(crate) const ROWS: &[Row] = &[
             stage.signal(1, Signal::KILL);
             Ok(())
         }),
-        ends: Ends::Cause {
-            culprits: &[1],
-            class: Gone,
-            root: "died",
-            says: &["died"],
-        },
+        ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
         ..ROW
