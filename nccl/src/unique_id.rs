@@ -63,6 +63,9 @@ impl UniqueId {
     pub(crate) fn within(library: &Library, limit: Duration) -> Result<Self> {
         const CALL: &str = "ncclGetUniqueId";
         let get = library.function(sys::Api::ncclGetUniqueId)?;
+        if !crate::local::is(library) {
+            crate::preflight::nccl_starts();
+        }
         let library = library.clone();
         let made = expendable::call(
             deadline_after(limit),

@@ -269,3 +269,19 @@ fn a_rank_that_shares_no_memory_with_the_others_of_its_machine_is_named() {
         ],
     );
 }
+
+#[test]
+fn a_variable_that_is_changed_when_nccl_has_read_it_is_a_warning() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "NCCL_ALGO=Ring\n").unwrap();
+    // For as long as the test runs.
+    let path: &'static str = file.path().to_str().unwrap().to_owned().leak();
+    let report = agreed(ranks(2, "late", &|_| vec![("NCCL_CONF_FILE", path)]));
+    contains(
+        &report,
+        &[
+            "warning (variable-late): ranks 0,1 (",
+            "NCCL_ALGO=Tree was set after NCCL had been started in this process, which keeps NCCL_ALGO=Ring",
+        ],
+    );
+}

@@ -89,6 +89,18 @@ pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>>
     let begun = Instant::now();
     let text = match script {
         "check" => world.preflight(&settings)?.to_string(),
+        "late" => {
+            drop(world.communicator("model").stream(&stream).build()?);
+            let file = std::env::var("NCCL_CONF_FILE")?;
+            world.barrier("built")?;
+            if world.rank() == 0 {
+                std::fs::write(file, "NCCL_ALGO=Tree\n")?;
+            }
+            // The facts of a process are kept for a moment.
+            std::thread::sleep(Duration::from_millis(200));
+            world.barrier("written")?;
+            world.preflight(&settings)?.to_string()
+        }
         "build" => match world.communicator("model").stream(&stream).build() {
             Ok(_) => String::from("built"),
             Err(error) => error.to_string(),

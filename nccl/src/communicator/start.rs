@@ -91,6 +91,9 @@ pub(super) fn start(
         limit,
         interrupted,
     } = patience;
+    if !crate::local::is(library) {
+        crate::preflight::nccl_starts();
+    }
     let (id, mut config) = (id.raw(), Sent(*config));
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
     let made = expendable::call(

@@ -2,6 +2,7 @@
 
 use super::device::{self, Device};
 use super::interfaces::{self, Address, Rule, Wishes};
+use super::late::Late;
 use super::limits::{self, Limits};
 use super::rdma::{self, Port};
 use super::settings::Settings;
@@ -47,6 +48,8 @@ pub(super) struct Process {
     pub(super) boot: String,
     pub(super) namespaces: Namespaces,
     pub(super) variables: Vec<Variable>,
+    /// What NCCL has read in this process and is different now.
+    pub(super) late: Vec<Late>,
     /// `NCCL_CONF_FILE`, when there is no such file.
     pub(super) missing_file: Option<String>,
     pub(super) visible_devices: Option<String>,
@@ -70,6 +73,7 @@ wire::fields!(Process {
     boot,
     namespaces,
     variables,
+    late,
     missing_file,
     visible_devices,
     addresses,
@@ -188,6 +192,7 @@ impl Process {
             },
             missing_file: variables::missing_file(system),
             variables,
+            late: Vec::new(),
             visible_devices: system.variable("CUDA_VISIBLE_DEVICES").map(str::to_owned),
             addresses: system.interfaces.iter().map(Address::of).collect(),
             control: control.address,

@@ -6,7 +6,8 @@
 //!
 //! - `system`: where facts come from, which a test can make up;
 //! - `facts`: what a rank tells; `variables`, `interfaces`, `rdma`, `device`, `limits`: parts of it;
-//! - `known`: NCCL's variables, and which of them the ranks have to agree on;
+//! - `known`: NCCL's variables, and which of them the ranks have to agree on; `late`: those that were changed when
+//!   NCCL had read them;
 //! - `wire`: how facts and reports travel;
 //! - `reach`: whether hosts reach each other where NCCL will listen;
 //! - `rules`: what follows from the facts of all ranks;
@@ -14,15 +15,11 @@
 //! - `report`: what was found, and how it reads; `run`: the checks at work;
 //!   `switch`: when they are made.
 
-#![allow(
-    dead_code,
-    reason = "the rules for networks and devices are still to come"
-)]
-
 mod device;
 mod facts;
 mod interfaces;
 mod known;
+mod late;
 mod limits;
 mod rdma;
 mod reach;
@@ -41,6 +38,7 @@ mod tests;
 
 // What NCCL's logs are judged by.
 pub(crate) use known::{Agreement, agreement};
+pub(crate) use late::nccl_starts;
 // NCCL reads the process's environment as it reads its files.
 pub(crate) use variables::number;
 

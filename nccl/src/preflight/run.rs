@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::facts::{Control, Facts, PROTOCOL, Process};
+use super::late;
 use super::reach::{self, Door, Failure, Open};
 use super::report::{Finding, Report};
 use super::rules::{View, judge, judge_reached, networks};
@@ -42,7 +43,7 @@ use crate::rendezvous::World;
 #[must_use]
 pub fn host(settings: &Settings) -> Report {
     let facts = [Facts {
-        process: Some(Process::gather(&System::real(), &Control::default()).with(settings)),
+        process: Some(own_process().with(settings)),
         ..Facts::of_rank(settings)
     }];
     let view = View::alone(&facts, settings.local_ranks, settings.world_size);
@@ -60,6 +61,15 @@ struct Plan {
 
 wire::fields!(Plan { report, visitors });
 
+/// The facts of this process, as it is now.
+fn own_process() -> Process {
+    let process = Process::gather(&System::real(), &Control::default());
+    Process {
+        late: late::gather(&process.variables),
+        ..process
+    }
+}
+
 /// The facts of a process, which its ranks share when they ask at about the same time.
 fn process(control: &Control) -> Process {
     type Kept = Option<(Instant, Arc<Process>)>;
@@ -70,7 +80,7 @@ fn process(control: &Control) -> Process {
     let shared = match &*kept {
         Some((at, process)) if at.elapsed() < FRESH => Arc::clone(process),
         _ => {
-            let process = Arc::new(Process::gather(&System::real(), &Control::default()));
+            let process = Arc::new(own_process());
             *kept = Some((Instant::now(), Arc::clone(&process)));
             process
         }

@@ -131,7 +131,7 @@ pub(crate) const ENVIRONMENT: Elsewhere = &[
     ),
     (
         "a variable is changed after NCCL has read it",
-        "not noticed: NCCL keeps the first value, and nobody can ask it for that",
+        "`tests/preflight`: `a_variable_that_is_changed_when_nccl_has_read_it_is_a_warning`",
     ),
     (
         "ACS or IOMMU in the way of transfers between GPUs",

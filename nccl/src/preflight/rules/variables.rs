@@ -16,6 +16,7 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     host_ids(view, found);
     names(view, found);
     files(view, found);
+    late(view, found);
     if found.len() == before {
         let mut names: Vec<String> = view
             .processes()
@@ -376,10 +377,37 @@ fn files(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
+fn late(view: &View<'_>, found: &mut Vec<Finding>) {
+    let mut seen: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for rank in view.ranks() {
+        for late in view.process(rank).iter().flat_map(|process| &process.late) {
+            let name = &late.name;
+            let now = match &late.is {
+                Some(is) => format!("{name}={is} was set"),
+                None => format!("{name} was unset"),
+            };
+            let keeps = match &late.was {
+                Some(was) => format!("keeps {name}={was}"),
+                None => String::from("does not see it"),
+            };
+            let what = format!("{now} after NCCL had been started in this process, which {keeps}");
+            seen.entry(what).or_default().push(rank);
+        }
+    }
+    for (what, ranks) in seen {
+        let what = format!("{}: {what}", view.who(&ranks));
+        let finding = Finding::warning("variable-late", what).fix(
+            "set NCCL's variables before the process starts, and start it again to change them",
+        );
+        found.push(view.about(&ranks, finding));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::preflight::facts::Facts;
+    use crate::preflight::late::Late;
     use crate::preflight::report::Report;
     use crate::preflight::tests::ranks_on;
 
@@ -577,5 +605,35 @@ mod tests {
             report.contains("ranks 0,1 (h1), 2 (h2) have NCCL_HOSTID=a"),
             "{report}"
         );
+    }
+
+    #[test]
+    fn what_was_changed_when_nccl_had_read_it_is_a_warning() {
+        let mut facts = ranks_on(&["h1", "h2"]);
+        let late = |was: Option<&str>, is: Option<&str>| Late {
+            name: String::from("NCCL_ALGO"),
+            was: was.map(str::to_owned),
+            is: is.map(str::to_owned),
+        };
+        for (late, words) in [
+            (
+                late(Some("Ring"), Some("Tree")),
+                "NCCL_ALGO=Tree was set after NCCL had been started in this process, which keeps NCCL_ALGO=Ring",
+            ),
+            (late(None, Some("Tree")), "which does not see it"),
+            (late(Some("Ring"), None), "NCCL_ALGO was unset after"),
+        ] {
+            facts[1].process.as_mut().unwrap().late = vec![late];
+            let mut found = Vec::new();
+            super::late(&View::of(&facts), &mut found);
+            let [finding] = &found[..] else {
+                panic!("{found:?}");
+            };
+            assert_eq!(
+                (finding.severity, &finding.ranks[..]),
+                (Severity::Warning, &[1][..])
+            );
+            assert!(finding.what.contains(words), "{finding}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 use crate::preflight::device::Device;
 use crate::preflight::facts::{Facts, Loaded, LoopbackName, Namespaces, PROTOCOL, Process};
 use crate::preflight::interfaces::Address;
+use crate::preflight::late::Late;
 use crate::preflight::limits::Limits;
 use crate::preflight::rdma::Port;
 use crate::preflight::reach::{Door, Failure};
@@ -109,6 +110,11 @@ fn process(random: &mut fastrand::Rng) -> Process {
             name: (*random.choice(&NAMES).unwrap()).to_owned(),
             value: word(random),
             file: word(random),
+        }),
+        late: several(random, 2, |random| Late {
+            name: word(random),
+            was: maybe(random, word),
+            is: maybe(random, word),
         }),
         missing_file: maybe(random, word),
         visible_devices: maybe(random, word),
