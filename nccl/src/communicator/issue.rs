@@ -182,7 +182,7 @@ impl Inner {
                 Ok(marked) => is_marked = marked,
                 Err(error) => {
                     std::mem::forget(lent);
-                    handle.recorder.end(ticket, false);
+                    handle.recorder.end(ticket, Some(&error));
                     return Err(Refused::Before(error));
                 }
             }
@@ -191,7 +191,7 @@ impl Inner {
             recorded::call(batch, &calls, writer)
         });
 
-        handle.recorder.end(ticket, launched.is_ok());
+        handle.recorder.end(ticket, launched.as_ref().err());
         if is_marked {
             watchdog::after(issue);
         }

@@ -187,8 +187,8 @@ pub(crate) fn retire<R: Copy, E, F>(
 #[derive(Debug)]
 pub(crate) struct Phase {
     state: AtomicU8,
-    /// Why it was aborted. Locked while the abort begins, so that whoever sees one finds its reason.
-    reason: Mutex<Option<String>>,
+    /// Why it was aborted, and when. Locked while the abort begins, so that whoever sees one finds its reason.
+    reason: Mutex<Option<(String, Instant)>>,
     /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
     freed: Mutex<Option<bool>>,
     freed_bell: Condvar,
@@ -226,14 +226,19 @@ impl Phase {
             || self.step(State::Ready, State::Aborting)
             || self.step(State::Finalizing, State::Aborting);
         if begun {
-            *reason = Some(why.to_owned());
+            *reason = Some((why.to_owned(), Instant::now()));
         }
         begun
     }
 
     /// Why it was aborted; there from the moment on when an abort can be seen.
     pub(crate) fn reason(&self) -> Option<String> {
-        lock(&self.reason).clone()
+        lock(&self.reason).as_ref().map(|(why, _)| why.clone())
+    }
+
+    /// How long ago it was aborted, if it was.
+    pub(crate) fn aborted_for(&self) -> Option<Duration> {
+        lock(&self.reason).as_ref().map(|(_, at)| at.elapsed())
     }
 
     /// The finalizing caller is done; false if somebody began to abort meanwhile.

@@ -184,7 +184,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     for (group, (ticket, marked)) in all.iter().zip(tickets) {
         handles[handle_of(group.comm)]
             .recorder
-            .end(ticket, launched.is_ok());
+            .end(ticket, launched.as_ref().err().map(|(_, error)| error));
         if let Some(issue) = marked {
             watchdog::after(issue);
         }

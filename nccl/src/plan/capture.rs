@@ -69,7 +69,7 @@ impl Inner {
             let captured = self.launch(raw, started, limit, || {
                 recorded::call(batch, &calls, writer)
             });
-            writer.end(ticket, captured.is_ok());
+            writer.end(ticket, captured.as_ref().err());
             captured
         });
         let graph = issued.and_then(|()| capturing.finish());

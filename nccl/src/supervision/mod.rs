@@ -43,6 +43,7 @@ mod docket;
 mod elect;
 mod fault;
 pub(crate) mod inside;
+mod ledger;
 pub mod recorder;
 mod report;
 mod stragglers;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::cause::Earlier;
+use super::ledger::Ledger;
 use super::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
 use super::watchdog;
 use crate::debug_log::FirstWarning;
@@ -24,9 +25,9 @@ pub(super) struct Report {
     pub(super) entered: Option<u64>,
     /// The last calls, oldest first.
     pub(super) calls: Vec<Entered>,
-    /// How many messages were sent to, and received from, each rank; empty for none.
-    pub(super) sent: Vec<u64>,
-    pub(super) received: Vec<u64>,
+    /// How many messages were sent to, and received from, each rank.
+    pub(super) sent: Ledger,
+    pub(super) received: Ledger,
     /// How it stands on the other communicators of the process.
     pub(super) elsewhere: Vec<Elsewhere>,
     pub(super) warning: Option<FirstWarning>,
@@ -40,7 +41,11 @@ pub(super) struct Entered {
     pub(super) is_for_all: bool,
     pub(super) place: Option<u64>,
     pub(super) kind: String,
-    /// How long ago it was called.
+    /// CUDA's handle of its stream, and when it was called: they mean something among the calls of one rank, on
+    /// whatever communicators.
+    pub(super) stream: u64,
+    pub(super) since_ns: u64,
+    /// How long ago that was.
     pub(super) age_ms: u64,
     pub(super) state: State,
     pub(super) operations: Vec<RecordedOperation>,
@@ -64,24 +69,40 @@ pub(super) enum State {
 pub(super) struct Elsewhere {
     pub(super) key: String,
     pub(super) name: String,
+    /// Which of its ranks this one is.
+    pub(super) rank: usize,
     pub(super) entered: Option<u64>,
-    /// Where the first call stands that is not done, and how long ago it was called.
-    pub(super) waiting: Option<(u64, u64)>,
+    /// The calls that are not done, oldest first, and whether there are more of them.
+    pub(super) waiting: Vec<Entered>,
+    pub(super) more: bool,
+    pub(super) sent: Ledger,
+    pub(super) received: Ledger,
 }
 
 /// So many calls are told, and of so many operations in all.
 const CALLS: usize = 32;
 const OPERATIONS: usize = 16 << 10;
 
-/// To so many communicators a rank may belong that are told of.
+/// Of so many other communicators is told, and of each so many calls, of so many operations together.
 const ELSEWHERE: usize = 16;
+const WAITING: usize = 4;
+const OPERATIONS_ELSEWHERE: usize = 64;
 
-/// Larger ones do not tell their ledgers.
-const LEDGERS: usize = 512;
+/// What waited on a communicator that was aborted so long ago may have been in front of what waits here.
+const RECENT: Duration = Duration::from_secs(2);
 
 impl Entered {
     pub(super) fn name(&self) -> String {
         format!("{} #{}", self.kind, self.number)
+    }
+
+    /// Whether all ranks need each other in it, so that it is done on all when it is on one.
+    pub(super) fn is_symmetric(&self) -> bool {
+        let kind = &self.kind[..];
+        matches!(
+            kind,
+            "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
+        )
     }
 
     pub(super) fn is_pending(&self) -> bool {
@@ -109,22 +130,25 @@ impl Report {
             let home = track.identity.home.as_ref();
             home.is_some_and(|home| home.place() == place)
         };
-        let tracks = recorder::tracks();
         let mut report = Self {
             rank,
             phase,
             warning: crate::debug_log::first_warning(),
             ..Self::default()
         };
-        for track in tracks.iter().filter(|track| own(track)) {
+        for track in recorder::tracks().iter().filter(|track| own(track)) {
             match track.identity.key.as_deref() {
                 Some(other) if other == key => report.tell(track),
-                Some(_) if report.elsewhere.len() < ELSEWHERE => {
-                    report.elsewhere.extend(elsewhere(track));
-                }
-                _ => {}
+                Some(_) => report.elsewhere.extend(Elsewhere::of(track)),
+                None => {}
             }
         }
+        // Those first in which it waits; among them, the newest.
+        report.elsewhere.reverse();
+        report
+            .elsewhere
+            .sort_by_key(|there| there.waiting.is_empty());
+        report.elsewhere.truncate(ELSEWHERE);
         report
     }
 
@@ -133,34 +157,54 @@ impl Report {
         let (mut calls, entered) = counted(track);
         self.entered = entered;
         calls.drain(..calls.len().saturating_sub(CALLS));
-        let mut room = (OPERATIONS / track.identity.world_size.max(1)).clamp(32, 1024);
-        // The newest say most.
-        for call in calls.iter_mut().rev() {
-            let kept = call.operations.len().min(room);
-            room -= kept;
-            call.missing += call.operations.len() - kept;
-            call.operations.truncate(kept);
-        }
+        let room = (OPERATIONS / track.identity.world_size.max(1)).clamp(32, 1024);
+        limit(calls.iter_mut().rev(), room);
         self.calls = calls;
-        if track.identity.world_size <= LEDGERS {
-            let (sent, received) = track.ledgers();
-            let any = |ledger: &[u64]| ledger.iter().any(|count| *count > 0);
-            if any(&sent) || any(&received) {
-                (self.sent, self.received) = (sent, received);
-            }
-        }
+        (self.sent, self.received) = ledgers(track);
     }
 }
 
-fn elsewhere(track: &Track) -> Option<Elsewhere> {
-    let (calls, entered) = counted(track);
-    let front = calls.iter().find(|call| call.is_pending());
-    Some(Elsewhere {
-        key: track.identity.key.as_deref()?.to_owned(),
-        name: track.identity.name.to_string(),
-        entered,
-        waiting: front.and_then(|front| Some((front.place?, front.age_ms))),
-    })
+/// Leaves out what is more than `room` operations; the first calls say most.
+fn limit<'c>(calls: impl Iterator<Item = &'c mut Entered>, mut room: usize) {
+    for call in calls {
+        let kept = call.operations.len().min(room);
+        room -= kept;
+        call.missing += call.operations.len() - kept;
+        call.operations.truncate(kept);
+    }
+}
+
+fn ledgers(track: &Track) -> (Ledger, Ledger) {
+    let (sent, received) = track.ledgers();
+    (Ledger::of(&sent), Ledger::of(&received))
+}
+
+impl Elsewhere {
+    fn of(track: &Track) -> Option<Self> {
+        let is_over = match track.phase.aborted_for() {
+            Some(since) => since > RECENT,
+            None => track.phase.get().is_final(),
+        };
+        if is_over {
+            return None;
+        }
+        let (mut waiting, entered) = counted(track);
+        waiting.retain(Entered::is_pending);
+        let more = waiting.len() > WAITING;
+        waiting.truncate(WAITING);
+        limit(waiting.iter_mut(), OPERATIONS_ELSEWHERE);
+        let (sent, received) = ledgers(track);
+        Some(Self {
+            key: track.identity.key.as_deref()?.to_owned(),
+            name: track.identity.name.to_string(),
+            rank: track.identity.rank,
+            entered,
+            waiting,
+            more,
+            sent,
+            received,
+        })
+    }
 }
 
 /// The calls that are kept, and how many there were to which all ranks come.
@@ -168,12 +212,16 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
     let recording = recorder::read_one(track);
     let now = recorder::origin().monotonic.elapsed();
     let issuing = track.calls();
+    let given_up = track.given_up();
     let front = watchdog::pending()
         .into_iter()
         .find(|pending| pending.number == track.number)
         .and_then(|pending| pending.oldest);
     let kept = recording.calls.iter();
-    let kept = kept.filter(|call| call.state != CallState::Failed);
+    // One that was given up while it waited was entered all the same.
+    let is_entered =
+        |call: &&Call| call.state != CallState::Failed || given_up.contains(&call.sequence);
+    let kept = kept.filter(is_entered);
     let mut calls: Vec<Entered> = kept
         .map(|call| {
             let is_issuing = issuing
@@ -185,7 +233,7 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
             let state = match call.state {
                 CallState::Done => State::Done,
                 _ if call.kind == OperationKind::Capture => State::Done,
-                _ if is_issuing => State::Issuing,
+                _ if is_issuing || call.state == CallState::Failed => State::Issuing,
                 _ if is_queued => State::Queued,
                 _ => State::Pending,
             };
@@ -194,6 +242,8 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
                 is_for_all: is_for_all(call),
                 place: None,
                 kind: call.kind.to_string(),
+                stream: call.stream,
+                since_ns: u64::try_from(call.since.as_nanos()).unwrap_or(u64::MAX),
                 age_ms: u64::try_from(now.saturating_sub(call.since).as_millis())
                     .unwrap_or(u64::MAX),
                 state,

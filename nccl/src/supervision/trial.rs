@@ -222,6 +222,7 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>) -> Fault {
     });
     let case = Case {
         name: board.name(),
+        key: board.key(),
         hosts: &hosts,
         symptoms: &trial.symptoms,
         reports: &trial.reports,

@@ -177,9 +177,6 @@ pub(crate) const ROWS: &[Row] = &[
             root: "inverse_order",
             says: &["other", "work"],
         },
-        not_yet: Some(
-            "the rank is right; what is said is that its operation is queued behind other work, not behind what",
-        ),
         ..DIFFERS
     },
     Row {

@@ -144,6 +144,7 @@ fn finding(case: &Case<'_>, place: u64, field: Differs, sides: Vec<Side>) -> Fin
     }
     Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         text: format!(
             "differs from the others in the {field} of operation #{place}: {}; {}",

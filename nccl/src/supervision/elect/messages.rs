@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{Case, Finding};
 use crate::operation::OperationKind;
-use crate::supervision::cause::{FaultRole, RootCause, who};
+use crate::supervision::cause::{FaultRole, RootCause};
 use crate::supervision::recorder::RecordedOperation;
 use crate::supervision::report::{Entered, Report};
 
@@ -47,12 +47,8 @@ fn halves(report: &Report) -> impl Iterator<Item = Half<'_>> {
     })
 }
 
-/// Lengths that differ first, then a circle, then what has no counterpart.
-pub(super) fn unmatched(case: &Case<'_>) -> Option<Finding> {
-    lengths(case).or_else(|| alone(case))
-}
-
-fn lengths(case: &Case<'_>) -> Option<Finding> {
+/// Halves of one message that differ.
+pub(super) fn lengths(case: &Case<'_>) -> Option<Finding> {
     let receives: HashMap<(usize, usize, u64), Half<'_>> = case
         .reports
         .values()
@@ -66,7 +62,7 @@ fn lengths(case: &Case<'_>) -> Option<Finding> {
             continue;
         };
         let (sends, expects) = (send.operation, recv.operation);
-        if (sends.count, sends.data_type) == (expects.count, expects.data_type) {
+        if same_length(sends, expects) {
             continue;
         }
         let (from, to) = send.ends();
@@ -77,6 +73,7 @@ fn lengths(case: &Case<'_>) -> Option<Finding> {
         let (sends_text, expects_text) = (text(sends), text(expects));
         return Some(Finding {
             rank: from,
+            operation: None,
             role: FaultRole::Initiating,
             text: format!(
                 "sends {sends_text} to rank {to}, which expects {expects_text} (message #{}); {}",
@@ -103,8 +100,20 @@ fn lengths(case: &Case<'_>) -> Option<Finding> {
     None
 }
 
-/// Follows who waits for whom.
-fn alone(case: &Case<'_>) -> Option<Finding> {
+/// Whether both are as many elements of one type, or as many bytes.
+fn same_length(one: &RecordedOperation, other: &RecordedOperation) -> bool {
+    let bytes = |one: &RecordedOperation| {
+        let size = one.data_type.size_in_bytes()? as u64;
+        one.count.checked_mul(size)
+    };
+    match one.data_type == other.data_type {
+        true => one.count == other.count,
+        false => bytes(one).is_some_and(|length| bytes(other) == Some(length)),
+    }
+}
+
+/// Follows who waits for whom, up to a rank that waits for no message.
+pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
     let waits: BTreeMap<usize, Half<'_>> = case
         .reports
         .values()
@@ -112,13 +121,9 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
             let front = case.front(report)?.number;
             let mut waiting = halves(report).filter(|half| half.call.number == front);
             let without = waiting.find(|half| {
-                let peer = case.reports.get(&half.peer);
-                let ledger = |ledger: &Vec<u64>| ledger.get(half.rank).copied().unwrap_or(0);
                 half.peer != half.rank
-                    && peer.is_some_and(|peer| match half.sends() {
-                        true => ledger(&peer.received) < half.number,
-                        false => ledger(&peer.sent) < half.number,
-                    })
+                    && counted(case, half.peer, !half.sends(), half.rank)
+                        .is_some_and(|count| count < half.number)
             })?;
             Some((report.rank, without))
         })
@@ -127,9 +132,9 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
     loop {
         let at = *path.last()?;
         let Some(half) = waits.get(&at) else { break };
-        if let Some(start) = path.iter().position(|rank| *rank == half.peer) {
-            let circle = &path[start..];
-            return Some(circled(case, circle, &waits));
+        // A circle was looked for before.
+        if path.contains(&half.peer) {
+            return None;
         }
         path.push(half.peer);
     }
@@ -137,14 +142,8 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
     let &rank = path.last()?;
     let half = waits.get(path.get(path.len().checked_sub(2)?)?)?;
     let (from, to) = half.ends();
-    let count = |rank: usize, sent: bool, peer: usize| {
-        let report = case.reports.get(&rank);
-        let ledger = report.map(|report| if sent { &report.sent } else { &report.received });
-        ledger
-            .and_then(|ledger| ledger.get(peer).copied())
-            .unwrap_or(0)
-    };
-    let (sent, received) = (count(from, true, to), count(to, false, from));
+    let sent = counted(case, from, true, to).unwrap_or_default();
+    let received = counted(case, to, false, from).unwrap_or_default();
     let what = match half.sends() {
         true => "receive",
         false => "send",
@@ -156,6 +155,7 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
     evidence.extend(last.map(|last| format!("the last call of rank {rank} was {last}")));
     Some(Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         root: RootCause::Unmatched {
             from,
@@ -175,36 +175,11 @@ fn alone(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-fn circled(case: &Case<'_>, circle: &[usize], waits: &BTreeMap<usize, Half<'_>>) -> Finding {
-    // From its lowest rank on.
-    let low = (0..circle.len()).min_by_key(|at| circle[*at]).unwrap_or(0);
-    let ranks: Vec<usize> = [&circle[low..], &circle[..low]].concat();
-    let mut way: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-    way.push(ranks[0].to_string());
-    let evidence = ranks.iter().filter_map(|rank| {
-        let half = waits.get(rank)?;
-        let word = if half.sends() {
-            "sends to"
-        } else {
-            "receives from"
-        };
-        Some(format!(
-            "rank {rank} {word} rank {} in {}",
-            half.peer,
-            half.call.name()
-        ))
-    });
-    Finding {
-        rank: ranks[0],
-        role: FaultRole::Initiating,
-        text: format!(
-            "waits in a circle ({}): each of {} waits for the next one's call before it makes its own; {}",
-            way.join(" → "),
-            who(&ranks),
-            case.complaint()
-        ),
-        evidence: evidence.take(8).collect(),
-        root: RootCause::Cycle { ranks },
-        hint: String::from("put sends and receives that need each other into one group"),
+/// How many messages a rank has sent to another, or received from it, if it told that.
+fn counted(case: &Case<'_>, rank: usize, sent: bool, peer: usize) -> Option<u64> {
+    let report = case.reports.get(&rank)?;
+    match report.exists {
+        true => if sent { &report.sent } else { &report.received }.get(peer),
+        false => Some(0),
     }
 }

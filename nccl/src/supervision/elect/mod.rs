@@ -6,10 +6,10 @@
 //! 1. what ranks entered does not fit together ([`compare`]);
 //! 2. a call of NCCL's or CUDA's does not come back on a rank;
 //! 3. ranks do not answer: they stand still, or are starved;
-//! 4. two communicators were called in different orders ([`order`]);
-//! 5. ranks have not entered what others wait in: the one that is furthest behind;
-//! 6. a rank's operation waits behind work of others;
-//! 7. messages have no counterpart ([`messages`]);
+//! 4. a message has another length than was expected ([`messages`]);
+//! 5. ranks wait for each other in a circle, over one or several communicators ([`waits`]);
+//! 6. ranks have not entered what others wait in: the one that is furthest behind;
+//! 7. a rank's operation waits behind work of others; or a message has no counterpart;
 //! 8. NCCL warned of something that can be a cause;
 //! 9. nothing of that: what the first rank told, with what is known.
 //!
@@ -18,9 +18,9 @@
 
 mod compare;
 mod messages;
-mod order;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,9 @@ use super::{Earlier, FaultRole};
 
 /// What is known of a communicator on trial. Ranks are its own.
 pub(super) struct Case<'c> {
+    /// What the program calls the communicator, and what all ranks do.
     pub(super) name: &'c str,
+    pub(super) key: &'c str,
     /// By rank.
     pub(super) hosts: &'c [String],
     /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
@@ -56,6 +58,8 @@ struct Finding {
     role: FaultRole,
     root: RootCause,
     text: String,
+    /// Where it is not about the operation of which the first told.
+    operation: Option<String>,
     evidence: Vec<String>,
     hint: String,
 }
@@ -65,10 +69,11 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     let finding = compare::mismatch(case)
         .or_else(|| stuck_inside(case))
         .or_else(|| not_answering(case))
-        .or_else(|| order::inverse(case))
+        .or_else(|| messages::lengths(case))
+        .or_else(|| waits::circle(case))
         .or_else(|| never_entered(case))
         .or_else(|| stuck_outside(case))
-        .or_else(|| messages::unmatched(case))
+        .or_else(|| messages::alone(case))
         .or_else(|| warned(case))
         .unwrap_or_else(|| unexplained(case));
     let first = &case.symptoms[0];
@@ -84,7 +89,9 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             class: first.class(),
             role: finding.role,
             root: finding.root,
-            operation: first.operation().unwrap_or_default().to_owned(),
+            operation: finding
+                .operation
+                .unwrap_or_else(|| first.operation().unwrap_or_default().to_owned()),
             text: finding.text,
             evidence,
             also: Waiting::together(standings),
@@ -98,13 +105,11 @@ impl Case<'_> {
     /// Whether a call is not done, as far as anybody knows: where all ranks need each other, one that is done on one
     /// rank stands still nowhere, even if nobody has looked there yet.
     fn is_open(&self, call: &Entered) -> bool {
-        const SYMMETRIC: [&str; 4] = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
         let is_done = |place| {
             let others = self.reports.values().filter_map(|report| report.at(place));
             others.into_iter().any(|other| !other.is_pending())
         };
-        call.is_pending()
-            && !(SYMMETRIC.contains(&&call.kind[..]) && call.place.is_some_and(is_done))
+        call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
     }
 
     /// The first call of a rank that is not done.
@@ -144,6 +149,7 @@ fn stuck_inside(case: &Case<'_>) -> Option<Finding> {
         .find(|fault| matches!(fault.root(), RootCause::StuckInside { .. }))?;
     Some(Finding {
         rank: told.rank(),
+        operation: None,
         role: FaultRole::Initiating,
         root: told.root().clone(),
         text: told.cause().to_owned(),
@@ -185,6 +191,7 @@ fn not_answering(case: &Case<'_>) -> Option<Finding> {
     };
     Some(Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         root: RootCause::NotAnswering {
             ranks: silent,
@@ -198,7 +205,8 @@ fn not_answering(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// How far a rank is behind those that wait, which is whom they wait for.
+/// A rank that has not come to what others wait in: of several one that waits for nobody itself, and of those the one
+/// that is furthest behind.
 fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let place = case.place()?;
     let waiting = case.reports.values().find_map(|report| {
@@ -217,13 +225,16 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let is_elsewhere = |rank: usize| {
         let report = case.reports.get(&rank);
         report.is_some_and(|report| {
-            report.elsewhere.iter().any(|other| other.waiting.is_some())
+            report
+                .elsewhere
+                .iter()
+                .any(|other| !other.waiting.is_empty())
                 || case.front(report).is_some()
         })
     };
     let &(_, rank) = absent
         .iter()
-        .min_by_key(|(entered, rank)| (*entered, is_elsewhere(*rank), *rank))?;
+        .min_by_key(|(entered, rank)| (is_elsewhere(*rank), *entered, *rank))?;
     let report = case.reports.get(&rank);
     let last = report.and_then(Report::last);
     let phase = report.and_then(|report| report.phase.clone());
@@ -248,8 +259,12 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
         evidence.push(format!("its program is in phase {what:?} for {ago:.1} s"));
     }
     let elsewhere = report.into_iter().flat_map(|report| &report.elsewhere);
-    for other in elsewhere.filter(|other| other.waiting.is_some()).take(2) {
-        evidence.push(format!("it waits on {:?} meanwhile", other.name));
+    let there = elsewhere.filter_map(|other| Some((other.waiting.first()?, &other.name)));
+    for (call, name) in there.take(2) {
+        evidence.push(format!("it waits in {} on {name:?} meanwhile", call.name()));
+    }
+    if let Some(call) = report.and_then(|report| case.front(report)) {
+        evidence.push(format!("it waits in {} meanwhile", call.name()));
     }
     let others: Vec<usize> = absent.iter().map(|(_, rank)| *rank).collect();
     let others: Vec<usize> = others.into_iter().filter(|other| *other != rank).collect();
@@ -259,6 +274,7 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     }
     Some(Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         text: format!("has not entered {waiting}; {}", case.complaint()),
         root: RootCause::NeverEntered {
@@ -301,6 +317,7 @@ fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
     };
     Some(Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         root: RootCause::StuckOutside { operation },
         text,
@@ -333,6 +350,7 @@ fn warned(case: &Case<'_>) -> Option<Finding> {
     };
     Some(Finding {
         rank,
+        operation: None,
         role: FaultRole::Initiating,
         text: format!("NCCL warned there: {text}; {}", case.complaint()),
         root,
@@ -380,6 +398,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
     }
     Finding {
         rank: first.rank(),
+        operation: None,
         role: match first.class() {
             FaultClass::TimedOut => FaultRole::Unknown,
             _ => first.role(),

@@ -406,7 +406,7 @@ fn call(
     let since = Duration::from_nanos(issue.time);
     let state = match Progress::from_word(issue.state) {
         _ if issue.number <= track.done_on(issue.stream) => CallState::Done,
-        Progress::Failed => CallState::Failed,
+        Progress::Failed | Progress::GivenUp => CallState::Failed,
         _ if track.phase.get().is_aborted() => CallState::Aborted,
         Progress::Issued => CallState::Issued,
         Progress::Issuing => CallState::Issuing,

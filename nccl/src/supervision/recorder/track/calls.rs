@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::slots::Progress;
+use super::slots::{IssueRecord, Progress};
 use super::{ISSUES, Track, limit_of_word};
 use crate::operation::OperationKind;
 use crate::supervision::recorder::lane::Slot;
@@ -36,13 +36,22 @@ impl Track {
             stream: issue.stream,
             issuing: Progress::from_word(issue.state) == Progress::Issuing,
         });
-        let failed = records
-            .iter()
-            .map(|issue| Progress::from_word(issue.state) == Progress::Failed);
+        let failed = records.iter().map(|issue| {
+            let progress = Progress::from_word(issue.state);
+            matches!(progress, Progress::Failed | Progress::GivenUp)
+        });
         calls
             .zip(failed)
             .filter_map(|(call, failed)| (!failed).then_some(call))
             .collect()
+    }
+
+    /// The numbers of the calls that are kept and were given up before they were on their stream.
+    pub(crate) fn given_up(&self) -> Vec<u64> {
+        let records = self.issues.read().records;
+        let given_up = |issue: &IssueRecord| Progress::from_word(issue.state) == Progress::GivenUp;
+        let given_up = records.into_iter().filter(given_up);
+        given_up.map(|issue| issue.number).collect()
     }
 
     /// How many messages were sent to each rank, and received from it.

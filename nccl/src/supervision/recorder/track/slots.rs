@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::error::{Error, ErrorKind};
 use crate::supervision::recorder::lane::Slot;
 use crate::supervision::recorder::spans::Mention;
 
@@ -108,16 +109,27 @@ pub(in crate::supervision::recorder) enum Progress {
     Issuing = 0,
     /// The work is on the stream.
     Issued = 1,
-    /// A call failed, or did not launch in time.
+    /// A call failed.
     Failed = 2,
+    /// It was given up before it was on the stream: it waited for others, for all that is known.
+    GivenUp = 3,
 }
 
 impl Progress {
+    #[cold]
+    pub(super) fn of_failure(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::TimedOut { .. } | ErrorKind::Aborted { .. } => Self::GivenUp,
+            _ => Self::Failed,
+        }
+    }
+
     pub(in crate::supervision::recorder) fn from_word(word: u64) -> Self {
         match word & 0xff {
             0 => Self::Issuing,
             1 => Self::Issued,
-            _ => Self::Failed,
+            2 => Self::Failed,
+            _ => Self::GivenUp,
         }
     }
 }

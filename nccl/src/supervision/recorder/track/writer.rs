@@ -8,6 +8,7 @@ use cudarc::driver::CudaStream;
 
 use super::slots::{Issue, Operation, Progress};
 use super::{Track, handle_of, limit_word, origin};
+use crate::error::Error;
 use crate::operation::OperationKind;
 use crate::stats::{self, Tally, Volume};
 use crate::supervision::recorder::spans;
@@ -119,12 +120,8 @@ impl Writer {
 
     /// Notes how the calls ended.
     #[inline]
-    pub(crate) fn end(&self, ticket: Ticket, issued: bool) {
-        let progress = if issued {
-            Progress::Issued
-        } else {
-            Progress::Failed
-        };
+    pub(crate) fn end(&self, ticket: Ticket, failure: Option<&Error>) {
+        let progress = failure.map_or(Progress::Issued, Progress::of_failure);
         self.track.progressed(ticket, progress);
     }
 }

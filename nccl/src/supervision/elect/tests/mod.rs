@@ -9,8 +9,11 @@ use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 use crate::supervision::cause::Differs;
 use crate::supervision::fault::Place;
+use crate::supervision::ledger::Ledger;
 use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
 use crate::supervision::report::Elsewhere;
+
+mod waits;
 
 /// What ranks say, and who ran out of time.
 struct Table {
@@ -53,6 +56,8 @@ fn call(number: u64, operations: Vec<RecordedOperation>, state: State) -> Entere
         is_for_all,
         place: is_for_all.then_some(number),
         kind,
+        stream: 1,
+        since_ns: number * 1000,
         age_ms: 1000,
         state,
         operations,
@@ -117,6 +122,7 @@ impl Table {
     fn elect(&self) -> Verdict {
         let verdict = elect(&Case {
             name: "model/tp",
+            key: "tp",
             hosts: &self.hosts,
             symptoms: &self.symptoms,
             reports: &self.reports,
@@ -171,6 +177,24 @@ fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
     );
 }
 
+/// How rank `rank` stands on another communicator: it has entered so many, and waits in these, called at a time that
+/// is their number.
+fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> Elsewhere {
+    let waiting = waiting
+        .iter()
+        .map(|number| call(*number, vec![all_reduce()], State::Pending));
+    Elsewhere {
+        key: String::from("pp"),
+        name: String::from("model/pp"),
+        rank,
+        entered: Some(entered),
+        waiting: waiting.collect(),
+        more: false,
+        sent: Ledger::of(&[0; 8]),
+        received: Ledger::of(&[0; 8]),
+    }
+}
+
 #[test]
 fn of_two_that_are_absent_the_one_that_waits_for_nobody_is_the_cause() {
     let mut table = Table::of(vec![
@@ -178,12 +202,7 @@ fn of_two_that_are_absent_the_one_that_waits_for_nobody_is_the_cause() {
         entered(1, 1, true),
         entered(2, 1, true),
     ]);
-    table.reports.get_mut(&1).unwrap().elsewhere = vec![Elsewhere {
-        key: String::from("k"),
-        name: String::from("model/pp"),
-        entered: Some(4),
-        waiting: Some((4, 900)),
-    }];
+    table.reports.get_mut(&1).unwrap().elsewhere = vec![elsewhere(1, 4, &[4])];
     assert_eq!(table.elect().rank, 2);
 }
 
@@ -355,8 +374,8 @@ fn exchanging(rank: usize, size: usize, messages: Vec<RecordedOperation>) -> Rep
         rank,
         exists: true,
         entered: Some(0),
-        sent: ledger(OperationKind::Send),
-        received: ledger(OperationKind::Recv),
+        sent: Ledger::of(&ledger(OperationKind::Send)),
+        received: Ledger::of(&ledger(OperationKind::Recv)),
         calls: match messages.is_empty() {
             true => Vec::new(),
             false => vec![call(1, messages, State::Pending)],
@@ -387,7 +406,7 @@ fn a_message_of_another_length_than_expected_is_told_with_both() {
 fn a_message_without_a_counterpart_is_told_with_both_ledgers() {
     use OperationKind::Send;
     let mut idle = exchanging(1, 2, Vec::new());
-    idle.received = vec![6, 0];
+    idle.received = Ledger::of(&[6, 0]);
     let table = Table::of(vec![exchanging(0, 2, vec![message(Send, 1, 7, 9)]), idle]);
     let verdict = table.elect();
     let root = RootCause::Unmatched {
@@ -425,16 +444,8 @@ fn a_circle_of_sends_outside_of_groups_is_printed() {
 #[test]
 fn two_communicators_in_opposite_orders_are_told_and_not_who_is_absent() {
     let mut table = Table::of(vec![entered(0, 1, false), entered(1, 0, true)]);
-    let other = |entered, waiting| {
-        vec![Elsewhere {
-            key: String::from("k"),
-            name: String::from("model/pp"),
-            entered: Some(entered),
-            waiting,
-        }]
-    };
-    table.reports.get_mut(&0).unwrap().elsewhere = other(3, None);
-    table.reports.get_mut(&1).unwrap().elsewhere = other(4, Some((4, 700)));
+    table.reports.get_mut(&0).unwrap().elsewhere = vec![elsewhere(0, 3, &[])];
+    table.reports.get_mut(&1).unwrap().elsewhere = vec![elsewhere(1, 4, &[4])];
     let verdict = table.elect();
     let root = RootCause::InverseOrder {
         ranks: [0, 1],
@@ -442,7 +453,7 @@ fn two_communicators_in_opposite_orders_are_told_and_not_who_is_absent() {
     };
     assert_eq!(verdict.cause.root, root);
     // One that has come to both is only late.
-    table.reports.get_mut(&0).unwrap().elsewhere = other(4, None);
+    table.reports.get_mut(&0).unwrap().elsewhere = vec![elsewhere(0, 4, &[])];
     let verdict = table.elect();
     assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
 }

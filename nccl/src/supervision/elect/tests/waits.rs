@@ -1,0 +1,285 @@
+//! Who waits for whom: messages, circles, several communicators.
+
+use super::*;
+use crate::supervision::elect::elect;
+
+/// A rank that has put these on its stream, one after another, each at its number, and sent or received so many.
+fn chained(rank: usize, size: usize, groups: Vec<Vec<RecordedOperation>>) -> Report {
+    let all: Vec<_> = groups.iter().flatten().cloned().collect();
+    let calls = (1..).zip(groups);
+    let calls = calls.map(|(number, group)| call(number, group, State::Pending));
+    Report {
+        calls: calls.collect(),
+        ..exchanging(rank, size, all)
+    }
+}
+
+#[test]
+fn a_circle_is_found_although_all_halves_of_its_messages_were_called() {
+    use OperationKind::{Recv, Send};
+    let ring = |rank: usize| {
+        let (next, previous) = ((rank + 1) % 4, (rank + 3) % 4);
+        let send = vec![message(Send, next, 1, 9)];
+        chained(rank, 4, vec![send, vec![message(Recv, previous, 1, 9)]])
+    };
+    let verdict = Table::of((0..4).map(ring).collect()).elect();
+    let root = RootCause::Cycle {
+        ranks: vec![0, 1, 2, 3],
+    };
+    assert_eq!(verdict.cause.root, root);
+    // On two streams nothing is in front of anything, but that a communicator does one after the other.
+    let apart = |rank| {
+        let mut report = ring(rank);
+        report.calls[1].stream = 2;
+        report
+    };
+    let verdict = Table::of((0..4).map(apart).collect()).elect();
+    assert_eq!(verdict.cause.root, root);
+    // Those who send and receive in one group wait for nobody.
+    let grouped = |rank: usize| {
+        let (next, previous) = ((rank + 1) % 4, (rank + 3) % 4);
+        let both = vec![message(Send, next, 1, 9), message(Recv, previous, 1, 9)];
+        exchanging(rank, 4, both)
+    };
+    let verdict = Table::of((0..4).map(grouped).collect()).elect();
+    assert_eq!(verdict.cause.root, RootCause::Unknown);
+}
+
+#[test]
+fn of_several_circles_the_smallest_is_told_and_of_those_the_one_of_the_lowest_rank() {
+    use OperationKind::Send;
+    let send = |rank, to| exchanging(rank, 9, vec![message(Send, to, 1, 9)]);
+    // 0 → 1 → 2 → 0, 3 ⇄ 8, 4 ⇄ 5, and 6 and 7 wait for those.
+    let to = [1, 2, 0, 8, 5, 4, 0, 6, 3];
+    let reports = to.iter().enumerate().map(|(rank, to)| send(rank, *to));
+    let verdict = Table::of(reports.collect()).elect();
+    let root = RootCause::Cycle { ranks: vec![3, 8] };
+    assert_eq!((verdict.rank, verdict.cause.root), (3, root));
+    assert_eq!(
+        verdict.cause.evidence,
+        [
+            "rank 3 sends to rank 8 in send #1",
+            "rank 8 sends to rank 3 in send #1"
+        ]
+    );
+}
+
+#[test]
+fn a_circle_of_a_collective_and_a_message_is_told_and_not_who_is_absent() {
+    use OperationKind::Recv;
+    let mut receives = entered(1, 0, true);
+    receives.received = Ledger::of(&[1, 0, 0]);
+    receives.calls = vec![call(1, vec![message(Recv, 0, 1, 9)], State::Pending)];
+    receives.calls[0].place = None;
+    let mut waits = entered(0, 1, false);
+    waits.sent = Ledger::of(&[0, 0, 0]);
+    let table = Table::of(vec![waits, receives, entered(2, 1, false)]);
+    let verdict = table.elect();
+    let root = RootCause::Cycle { ranks: vec![0, 1] };
+    assert_eq!((verdict.rank, verdict.cause.root), (0, root));
+    let evidence = verdict.cause.evidence.join("; ");
+    assert!(
+        evidence.contains("rank 0 waits in all_reduce #1 for rank 1, which is in recv #1"),
+        "{evidence}"
+    );
+}
+
+#[test]
+fn who_waits_for_a_circle_is_not_taken_for_absent_nor_who_waits_for_an_absent_one_for_a_circle() {
+    use OperationKind::{Recv, Send};
+    // 0 waits for 1, which waits for 2, which does nothing.
+    let reports = vec![
+        exchanging(0, 3, vec![message(Recv, 1, 1, 9)]),
+        exchanging(1, 3, vec![message(Recv, 2, 1, 9)]),
+        exchanging(2, 3, Vec::new()),
+    ];
+    let verdict = Table::of(reports).elect();
+    assert_eq!(verdict.rank, 2);
+    assert!(matches!(
+        verdict.cause.root,
+        RootCause::Unmatched { from: 2, to: 1, .. }
+    ));
+    // Of those that miss a collective, the one that is behind in count waits for one that does nothing.
+    let mut behind = entered(0, 1, true);
+    behind
+        .calls
+        .push(call(2, vec![message(Send, 1, 1, 9)], State::Pending));
+    behind.sent = Ledger::of(&[0, 1, 0]);
+    let mut idle = entered(1, 2, true);
+    idle.received = Ledger::of(&[0, 0, 0]);
+    let mut waits = entered(2, 3, false);
+    waits.calls[1].state = State::Done;
+    let verdict = Table::of(vec![behind, idle, waits]).elect();
+    assert_eq!(verdict.rank, 1, "{verdict:?}");
+}
+
+#[test]
+fn ledgers_that_were_not_told_are_not_taken_for_empty() {
+    use OperationKind::Send;
+    let mut silent = exchanging(1, 2, Vec::new());
+    silent.received = Ledger::default();
+    let table = Table::of(vec![exchanging(0, 2, vec![message(Send, 1, 7, 9)]), silent]);
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+}
+
+#[test]
+fn halves_of_other_types_and_as_many_bytes_are_one_message() {
+    use OperationKind::{Recv, Send};
+    let mut reports = vec![
+        exchanging(0, 2, vec![message(Send, 1, 1, 3)]),
+        exchanging(1, 2, vec![message(Recv, 0, 1, 12)]),
+    ];
+    reports[1].calls[0].operations[0].data_type = DataType::UINT8;
+    let table = Table::of(reports.clone());
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+    reports[1].calls[0].operations[0].count = 11;
+    let root = Table::of(reports).elect().cause.root;
+    assert!(matches!(root, RootCause::UnequalCounts { .. }), "{root:?}");
+}
+
+/// Rank `rank` has called both of two communicators; that of the table first, unless `inverse`.
+fn on_two(rank: usize, inverse: bool) -> Report {
+    let mut report = entered(rank, 1, false);
+    report.calls[0].since_ns = 500;
+    let mut there = elsewhere(rank, 1, &[1]);
+    there.waiting[0].since_ns = if inverse { 400 } else { 600 };
+    report.elsewhere = vec![there];
+    report
+}
+
+#[test]
+fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_trial() {
+    let table = Table::of(vec![on_two(0, false), on_two(1, true), on_two(2, false)]);
+    let verdict = table.elect();
+    let root = RootCause::InverseOrder {
+        ranks: [0, 1],
+        communicators: [String::from("model/tp"), String::from("model/pp")],
+    };
+    assert_eq!(verdict.cause.root, root);
+    assert_eq!(verdict.cause.operation, "");
+    // The same, seen from the other one.
+    let turn = |report: &Report| {
+        let there = report.elsewhere[0].clone();
+        Report {
+            calls: there.waiting.clone(),
+            elsewhere: vec![Elsewhere {
+                key: String::from("tp"),
+                name: String::from("model/tp"),
+                waiting: report.calls.clone(),
+                ..there
+            }],
+            ..report.clone()
+        }
+    };
+    let reports: BTreeMap<usize, Report> = table
+        .reports
+        .iter()
+        .map(|(r, one)| (*r, turn(one)))
+        .collect();
+    let other = elect(&Case {
+        name: "model/pp",
+        key: "pp",
+        hosts: &table.hosts,
+        symptoms: &[told(1, RootCause::Unknown, "another complaint")],
+        reports: &reports,
+        left: &table.left,
+        states: &table.states,
+    });
+    let words = |one: &Verdict| (one.rank, one.cause.text.clone(), one.cause.evidence.clone());
+    assert_eq!(words(&other), words(&verdict));
+    assert_eq!(other.cause.root, root);
+    // On streams of their own, one does not wait for the other.
+    let mut table = table;
+    for report in table.reports.values_mut() {
+        report.elsewhere[0].waiting[0].stream = 2;
+    }
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+}
+
+#[test]
+fn three_communicators_in_a_round_are_a_circle() {
+    // Rank 0 has a before b, rank 1 b before c, rank 2 c before a; each of two of them.
+    let there = |key: &str, rank, since_ns| {
+        let mut one = elsewhere(rank, 1, &[1]);
+        (one.key, one.name) = (key.to_owned(), key.to_owned());
+        one.waiting[0].since_ns = since_ns;
+        one
+    };
+    let mut zero = entered(0, 1, false);
+    zero.elsewhere = vec![there("b", 0, 2000)];
+    let mut one = Report {
+        exists: false,
+        entered: None,
+        ..entered(1, 0, true)
+    };
+    one.elsewhere = vec![there("b", 1, 100), there("c", 0, 200)];
+    let mut two = entered(2, 1, false);
+    two.elsewhere = vec![there("c", 1, 900)];
+    // a is of 0 and 2 alone, as far as anybody waits for it there.
+    one.exists = true;
+    one.entered = Some(1);
+    one.calls = vec![call(1, vec![all_reduce()], State::Pending)];
+    one.calls[0].since_ns = 50;
+    one.calls[0].stream = 9;
+    // b of 1 is in front of its c; c of 2 is in front of its a; a of 0 is in front of its b.
+    let verdict = Table::of(vec![zero, one, two]).elect();
+    let RootCause::Cycle { mut ranks } = verdict.cause.root else {
+        panic!("{verdict:?}");
+    };
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 1, 2]);
+}
+
+#[test]
+fn random_waits_in_any_order_of_reports_give_one_verdict_soon_at_a_thousand_ranks() {
+    use OperationKind::{Recv, Send};
+    let mut random = fastrand::Rng::with_seed(11);
+    for round in 0..200 {
+        let size = if round == 0 { 1024 } else { random.usize(2..9) };
+        let groups = |random: &mut fastrand::Rng, rank: usize| {
+            let mut sent = [vec![0u32; size], vec![0; size]];
+            let mut one = |random: &mut fastrand::Rng| {
+                let sends = random.bool();
+                let peer = (rank + random.usize(1..size)) % size;
+                let number = &mut sent[usize::from(sends)][peer];
+                *number += 1;
+                message(if sends { Send } else { Recv }, peer, *number, 9)
+            };
+            let mut some = Vec::new();
+            for _ in 0..random.usize(..4) {
+                some.push((0..random.usize(1..3)).map(|_| one(random)).collect());
+            }
+            some
+        };
+        let mut reports: Vec<Report> = (0..size)
+            .map(|rank| {
+                let mut report = chained(rank, size, groups(&mut random, rank));
+                for call in &mut report.calls {
+                    call.stream = random.u64(..2);
+                }
+                if random.u8(..4) == 0 {
+                    report.entered = Some(1);
+                    let number = report.calls.len() as u64 + 1;
+                    let mut all = call(number, vec![all_reduce()], State::Pending);
+                    all.place = Some(1);
+                    report.calls.push(all);
+                }
+                if random.u8(..3) == 0 {
+                    report.elsewhere = vec![elsewhere(rank, 1, &[1])];
+                    report.elsewhere[0].waiting[0].since_ns = random.u64(..4000);
+                }
+                report
+            })
+            .collect();
+        let begun = std::time::Instant::now();
+        let one = Table::of(reports.clone()).elect();
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begun.elapsed()
+        );
+        random.shuffle(&mut reports);
+        let other = Table::of(reports).elect();
+        assert_eq!(format!("{one:?}"), format!("{other:?}"), "{round}");
+    }
+}

@@ -1,0 +1,442 @@
+//! Who waits for whom, over all communicators that are known. Those in a circle wait for ever, whoever else is late.
+//!
+//! A call that is not done waits for
+//!
+//! - what is in front of it on its own rank: on its stream, and on its communicator, whose calls NCCL runs one after
+//!   another;
+//! - its counterparts: the other halves of its messages, or the same collective on the other ranks. One that has been
+//!   called waits in turn for what is in front of it; one that has not been called comes when its rank is done with
+//!   what it waits in, which is the first of its calls that is not done.
+//!
+//! All of it has to come, so that any circle is a deadlock. Who waits for a rank that waits for nothing is in none.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use super::{Case, Finding};
+use crate::operation::OperationKind;
+use crate::supervision::cause::{FaultRole, RootCause, who};
+use crate::supervision::ledger::Ledger;
+use crate::supervision::report::Entered;
+
+/// How a rank stands on a communicator.
+struct There<'c> {
+    /// Which of its ranks that is.
+    rank: usize,
+    /// How many calls for all it has entered, if that is known.
+    entered: Option<u64>,
+    calls: &'c [Entered],
+    /// Where it is told only of calls that are not done: whether of all of those.
+    only_pending: Option<bool>,
+    ledgers: Option<[&'c Ledger; 2]>,
+}
+
+impl There<'_> {
+    /// Whether the call of all ranks at this place is known to be done here.
+    fn is_done(&self, place: u64) -> bool {
+        let call = self.calls.iter().find(|call| call.place == Some(place));
+        match (call, self.only_pending) {
+            (Some(call), _) => !call.is_pending(),
+            (None, Some(all)) => {
+                let last = self.calls.last().and_then(|call| call.place);
+                let is_told = all || last.is_some_and(|last| place <= last);
+                is_told && self.entered.is_some_and(|entered| place <= entered)
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// How many messages it has sent to, or received from, a rank.
+    fn count(&self, sent: bool, peer: usize) -> Option<u64> {
+        match self.ledgers {
+            Some([sends, receives]) => if sent { sends } else { receives }.get(peer),
+            // It has no such communicator.
+            None => Some(0),
+        }
+    }
+}
+
+struct Communicator<'c> {
+    name: &'c str,
+    key: &'c str,
+    /// By rank of the communicator on trial.
+    ranks: BTreeMap<usize, There<'c>>,
+}
+
+/// A call that is not done.
+struct Node<'c> {
+    rank: usize,
+    communicator: usize,
+    call: &'c Entered,
+}
+
+/// Why one call waits for another.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    /// It is behind it.
+    Behind,
+    Collective,
+    Sends,
+    Receives,
+}
+
+/// A message, from one side: rank, whether it sends, the peer as the communicator numbers it, the number.
+type Side = (usize, bool, usize, u64);
+
+struct Waits<'c> {
+    communicators: Vec<Communicator<'c>>,
+    /// Which rank of the one on trial is a rank of another.
+    by_own: HashMap<(usize, usize), usize>,
+    /// By rank, in the order in which they were called.
+    nodes: Vec<Node<'c>>,
+    /// The first of each rank, of each of its streams, and on each of its communicators.
+    first: HashMap<usize, usize>,
+    on_stream: HashMap<(usize, u64), usize>,
+    on_communicator: HashMap<(usize, usize), usize>,
+    places: HashMap<(usize, usize, u64), usize>,
+    sides: HashMap<(usize, Side), usize>,
+}
+
+/// The smallest circle; of several, that of the lowest rank.
+pub(super) fn circle(case: &Case<'_>) -> Option<Finding> {
+    let waits = Waits::of(case);
+    let edges: Vec<Vec<(usize, Why)>> = (0..waits.nodes.len()).map(|at| waits.edges(at)).collect();
+    let path = smallest(&edges)?;
+    waits.finding(case, &path, &edges)
+}
+
+/// The messages of a call: whether it sends, to or from whom, and which one it is.
+fn messages(call: &Entered) -> impl Iterator<Item = (bool, usize, u64)> {
+    call.operations.iter().filter_map(|one| {
+        let sends = one.kind == OperationKind::Send;
+        Some((sends, one.peer?, u64::from(one.message?)))
+    })
+}
+
+impl<'c> Waits<'c> {
+    fn of(case: &Case<'c>) -> Self {
+        let communicators = communicators(case);
+        let mut nodes = Vec::new();
+        for (at, communicator) in communicators.iter().enumerate() {
+            for (&rank, there) in &communicator.ranks {
+                let open = there.calls.iter().filter(|call| {
+                    let others = communicator
+                        .ranks
+                        .iter()
+                        .filter(|(other, _)| **other != rank);
+                    let is_done = |place| others.into_iter().any(|(_, other)| other.is_done(place));
+                    call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
+                });
+                nodes.extend(open.map(|call| Node {
+                    rank,
+                    communicator: at,
+                    call,
+                }));
+            }
+        }
+        nodes.sort_by_key(|node| {
+            let call = node.call;
+            (node.rank, call.since_ns, node.communicator, call.number)
+        });
+        let ranks = communicators.iter().enumerate().flat_map(|(at, one)| {
+            let ranks = one.ranks.iter();
+            ranks.map(move |(rank, there)| ((at, there.rank), *rank))
+        });
+        let mut waits = Self {
+            by_own: ranks.collect(),
+            communicators,
+            nodes: Vec::new(),
+            first: HashMap::new(),
+            on_stream: HashMap::new(),
+            on_communicator: HashMap::new(),
+            places: HashMap::new(),
+            sides: HashMap::new(),
+        };
+        for (at, node) in nodes.iter().enumerate() {
+            let (rank, communicator, call) = (node.rank, node.communicator, node.call);
+            waits.first.entry(rank).or_insert(at);
+            waits.on_stream.entry((rank, call.stream)).or_insert(at);
+            waits
+                .on_communicator
+                .entry((rank, communicator))
+                .or_insert(at);
+            if let Some(place) = call.place {
+                waits.places.insert((communicator, rank, place), at);
+            }
+            for (sends, peer, number) in messages(call) {
+                let side = (rank, sends, peer, number);
+                waits.sides.insert((communicator, side), at);
+            }
+        }
+        waits.nodes = nodes;
+        waits
+    }
+
+    /// What is in front of a call on its rank, and not done.
+    fn in_front(&self, at: usize) -> impl Iterator<Item = usize> {
+        let Node {
+            rank,
+            communicator,
+            call,
+        } = &self.nodes[at];
+        let stream = self.on_stream.get(&(*rank, call.stream));
+        let own = self.on_communicator.get(&(*rank, *communicator));
+        let both = stream.into_iter().chain(own).copied();
+        both.filter(move |other| *other != at)
+    }
+
+    /// For which calls one waits, and why.
+    fn edges(&self, at: usize) -> Vec<(usize, Why)> {
+        let node = &self.nodes[at];
+        let communicator = &self.communicators[node.communicator];
+        let mut edges: Vec<(usize, Why)> = Vec::new();
+        edges.extend(self.in_front(at).map(|front| (front, Why::Behind)));
+        let Some(own) = communicator.ranks.get(&node.rank) else {
+            return edges;
+        };
+        let mut wait = |rank: usize, has_come: Option<bool>, counterpart: Option<&usize>, why| {
+            match has_come {
+                Some(false) => edges.extend(self.first.get(&rank).map(|first| (*first, why))),
+                Some(true) => {
+                    let fronts = counterpart.into_iter().flat_map(|at| self.in_front(*at));
+                    edges.extend(fronts.map(|front| (front, why)));
+                }
+                None => {}
+            }
+        };
+        for (sends, peer, number) in messages(node.call) {
+            let rank = self.by_own.get(&(node.communicator, peer));
+            let Some(&rank) = rank.filter(|rank| **rank != node.rank) else {
+                continue;
+            };
+            let there = &communicator.ranks[&rank];
+            let count = there.count(!sends, own.rank);
+            let side = (rank, !sends, own.rank, number);
+            let counterpart = self.sides.get(&(node.communicator, side));
+            let why = if sends { Why::Sends } else { Why::Receives };
+            wait(rank, count.map(|count| count >= number), counterpart, why);
+        }
+        if let Some(place) = node.call.place {
+            let root = match &node.call.operations[..] {
+                [one] => one.root.filter(|root| *root != own.rank),
+                _ => None,
+            };
+            for (&rank, there) in &communicator.ranks {
+                // Who is not the root needs the root only.
+                if rank == node.rank || root.is_some_and(|root| root != there.rank) {
+                    continue;
+                }
+                let has_come = match there.ledgers {
+                    Some(_) => there.entered.map(|entered| entered >= place),
+                    None => Some(false),
+                };
+                let counterpart = self.places.get(&(node.communicator, rank, place));
+                wait(rank, has_come, counterpart, Why::Collective);
+            }
+        }
+        edges.sort_by_key(|(to, _)| *to);
+        edges.dedup_by_key(|(to, _)| *to);
+        edges
+    }
+
+    fn finding(
+        &self,
+        case: &Case<'_>,
+        path: &[usize],
+        edges: &[Vec<(usize, Why)>],
+    ) -> Option<Finding> {
+        let mut ranks: Vec<usize> = path.iter().map(|at| self.nodes[*at].rank).collect();
+        ranks.dedup();
+        if ranks.len() > 1 && ranks.first() == ranks.last() {
+            ranks.pop();
+        }
+        // The calls of one rank are in order.
+        let (&[a, ..], 2..) = (&ranks[..], ranks.len()) else {
+            return None;
+        };
+        let mut used: Vec<usize> = path.iter().map(|at| self.nodes[*at].communicator).collect();
+        used.sort_unstable();
+        used.dedup();
+        let is_here = |at: &usize| self.communicators[*at].key == case.key;
+        let only_here = used.iter().all(is_here);
+        let next = path.iter().skip(1).chain(path.first());
+        let steps = path
+            .iter()
+            .zip(next)
+            .map(|(from, to)| self.step(*from, *to, edges, only_here));
+        let evidence: Vec<_> = steps.take(8).collect();
+        let first_of = |rank: usize| path.iter().find(|at| self.nodes[**at].rank == rank);
+        let name_of = |rank: usize| {
+            let at = first_of(rank)?;
+            let name = self.communicators[self.nodes[*at].communicator].name;
+            Some(name.to_owned())
+        };
+        let all_collective = path.iter().all(|at| self.nodes[*at].call.place.is_some());
+        if let (&[a, b], 2, true) = (&ranks[..], used.len(), all_collective) {
+            return Some(inverse(a, b, [name_of(a)?, name_of(b)?], evidence));
+        }
+        let mut way: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+        way.push(a.to_string());
+        // Where several communicators stand still, each may have its own complaint.
+        let complaint = match only_here {
+            true => format!("; {}", case.complaint()),
+            false => String::new(),
+        };
+        let mut sorted = ranks.clone();
+        sorted.sort_unstable();
+        Some(Finding {
+            rank: a,
+            role: FaultRole::Initiating,
+            text: format!(
+                "waits in a circle ({}): each of {} waits for the next one's call before it makes its own{complaint}",
+                way.join(" → "),
+                who(&sorted),
+            ),
+            operation: (!only_here).then(String::new),
+            evidence,
+            root: RootCause::Cycle { ranks },
+            hint: String::from(
+                "put sends and receives that need each other into one group, and collectives before or behind them on \
+                 all ranks alike",
+            ),
+        })
+    }
+
+    /// One step of a circle, in words.
+    fn step(&self, from: usize, to: usize, edges: &[Vec<(usize, Why)>], only_here: bool) -> String {
+        let (from_node, to_node) = (&self.nodes[from], &self.nodes[to]);
+        let name = |node: &Node<'_>| match only_here {
+            true => node.call.name(),
+            false => format!(
+                "{} on {:?}",
+                node.call.name(),
+                self.communicators[node.communicator].name
+            ),
+        };
+        let edge = edges[from].iter().find(|(target, _)| *target == to);
+        let why = edge.map_or(Why::Behind, |(_, why)| *why);
+        let (rank, other, call) = (from_node.rank, to_node.rank, name(from_node));
+        match why {
+            Why::Behind => format!("on rank {rank}, {call} is behind {}", name(to_node)),
+            Why::Collective => {
+                format!(
+                    "rank {rank} waits in {call} for rank {other}, which is in {}",
+                    name(to_node)
+                )
+            }
+            Why::Sends => format!("rank {rank} sends to rank {other} in {call}"),
+            Why::Receives => format!("rank {rank} receives from rank {other} in {call}"),
+        }
+    }
+}
+
+fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
+    let mut all: BTreeMap<(&str, &str), BTreeMap<usize, There<'_>>> = BTreeMap::new();
+    for (&rank, report) in case.reports {
+        let here = There {
+            rank,
+            entered: report.entered,
+            calls: &report.calls,
+            only_pending: None,
+            ledgers: report.exists.then_some([&report.sent, &report.received]),
+        };
+        all.entry((case.name, case.key))
+            .or_default()
+            .insert(rank, here);
+        for other in &report.elsewhere {
+            let there = There {
+                rank: other.rank,
+                entered: other.entered,
+                calls: &other.waiting,
+                only_pending: Some(!other.more),
+                ledgers: Some([&other.sent, &other.received]),
+            };
+            all.entry((&other.name, &other.key))
+                .or_default()
+                .insert(rank, there);
+        }
+    }
+    all.into_iter()
+        .map(|((name, key), ranks)| Communicator { name, key, ranks })
+        .collect()
+}
+
+/// The shortest circle, of nodes; of several, that with the lowest node, where it begins.
+fn smallest(edges: &[Vec<(usize, Why)>]) -> Option<Vec<usize>> {
+    // Who waits for nobody is in no circle, nor who waits only for such.
+    let mut behind: Vec<Vec<usize>> = vec![Vec::new(); edges.len()];
+    let mut left: Vec<usize> = edges.iter().map(Vec::len).collect();
+    for (from, to) in edges.iter().enumerate() {
+        to.iter().for_each(|(to, _)| behind[*to].push(from));
+    }
+    let mut free: Vec<usize> = (0..edges.len()).filter(|at| left[*at] == 0).collect();
+    while let Some(at) = free.pop() {
+        for &from in &behind[at] {
+            left[from] -= 1;
+            if left[from] == 0 {
+                free.push(from);
+            }
+        }
+    }
+    let mut best: Option<Vec<usize>> = None;
+    for start in (0..edges.len()).filter(|at| left[*at] > 0) {
+        let most = best.as_ref().map_or(usize::MAX, |best| best.len() - 1);
+        if most < 2 {
+            break;
+        }
+        let found = around(edges, start, most, |at| left[at] > 0);
+        best = found.or(best);
+    }
+    best
+}
+
+/// The shortest way from a node back to it over higher ones, of at most so many nodes.
+fn around(
+    edges: &[Vec<(usize, Why)>],
+    start: usize,
+    most: usize,
+    is_bound: impl Fn(usize) -> bool,
+) -> Option<Vec<usize>> {
+    let mut from: HashMap<usize, usize> = HashMap::new();
+    let mut seen = HashSet::from([start]);
+    let mut next = VecDeque::from([(start, 1)]);
+    while let Some((at, length)) = next.pop_front() {
+        for &(to, _) in &edges[at] {
+            if to == start {
+                let mut path = vec![at];
+                while let Some(before) = path.last().and_then(|at| from.get(at)) {
+                    path.push(*before);
+                }
+                path.reverse();
+                return Some(path);
+            }
+            if to > start && length < most && is_bound(to) && seen.insert(to) {
+                from.insert(to, at);
+                next.push_back((to, length + 1));
+            }
+        }
+    }
+    None
+}
+
+/// `first` are the communicators that the two ranks wait on: what they called before the other one.
+fn inverse(a: usize, b: usize, first: [String; 2], evidence: Vec<String>) -> Finding {
+    let [of_a, of_b] = &first;
+    Finding {
+        rank: a.min(b),
+        role: FaultRole::Initiating,
+        text: format!(
+            "and rank {b} called two communicators in different orders: rank {a} {of_a:?} before {of_b:?}, rank {b} \
+             {of_b:?} before {of_a:?}",
+        ),
+        // Both communicators stand still, and their operations are not the same.
+        operation: Some(String::new()),
+        root: RootCause::InverseOrder {
+            ranks: [a, b],
+            communicators: first,
+        },
+        evidence,
+        hint: String::from(
+            "call operations of several communicators in the same order on all ranks, or in one nccl::group",
+        ),
+    }
+}
