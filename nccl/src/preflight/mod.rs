@@ -13,7 +13,7 @@
 //! - `rules`: what follows from the facts of all ranks;
 //! - `together`: one interface for NCCL and for this crate's own connections;
 //! - `report`: what was found, and how it reads; `run`: the checks at work;
-//!   `switch`: when they are made.
+//!   `switch`: when they are made; `scarce`: what is too little after something has failed.
 
 mod device;
 mod facts;
@@ -26,6 +26,7 @@ mod reach;
 mod report;
 mod rules;
 mod run;
+mod scarce;
 mod settings;
 mod switch;
 mod system;
@@ -44,6 +45,7 @@ pub(crate) use variables::number;
 
 pub use report::{Finding, Report, Severity};
 pub use run::host;
+pub(crate) use scarce::scarce;
 pub use settings::Settings;
 pub(crate) use switch::Checks;
 pub use together::nccl_variables_for;

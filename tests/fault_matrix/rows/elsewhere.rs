@@ -153,10 +153,6 @@ pub(crate) const RESOURCES: Elsewhere = &[
         "`tests/nccl_run`: `the_oom_killer_is_named`",
     ),
     (
-        "that it was descriptors of which a rank had too few, when NCCL fails for it",
-        "not said: NCCL's code and text are, which do not tell",
-    ),
-    (
         "too few descriptors for NCCL's init",
         "`tests/preflight`: `a_rank_with_too_few_open_files_left_is_named_with_the_number_it_needs`",
     ),

@@ -71,7 +71,7 @@ pub(crate) const ROWS: &[Row] = &[
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
             if actor.is(1) {
                 let used = std::fs::read_dir("/proc/self/fd").expect("/proc").count();
-                set_files(used as u64 + 1);
+                set_files(used as u64 - 1);
             }
             let result = actor.build("one too many").map(drop);
             set_files(limit.current.unwrap_or(1024));
@@ -80,7 +80,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::Cause {
             culprits: &[1],
             class: Failed,
-            root: "call_failed",
+            root: "resource_exhausted",
             says: &["ncclCommInitRankConfig returned 2"],
         },
         ..ROW

@@ -22,8 +22,11 @@ use super::view::View;
 use crate::preflight::facts::Process;
 use crate::preflight::limits::Limits;
 use crate::preflight::report::{Finding, Severity};
+use crate::preflight::scarce::Scarce;
 
 const MIB: u64 = 1 << 20;
+
+pub(in crate::preflight) const OPEN_FILES: &str = "open files";
 
 /// How many ranks a process has beside it and far from it.
 #[derive(Clone, Copy)]
@@ -76,6 +79,31 @@ fn of_process(process: &Process, size: Size) -> Vec<Judgement> {
         ports(limits, size),
     ];
     found.into_iter().flatten().collect()
+}
+
+/// What a process has too little of for NCCL's start, with one other rank beside it.
+pub(in crate::preflight) fn scarce(process: &Process) -> Option<Scarce> {
+    let two = Size {
+        local: 2,
+        remote: 0,
+    };
+    of_process(process, two)
+        .into_iter()
+        .filter(|(severity, ..)| *severity == Severity::Error)
+        .find_map(|(_, check, text, fix)| {
+            let resource = match check {
+                "open-files" => OPEN_FILES,
+                "threads" => "threads or processes",
+                "shared-memory" => "shared memory (/dev/shm)",
+                "ports" => "ports",
+                _ => return None,
+            };
+            Some(Scarce {
+                resource,
+                text,
+                fix,
+            })
+        })
 }
 
 /// How bad it is to have `has`.
@@ -315,6 +343,31 @@ mod tests {
                 .to_string()
                 .contains("hard limit, which is 1024")
         );
+    }
+
+    #[test]
+    fn only_what_keeps_nccl_from_starting_is_scarce() {
+        let with = |files, free| {
+            let limits = Limits {
+                files: Some(files),
+                files_used: 40,
+                shared_size: Some(64 * MIB),
+                shared_free: Some(free),
+                ..Limits::default()
+            };
+            let process = Process {
+                limits,
+                ..Process::default()
+            };
+            scarce(&process).map(|scarce| (scarce.resource, scarce.text))
+        };
+        assert_eq!(with(1024, 64 * MIB), None);
+        // Few, and enough to start.
+        assert_eq!(with(80, 2 * MIB), None);
+        let (resource, text) = with(64, 64 * MIB).unwrap();
+        assert_eq!(resource, "open files");
+        assert!(text.starts_with("40 of 64 files are open"), "{text}");
+        assert_eq!(with(1024, 4096).unwrap().0, "shared memory (/dev/shm)");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod variables;
 mod versions;
 mod view;
 
+pub(super) use limits::{OPEN_FILES, scarce};
 pub(super) use network::networks;
 pub(super) use view::View;
 

@@ -3,9 +3,12 @@
 
 use std::time::Instant;
 
+use nccl_sys as sys;
+
 use super::FaultClass;
 use crate::debug_log::{self, FirstWarning};
 use crate::error::{Error, ErrorKind};
+use crate::preflight;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
 
 /// A fault before it is known whose it is.
@@ -214,9 +217,33 @@ impl Cause {
     /// The same, with the first warning in NCCL's file, where that may say more.
     pub(in crate::supervision) fn with_words_of_nccl(mut self) -> Self {
         if self.class == FaultClass::Failed {
-            self.hear_nccl(None, debug_log::first_warning_soon().as_ref());
+            let first = debug_log::first_warning_soon();
+            self.hear_nccl(None, first.as_ref());
+            if first.is_none_or(|first| first.check.is_none()) {
+                self.see_what_is_scarce();
+            }
         }
         self
+    }
+
+    /// A system call failed under NCCL, which does not say which: perhaps there is too little of something.
+    fn see_what_is_scarce(&mut self) {
+        const SYSTEM: u32 = sys::ncclResult_t::ncclSystemError.0;
+        let failed = matches!(
+            self.root,
+            RootCause::CallFailed {
+                nccl: Some(SYSTEM),
+                ..
+            }
+        );
+        if let Some(scarce) = failed.then(preflight::scarce).flatten() {
+            self.root = RootCause::ResourceExhausted {
+                resource: scarce.resource.to_owned(),
+            };
+            self.evidence
+                .push(format!("there is too little of something: {}", scarce.text));
+            self.hint = scarce.fix;
+        }
     }
 }
 
