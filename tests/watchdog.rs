@@ -1,10 +1,14 @@
 //! Operations that nobody waits for end all the same, and nothing that goes on is ended for them.
 
+#[path = "support/cgroup.rs"]
+mod cgroup;
 mod support;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cgroup::Group;
+use nccl::RootCause;
 use nccl::cudarc::driver::{CudaStream, sys};
 use nccl::{
     Communicator, CommunicatorBuilder, ErrorKind, FaultClass, ReduceOp, Timeouts, World, recorder,
@@ -580,5 +584,60 @@ fn nothing_is_kept_alive_for_the_watchdog() {
         });
         gone("its stream", &|| Arc::strong_count(&stream) == 1);
         Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
+    if !needs_emulator("a rank without threads") {
+        return;
+    }
+    if Group::new("pids", 100).is_none() {
+        println!(
+            "{}a rank without threads: it needs a control group that can be written",
+            nccl_tools::gpu_check::NOT_TESTED
+        );
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        world.barrier("ready")?;
+        let own = std::process::id();
+        let mut group = None;
+        if world.rank() == 1 {
+            // One of the watchdog's two threads can be had, or a call apart.
+            let threads = std::fs::read_dir("/proc/self/task")?.count();
+            let limited = Group::new("pids", threads as u64 + 1).ok_or("no control group")?;
+            limited.take(own)?;
+            group = Some(limited);
+        }
+        let built = world.communicator("test").stream(&stream);
+        let error = built.without_preflight().timeout(SOON).build().err();
+        if let Some(limited) = &group {
+            let above = limited.0.parent().ok_or("no group above")?;
+            std::fs::write(above.join("cgroup.procs"), own.to_string())?;
+        }
+        drop(group);
+        let error = error.ok_or("there is a communicator that nobody watches over")?;
+        let text = error.to_string();
+        for says in [
+            "starting a thread that watches over operations",
+            "pids.max leaves",
+        ] {
+            if !text.contains(says) {
+                return Err(format!("it lacks {says:?}: {text}").into());
+            }
+        }
+        let fault = error.fault().ok_or(text)?;
+        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::Failed));
+        let root = RootCause::ResourceExhausted {
+            resource: String::from("threads or processes"),
+        };
+        assert_eq!(*fault.root(), root);
+        // Nothing is half open: with threads, it is made.
+        world.barrier("again")?;
+        let comm = world.communicator("test").stream(&stream).build()?;
+        unattended(&comm)?;
+        Ok(comm.finalize()?)
     });
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::lock;
 use crate::error::{Error, ErrorKind};
 use crate::reaper::Working;
+use crate::threads;
 
 /// How often the caller looks whether there is still a use in waiting.
 const TICK: Duration = Duration::from_millis(10);
@@ -109,7 +110,7 @@ impl NotBack {
                     reason: format!("it was ended during {function}, which has not come back"),
                 })
             }
-            Self::NoThread(error) => Error::io("starting a thread for a call")(error),
+            Self::NoThread(error) => threads::not_started("for a call")(error),
         }
     }
 }

@@ -118,5 +118,6 @@ mod rendezvous;
 mod request;
 pub mod stats;
 mod supervision;
+mod threads;
 mod time;
 mod unique_id;

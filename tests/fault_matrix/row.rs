@@ -117,7 +117,7 @@ pub(crate) struct Row {
     pub(crate) ends: Ends,
     /// Those that do not live to tell it, or cannot.
     pub(crate) lost: &'static [usize],
-    /// Those that are told as all are, and end then: CUDA does nothing more in their process.
+    /// Those that are told as all are, and end then: nothing more can be done in their process.
     pub(crate) leave: &'static [usize],
     /// Those that are cut off from the others, and what they are told.
     pub(crate) aside: &'static [usize],

@@ -3,6 +3,7 @@
 //! `ncclCommDestroy` and `ncclCommAbort` may block although they should not, so each runs on a thread that
 //! can be given up.
 
+use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use super::handle::{RawComm, Unsettled, settle};
 use super::state::{Native, Way};
 use super::{Inner, Switch};
 use crate::error::NcclFailure;
+use crate::events;
 use crate::ffi;
 use crate::library::Library;
 
@@ -210,21 +212,26 @@ pub(super) fn within<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    apart(name, work)?.recv_timeout(limit).ok()
+    match apart(name, work) {
+        Ok(receiver) => receiver.recv_timeout(limit).ok(),
+        Err(error) => {
+            events::no_thread("to end a communicator", &error);
+            None
+        }
+    }
 }
 
-/// Runs `work` on a thread of its own, which says what came of it; none if there is no thread.
+/// Runs `work` on a thread of its own, which says what came of it, if there is a thread.
 pub(super) fn apart<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Option<mpsc::Receiver<T>> {
+) -> io::Result<mpsc::Receiver<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
             // Nobody listens any more if the deadline has passed.
             let _ = sender.send(work());
-        })
-        .ok()?;
-    Some(receiver)
+        })?;
+    Ok(receiver)
 }

@@ -15,8 +15,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::switch::{Found, Switch};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::reaper;
+use crate::threads;
 
 /// How often it looks; how much later than its limit a call may end.
 const TICK: Duration = Duration::from_millis(5);
@@ -43,7 +44,7 @@ pub(super) fn watch(switch: &Arc<Switch>) -> Result<()> {
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-guard"))
             .spawn(run)
-            .map_err(Error::io("starting a thread that guards calls that block"))?;
+            .map_err(threads::not_started("that guards calls that block"))?;
         *thread = Some(spawned.thread().clone());
     }
     Ok(())

@@ -31,7 +31,9 @@ use crate::plan::Plans;
 use crate::rendezvous::Line;
 use crate::stats::Counting;
 use crate::supervision::Board;
+use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
+use crate::supervision::watchdog;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -208,7 +210,13 @@ impl Prepared {
         let inner = self.into_inner(Some(id), blocks);
         // What happens to the others meanwhile ends this, too.
         inner.come_under_protection();
-        let (left, error) = match inner.join_nccl(id, begin, &configs, deadline, is_void) {
+        // Before NCCL is asked, so that no operation is issued that nobody watches over.
+        let watched = watchdog::ensure().and_then(|()| inside::watch(&inner));
+        let joined = match watched {
+            Ok(()) => inner.join_nccl(id, begin, &configs, deadline, is_void),
+            Err(error) => Err((Left::Nothing, error)),
+        };
+        let (left, error) = match joined {
             Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
             // At the last moment.
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),

@@ -17,6 +17,7 @@ use crate::events;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, Fault};
+use crate::threads;
 use crate::time::deadline_after;
 
 /// How much later than its limit a wait is given up that looks at its limit itself.
@@ -168,7 +169,7 @@ impl Inner {
                 | ErrorKind::Queued { .. }
                 | ErrorKind::Nccl(_)
                 | ErrorKind::Cuda { .. }
-        );
+        ) || threads::are_exhausted(error.kind());
         if !follows || !self.phase.get().is_aborted() {
             return error;
         }
@@ -304,8 +305,16 @@ impl Inner {
                 inner.phase.retire(&inner, settle, aborting)
             })
         };
+        let retiring = match retiring {
+            Ok(retiring) => retiring,
+            Err(error) => {
+                let error = threads::not_started("for a finalize")(error);
+                self.abort(&error);
+                return Err(error);
+            }
+        };
         // It looks at the time itself, unless it is in a call that does not come back, or behind one.
-        let wait = |limit: Duration| retiring.as_ref()?.recv_timeout(limit).ok();
+        let wait = |limit: Duration| retiring.recv_timeout(limit).ok();
         let retired = wait(limit.saturating_add(LOOK)).or_else(|| {
             let cause = Unsettled::TimedOut.cause("finalize", limit);
             match self.begin_abort(Why::Own(Box::new(cause))) {
@@ -376,6 +385,14 @@ impl Inner {
         if self.begin_abort(Why::from(reason)) {
             let _ = self.conclude_end(freed);
         }
+    }
+}
+
+/// As [`end_struck`], where there is no thread to end them on: nobody waits for what NCCL has of them any more, and it is
+/// leaked.
+pub(crate) fn leave_struck(struck: Vec<(Arc<Inner>, bool)>) {
+    for (inner, _) in struck.into_iter().filter(|(_, begun)| *begun) {
+        let _ = inner.conclude_end(false);
     }
 }
 

@@ -13,6 +13,7 @@ use super::{Inner, State};
 use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::supervision::Cause;
+use crate::threads;
 
 /// CUDA's codes (`CUresult`) after which a context is of no use, by what they say of the device. All others are the
 /// caller's, and end nothing.
@@ -132,6 +133,10 @@ impl Inner {
     #[cold]
     pub(crate) fn conclude_before(self: &Arc<Self>, error: Error) -> Error {
         self.ends_if_lost(&error, Noticed::Before);
+        // The others would wait for what nobody could watch over.
+        if threads::are_exhausted(error.kind()) {
+            self.abort(&error);
+        }
         self.conclude(error)
     }
 

@@ -71,7 +71,7 @@ pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
 pub use launch_mode::LaunchMode;
-pub(crate) use lifecycle::{Why, end_struck};
+pub(crate) use lifecycle::{Why, end_struck, leave_struck};
 pub(crate) use lost::{Noticed, is_lost};
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
 pub(crate) use replay::NotLaunched;
@@ -345,7 +345,10 @@ impl Communicator {
     }
 
     pub(crate) fn of(inner: Arc<Inner>) -> Self {
-        inside::watch(&inner);
+        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
+        if let Err(error) = inside::watch(&inner) {
+            tracing::error!(name: "nccl.no_thread", target: "nccl", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
+        }
         Self {
             stream: Arc::clone(&inner.stream),
             limit: inner.timeouts.operation,

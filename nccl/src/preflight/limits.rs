@@ -54,6 +54,19 @@ wire::fields!(Limits {
     last_port,
 });
 
+/// How many threads this process has, and what says how many it may have, as a part of a sentence.
+pub(crate) fn thread_limits() -> String {
+    let limits = gather(&System::real());
+    let mut text = format!("this process has {}", limits.threads_used);
+    if let Some(left) = limits.tasks_left {
+        text.push_str(&format!("; {} leaves {left}", limits.tasks_file));
+    }
+    if let Some(most) = limits.processes {
+        text.push_str(&format!("; ulimit -u of its user is {most}"));
+    }
+    text
+}
+
 /// NCCL takes the name of a segment away as soon as all have opened it; one that is older was left.
 const LEAKED_AFTER: std::time::Duration = std::time::Duration::from_secs(120);
 

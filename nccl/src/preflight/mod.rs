@@ -40,6 +40,8 @@ mod tests;
 // What NCCL's logs are judged by.
 pub(crate) use known::{Agreement, agreement};
 pub(crate) use late::nccl_starts;
+// Whoever has no thread says how many there are.
+pub(crate) use limits::thread_limits;
 // NCCL reads the process's environment as it reads its files.
 pub(crate) use variables::number;
 

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::Mark;
 use crate::communicator::{Inner, lock};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::reaper;
 use crate::supervision::inside::{self, Place};
+use crate::threads;
 
 /// One awaited request.
 struct Watched {
@@ -75,8 +76,7 @@ pub(super) fn watch(
 ) -> Result<Ticket> {
     let mut registry = lock(&POLLER.state);
     if !registry.running {
-        start(registry.generation)
-            .map_err(Error::io("starting the thread that wakes awaiting tasks"))?;
+        start(registry.generation).map_err(threads::not_started("that wakes awaiting tasks"))?;
         registry.running = true;
         reaper::register_exit();
     }

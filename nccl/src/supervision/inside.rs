@@ -35,7 +35,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, lock};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::threads::not_started;
 use crate::{reaper, request};
 
 /// How often the sentinel looks.
@@ -240,23 +241,26 @@ pub(crate) fn forget() {
 }
 
 /// From now on calls on this communicator are looked at.
-pub(crate) fn watch(inner: &Arc<Inner>) {
+///
+/// # Errors
+/// When there is no thread to do it.
+pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
     let mut sentinel = lock(&SENTINEL);
     sentinel.lives.retain(|inner| inner.strong_count() > 0);
-    sentinel.lives.push(Arc::downgrade(inner));
+    let own = Arc::downgrade(inner);
+    if !sentinel.lives.iter().any(|known| known.ptr_eq(&own)) {
+        sentinel.lives.push(own);
+    }
     if sentinel.running {
-        return;
+        return Ok(());
     }
     AWAKE.store(true, Ordering::SeqCst);
-    let spawned = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name(String::from("nccl-sentinel"))
-        .spawn(run);
-    match spawned {
-        Ok(_) => sentinel.running = true,
-        Err(error) => {
-            crate::events::no_thread("that looks for calls that do not come back", &error);
-        }
-    }
+        .spawn(run)
+        .map_err(not_started("that looks for calls that do not come back"))?;
+    sentinel.running = true;
+    Ok(())
 }
 
 /// What is known of a thread that is inside.

@@ -15,7 +15,7 @@ use super::fault::{Cause, Fault, Place};
 use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
-use crate::communicator::{end_struck, lock};
+use crate::communicator::{end_struck, leave_struck, lock};
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
 use crate::stats;
@@ -283,6 +283,7 @@ impl Watch {
         }
         boards.iter().for_each(|board| board.tell());
         let line = Weak::clone(&self.line);
+        let left = endings.clone();
         let respond = move || {
             if let Some(line) = line.upgrade() {
                 absent.retain(|one| one.members.contains(&line.rank()));
@@ -299,6 +300,8 @@ impl Watch {
             .spawn(respond);
         if let Err(error) = spawned {
             events::no_thread("to abort communicators", &error);
+            // Whoever is in a call on one comes back, and the others do not wait for this rank.
+            leave_struck(left);
         }
     }
 }

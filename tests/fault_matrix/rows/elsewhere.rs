@@ -161,7 +161,11 @@ pub(crate) const RESOURCES: Elsewhere = &[
         "`tests/rendezvous.rs`: `a_coordinator_without_descriptors_waits_for_some_without_spinning`",
     ),
     (
-        "no more threads",
+        "no thread for the watchdog of a first communicator",
+        "`tests/watchdog.rs`: `a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told`",
+    ),
+    (
+        "no more threads for NCCL itself",
         "not tried: NCCL ends the process when its own thread cannot be started, which is a row above (`aborts`)",
     ),
     (

@@ -4,8 +4,8 @@ use nccl::FaultClass::Failed;
 use nccl_emulator::faults;
 
 use crate::cgroup::Group;
-use crate::row::{Cast, Ends, ROW, Row, Then};
-use crate::stage::Unable;
+use crate::row::{Cast, Ends, LONG, ROW, Row, Then};
+use crate::stage::{Stage, Unable};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -85,7 +85,81 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ..ROW
     },
+    Row {
+        name: "threads",
+        fault: "a rank can start no more threads, and makes another communicator",
+        play: |actor| {
+            if actor.is(1) {
+                until_limited();
+            }
+            actor.build("one too many").map(drop)
+        },
+        harm: Some(no_threads),
+        ends: Ends::Refused {
+            on: &[0, 1, 2],
+            says: &[
+                "rank 1 (",
+                "one too many",
+                "starting a thread",
+                "pids.max leaves 0",
+            ],
+        },
+        leave: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "threads-when-told",
+        fault: "a rank can start no more threads, not even to end its communicator, and another one is killed",
+        play: |actor| {
+            let mut y = actor.memory::<f32>(64);
+            if actor.is(2) {
+                actor.world.barrier("waiting").expect("all are there");
+                std::thread::sleep(LONG);
+            }
+            let sum = actor
+                .comm()
+                .all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+            actor.world.barrier("waiting").expect("all are there");
+            if actor.is(1) {
+                until_limited();
+            }
+            sum.wait()
+        },
+        harm: Some(|stage| {
+            no_threads(stage)?;
+            stage.signal(2, nccl::launch::Signal::KILL);
+            Ok(())
+        }),
+        ends: Ends::died(&[2], &["died"]),
+        lost: &[2],
+        leave: &[1],
+        then: Then::Epoch,
+        ..ROW
+    },
 ];
+
+/// Says that this process may be limited, and waits until it is.
+fn until_limited() {
+    println!("may be limited");
+    let groups = || std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    while !groups().contains("nccl-test-") {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// From now on rank 1 can start no thread.
+fn no_threads(stage: &mut Stage) -> Result<(), Unable> {
+    stage.says(1, "may be limited", std::time::Duration::from_secs(20))?;
+    let Some(group) = Group::new("pids", 1) else {
+        return Err(Unable::NotHere(
+            "it needs a control group that can be written",
+        ));
+    };
+    let taken = group.take(stage.pid(1));
+    stage.group = Some(group);
+    taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+}
 
 fn set_files(files: u64) {
     let resource = rustix::process::Resource::Nofile;

@@ -10,6 +10,7 @@ use crate::debug_log::{self, FirstWarning};
 use crate::error::{Error, ErrorKind};
 use crate::preflight;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
+use crate::threads;
 
 /// A fault before it is known whose it is.
 #[derive(Clone, Debug)]
@@ -298,6 +299,11 @@ impl From<&Error> for Cause {
                     cuda: Some(error.0 as u32),
                     failed_before: false,
                 };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            kind if threads::are_exhausted(kind) => {
+                let resource = String::from("threads or processes");
+                let root = RootCause::ResourceExhausted { resource };
                 (FaultClass::Failed, FaultRole::Initiating, root)
             }
             kind => {

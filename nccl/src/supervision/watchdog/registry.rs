@@ -26,6 +26,7 @@ use crate::supervision::recorder::{
     Track, TrackedCall, handle_of, limit_of_word, limit_word, origin,
 };
 use crate::supervision::stragglers::Inquired;
+use crate::threads::not_started;
 
 /// How long a stream without pending calls stays in the registry.
 pub(super) const LINGER: Duration = Duration::from_millis(60);
@@ -175,9 +176,7 @@ pub(in crate::supervision) fn answer(asked: Inquired) {
 }
 
 fn start(state: &mut State) -> Result<()> {
-    threads::start(&mut state.threads).map_err(Error::io(
-        "starting the thread that watches over operations",
-    ))
+    threads::start(&mut state.threads).map_err(not_started("that watches over operations"))
 }
 
 /// Whether a mark is due on the stream.
