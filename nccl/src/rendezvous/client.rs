@@ -11,7 +11,7 @@ use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Again, Greeting, Hello, Role, Side, is_proved, nonce, prove};
 use super::heartbeat::{BEAT, Beats, Pulse, Turn};
 use super::incoming::{Answer, Incoming, Push};
-use super::mailbox::SILENT;
+use super::mailbox::{ONE_WAY, SILENT};
 use super::place::{self, Address};
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Reactor, Source};
@@ -27,12 +27,19 @@ use crate::time::deadline_after;
 /// What is said of a rank whose connection ends before it says that it leaves.
 pub(super) const LOST: &str = "its connection closed without goodbye: it died";
 
-/// What the failure of a connection says of the process at its other end.
-pub(super) fn loss_of(error: &io::Error) -> Loss {
-    match error.kind() {
+/// What the end of a connection, or how it failed, says of the process at its other end.
+pub(super) fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Loss {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
+    match (failed, connection.unacknowledged_for(Instant::now())) {
+        (Some(error), _) => Loss::Silent(format!("{SILENT}: {error}")),
         // Its kernel says so.
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Loss::Closed(LOST.to_owned()),
-        _ => Loss::Silent(format!("{SILENT}: {error}")),
+        (None, None) => Loss::Closed(LOST.to_owned()),
+        // The same, but of a host that does not hear this one: it gives up what works as far as it can see.
+        (None, Some(missing)) => Loss::Silent(format!(
+            "{SILENT}: {ONE_WAY}: its host gave it up, and had acknowledged nothing that was sent to it for {:.1} s",
+            missing.as_secs_f64()
+        )),
     }
 }
 
@@ -71,7 +78,18 @@ struct Reading {
     /// The coordinator's, which a rank looks after.
     pulse: Option<Pulse>,
     beats: Beats,
+    /// When to look whether the coordinator still asks, and whether its host hears this one.
+    unasked: Option<Instant>,
+    unheard: Option<Instant>,
 }
+
+/// A rank that was not asked for so long says something: who does not hear the answers may be kept from asking by that.
+/// Of what is said, the kernel finds out whether it arrives.
+const UNASKED: Duration = BEAT.saturating_add(Duration::from_millis(300));
+
+/// As long as the kernel waits for a host that is silent: but that one waits anew whenever something comes again that
+/// had come before.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Who comes.
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +186,8 @@ pub(super) fn read(
             closed: false,
             pulse: None,
             beats: Beats::default(),
+            unasked: None,
+            unheard: None,
         }),
         vigil: OnceLock::new(),
     });
@@ -421,7 +441,7 @@ impl Reader {
             {
                 Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
                 Ok(Some(Ok(Incoming::Push(Push::Ping(number))))) => {
-                    self.send(Request::Pong(number));
+                    self.is_there(number);
                     self.feel(reading);
                 }
                 Ok(Some(Ok(Incoming::Push(Push::Look { rank, pid })))) => {
@@ -450,6 +470,9 @@ impl Reader {
     fn feel(&self, reading: &mut Reading) {
         let now = Instant::now();
         self.sink.coordinator_heard(now);
+        reading.unasked = Some(now + UNASKED);
+        reading.unheard = Some(now + SILENCE);
+        self.wake_at(now + UNASKED);
         let Some(pulse) = &mut reading.pulse else {
             reading.pulse = Some(Pulse::new(now));
             return self.beat_at(now + BEAT, reading);
@@ -462,9 +485,20 @@ impl Reader {
 
     fn beat_at(&self, next: Instant, reading: &mut Reading) {
         reading.beats.next = Some(next);
+        self.wake_at(next);
+    }
+
+    fn wake_at(&self, next: Instant) {
         if let Ok(reactor) = Reactor::get() {
             reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
         }
+    }
+
+    /// That this rank is there, as the answer to the question of this number.
+    fn is_there(&self, question: u64) {
+        let pong = Request::Pong(question).encode(u64::MAX);
+        self.connection.enqueue(pong);
+        self.connection.flush_and_mark(Instant::now());
     }
 
     /// Whether the coordinator has asked within the last moments.
@@ -512,12 +546,10 @@ impl Reader {
             (None, None) => return,
             // One waits for the other.
             _ => {
-                if reading.until.is_none()
-                    && let Ok(reactor) = Reactor::get()
-                {
+                if reading.until.is_none() && Reactor::get().is_ok() {
                     let until = Instant::now() + WORD;
                     reading.until = Some(until);
-                    reactor.wake_at(until, Weak::clone(&self.this) as Weak<dyn Source>);
+                    self.wake_at(until);
                 }
                 return;
             }
@@ -555,10 +587,11 @@ impl Source for Reader {
             Ok(Received::End) => {
                 reading
                     .ended
-                    .get_or_insert_with(|| Loss::Closed(LOST.to_owned()));
+                    .get_or_insert_with(|| loss_of(&self.connection, None));
             }
             Err(error) => {
-                reading.ended.get_or_insert_with(|| loss_of(&error));
+                let loss = || loss_of(&self.connection, Some(&error));
+                reading.ended.get_or_insert_with(loss);
             }
         }
         self.connection.forget();
@@ -572,6 +605,26 @@ impl Source for Reader {
             self.conclude(&mut reading, true);
         }
         if !reading.closed && reading.ended.is_none() {
+            if reading.unasked.take_if(|unasked| *unasked <= now).is_some() {
+                self.is_there(0);
+                if let Some(unheard) = reading.unheard {
+                    self.wake_at(unheard);
+                }
+            }
+            if reading.unheard.take_if(|unheard| *unheard <= now).is_some()
+                && let Some(missing) = self.connection.unacknowledged_for(now)
+            {
+                let how = format!(
+                    "{SILENT}: it was not heard for {:.1} s, and its host has acknowledged nothing that was sent to it \
+                     for {:.1} s",
+                    SILENCE.as_secs_f64(),
+                    missing.as_secs_f64()
+                );
+                reading.ended = Some(Loss::Silent(how));
+                self.connection.forget();
+                self.connection.shut();
+                return self.conclude(&mut reading, false);
+            }
             self.beat(now, &mut reading);
         }
     }

@@ -8,12 +8,13 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::acknowledged::Acknowledged;
 use super::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, Outgoing};
 use super::reactor::{EventFlags, Reactor, poll};
 use crate::communicator::lock;
@@ -28,6 +29,7 @@ pub(super) struct Connection {
     socket: OwnedFd,
     out: Mutex<Out>,
     token: OnceLock<u64>,
+    acknowledged: Acknowledged,
 }
 
 #[derive(Default)]
@@ -59,6 +61,7 @@ impl Connection {
             socket,
             out: Mutex::default(),
             token: OnceLock::new(),
+            acknowledged: Acknowledged::default(),
         }
     }
 
@@ -143,6 +146,17 @@ impl Connection {
         if self.flush().is_err() {
             self.shut();
         }
+    }
+
+    /// Writes what the system takes, and remembers when: for [`unacknowledged_for`](Self::unacknowledged_for).
+    pub(super) fn flush_and_mark(&self, now: Instant) {
+        self.flush_quietly();
+        self.acknowledged.mark(&self.socket, now);
+    }
+
+    /// For how long the host at the other end has not acknowledged what was sent to it, if that is too long.
+    pub(super) fn unacknowledged_for(&self, now: Instant) -> Option<Duration> {
+        self.acknowledged.missing_for(&self.socket, now)
     }
 
     /// Waits until all is written, at most until `deadline`; for those who are not the reactor.

@@ -14,7 +14,7 @@ use super::client::Sink as _;
 use super::hub::{Hub, Outlet, cut};
 use super::incoming::Push;
 use super::line;
-use super::mailbox::{Mailbox, Notice};
+use super::mailbox::{Mailbox, Notice, ONE_WAY};
 use super::message::{Departure, Incomplete};
 use super::request::Request;
 use super::state::State;
@@ -301,9 +301,14 @@ impl State {
 
     /// A rank's connection broke, and nobody knows whether the rank lives: this host may be the one that is
     /// cut off. Decides when enough others are there.
-    pub(super) fn suspect(&mut self, rank: usize, why: String) {
+    pub(super) fn suspect(&mut self, rank: usize, mut why: String) {
         if self.members[rank].is_closed() || self.doubt.suspects.iter().any(|(r, _)| *r == rank) {
             return;
+        }
+        if !why.contains(ONE_WAY)
+            && let Some(how) = self.speaks_unheard(rank, Instant::now())
+        {
+            why = format!("{why}; {how}");
         }
         self.members[rank].outlet = None;
         self.doubt.suspects.push((rank, why));

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::hub::Outlet;
 use super::incoming::Push;
+use super::mailbox::ONE_WAY;
 use super::process;
 use super::state::State;
 
@@ -168,6 +169,9 @@ impl State {
                 silent.push((rank, age));
             }
             outlet.push(&ping, &mut encoded);
+            if let Outlet::Remote(connection) = outlet {
+                connection.flush_and_mark(now);
+            }
             self.dirty.push(outlet.clone());
         }
         if !asked {
@@ -210,6 +214,26 @@ impl State {
                 && member.outlet.is_some()
         })?;
         beside.outlet.clone()
+    }
+
+    /// Of a rank whose host acknowledges nothing any more: what tells that it lives all the same, if it has spoken
+    /// since.
+    pub(super) fn speaks_unheard(&self, rank: usize, now: Instant) -> Option<String> {
+        /// What it said may have been on the way when the last that it heard was sent.
+        const ON_THE_WAY: Duration = Duration::from_millis(150);
+        let member = &self.members[rank];
+        let Some(Outlet::Remote(connection)) = &member.outlet else {
+            return None;
+        };
+        let missing = connection.unacknowledged_for(now)?;
+        let heard = member.pulse?.age(now);
+        (heard + ON_THE_WAY < missing).then(|| {
+            format!(
+                "{ONE_WAY}: it was heard {:.1} s ago, and its host has acknowledged nothing that was sent to it for {:.1} s",
+                heard.as_secs_f64(),
+                missing.as_secs_f64()
+            )
+        })
     }
 
     /// A rank of the same host has looked.

@@ -4,7 +4,8 @@
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire;
-//! - `reactor`, `connection`: one thread per process that reads all connections;
+//! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
+//!   hears this one;
 //! - `process`: the process at the other end, watched where that can be done;
 //! - `server`, `peer`, `client`: the coordinator's side and a rank's;
 //! - `hub`, `state`, `watching`: what the coordinator knows; `heartbeat`: whose process is silent;
@@ -22,6 +23,7 @@
 //! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
+mod acknowledged;
 mod board;
 mod channel;
 mod channels;
@@ -78,7 +80,7 @@ pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
-pub(crate) use mailbox::{Notice, SILENT};
+pub(crate) use mailbox::{Notice, ONE_WAY, SILENT};
 pub(crate) use message::Departure;
 pub(crate) use process::state_of_process;
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use super::client::{LOST, loss_of};
+use super::client::loss_of;
 use super::connection::{Connection, Received};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
 use super::greeting::{
@@ -95,9 +95,11 @@ impl Source for Peer {
             (Some(why), _) => self.turn_away(&door, talk, &why),
             (None, Ok(Received::Some)) => {}
             (None, Ok(Received::End)) => {
-                self.lost(&door, talk, Loss::Closed(LOST.to_owned()));
+                self.lost(&door, talk, loss_of(&self.connection, None));
             }
-            (None, Err(error)) => self.lost(&door, talk, loss_of(&error)),
+            (None, Err(error)) => {
+                self.lost(&door, talk, loss_of(&self.connection, Some(&error)));
+            }
         }
         door.hub.flush();
         door.schedule();

@@ -95,11 +95,32 @@ pub(crate) const ROWS: &[Row] = &[
         ends: gone("host_lost", &[2], &["(h2, "]),
         aside: &[2],
         aside_says: "cut off",
-        bound: Duration::from_secs(6),
+        bound: Duration::from_secs(5),
         then: Then::Epoch,
-        not_yet: Some(
-            "what the host sends still comes: when it has given up, its connections close, and the others take that for a death",
-        ),
+        ..ROW
+    },
+    Row {
+        name: "mute",
+        fault: "the others' firewalls begin to drop everything that comes from a host",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| throw_away(stage, 0, "ip saddr 10.79.0.2")),
+        ends: gone("host_lost", &[2], &["(h2, "]),
+        aside: &[2],
+        aside_says: "cut off",
+        bound: Duration::from_secs(5),
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "deaf-coordinator",
+        fault: "a firewall begins to drop everything that comes to the host of rank 0, which coordinates",
+        cast: Cast::Hosts(&[1, 1, 1]),
+        harm: Some(|stage| throw_away(stage, 0, "ip saddr 10.79.0.0/24")),
+        ends: gone("host_lost", &[0], &["(h1, "]),
+        aside: &[0],
+        aside_says: "cut off",
+        bound: Duration::from_secs(5),
+        then: Then::Shrink,
         ..ROW
     },
     Row {

@@ -31,7 +31,7 @@ use super::message::Departure;
 use super::succession::Succession;
 
 pub(super) use self::messages::Taken;
-pub(crate) use self::notice::{Notice, SILENT};
+pub(crate) use self::notice::{Notice, ONE_WAY, SILENT};
 pub(super) use self::ticket::Waited;
 
 #[derive(Default)]

@@ -60,3 +60,6 @@ impl Entry for Notice {
 
 /// How the word on a rank begins whose host does not answer: it may live.
 pub(crate) const SILENT: &str = "its connection broke without goodbye";
+
+/// What follows where this side hears the other, and is not heard there.
+pub(crate) const ONE_WAY: &str = "packets come through one way only";

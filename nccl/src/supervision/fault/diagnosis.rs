@@ -9,6 +9,7 @@ use super::FaultClass;
 use crate::debug_log::{self, FirstWarning};
 use crate::error::{Error, ErrorKind};
 use crate::preflight;
+use crate::rendezvous::ONE_WAY;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
 use crate::threads;
 
@@ -115,12 +116,30 @@ impl Cause {
 
     /// Its host does not answer any more: those ranks of the communicator live there.
     pub(in crate::supervision) fn host_lost(host: &str, ranks: Vec<usize>, how: &str) -> Self {
-        let text = format!("is gone with its host {host}: {how}");
         let lost = who(&ranks);
         let root = RootCause::HostLost {
             host: host.to_owned(),
             ranks,
         };
+        if how.contains(ONE_WAY) {
+            let text = format!("cannot be reached on its host {host}: {how}");
+            return Self {
+                evidence: vec![
+                    format!(
+                        "what is sent to {host} is not acknowledged there, while what {host} sends comes through; \
+                         {lost} of this communicator run there"
+                    ),
+                    String::from(
+                        "its process lived when it was heard last, and is told that it is cut off",
+                    ),
+                ],
+                hint: format!(
+                    "look at firewalls and routes between {host} and the others: packets come through one way only"
+                ),
+                ..Self::gone(root, text)
+            };
+        }
+        let text = format!("is gone with its host {host}: {how}");
         Self {
             evidence: vec![format!(
                 "the kernel of {host} acknowledges nothing any more; {lost} of this communicator run there"
