@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{
-    AbortSignal, Communicator, CommunicatorBuilder, ErrorKind, OperationKind, ReduceOp, Rendezvous,
-    World,
+    AbortSignal, Communicator, CommunicatorBuilder, ErrorKind, OperationKind, ReduceOp, World,
 };
 use nccl_emulator::faults;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
@@ -116,39 +115,6 @@ fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
             text.contains("rank 1 (") && text.contains("system error"),
             "{text}"
         );
-        Ok(())
-    });
-}
-
-/// It may come into any of the exchanges before NCCL's init, and others may be through with that one.
-#[test]
-fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
-    ranks_as_processes(3, |world| -> Outcome {
-        let stream = stream(&world)?;
-        let rank = world.rank();
-        let place = std::env::temp_dir().join(format!("nccl-signal-{}", std::process::id()));
-        let place = world.broadcast("place", 0, place.as_os_str().as_encoded_bytes())?;
-        let place = String::from_utf8(place)?;
-        for turn in 0..40 {
-            let path = format!("{place}-{turn}");
-            let other = World::join(Rendezvous::unix(path, rank, 3)?)?;
-            let signal = AbortSignal::new();
-            if rank == 1 + turn % 2 {
-                // So that it is the last to come, and what ends with it does for all.
-                std::thread::sleep(Duration::from_millis(2));
-                signal.abort();
-            }
-            let begun = Instant::now();
-            let error = other
-                .communicator("never")
-                .stream(&stream)
-                .init_timeout(Duration::from_secs(40))
-                .abort_signal(&signal)
-                .build()
-                .unwrap_err();
-            assert!(begun.elapsed() < SOON, "turn {turn}: {error}");
-            world.barrier("turn")?;
-        }
         Ok(())
     });
 }

@@ -41,6 +41,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("gpu_check", "it tests the check itself"),
     ("support_itself", "it tests the helpers of the other tests"),
     ("all_to_all_perf", "it runs on the emulator wherever it is"),
+    ("before_nccl", "it fails before NCCL is asked"),
     ("channel", "it needs no GPU"),
     ("doctor", "it needs no GPU"),
     (

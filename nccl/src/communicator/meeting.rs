@@ -18,6 +18,7 @@ use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::error::{Error, Result};
 use crate::rendezvous::{Fields, World, put_bytes, put_index};
+use crate::supervision::Unborn;
 use crate::unique_id::UniqueId;
 
 /// What one rank brings to it.
@@ -45,6 +46,8 @@ pub(super) struct Agreed<'m> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) failed: Option<String>,
+    /// The fault that this is, as it travels.
+    pub(super) fault: Vec<u8>,
     pub(super) mode: u8,
     /// Sealed; of rank 0, if it has one by now.
     pub(super) token: Vec<u8>,
@@ -55,10 +58,20 @@ pub(super) struct Said {
 }
 
 impl Said {
+    /// Of a rank that cannot take part.
+    fn failed(error: &Error, unborn: &Unborn) -> Self {
+        Self {
+            failed: Some(error.kind().to_string()),
+            fault: unborn.tell(error),
+            ..Self::default()
+        }
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut to = Vec::new();
         put_index(&mut to, self.mode.into());
         put_bytes(&mut to, &self.token);
+        put_bytes(&mut to, &self.fault);
         for text in [&self.failed, &self.cannot_grow] {
             put_index(&mut to, text.is_some().into());
             put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
@@ -74,6 +87,7 @@ impl Said {
         let mut fields = Fields(bytes);
         let mode = u8::try_from(fields.number().ok()?).ok()?;
         let token = fields.bytes().ok()?.to_vec();
+        let fault = fields.bytes().ok()?.to_vec();
         let mut text = || {
             let is_there = fields.number().ok()? != 0;
             let text = fields.text().ok()?;
@@ -89,6 +103,7 @@ impl Said {
         };
         Some(Self {
             failed,
+            fault,
             mode,
             token,
             parent,
@@ -106,7 +121,6 @@ impl<'m> Meeting<'m> {
         let Self { world, name, .. } = self;
         let own = match &prepared {
             Ok((prepared, id)) => Said {
-                failed: None,
                 mode: self.mode.code(),
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 parent: self.parent.map(|parent| {
@@ -114,23 +128,26 @@ impl<'m> Meeting<'m> {
                     (key.to_owned(), parent.world_size())
                 }),
                 cannot_grow: cannot_grow(prepared, self.parent, world),
-            },
-            Err(error) => Said {
-                failed: Some(error.kind().to_string()),
                 ..Said::default()
             },
+            Err(error) => Said::failed(error, &self.unborn()),
         };
         let topic = format!("communicator/{name}");
         let answers = self.round(&topic, &own.encode());
         // What is wrong here is the better answer on this rank.
-        let (prepared, _) = prepared?;
-        let said = answers?.iter().map(|part| Said::decode(part)).collect();
-        let said: Option<Vec<Said>> = said;
-        let said = said
-            .ok_or_else(|| Error::rendezvous(format!("a rank said something else to {topic:?}")))?;
-        for (rank, said) in said.iter().enumerate() {
-            self.go_on(rank, said.failed.as_deref())?;
-            same_mode(self.mode, Some(&said.mode), || world.describe(rank))?;
+        let (prepared, said) = match prepared {
+            Ok((prepared, _)) => (prepared, self.all_can(&topic, answers, None)?),
+            Err(own) => return Err(self.none_can(&topic, answers, own)),
+        };
+        for (rank, one) in said.iter().enumerate() {
+            same_mode(self.mode, Some(&one.mode), || world.describe(rank)).map_err(|error| {
+                let modes: Vec<_> = said
+                    .iter()
+                    .map(|one| LaunchMode::of_code(one.mode))
+                    .collect();
+                let unborn = self.unborn();
+                unborn.struck(error, unborn.differ(&modes))
+            })?;
         }
         let way = way(&said);
         let first = said.first();
@@ -183,21 +200,19 @@ impl<'m> Meeting<'m> {
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 ..Said::default()
             },
-            Err(error) => Said {
-                failed: Some(error.kind().to_string()),
-                ..Said::default()
-            },
+            Err(error) => Said::failed(error, &self.unborn()),
         };
-        let answers = self.round(&format!("{topic}/token"), &own.encode());
-        let growing = growing?;
+        let topic = format!("{topic}/token");
+        let answers = self.round(&topic, &own.encode());
+        let (token, growing) = match (token, growing) {
+            (_, Err(own)) => return Err(self.none_can(&topic, answers, own)),
+            (token, Ok(growing)) => (token, growing),
+        };
         let received = (|| {
-            token?;
-            let said = answers?.iter().map(|part| Said::decode(part)).collect();
-            let said: Option<Vec<Said>> = said;
-            let said = said.unwrap_or_default();
-            for (rank, said) in said.iter().enumerate() {
-                self.go_on(rank, said.failed.as_deref())?;
-            }
+            let said = match token {
+                Ok(_) => self.all_can(&topic, answers, None)?,
+                Err(own) => return Err(self.none_can(&topic, answers, own)),
+            };
             let token = said.first().map(|first| &first.token[..]);
             world.line.unseal(name, token.unwrap_or_default())
         })();
@@ -223,15 +238,64 @@ impl<'m> Meeting<'m> {
         self.world.collect(topic, part, self.deadline, interrupted)
     }
 
-    /// Unless `rank` cannot take part.
-    fn go_on(&self, rank: usize, failed: Option<&str>) -> Result<()> {
-        match failed {
-            None => Ok(()),
-            Some(reason) => Err(Error::rendezvous(format!(
+    fn unborn(&self) -> Unborn {
+        let world = self.world;
+        Unborn::new(
+            &world.line,
+            self.name,
+            (0..world.size()).collect(),
+            world.rank(),
+        )
+    }
+
+    /// What all have said, unless some of them cannot take part, or have not come; `own` is what is wrong here.
+    fn all_can(
+        &self,
+        topic: &str,
+        answers: Result<Vec<Vec<u8>>>,
+        own: Option<Error>,
+    ) -> Result<Vec<Said>> {
+        let unborn = self.unborn();
+        let parts = match answers {
+            Ok(parts) => parts,
+            Err(exchange) => return Err(unborn.explain(own, exchange)),
+        };
+        let said: Option<Vec<Said>> = parts.iter().map(|part| Said::decode(part)).collect();
+        let Some(said) = said else {
+            let other = || Error::rendezvous(format!("a rank said something else to {topic:?}"));
+            return Err(own.unwrap_or_else(other));
+        };
+        let failed = said.iter().map(|said| said.failed.as_deref());
+        let failed: Vec<_> = failed.enumerate().collect();
+        let told = said.iter().enumerate();
+        let told = told.filter(|(_, said)| said.failed.is_some());
+        let elected = unborn.elect(told.map(|(rank, said)| (rank, &said.fault[..])));
+        let teller = elected.as_ref().map(|(rank, _)| *rank);
+        let teller = teller.or_else(|| failed.iter().find(|(_, why)| why.is_some()).map(|f| f.0));
+        let Some((rank, Some(reason))) = teller.map(|rank| failed[rank]) else {
+            return Ok(said);
+        };
+        let theirs = || {
+            Error::rendezvous(format!(
                 "{} cannot make communicator {:?}: {reason}",
                 self.world.describe(rank),
                 self.name
-            ))),
+            ))
+        };
+        let error = own.unwrap_or_else(theirs);
+        Err(match elected {
+            Some((_, fault)) => unborn.struck(error, fault),
+            None => error,
+        })
+    }
+
+    /// The error of this rank, which cannot take part itself.
+    fn none_can(&self, topic: &str, answers: Result<Vec<Vec<u8>>>, own: Error) -> Error {
+        // So that there is one to return where the others have said nothing.
+        let said = Error::rendezvous(own.kind().to_string());
+        match self.all_can(topic, answers, Some(own)) {
+            Err(error) => error,
+            Ok(_) => said,
         }
     }
 }
@@ -245,6 +309,7 @@ mod tests {
         for parent in [None, Some((String::from("0f"), 3))] {
             let said = Said {
                 failed: Some(String::from("no memory")),
+                fault: vec![4, 5],
                 mode: 1,
                 token: vec![1, 2, 3],
                 parent,

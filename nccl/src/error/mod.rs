@@ -17,6 +17,7 @@ use std::sync::Arc;
 use cudarc::driver::DriverError;
 
 use crate::operation::Operation;
+use crate::rendezvous::Unfinished;
 use crate::supervision::Fault;
 
 pub use self::failure::NcclFailure;
@@ -54,6 +55,8 @@ struct Inner {
     fault: Option<Arc<Fault>>,
     /// What the end of the communicator left open.
     also: Option<String>,
+    /// How an exchange between the ranks ended, if it is about one.
+    unfinished: Option<Unfinished>,
 }
 
 impl Error {
@@ -63,6 +66,7 @@ impl Error {
             operation: None,
             fault: None,
             also: None,
+            unfinished: None,
         }))
     }
 
@@ -71,6 +75,23 @@ impl Error {
         if self.0.operation.is_none() {
             self.0.operation = Some(operation());
         }
+        self
+    }
+
+    /// Says how the exchange ended that it is about.
+    pub(crate) fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
+        self.0.unfinished = unfinished;
+        self
+    }
+
+    /// How the exchange between the ranks ended that it is about.
+    pub(crate) fn unfinished(&self) -> Option<&Unfinished> {
+        self.0.unfinished.as_ref()
+    }
+
+    /// Says what is at the root of it, on all ranks alike; what was seen here stays beside it.
+    pub(crate) fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
+        self.0.fault = Some(Arc::clone(fault));
         self
     }
 

@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use super::frame::LARGEST;
 use super::line::Line;
-use super::message::{Incomplete, Missing};
+use super::message::{Incomplete, Missing, Unfinished};
 use crate::error::{Error, ErrorKind};
 
 impl Line {
     /// The error of a rank whose request about `topic` did not end well.
     pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
+        self.say(topic, incomplete)
+            .of_exchange(Unfinished::of(incomplete))
+    }
+
+    fn say(&self, topic: &str, incomplete: &Incomplete) -> Error {
         match incomplete {
             Incomplete::TimedOut {
                 missing,

@@ -104,6 +104,53 @@ pub(super) enum Incomplete {
     Interrupted,
 }
 
+/// How an exchange between ranks ended before this one had what it came for, as all ranks hear it: the words are in an
+/// [`Error`](crate::Error), which carries this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    /// A rank that is gone, or has failed.
+    Gone { rank: usize, departure: Departure },
+    /// A rank gave it up.
+    GivenUp { rank: usize, reason: String },
+    /// Some did not come in time: the first of them, all, and what the first does, as it says.
+    Late {
+        missing: Vec<usize>,
+        phase: Option<(String, Duration)>,
+        waited: Duration,
+    },
+    /// The coordinator does not answer.
+    Unanswered { by: usize },
+    /// This rank and those cannot reach each other.
+    CutOff { from: Vec<usize>, why: String },
+}
+
+impl Unfinished {
+    pub(super) fn of(incomplete: &Incomplete) -> Option<Self> {
+        match incomplete {
+            Incomplete::Gone { rank, departure } => Some(Self::Gone {
+                rank: *rank,
+                departure: departure.clone(),
+            }),
+            Incomplete::GivenUp { rank, reason } => Some(Self::GivenUp {
+                rank: *rank,
+                reason: reason.clone(),
+            }),
+            Incomplete::TimedOut {
+                missing, waited, ..
+            } => Some(Self::Late {
+                missing: missing.iter().map(|missing| missing.rank).collect(),
+                phase: missing.first().and_then(|missing| missing.phase.clone()),
+                waited: *waited,
+            }),
+            Incomplete::Twice
+            | Incomplete::TooLarge { .. }
+            | Incomplete::OtherMembers
+            | Incomplete::NoKey { .. }
+            | Incomplete::Interrupted => None,
+        }
+    }
+}
+
 pub(super) fn put_departure(to: &mut Vec<u8>, departure: &Departure) {
     let (number, text) = match departure {
         Departure::Left => (0, ""),

@@ -81,7 +81,7 @@ pub(crate) use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
 pub(crate) use mailbox::{Notice, ONE_WAY, SILENT};
-pub(crate) use message::Departure;
+pub(crate) use message::{Departure, Unfinished};
 pub(crate) use process::state_of_process;
 
 pub use board::{RankEnd, RankState, WorldEvent, WorldState};

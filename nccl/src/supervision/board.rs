@@ -231,6 +231,7 @@ impl Board {
                 // Who could not end its own does not wait for others.
                 self.line
                     .end_alone(&self.key, &self.members, LEAKED, self.patience);
+                self.await_own();
                 return None;
             }
             let part = [FREED, self.standing().as_bytes()].concat();
@@ -255,6 +256,18 @@ impl Board {
         let deadline = deadline_after(trial::PATIENCE + GRACE);
         while waits
             && self.members.len() > 1
+            && self.fault().is_none()
+            && !self.line.is_closed()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What this rank announced is about to come back in the order in which all hear it, unless the line is lost.
+    fn await_own(&self) {
+        let deadline = deadline_after(GRACE);
+        while self.announced.get().is_some()
             && self.fault().is_none()
             && !self.line.is_closed()
             && Instant::now() < deadline

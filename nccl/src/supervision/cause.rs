@@ -182,6 +182,8 @@ pub enum Differs {
     Reduction,
     /// The root.
     Root,
+    /// How NCCL is to be called ([`LaunchMode`](crate::LaunchMode)).
+    LaunchMode,
 }
 
 impl fmt::Display for Differs {
@@ -192,6 +194,7 @@ impl fmt::Display for Differs {
             Self::DataType => "data type",
             Self::Reduction => "reduction",
             Self::Root => "root",
+            Self::LaunchMode => "launch mode",
         })
     }
 }

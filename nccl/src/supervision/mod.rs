@@ -29,6 +29,7 @@
 //!   elected (`elect`), before a fault is announced;
 //! - `board`: one communicator as its rank sees it;
 //! - `docket`: which communicators there are, and the verdicts on them;
+//! - `unborn`: communicators that came to nothing before NCCL was asked;
 //! - `watch`: what a line hears, and whom it concerns;
 //! - `inside`: threads that do not come back from a call of NCCL's or CUDA's;
 //! - `stragglers`: who has not entered an operation in which others wait;
@@ -38,6 +39,8 @@
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
 mod board;
+#[cfg(test)]
+mod broken;
 mod cause;
 mod docket;
 mod elect;
@@ -48,6 +51,7 @@ pub mod recorder;
 mod report;
 mod stragglers;
 mod trial;
+mod unborn;
 mod watch;
 pub(crate) mod watchdog;
 
@@ -55,4 +59,5 @@ pub(crate) use board::Board;
 pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
+pub(crate) use unborn::Unborn;
 pub(crate) use watch::Watch;

@@ -227,7 +227,7 @@ impl Watch {
         self.respond(self.docket.strike_all(fault));
     }
 
-    fn person(&self, rank: usize) -> (String, u32) {
+    pub(super) fn person(&self, rank: usize) -> (String, u32) {
         let person = self.members.get().and_then(|members| members.get(rank));
         match person {
             Some(member) => (member.host.clone(), member.pid),
@@ -242,7 +242,7 @@ impl Watch {
     }
 
     /// What the death of a rank is to a communicator; `None` if it is not a member.
-    fn death(&self, rank: usize, how: &Departure, who: &Who<'_>) -> Option<Arc<Fault>> {
+    pub(super) fn death(&self, rank: usize, how: &Departure, who: &Who<'_>) -> Option<Arc<Fault>> {
         let place = who.members.iter().position(|&member| member == rank)?;
         let (host, pid) = self.person(rank);
         let cause = match how {

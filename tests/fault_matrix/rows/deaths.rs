@@ -1,6 +1,8 @@
 //! Processes that end: killed, by themselves, in a call, while they start.
 
-use nccl::FaultClass::Gone;
+use std::time::Duration;
+
+use nccl::FaultClass::{Failed, Gone, TimedOut};
 use nccl::launch::Signal;
 use nccl_emulator::faults;
 
@@ -46,7 +48,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         play: |actor| {
             actor.harm();
             if actor.is(1) {
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::thread::sleep(Duration::from_millis(300));
                 std::process::abort();
             }
             actor.build("unborn").map(drop)
@@ -54,7 +56,64 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
         then: Then::Epoch,
-        not_yet: Some("all hear of it at once and in the same words, but the error has no `Fault`"),
+        ..ROW
+    },
+    Row {
+        name: "coordinator-before-init",
+        fault: "rank 0, which coordinates, ends while the others wait for it in order to start NCCL",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            if actor.is(0) {
+                std::thread::sleep(Duration::from_millis(300));
+                std::process::abort();
+            }
+            actor.build("unborn").map(drop)
+        },
+        ends: Ends::died(&[0], &["died"]),
+        lost: &[0],
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
+        name: "unfit",
+        fault: "a rank finds something wrong with its own settings, before NCCL is started",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            let most = if actor.is(1) { 4 } else { 8 };
+            let config = nccl::Config::new().min_ctas(8).max_ctas(most);
+            let comm = actor.world.communicator("unborn").stream(&actor.stream);
+            comm.config(config).build().map(drop)
+        },
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Failed,
+            root: "program_failed",
+            says: &["min_ctas"],
+        },
+        ..ROW
+    },
+    Row {
+        name: "stays-away",
+        fault: "a rank does something else while the others wait for it in order to start NCCL",
+        built: false,
+        play: |actor| {
+            actor.harm();
+            if actor.is(1) {
+                actor.world.phase("read the weights");
+                std::thread::sleep(Duration::from_millis(1200));
+            }
+            let comm = actor.world.communicator("unborn").stream(&actor.stream);
+            let comm = comm.init_timeout(Duration::from_millis(500));
+            comm.without_preflight().build().map(drop)
+        },
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: TimedOut,
+            root: "never_entered",
+            says: &["read the weights"],
+        },
         ..ROW
     },
 ];

@@ -70,7 +70,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "aborted-init",
-        fault: "an abort while NCCL's init is under way",
+        fault: "an abort while the ranks wait for each other in order to start NCCL",
         built: false,
         play: |actor| {
             let signal = nccl::AbortSignal::new();
@@ -96,9 +96,6 @@ pub(crate) const ROWS: &[Row] = &[
             root: "asked",
             says: &["abort signal"],
         },
-        not_yet: Some(
-            "where the ranks still tell each other that they are there, the error has no `Fault`",
-        ),
         ..ROW
     },
     Row {

@@ -10,9 +10,18 @@ use crate::rendezvous::frame::LARGEST;
 use crate::rendezvous::incoming::Answer;
 use crate::rendezvous::inquiry::{Attendance, Suspicion};
 use crate::rendezvous::mailbox::{Notice, Waited};
-use crate::rendezvous::message::{Departure, Incomplete, Missing, Round};
+use crate::rendezvous::message::{Departure, Incomplete, Missing, Round, Unfinished};
 use crate::rendezvous::request::Request;
 use crate::rendezvous::server::PATIENCE;
+
+/// Why a rank takes its part of a round back.
+const ABORTED: &str = "its abort signal was given";
+
+/// How long the coordinator may take to say how a round ended that a rank has given up.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a successor may take to say how the coordinator ended: as long as it waits for the others.
+const SUCCESSION: Duration = Duration::from_secs(6);
 
 impl Line {
     /// Sends a request and waits for its answer; with `refused`, only to take it back.
@@ -21,7 +30,7 @@ impl Line {
         topic: &str,
         request: impl FnOnce(Duration) -> Request,
         deadline: Instant,
-        interrupted: Option<&dyn Fn() -> bool>,
+        mut interrupted: Option<&dyn Fn() -> bool>,
         refused: Option<Incomplete>,
     ) -> Result<Answer> {
         let started = Instant::now();
@@ -44,6 +53,8 @@ impl Line {
             Request::GoOn { .. } => self.mailbox.lasting_ticket(),
             _ => self.mailbox.ticket(),
         };
+        let is_round = matches!(request, Request::Collect { .. });
+        let mut given_up = false;
         self.send(ticket.id, request);
         let give_up = |incomplete: &Incomplete, reason: &str| {
             let reason = reason.to_owned();
@@ -57,26 +68,26 @@ impl Line {
         loop {
             match ticket.wait(patience, interrupted) {
                 Waited::Answer(Answer::Incomplete(incomplete)) => {
-                    return Err(self.explain(topic, &incomplete));
+                    return Err(match &*incomplete {
+                        Incomplete::GivenUp { rank, .. } if given_up && *rank == self.rank => {
+                            self.gave_up(topic)
+                        }
+                        incomplete => self.explain(topic, incomplete),
+                    });
                 }
                 Waited::Answer(answer) => return Ok(answer),
                 Waited::Closed(coordinator, why) => {
-                    let departure = self.mailbox.departure(coordinator);
-                    let departure = departure.unwrap_or(Departure::Lost(why));
-                    let who = self.describe(coordinator);
-                    let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
-                    // It may have left because of somebody else.
-                    if let Some((rank, first)) = self.mailbox.first_failed()
-                        && rank != coordinator
-                    {
-                        let first = format!("; before that, {}: {first}", self.describe(rank));
-                        text.push_str(&first);
-                    }
-                    return Err(Error::rendezvous(text));
+                    return Err(self.lost_with_coordinator(topic, coordinator, why));
                 }
-                Waited::Interrupted => {
-                    return give_up(&Incomplete::Interrupted, "its abort signal was given");
+                Waited::Interrupted if is_round => {
+                    // What all hear of the round counts: it may have ended otherwise a moment ago.
+                    let reason = ABORTED.to_owned();
+                    self.send(ticket.id, Request::Cancel { reason });
+                    (interrupted, given_up) = (None, true);
+                    patience = Instant::now() + ANSWER;
                 }
+                Waited::Interrupted => return give_up(&Incomplete::Interrupted, ABORTED),
+                Waited::Late if given_up => return Err(self.gave_up(topic)),
                 // The hub keeps the deadline, so that all hear the same.
                 Waited::Late => match self.link() {
                     Link::Here { hub, .. } => {
@@ -94,11 +105,57 @@ impl Line {
                             waited: started.elapsed(),
                             remarks: Vec::new(),
                         };
-                        return give_up(&silent, "it got no answer");
+                        let by = self.coordinator();
+                        let gave_up: Result<Answer> = give_up(&silent, "it got no answer");
+                        let unanswered = Some(Unfinished::Unanswered { by });
+                        return gave_up.map_err(|error| error.of_exchange(unanswered));
                     }
                 },
             }
         }
+    }
+
+    /// The error of a request of which this rank has taken its part back.
+    fn gave_up(&self, topic: &str) -> Error {
+        let unfinished = Unfinished::GivenUp {
+            rank: self.rank,
+            reason: ABORTED.to_owned(),
+        };
+        self.explain(topic, &Incomplete::Interrupted)
+            .of_exchange(Some(unfinished))
+    }
+
+    /// The error of a request whose coordinator is gone before it has answered.
+    fn lost_with_coordinator(&self, topic: &str, coordinator: usize, why: String) -> Error {
+        // Its successor finds the words for it that all hear.
+        let deadline = Instant::now() + SUCCESSION;
+        while self.mailbox.departure(coordinator).is_none()
+            && !self.mailbox.is_closed()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let departure = self.mailbox.departure(coordinator);
+        let departure = departure.unwrap_or(Departure::Lost(why));
+        let who = self.describe(coordinator);
+        let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
+        let mut root = (coordinator, departure);
+        // It may have left because of somebody else.
+        if let Some((rank, first)) = self.mailbox.first_failed()
+            && rank != coordinator
+        {
+            let before = format!("; before that, {}: {first}", self.describe(rank));
+            text.push_str(&before);
+            root = (rank, first);
+        }
+        let unfinished = match self.mailbox.parted() {
+            Some((from, why)) => Unfinished::CutOff { from, why },
+            None => Unfinished::Gone {
+                rank: root.0,
+                departure: root.1,
+            },
+        };
+        Error::rendezvous(text).of_exchange(Some(unfinished))
     }
 
     /// One round of all ranks or of `members`: gives a part, gets the parts of all.

@@ -11,6 +11,11 @@ impl Mailbox {
         lock(&self.state).closed.is_some()
     }
 
+    /// Whom this rank cannot reach any more, and why, if that is why nothing comes.
+    pub(in crate::rendezvous) fn parted(&self) -> Option<(Vec<usize>, String)> {
+        lock(&self.state).cut_off.clone()
+    }
+
     /// This rank hears no more of those others, and they not of it. The handlers hear it with
     /// [`settle`](crate::rendezvous::client::Sink::settle).
     pub(in crate::rendezvous) fn cut_off(&self, from: Vec<usize>, why: &str) {
@@ -20,6 +25,7 @@ impl Mailbox {
                 return;
             }
             let why = why.to_owned();
+            state.cut_off = Some((from.clone(), why.clone()));
             state.inbox.push_back(Notice::CutOff { from, why });
         }
         self.end(why);

@@ -69,6 +69,8 @@ struct State {
     suspects: Suspects,
     /// Why nothing comes any more.
     closed: Option<String>,
+    /// Whom this rank cannot reach any more, and why, if that is it.
+    cut_off: Option<(Vec<usize>, String)>,
 }
 
 impl State {

@@ -106,6 +106,8 @@ pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Si
             let value = match field {
                 Differs::Operation => shape.operation.clone(),
                 Differs::Root => shape.root.map_or_else(none, |root| root.to_string()),
+                // It is of a communicator, and no operation.
+                Differs::LaunchMode => none(),
                 Differs::DataType => shape.data_type.clone().unwrap_or_else(none),
                 Differs::Count => shape.count.map_or_else(none, |count| count.to_string()),
                 Differs::Reduction => shape.reduction.clone().unwrap_or_else(none),

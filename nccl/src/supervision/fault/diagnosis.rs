@@ -47,6 +47,19 @@ impl Cause {
         }
     }
 
+    /// One that is known whole.
+    pub(in crate::supervision) fn of(
+        class: FaultClass,
+        role: FaultRole,
+        root: RootCause,
+        text: String,
+    ) -> Self {
+        Self {
+            role,
+            ..Self::new(class, root, text)
+        }
+    }
+
     /// The rank's program wants it so.
     pub(crate) fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())

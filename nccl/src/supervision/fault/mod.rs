@@ -167,6 +167,14 @@ impl Fault {
         }
     }
 
+    /// One that every rank makes by itself, from what all have heard: equal on all of them.
+    pub(super) fn derived(cause: Cause, place: Place<'_>) -> Self {
+        Self {
+            number: 0,
+            ..Self::new(cause, place)
+        }
+    }
+
     /// A fault of rank `rank` of `communicator`, on this host.
     pub(crate) fn here(cause: Cause, communicator: &str, rank: usize, epoch: u64) -> Self {
         let place = Place {

@@ -1,0 +1,252 @@
+//! Communicators that came to nothing before NCCL was asked for them: while their ranks told each other who is there,
+//! what they found, and which token of NCCL's it is to be.
+//!
+//! There is no board yet, and none is needed: such an exchange ends once, for all ranks alike, with what all of them
+//! hear, and everything here follows from that alone. So all have the same rank, root, class and text, without another
+//! message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cause::{Differs, Earlier, FaultRole, RootCause, Side, who};
+use super::docket::Who;
+use super::fault::{Cause, Fault, FaultClass, Place};
+use crate::communicator::LaunchMode;
+use crate::error::Error;
+use crate::events;
+use crate::rendezvous::{Departure, Line, Unfinished};
+
+/// One that its ranks wanted to make.
+pub(crate) struct Unborn {
+    line: Arc<Line>,
+    name: Arc<str>,
+    members: Arc<[usize]>,
+    /// This one, among them.
+    rank: usize,
+}
+
+impl Unborn {
+    /// Of the ranks `members` of the line.
+    pub(crate) fn new(line: &Arc<Line>, name: &str, members: Arc<[usize]>, rank: usize) -> Self {
+        Self {
+            line: Arc::clone(line),
+            name: Arc::from(name),
+            members,
+            rank,
+        }
+    }
+
+    /// The error of this rank, of an exchange that did not come to its end, with the fault that follows from how that
+    /// ended; `own` is what went wrong here, if anything did.
+    pub(crate) fn explain(&self, own: Option<Error>, exchange: Error) -> Error {
+        let fault = exchange.unfinished().map(|how| self.fault_of(how));
+        let error = own.unwrap_or(exchange);
+        match fault {
+            Some(fault) => self.struck(error, fault),
+            None => error,
+        }
+    }
+
+    /// What this rank tells the others of why it cannot take part.
+    pub(crate) fn tell(&self, error: &Error) -> Vec<u8> {
+        let fault = match (error.fault(), error.unfinished()) {
+            (Some(fault), _) => fault.clone(),
+            // An exchange before this one, of which the others have heard the same.
+            (None, Some(how)) => Fault::clone(&self.fault_of(how)),
+            (None, None) => Fault::here(
+                Cause::from(error).with_words_of_nccl(),
+                &self.name,
+                self.rank,
+                self.line.job().1,
+            ),
+        };
+        fault.encode(&self.members)
+    }
+
+    /// The fault of all ranks, of what those have told that cannot take part: by rank. The same wherever it is asked,
+    /// and in whatever order.
+    pub(crate) fn elect<'t>(
+        &self,
+        told: impl Iterator<Item = (usize, &'t [u8])>,
+    ) -> Option<(usize, Fault)> {
+        let faults = told.filter_map(|(rank, bytes)| Some((rank, Fault::decode(bytes).ok()?.0)));
+        faults.min_by_key(|(rank, fault)| (fault.role(), *rank))
+    }
+
+    /// The ranks want to call NCCL in different ways.
+    pub(crate) fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault {
+        let mut sides: Vec<Side> = Vec::new();
+        for (rank, mode) in modes.iter().enumerate() {
+            let value = mode.map_or_else(|| String::from("unknown"), |mode| mode.to_string());
+            match sides.iter_mut().find(|side| side.value == value) {
+                Some(side) => side.ranks.push(rank),
+                None => sides.push(Side {
+                    ranks: vec![rank],
+                    value,
+                }),
+            }
+        }
+        // Of two that are equally large, the one with the lower rank stays first.
+        sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
+        let says: Vec<_> = sides
+            .iter()
+            .map(|side| format!("{} in {}", who(&side.ranks), side.value))
+            .collect();
+        let rank = sides.last().map_or(0, |side| side.ranks[0]);
+        let root = RootCause::Mismatch {
+            field: Differs::LaunchMode,
+            sequence: None,
+            sides,
+        };
+        let text = format!("makes it in another launch mode: {}", says.join(", "));
+        let mut cause = Cause::of(FaultClass::Failed, FaultRole::Initiating, root, text);
+        cause.hint = String::from("choose the same launch mode on all ranks");
+        self.fault(cause, rank)
+    }
+
+    /// This rank ends with `error` because of `fault`, which all have.
+    pub(crate) fn struck(&self, error: Error, fault: impl Into<Arc<Fault>>) -> Error {
+        let fault = fault.into();
+        self.line.watch().set_latest(&fault);
+        events::fault(&fault, self.rank, self.members.len());
+        if !matches!(fault.class(), FaultClass::Asked) {
+            self.line.home().breaks();
+        }
+        error.with_fault(&fault)
+    }
+
+    fn fault_of(&self, how: &Unfinished) -> Arc<Fault> {
+        let cause = match how {
+            Unfinished::Gone { rank, departure } => {
+                let (members, name) = (&self.members, &self.name);
+                let gone = Who { members, name };
+                if *departure != Departure::Left
+                    && let Some(fault) = self.line.watch().death(*rank, departure, &gone)
+                {
+                    return fault;
+                }
+                let text = format!(
+                    "has left its world, and will not come to make {}",
+                    self.named()
+                );
+                (*rank, self.never(None, FaultClass::Gone, text))
+            }
+            Unfinished::GivenUp { rank, reason } if self.is_abort(reason) => {
+                let text = format!("{reason} before NCCL was started");
+                (*rank, Cause::asked(&text))
+            }
+            Unfinished::GivenUp { rank, reason } => {
+                let root = RootCause::ProgramFailed {
+                    reason: reason.clone(),
+                };
+                let role = FaultRole::Initiating;
+                let text = format!("gave up to make {}: {reason}", self.named());
+                (*rank, Cause::of(FaultClass::Failed, role, root, text))
+            }
+            Unfinished::Late {
+                missing,
+                phase,
+                waited,
+            } => {
+                let first = missing.first().copied().unwrap_or_default();
+                (first, self.late(missing, phase.as_ref(), *waited))
+            }
+            Unfinished::Unanswered { by } => {
+                let ranks = self.places(&[*by]);
+                let root = RootCause::NotAnswering { ranks, state: None };
+                let role = FaultRole::Initiating;
+                let text = format!(
+                    "does not answer, and it coordinates: nobody could make {}",
+                    self.named()
+                );
+                let mut cause = Cause::of(FaultClass::TimedOut, role, root, text);
+                cause.hint = String::from("look whether its process is stopped, frozen or starved");
+                (*by, cause)
+            }
+            Unfinished::CutOff { from, why } => {
+                let own = self.members[self.rank];
+                (own, Cause::cut_off(why, &self.places(from)))
+            }
+        };
+        let (member, cause) = cause;
+        let place = self.places(&[member]).first().copied().unwrap_or_default();
+        Arc::new(self.fault(cause, place))
+    }
+
+    /// Whether a rank took its part back because it was told to.
+    fn is_abort(&self, reason: &str) -> bool {
+        reason.contains("abort signal")
+    }
+
+    fn late(
+        &self,
+        missing: &[usize],
+        phase: Option<&(String, Duration)>,
+        waited: Duration,
+    ) -> Cause {
+        let text = format!(
+            "has not come to make {}; the others waited {:.1} s for it",
+            self.named(),
+            waited.as_secs_f64()
+        );
+        let phase = phase.map(|(what, ago)| Earlier {
+            what: what.clone(),
+            ago: *ago,
+        });
+        let mut evidence = Vec::new();
+        if let Some(phase) = &phase {
+            evidence.push(format!(
+                "it has been in phase {:?} for {:.1} s",
+                phase.what,
+                phase.ago.as_secs_f64()
+            ));
+        }
+        let others = self.places(missing.get(1..).unwrap_or_default());
+        if !others.is_empty() {
+            let verb = if others.len() == 1 { "has" } else { "have" };
+            evidence.push(format!("{} {verb} not come, either", who(&others)));
+        }
+        let mut cause = self.never(phase, FaultClass::TimedOut, text);
+        cause.evidence = evidence;
+        cause
+    }
+
+    /// A rank has not come.
+    fn never(&self, phase: Option<Earlier>, class: FaultClass, text: String) -> Cause {
+        let root = RootCause::NeverEntered {
+            operation: format!("init of {}", self.named()),
+            last: None,
+            phase,
+        };
+        let mut cause = Cause::of(class, FaultRole::Initiating, root, text);
+        cause.hint = String::from(
+            "look at what that rank's program does instead: all ranks have to make the same communicators in the same \
+             order",
+        );
+        cause
+    }
+
+    fn named(&self) -> String {
+        format!("{:?}", &*self.name)
+    }
+
+    /// Which ranks of the communicator those of the line are.
+    fn places(&self, ranks: &[usize]) -> Vec<usize> {
+        let place = |rank: &usize| self.members.iter().position(|member| member == rank);
+        ranks.iter().filter_map(place).collect()
+    }
+
+    /// Of rank `rank` of the communicator; the same wherever it is made.
+    fn fault(&self, cause: Cause, rank: usize) -> Fault {
+        let member = self.members.get(rank).copied().unwrap_or_default();
+        let (host, pid) = self.line.watch().person(member);
+        let place = Place {
+            communicator: &self.name,
+            rank,
+            host: &host,
+            pid,
+            epoch: self.line.job().1,
+        };
+        Fault::derived(cause, place)
+    }
+}

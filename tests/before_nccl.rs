@@ -1,0 +1,126 @@
+//! What goes wrong before NCCL is asked for a communicator, while its ranks tell each other who is there: all have one
+//! fault, as they have later.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{AbortSignal, FaultClass, Rendezvous, World};
+use support::{ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+const SOON: Duration = Duration::from_secs(15);
+
+fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
+    Ok(support::device(world)?.new_stream()?)
+}
+
+/// It may come into any of the exchanges before NCCL's init, and others may be through with that one.
+#[test]
+fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let stream = stream(&world)?;
+        let rank = world.rank();
+        let place = std::env::temp_dir().join(format!("nccl-signal-{}", std::process::id()));
+        let place = world.broadcast("place", 0, place.as_os_str().as_encoded_bytes())?;
+        let place = String::from_utf8(place)?;
+        for turn in 0..40 {
+            let path = format!("{place}-{turn}");
+            let other = World::join(Rendezvous::unix(path, rank, 3)?)?;
+            let signal = AbortSignal::new();
+            if rank == 1 + turn % 2 {
+                // So that it is the last to come, and what ends with it does for all.
+                std::thread::sleep(Duration::from_millis(2));
+                signal.abort();
+            }
+            let begun = Instant::now();
+            let error = other
+                .communicator("never")
+                .stream(&stream)
+                .init_timeout(Duration::from_secs(40))
+                .abort_signal(&signal)
+                .build()
+                .unwrap_err();
+            assert!(begun.elapsed() < SOON, "turn {turn}: {error}");
+            same_fault(&world, &other, &error, FaultClass::Asked, 1 + turn % 2)?;
+        }
+        Ok(())
+    });
+}
+
+/// All ranks have a fault of this class and rank of `other`, in the same words, beside their errors and in them.
+fn same_fault(
+    world: &World,
+    other: &World,
+    error: &nccl::Error,
+    class: FaultClass,
+    rank: usize,
+) -> Outcome {
+    let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
+    assert_eq!((fault.class(), fault.rank()), (class, rank), "{error}");
+    assert_eq!(other.fault().as_ref(), Some(fault));
+    let says = format!("{fault}\n{:?}\n{:?}", fault.root(), fault.evidence());
+    for other in world.all_gather("fault", says.as_bytes())? {
+        assert_eq!(String::from_utf8(other)?, says);
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
+    // So that what the ranks compare here has another way.
+    let beside: Arc<[_]> = World::threads(3).into_iter().map(Mutex::new).collect();
+    for (class, culprit) in [
+        (FaultClass::Gone, 2),
+        (FaultClass::Asked, 1),
+        (FaultClass::TimedOut, 0),
+        (FaultClass::Failed, 1),
+    ] {
+        let beside = Arc::clone(&beside);
+        ranks_as_threads(3, move |world| -> Outcome {
+            let stream = stream(&world)?;
+            let beside = beside[world.rank()].lock().unwrap();
+            let is_culprit = world.rank() == culprit;
+            let signal = AbortSignal::new();
+            let mut limit = Duration::from_secs(40);
+            let mut most = 8;
+            if is_culprit {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            match class {
+                FaultClass::Gone if is_culprit => {
+                    world.fail(&std::io::Error::other("no weights"));
+                    beside.all_gather("fault", b"")?;
+                    return Ok(());
+                }
+                FaultClass::Asked if is_culprit => signal.abort(),
+                FaultClass::TimedOut if is_culprit => {
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                FaultClass::TimedOut => limit = Duration::from_millis(100),
+                FaultClass::Failed if is_culprit => most = 4,
+                _ => {}
+            }
+            let error = world
+                .communicator("never")
+                .stream(&stream)
+                .config(nccl::Config::new().min_ctas(8).max_ctas(most))
+                .init_timeout(limit)
+                .abort_signal(&signal)
+                .build()
+                .unwrap_err();
+            if class == FaultClass::Gone {
+                let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
+                assert_eq!((fault.class(), fault.rank()), (class, culprit), "{error}");
+                assert!(fault.to_string().contains("no weights"), "{fault}");
+                beside.all_gather("fault", b"")?;
+                return Ok(());
+            }
+            same_fault(&beside, &world, &error, class, culprit)
+        });
+    }
+}
