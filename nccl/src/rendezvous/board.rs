@@ -191,6 +191,19 @@ impl Board {
         self.ranks.len()
     }
 
+    /// Nothing is known of the ranks any more: they are those of another epoch.
+    pub(super) fn clear(&mut self) {
+        self.ranks.clear();
+    }
+
+    /// The rank whose process this is, under the kernel at which the number was seen.
+    pub(super) fn rank_of(&self, pid: u64, kernel: &str) -> Option<usize> {
+        let known = self.ranks.iter().map(|seen| &seen.known);
+        let mut its =
+            known.filter(|known| known.phase.is_some() && known.pid == pid && known.kernel == kernel);
+        its.next().map(|known| known.rank)
+    }
+
     /// There are so many ranks.
     pub(super) fn set_size(&mut self, size: usize) {
         for rank in self.ranks.len()..size {
@@ -198,6 +211,7 @@ impl Board {
                 rank,
                 host: String::new(),
                 pid: 0,
+                kernel: String::new(),
                 at: String::new(),
                 phase: None,
                 departure: None,
@@ -401,6 +415,7 @@ mod tests {
             rank: 1,
             host: String::from("h"),
             pid: 7,
+            kernel: String::from("k"),
             at: String::from("unix:/x.1"),
             phase: phase.map(|name| (name.to_owned(), Duration::ZERO)),
             departure,

@@ -124,6 +124,14 @@ impl Claim {
             size,
         }
     }
+
+    /// An observer that has not been there yet.
+    pub(super) fn onlooker(size: usize) -> Self {
+        Self {
+            role: Role::Onlooker,
+            ..Self::observer(size)
+        }
+    }
 }
 
 impl Claim {
@@ -148,7 +156,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
             Role::Rank => write!(f, "rank {}", self.rank),
-            Role::Observer | Role::Follower => f.write_str("an observer"),
+            Role::Observer | Role::Follower | Role::Onlooker => f.write_str("an observer"),
             Role::Newcomer => f.write_str("a newcomer"),
             Role::Asker => f.write_str("who asks for recordings"),
         }
@@ -163,7 +171,11 @@ pub(super) fn join(
     deadline: Instant,
     sink: Arc<dyn Sink>,
 ) -> Result<Arc<Reader>> {
-    let (connection, decoder) = meet(address, job, claim, deadline)?;
+    let Met {
+        connection,
+        decoder,
+        ..
+    } = meet(address, job, claim, deadline)?;
     read(connection, decoder, sink).map_err(Error::io(format!("joining at {address}")))
 }
 
@@ -212,7 +224,8 @@ pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
         ..
     } = rendezvous;
     let deadline = deadline_after(timeout);
-    let (connection, _) = meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
+    let Met { connection, .. } =
+        meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
     connection.enqueue(Request::Fail { chain }.encode(0));
     connection
         .drain(deadline)
@@ -229,15 +242,32 @@ enum Refusal {
     Elsewhere(String),
     /// It is the job's rank 0 of an attempt that is about to end.
     Later(String),
-    /// Another rank coordinates, says one of the job that does not.
-    Follows(usize, String),
+    /// Another rank coordinates, says one of the job that does not, and where.
+    Follows {
+        rank: usize,
+        at: String,
+        why: String,
+    },
+}
+
+/// Somebody has let this one in.
+pub(super) struct Met {
+    pub(super) connection: Arc<Connection>,
+    pub(super) decoder: Decoder,
+    /// The rank at whose door that was, and its epoch.
+    pub(super) by: usize,
+    pub(super) epoch: u64,
 }
 
 /// What one try came to.
 pub(super) enum Tried {
-    Met(Arc<Connection>, Decoder),
-    /// Another rank coordinates, says a rank that does not.
-    Follows(usize, String),
+    Met(Met),
+    /// Another rank coordinates, says a rank that does not, and where, as far as it knows.
+    Follows {
+        rank: usize,
+        at: String,
+        why: String,
+    },
     /// Another try would end alike.
     Refused(String),
     /// Nobody is there yet, or not the right one; in the latter case, who it is.
@@ -273,16 +303,21 @@ pub(super) fn attempt(
         false => deadline,
     };
     match greet(&connection, &mut decoder, job, claim, patience) {
-        Ok(None) => {
+        Ok(Greeted::Welcome { by, epoch }) => {
             decoder.set_limit(LARGEST_FRAME);
-            Tried::Met(connection, decoder)
+            Tried::Met(Met {
+                connection,
+                decoder,
+                by,
+                epoch,
+            })
         }
-        Ok(Some(Refusal::Follows(rank, why))) => Tried::Follows(rank, why),
-        Ok(Some(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why.clone()), Some(why)),
-        Ok(Some(Refusal::Elsewhere(why))) if several => {
+        Ok(Greeted::No(Refusal::Follows { rank, at, why })) => Tried::Follows { rank, at, why },
+        Ok(Greeted::No(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why.clone()), Some(why)),
+        Ok(Greeted::No(Refusal::Elsewhere(why))) if several => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
         }
-        Ok(Some(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
+        Ok(Greeted::No(Refusal::Final(why) | Refusal::Elsewhere(why))) => {
             Tried::Refused(format!("{claim} could not join at {address}: {why}"))
         }
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -299,7 +334,7 @@ fn meet(
     job: &Job,
     claim: Claim,
     deadline: Instant,
-) -> Result<(Arc<Connection>, Decoder)> {
+) -> Result<Met> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
     // Routers that refuse do so now and then only, and are silent in between.
@@ -307,9 +342,9 @@ fn meet(
     let mut report = Instant::now() + REPORT;
     for turn in 0.. {
         let error = match attempt(address, job, claim, turn, deadline) {
-            Tried::Met(connection, decoder) => return Ok((connection, decoder)),
+            Tried::Met(met) => return Ok(met),
             Tried::Refused(why) => return Err(Error::rendezvous(why)),
-            Tried::Follows(_, why) => {
+            Tried::Follows { why, .. } => {
                 let why = format!("{claim} could not join at {address}: {why}");
                 return Err(Error::rendezvous(why));
             }
@@ -347,14 +382,19 @@ fn meet(
     unreachable!("the loop ends at the deadline")
 }
 
-/// `Ok(Some)` is a refusal, which another try would not change.
+/// What a greeting came to.
+enum Greeted {
+    Welcome { by: usize, epoch: u64 },
+    No(Refusal),
+}
+
 fn greet(
     connection: &Connection,
     decoder: &mut Decoder,
     job: &Job,
     claim: Claim,
     deadline: Instant,
-) -> io::Result<Option<Refusal>> {
+) -> io::Result<Greeted> {
     let secret = job.secret.as_ref();
     let hello = Hello {
         nonce: nonce()?,
@@ -383,12 +423,12 @@ fn greet(
         }) => (nonce, has_secret, proof),
         Ok(Greeting::Refused { why, .. }) => {
             let why = format!("who answers turned it away: {why}");
-            return Ok(Some(Refusal::Elsewhere(why)));
+            return Ok(Greeted::No(Refusal::Elsewhere(why)));
         }
-        Ok(_) => return Ok(Some(no_rank_0())),
+        Ok(_) => return Ok(Greeted::No(no_rank_0())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             let why = format!("who answers is no rank 0: it sent {error}");
-            return Ok(Some(Refusal::Elsewhere(why)));
+            return Ok(Greeted::No(Refusal::Elsewhere(why)));
         }
         Err(error) => return Err(error),
     };
@@ -404,7 +444,7 @@ fn greet(
         };
         connection.enqueue(refusal.encode());
         let _ = connection.drain(deadline);
-        return Ok(Some(Refusal::Elsewhere(format!(
+        return Ok(Greeted::No(Refusal::Elsewhere(format!(
             "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
         ))));
     }
@@ -412,17 +452,17 @@ fn greet(
     connection.enqueue(Greeting::Proof(own).encode());
     connection.drain(deadline)?;
     match hear()? {
-        Greeting::Welcome => Ok(None),
+        Greeting::Welcome { by, epoch } => Ok(Greeted::Welcome { by, epoch }),
         Greeting::Refused { why, again } => {
             let why = format!("rank 0 turned it away: {why}");
-            Ok(Some(match again {
+            Ok(Greeted::No(match again {
                 Again::Elsewhere => Refusal::Elsewhere(why),
                 Again::Later => Refusal::Later(why),
-                Again::At(rank) => Refusal::Follows(rank, why),
+                Again::At { rank, at } => Refusal::Follows { rank, at, why },
                 Again::Never => Refusal::Final(why),
             }))
         }
-        _ => Ok(Some(no_rank_0())),
+        _ => Ok(Greeted::No(no_rank_0())),
     }
 }
 

@@ -25,7 +25,10 @@ pub struct Rendezvous {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) local_rank: usize,
+    /// Where rank 0 listens at first.
     pub(super) address: Address,
+    /// Where else those look who are new, when rank 0 is gone.
+    pub(super) others: Vec<Address>,
     pub(super) timeout: Duration,
     pub(super) job: Job,
     /// The local rank is the place among the ranks of the host, which nobody has told.
@@ -192,6 +195,25 @@ impl Rendezvous {
         self
     }
 
+    /// Where the coordinator may be found as well, when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
+    /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a process
+    /// that is new ([`World::rejoin`](crate::World::rejoin), [`Observer`](crate::Observer)) looks at all of them.
+    /// All ranks should be told the same. In `NCCL_RUN_RENDEZVOUS`, they stand behind the first, after commas.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when it is none of the forms of
+    /// [`observer`](Self::observer).
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("tcp:10.0.0.6:29400")?;
+    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("10.0.0.6").is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn or_at(mut self, address: &str) -> Result<Self> {
+        self.others.push(understood(address)?);
+        Ok(self)
+    }
+
     /// This process's rank.
     ///
     /// ```
@@ -215,7 +237,8 @@ impl Rendezvous {
     }
 
     /// For an [`Observer`](crate::Observer), which has no rank and need not know how many there are:
-    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`.
+    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
+    /// them, as [`or_at`](Self::or_at).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when it is none of these.
@@ -225,13 +248,13 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {
-        let place = launcher::place(address).ok_or_else(|| {
-            Error::rendezvous(format!(
-                "{address:?} is not understood: {}",
-                launcher::FORMS
-            ))
-        })?;
-        Ok(Self::observing(place))
+        let mut places = launcher::places(address).map(understood);
+        let mut rendezvous = match places.next() {
+            Some(first) => Self::observing(first?),
+            None => Self::observing(understood(address)?),
+        };
+        rendezvous.others = places.collect::<Result<_>>()?;
+        Ok(rendezvous)
     }
 
     /// For an [`Observer`](crate::Observer): the variables of `nccl-run` but for rank and number of ranks,
@@ -247,6 +270,12 @@ impl Rendezvous {
     /// ```
     pub fn observer_from_env() -> Result<Self> {
         Self::observer_from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// Where somebody who is new looks for the coordinator.
+    pub(super) fn places(&self) -> Vec<Address> {
+        let first = std::iter::once(&self.address);
+        first.chain(&self.others).cloned().collect()
     }
 
     pub(super) fn new(
@@ -275,6 +304,7 @@ impl Rendezvous {
             world_size: 0,
             local_rank: 0,
             address,
+            others: Vec::new(),
             timeout: Duration::from_secs(60),
             job: Job {
                 name: String::new(),
@@ -285,4 +315,11 @@ impl Rendezvous {
             said: None,
         }
     }
+}
+
+fn understood(address: &str) -> Result<Address> {
+    launcher::place(address).ok_or_else(|| {
+        let forms = launcher::FORMS;
+        Error::rendezvous(format!("{address:?} is not understood: {forms}"))
+    })
 }

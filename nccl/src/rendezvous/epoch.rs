@@ -18,6 +18,7 @@ use super::line::{Line, Link};
 use super::message::{Departure, Incomplete};
 use super::place::Address;
 use super::request::Request;
+use super::search::Search;
 use super::server::Server;
 use super::succession::Loss;
 use super::world::{Open, Origin, World};
@@ -201,13 +202,17 @@ impl World {
         let begun = Instant::now();
         let deadline = deadline_after(rendezvous.timeout);
         loop {
-            let (waiting, invitation) = wait_for_invitation(&rendezvous, begun, deadline)?;
-            let (epoch, rank) = invitation;
+            let waited = wait_for_invitation(&rendezvous, begun, deadline)?;
+            let Admitted {
+                place: waiting,
+                found,
+                invitation: (epoch, rank),
+            } = waited;
             let mut next = rendezvous.clone();
             next.rank = rank;
             next.world_size = epoch.from.len();
             next.job.epoch = epoch.number;
-            let entered = Self::enter(next, None, &beside(epoch.number, rank), deadline);
+            let entered = Self::enter(next, found, None, &beside(epoch.number, rank), deadline);
             waiting.leave();
             match entered {
                 Ok(mut world) => {
@@ -311,11 +316,19 @@ impl World {
                 World::local(&hub, rank, self.local_rank, self.timeout())
             }
             (None, _) => unreachable!("threads have their hub here"),
-            (Some(Origin { address, job }), link) => {
-                let address = self
+            (
+                Some(Origin {
+                    places,
+                    address,
+                    job,
+                }),
+                link,
+            ) => {
+                let found = self
                     .address_of_coordinator(address, rank)
                     .map_err(meeting)?;
-                let mut rendezvous = Rendezvous::observing(address);
+                let mut rendezvous = Rendezvous::observing(places[0].clone());
+                rendezvous.others = places[1..].to_vec();
                 rendezvous.rank = rank;
                 rendezvous.world_size = epoch.from.len();
                 rendezvous.local_rank = self.local_rank;
@@ -325,18 +338,19 @@ impl World {
                 let coordinating = match link {
                     Link::Here { hub, server } => {
                         let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
-                        let listener = failed
-                            .iter()
-                            .rev()
-                            .find_map(|line| line.server()?.hand_over())
-                            .or_else(|| server.as_ref()?.hand_over());
+                        let doors = failed.iter().rev().filter_map(|line| line.server());
+                        let doors = doors.chain(server.iter().cloned());
+                        let listeners = doors
+                            .map(|door| door.hand_over())
+                            .find(|listeners| !listeners.is_empty());
                         // What came to nothing has been heard of by all who go on.
                         failed.clear();
-                        let listener = listener.ok_or_else(|| {
+                        let listeners = listeners.ok_or_else(|| {
                             meeting(Error::rendezvous("rank 0 does not listen any more"))
                         })?;
-                        let job = rendezvous.job.clone();
-                        let open: Open = Box::new(move |hub| Server::of_next(listener, hub, job));
+                        let (job, places) = (rendezvous.job.clone(), places.clone());
+                        let open: Open =
+                            Box::new(move |hub| Server::of_next(listeners, hub, job, places));
                         Some((hub, open))
                     }
                     Link::Elsewhere { .. } => None,
@@ -345,7 +359,7 @@ impl World {
                     }
                 };
                 let beside = beside(epoch.number, rank);
-                let entered = World::enter(rendezvous, coordinating, &beside, deadline);
+                let entered = World::enter(rendezvous, found, coordinating, &beside, deadline);
                 entered.map_err(|(error, line)| {
                     failed.extend(line.filter(|line| line.server().is_some()));
                     meeting(error)
@@ -389,8 +403,9 @@ impl World {
         };
         hub.give_up_next();
         for line in failed {
-            if let Some(listener) = line.server().and_then(|server| server.hand_over())
-                && let Err(error) = server.take_back(listener)
+            if let Some(listeners) = line.server().map(|server| server.hand_over())
+                && !listeners.is_empty()
+                && let Err(error) = server.take_back(listeners)
             {
                 tracing::error!(name: "nccl.rendezvous.trouble", target: "nccl", what = "door", why = %error, "nobody can come to this world any more");
             }
@@ -418,6 +433,13 @@ fn beside(epoch: u64, rank: usize) -> String {
 }
 
 type Invitation = (Arc<Epoch>, usize);
+
+/// Where a newcomer was let in, and what it was told there.
+struct Admitted {
+    place: AtTheDoor,
+    found: Address,
+    invitation: Invitation,
+}
 
 /// What a newcomer's connection has brought.
 #[derive(Default)]
@@ -466,25 +488,31 @@ fn wait_for_invitation(
     rendezvous: &Rendezvous,
     begun: Instant,
     deadline: Instant,
-) -> Result<(AtTheDoor, Invitation)> {
-    let Rendezvous { address, job, .. } = rendezvous;
+) -> Result<Admitted> {
+    let mut search = Search::new(rendezvous, Claim::newcomer());
     loop {
         let waiting = Arc::new(Waiting::default());
         let sink = Arc::clone(&waiting) as Arc<dyn Sink>;
-        let reader = client::join(address, job, Claim::newcomer(), deadline, sink)?;
+        let (met, found) = search.run(deadline)?;
+        let reader = client::read(met.connection, met.decoder, sink)
+            .map_err(Error::io(format!("asking to come in at {found}")))?;
         let place = AtTheDoor { reader };
         let mut heard = lock(&waiting.heard);
         loop {
             match heard.take() {
                 Some(Ok(invitation)) => {
                     drop(heard);
-                    return Ok((place, invitation));
+                    return Ok(Admitted {
+                        place,
+                        found,
+                        invitation,
+                    });
                 }
                 // The door was that of an epoch that ends.
                 Some(Err(_)) if Instant::now() < deadline => break,
                 Some(Err(why)) => {
                     return Err(Error::rendezvous(format!(
-                        "the world at {address} took nobody in: {why}"
+                        "the world at {found} took nobody in: {why}"
                     )));
                 }
                 None => {}
@@ -494,7 +522,7 @@ fn wait_for_invitation(
                 drop(heard);
                 place.leave();
                 return Err(Error::rendezvous(format!(
-                    "the world at {address} did not go on to a next epoch within {:.1} s, so that this \
+                    "the world at {found} did not go on to a next epoch within {:.1} s, so that this \
                      process could not come in: its ranks have to call World::next_epoch",
                     begun.elapsed().as_secs_f64()
                 )));

@@ -154,6 +154,10 @@ impl State {
         if self.going.came.is_empty() || !self.missing_from_going().is_empty() {
             return;
         }
+        // Of a side that may not decide, nobody goes on.
+        if self.doubt.is_apart {
+            return;
+        }
         let came = std::mem::take(&mut self.going.came);
         self.going.begun = None;
         let newcomers = std::mem::take(&mut self.going.newcomers);
@@ -268,6 +272,15 @@ impl State {
             && let Some(&rank) = next.invited.get(&number)
         {
             next.hub.never_comes(rank, Departure::Lost(how.to_owned()));
+        }
+    }
+
+    /// Those who have asked to come in have to look elsewhere.
+    pub(super) fn dismiss_newcomers(&mut self) {
+        for outlet in std::mem::take(&mut self.going.newcomers).into_values() {
+            if let Outlet::Remote(connection) = outlet {
+                connection.shut();
+            }
         }
     }
 

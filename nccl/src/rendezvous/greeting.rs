@@ -7,7 +7,9 @@
 //!          pid, kernel             ───▶
 //!                                  ◀───  challenge: nonce, proof of the secret
 //!   proof of the secret            ───▶
-//!                                  ◀───  welcome, or a refusal that says why
+//!                                  ◀───  welcome, by whom and to which epoch,
+//!                                         or a refusal that says why, and perhaps
+//!                                         where the one is that coordinates
 //! ```
 //!
 //! A proof is an HMAC-SHA-256 over the side's name, the whole hello and the coordinator's nonce, with
@@ -43,6 +45,9 @@ pub(super) enum Role {
     Observer,
     /// An observer whose coordinator is gone: it wants the next one, and nobody else.
     Follower,
+    /// One that has not been there before, and wants to observe: the epoch that it says, or the later one in
+    /// which the world is by now.
+    Onlooker,
     /// No rank yet: it asks to be one of the next epoch.
     Newcomer,
     /// No rank either: it asks this process for what its recorder has, and goes.
@@ -76,7 +81,11 @@ pub(super) enum Greeting {
         proof: Proof,
     },
     Proof(Proof),
-    Welcome,
+    /// Of the rank that coordinates, or of the one whose door it is.
+    Welcome {
+        by: usize,
+        epoch: u64,
+    },
     Refused {
         why: String,
         again: Again,
@@ -84,7 +93,7 @@ pub(super) enum Greeting {
 }
 
 /// Whether another try may end better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Again {
     Never,
     /// At another port.
@@ -92,7 +101,11 @@ pub(super) enum Again {
     /// When who answers is gone.
     Later,
     /// At that rank's door: it coordinates, as far as who answers knows.
-    At(usize),
+    At {
+        rank: usize,
+        /// Empty where that is not known.
+        at: String,
+    },
 }
 
 /// Bytes that nobody can guess.
@@ -130,6 +143,7 @@ impl Greeting {
                         Role::Newcomer => 2,
                         Role::Asker => 3,
                         Role::Follower => 4,
+                        Role::Onlooker => 5,
                     },
                 );
                 put_index(&mut to, hello.rank);
@@ -152,15 +166,20 @@ impl Greeting {
                 to.extend_from_slice(proof);
                 kind::PROOF
             }
-            Self::Welcome => kind::WELCOME,
+            Self::Welcome { by, epoch } => {
+                put_index(&mut to, *by);
+                put_number(&mut to, *epoch);
+                kind::WELCOME
+            }
             Self::Refused { why, again } => {
                 match again {
                     Again::Never => put_number(&mut to, 0),
                     Again::Elsewhere => put_number(&mut to, 1),
                     Again::Later => put_number(&mut to, 2),
-                    Again::At(rank) => {
+                    Again::At { rank, at } => {
                         put_number(&mut to, 3);
                         put_index(&mut to, *rank);
+                        put_bytes(&mut to, at.as_bytes());
                     }
                 }
                 put_bytes(&mut to, why.as_bytes());
@@ -192,6 +211,7 @@ impl Greeting {
                         2 => Role::Newcomer,
                         3 => Role::Asker,
                         4 => Role::Follower,
+                        5 => Role::Onlooker,
                         _ => return Err(Broken("a greeting of an unknown role")),
                     },
                     rank: fields.index()?,
@@ -206,13 +226,19 @@ impl Greeting {
                 proof: fields.array()?,
             },
             kind::PROOF => Self::Proof(fields.array()?),
-            kind::WELCOME => Self::Welcome,
+            kind::WELCOME => Self::Welcome {
+                by: fields.index()?,
+                epoch: fields.number()?,
+            },
             kind::REFUSED => Self::Refused {
                 again: match fields.number()? {
                     0 => Again::Never,
                     1 => Again::Elsewhere,
                     2 => Again::Later,
-                    3 => Again::At(fields.index()?),
+                    3 => Again::At {
+                        rank: fields.index()?,
+                        at: fields.text()?,
+                    },
                     _ => return Err(Broken("no kind of refusal")),
                 },
                 why: fields.text()?,
@@ -282,7 +308,9 @@ impl Hello {
         } = self;
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
-            Role::Observer | Role::Follower => format!("{host}, pid {pid}, which wants to observe"),
+            Role::Observer | Role::Follower | Role::Onlooker => {
+                format!("{host}, pid {pid}, which wants to observe")
+            }
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
             Role::Asker => format!("{host}, pid {pid}, which asks for recordings"),
         }

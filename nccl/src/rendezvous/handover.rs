@@ -16,6 +16,7 @@ use super::incoming::Push;
 use super::line;
 use super::mailbox::{Mailbox, Notice, ONE_WAY};
 use super::message::{Departure, Incomplete};
+use super::process;
 use super::request::Request;
 use super::state::State;
 use super::succession::{Action, Event, Loss, is_majority};
@@ -31,6 +32,19 @@ pub(super) struct Handover {
     stage: Stage,
     /// What was asked before this rank could decide.
     queued: Vec<(usize, u64, Request)>,
+}
+
+/// What a rank's hub is to somebody who is new to the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Another rank coordinates.
+    Follows,
+    TakesOver,
+    Leads,
+    /// There is a later epoch, which has a hub of its own.
+    HasGoneOn,
+    /// It has found itself on the side of a cut that may not decide.
+    Apart,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +65,8 @@ pub(super) struct Doubt {
     pub(super) until: Option<Instant>,
     /// Who was given up so, and may live.
     out_of_reach: BTreeSet<usize>,
+    /// This rank has found that it may not decide.
+    pub(super) is_apart: bool,
 }
 
 impl Hub {
@@ -71,6 +87,20 @@ impl Hub {
         let state = lock(&self.state);
         let dormant = |handover: &Handover| handover.stage == Stage::Dormant;
         !state.handover.as_ref().is_some_and(dormant)
+    }
+
+    /// What this hub is to somebody who is new.
+    pub(super) fn standing(&self) -> Standing {
+        let state = lock(&self.state);
+        let handover = state.handover.as_ref();
+        let hears_nobody = handover.is_some_and(|handover| handover.mailbox.is_closed());
+        match handover.map(|handover| handover.stage) {
+            _ if state.doubt.is_apart || hears_nobody => Standing::Apart,
+            Some(Stage::Dormant) => Standing::Follows,
+            Some(Stage::Collecting) => Standing::TakesOver,
+            _ if state.going.next().is_some() => Standing::HasGoneOn,
+            Some(Stage::Leading) | None => Standing::Leads,
+        }
     }
 
     /// Who coordinates, as far as this rank knows.
@@ -98,6 +128,7 @@ impl Hub {
             known.at = member.at.clone().unwrap_or_default();
         }
         let own = &mut known[handover.me];
+        process::kernel().clone_into(&mut own.kernel);
         own.outlet = Some(Outlet::Local(Arc::clone(&handover.mailbox)));
         own.phase = Some((String::from("joined"), Instant::now()));
     }
@@ -261,6 +292,7 @@ impl State {
                 }
                 Action::CutOff { from, with } => {
                     let why = apart(&from);
+                    self.part();
                     for rank in with.into_iter().chain([self.me()]) {
                         let (from, why) = (from.clone(), why.clone());
                         self.tell(rank, &Push::CutOff { from, why });
@@ -269,6 +301,12 @@ impl State {
                 Action::Deliver(_) | Action::Seek(_) | Action::Collect(_) => {}
             }
         }
+    }
+
+    /// Nobody comes in here any more; who waits for that looks elsewhere.
+    fn part(&mut self) {
+        self.doubt.is_apart = true;
+        self.dismiss_newcomers();
     }
 
     fn tell(&mut self, rank: usize, push: &Push) {
@@ -379,6 +417,7 @@ impl State {
             if let Some(handover) = &self.handover {
                 handover.mailbox.step(Event::Parted);
             }
+            self.part();
             self.push(&Push::CutOff {
                 from,
                 why: why.clone(),

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::client::{self, Claim, MUTE, Sink, Tried};
+use super::client::{self, Claim, MUTE, Met, Sink, Tried};
 use super::connection::Connection;
 use super::frame::Decoder;
-use super::handover::apart;
+use super::handover::{Standing, apart};
 use super::hub::Hub;
 use super::launcher;
 use super::line::{Link, Member};
@@ -195,8 +195,6 @@ enum Answered {
     Busy,
 }
 
-type Met = (Arc<Connection>, Decoder);
-
 /// The address over TCP at which a rank listens.
 fn internet(at: Option<&str>) -> Option<SocketAddr> {
     at?.strip_prefix("tcp:")?.parse().ok()
@@ -226,8 +224,8 @@ impl Heir {
         let claim = Claim::rank(self.rank, self.size);
         let deadline = Instant::now() + MUTENESS;
         match client::attempt(&address, server.job(), claim, 0, deadline) {
-            Tried::Met(connection, decoder) => Answered::Met(Box::new((connection, decoder))),
-            Tried::Follows(coordinator, _) => Answered::Follows(coordinator),
+            Tried::Met(met) => Answered::Met(Box::new(met)),
+            Tried::Follows { rank, .. } => Answered::Follows(rank),
             Tried::Refused(why) => {
                 tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank, why, "a successor lets this rank not in");
                 Answered::Refused
@@ -269,7 +267,11 @@ impl Heir {
             let late = begun.elapsed() > PATIENCE;
             match answer {
                 Answered::Met(met) => {
-                    let (connection, decoder) = *met;
+                    let Met {
+                        connection,
+                        decoder,
+                        ..
+                    } = *met;
                     return match self.follow(rank, server, connection, decoder) {
                         Ok(()) => Vec::new(),
                         Err(error) => mailbox.step(Event::Lost(closed(error.to_string()))),
@@ -310,7 +312,10 @@ impl Heir {
         loop {
             let awaited = match mailbox.awaited() {
                 Some(awaited) if !awaited.is_empty() => awaited,
-                _ => return Vec::new(),
+                _ => {
+                    self.take_places(has_left);
+                    return Vec::new();
+                }
             };
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(200));
@@ -368,6 +373,17 @@ impl Heir {
                 }
                 return self.seek(by, has_left, met);
             }
+        }
+    }
+
+    /// This rank coordinates, if it was let: those who are new find it where they would have found the last one. Of
+    /// a coordinator that has left in order most leave together, and others may meet there already.
+    fn take_places(&self, has_left: bool) {
+        if let Some(server) = self.server()
+            && !has_left
+            && server.hub().standing() == Standing::Leads
+        {
+            server.take_places();
         }
     }
 

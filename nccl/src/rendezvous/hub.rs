@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::channels::{Channels, Sending};
@@ -51,6 +51,8 @@ pub(super) struct Hub {
     /// Tells apart those of one process.
     number: u64,
     pub(super) state: Mutex<State>,
+    /// Where the ranks listen, as far as they do; known when all have met.
+    addresses: OnceLock<Vec<Option<String>>>,
     #[cfg(test)]
     fuse: Mutex<Fuse>,
 }
@@ -95,6 +97,7 @@ impl Hub {
             size,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
+            addresses: OnceLock::new(),
             #[cfg(test)]
             fuse: Mutex::default(),
         }
@@ -106,6 +109,15 @@ impl Hub {
 
     pub(super) fn size(&self) -> usize {
         self.size
+    }
+
+    pub(super) fn know(&self, addresses: Vec<Option<String>>) {
+        let _ = self.addresses.set(addresses);
+    }
+
+    /// Where a rank listens, as far as that is known here.
+    pub(super) fn address_of(&self, rank: usize) -> Option<String> {
+        self.addresses.get()?.get(rank)?.clone()
     }
 
     /// A rank has come, as process `pid` of `host` under `kernel`. `welcome` is the first that it is sent.

@@ -107,6 +107,8 @@ pub(super) struct Known {
     pub(super) rank: usize,
     pub(super) host: String,
     pub(super) pid: u64,
+    /// Under which its number means something.
+    pub(super) kernel: String,
     /// Where it listens, once it does.
     pub(super) at: String,
     /// What it does, and for how long; `None` when it never came.
@@ -172,6 +174,7 @@ impl Known {
         put_index(to, self.rank);
         put_bytes(to, self.host.as_bytes());
         put_number(to, self.pid);
+        put_bytes(to, self.kernel.as_bytes());
         put_bytes(to, self.at.as_bytes());
         let (name, since) = match &self.phase {
             Some((name, since)) => (&name[..], millis(*since) + 1),
@@ -189,18 +192,15 @@ impl Known {
     }
 
     fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let (rank, host, pid, at) = (
-            fields.index()?,
-            fields.text()?,
-            fields.number()?,
-            fields.text()?,
-        );
+        let (rank, host, pid) = (fields.index()?, fields.text()?, fields.number()?);
+        let (kernel, at) = (fields.text()?, fields.text()?);
         let since = phase_age(fields)?;
         let name = fields.text()?;
         Ok(Self {
             rank,
             host,
             pid,
+            kernel,
             at,
             phase: since.map(|since| (name, since)),
             departure: match fields.number()? {

@@ -15,6 +15,7 @@
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
 //! - `recordings`: what the ranks' recorders have, asked for at their doors;
+//! - `search`: how somebody who is new finds who coordinates by now;
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `succession`, `heir`, `handover`: who coordinates when the coordinator is gone: the rules, what a rank
@@ -60,6 +61,7 @@ mod recordings;
 mod reporting;
 mod request;
 mod scout;
+mod search;
 mod secret;
 mod server;
 mod state;

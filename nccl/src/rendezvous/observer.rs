@@ -11,6 +11,7 @@ use super::board::{Board, WorldEvent, WorldState};
 use super::client::{Reader, Sink};
 use super::environment::Rendezvous;
 use super::incoming::{Answer, Push};
+use super::process;
 use super::recordings::Target;
 use super::request::Request;
 use super::scout;
@@ -61,8 +62,11 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) board: Board,
-    /// Which rank this observer hears, or heard last.
+    /// Which rank this observer hears, or heard last, and of which epoch.
     pub(super) coordinator: usize,
+    epoch: u64,
+    /// The epoch whose ranks have the numbers that whoever started them has given them.
+    first: u64,
     pub(super) link: Option<Arc<Reader>>,
     /// How the connection ended.
     pub(super) broken: Option<String>,
@@ -142,6 +146,7 @@ impl Observer {
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
         let mut state = State::default();
         state.board.set_size(rendezvous.world_size);
+        (state.epoch, state.first) = (rendezvous.job.epoch, rendezvous.job.epoch);
         let shared = Arc::new(Shared {
             rendezvous,
             state: Mutex::new(state),
@@ -212,10 +217,7 @@ impl Observer {
         let entry = (rank, u64::from(pid));
         state.started.retain(|&(other, _)| other != rank);
         state.started.push(entry);
-        if let Some(link) = &state.link {
-            let ranks = vec![entry];
-            send(link, u64::MAX, Request::Watches { ranks });
-        }
+        state.watch(&[entry]);
         Ok(())
     }
 
@@ -260,8 +262,8 @@ impl Observer {
 impl Observer {
     /// Whom to ask for recordings.
     pub(super) fn targets(&self) -> (Job, Vec<Target>) {
-        let job = self.shared.rendezvous.job.clone();
-        (job, lock(&self.shared.state).board.targets())
+        let state = lock(&self.shared.state);
+        (state.job(&self.shared.rendezvous), state.board.targets())
     }
 }
 
@@ -299,11 +301,65 @@ pub(super) fn send(link: &Reader, id: u64, request: Request) {
 }
 
 impl State {
+    /// The job of the epoch that is observed.
+    pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
+        let mut job = rendezvous.job.clone();
+        job.epoch = self.epoch;
+        job
+    }
+
+    /// From now on, another epoch is observed.
+    pub(super) fn set_epoch(&mut self, epoch: u64) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.board.clear();
+        }
+    }
+
+    /// Which rank of the epoch that is observed a process is that was started as `rank`: in a later epoch than that,
+    /// the process tells.
+    pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
+        match self.epoch == self.first {
+            true => Some(rank),
+            false => self.board.rank_of(pid, process::kernel()),
+        }
+    }
+
+    /// Tells the coordinator whose parent this process is.
+    pub(super) fn watch_started(&self) {
+        self.watch(&self.started);
+    }
+
+    /// A rank is there: whoever started its process says so, and how it has ended since.
+    fn watch_now(&self, rank: usize, pid: u64) {
+        let is_its = |&&(started, other): &&(usize, u64)| {
+            other == pid && self.rank_now(started, other) == Some(rank)
+        };
+        if let Some(&entry) = self.started.iter().find(is_its) {
+            self.watch(&[entry]);
+        }
+        for (index, word) in self.words.iter().enumerate() {
+            if !word.told && word.pid == pid && self.rank_now(word.rank, pid) == Some(rank) {
+                self.tell(index);
+            }
+        }
+    }
+
+    fn watch(&self, started: &[(usize, u64)]) {
+        let now = |&(rank, pid)| Some((self.rank_now(rank, pid)?, pid));
+        let ranks: Vec<_> = started.iter().filter_map(now).collect();
+        if let (Some(link), false) = (&self.link, ranks.is_empty()) {
+            send(link, u64::MAX, Request::Watches { ranks });
+        }
+    }
+
     /// Tells the coordinator one of the words.
     pub(super) fn tell(&self, index: usize) {
-        if let (Some(link), Some(word)) = (&self.link, self.words.get(index)) {
+        if let (Some(link), Some(word)) = (&self.link, self.words.get(index))
+            && let Some(rank) = self.rank_now(word.rank, word.pid)
+        {
             let request = Request::Ended {
-                rank: word.rank,
+                rank,
                 pid: word.pid,
                 how: word.how.clone(),
             };
@@ -346,7 +402,14 @@ impl Sink for Shared {
         let mut state = self.state();
         match push {
             Push::Size(size) => state.board.set_size(size),
-            Push::Member(known) => state.board.learn(known),
+            Push::Member(known) => {
+                let (rank, pid) = (known.rank, known.pid);
+                let is_new = state.board.rank_of(pid, process::kernel()) != Some(rank);
+                state.board.learn(known);
+                if is_new && state.epoch != state.first {
+                    state.watch_now(rank, pid);
+                }
+            }
             Push::Lateness(lateness) => state.board.late(&lateness),
             _ => {}
         }

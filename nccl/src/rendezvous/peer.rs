@@ -17,7 +17,7 @@ use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::request::Request;
-use super::server::{Door, FOLLOWS, GOES_ON, LATER_EPOCH, OTHER_JOB, PATIENCE};
+use super::server::{Door, PATIENCE, Refusal};
 use super::succession::Loss;
 use crate::communicator::lock;
 use crate::supervision::recorder;
@@ -86,7 +86,7 @@ impl Source for Peer {
                 }
                 Ok(None) => break,
                 Err(why) => {
-                    broken = Some(format!("it sent {}", why.0));
+                    broken = Some(Refusal::from(format!("it sent {}", why.0)));
                     break;
                 }
             }
@@ -139,7 +139,7 @@ impl Bereaved for Peer {
 }
 
 impl Peer {
-    fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), String> {
+    fn take(&self, door: &Door, talk: &mut Talk, frame: Frame) -> Result<(), Refusal> {
         if let Stage::Member { rank, .. } = talk.stage {
             let request = Request::decode(&frame).map_err(|broken| broken.0.to_owned())?;
             let leaves = matches!(request, Request::Goodbye | Request::Fail { .. });
@@ -158,14 +158,14 @@ impl Peer {
                 return Ok(());
             }
             Stage::Observer | Stage::Messenger => {
-                return self.take_from_observer(door, talk, &frame);
+                return Ok(self.take_from_observer(door, talk, &frame)?);
             }
             _ => {}
         }
         let greeting = match Greeting::decode(&frame) {
             Ok(greeting) => greeting,
-            Err(OTHER_VERSION) => return Err(OTHER_VERSION.0.to_owned()),
-            Err(broken) => return Err(format!("it sent {}", broken.0)),
+            Err(OTHER_VERSION) => return Err(OTHER_VERSION.0.to_owned().into()),
+            Err(broken) => return Err(format!("it sent {}", broken.0).into()),
         };
         match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
             (Stage::Hello, Greeting::Hello(hello)) => {
@@ -199,14 +199,16 @@ impl Peer {
                 let secret = door.job.secret.as_ref();
                 let claim = hello.claim();
                 if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
-                    return Err(match (hello.has_secret, secret.is_some()) {
+                    let why = match (hello.has_secret, secret.is_some()) {
                         (false, true) => format!("{claim}, has no secret, and this job has one"),
                         (true, false) => format!("{claim}, has a secret, and rank 0 has none"),
                         _ => format!("{claim}, has another secret than this job"),
-                    });
+                    };
+                    return Err(why.into());
                 }
                 door.check(&hello)?;
-                let welcome = Greeting::Welcome.encode();
+                let (by, epoch) = (door.rank(), door.job.epoch);
+                let welcome = Greeting::Welcome { by, epoch }.encode();
                 let connection = Arc::clone(&self.connection);
                 match hello.role {
                     Role::Rank => {
@@ -228,13 +230,13 @@ impl Peer {
                             .receive_newcomer(self.number, connection, welcome)?;
                         talk.stage = Stage::Newcomer;
                     }
-                    Role::Observer | Role::Follower if door.coordinates() => {
+                    Role::Observer | Role::Follower | Role::Onlooker if door.coordinates() => {
                         door.hub.observe(self.number, connection, welcome)?;
                         talk.stage = Stage::Observer;
                         talk.decoder.set_limit(LARGEST_WORD);
                     }
                     // The coordinator of a moment ago.
-                    Role::Follower => return Err(format!("{FOLLOWS} that coordinates no more")),
+                    Role::Follower | Role::Onlooker => return Err(door.refer()),
                     Role::Observer | Role::Asker => {
                         connection.enqueue(welcome);
                         connection.flush_quietly();
@@ -245,8 +247,8 @@ impl Peer {
                 lock(&door.state).guests.remove(&self.number);
                 Ok(())
             }
-            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}")),
-            _ => Err(String::from("it greeted out of turn")),
+            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}").into()),
+            _ => Err(String::from("it greeted out of turn").into()),
         }
     }
 
@@ -293,7 +295,8 @@ impl Peer {
     }
 
     /// Says why, and hears no more.
-    pub(super) fn turn_away(&self, door: &Door, talk: &mut Talk, why: &str) {
+    pub(super) fn turn_away(&self, door: &Door, talk: &mut Talk, refusal: &Refusal) {
+        let why = refusal.why.as_str();
         match talk.stage {
             Stage::Member { rank, .. } => {
                 let departure = Departure::Lost(format!("it sent a broken request: {why}"));
@@ -311,19 +314,12 @@ impl Peer {
                 self.close(door, None);
             }
             Stage::Hello | Stage::Proof { .. } => {
-                let follows = why.starts_with(FOLLOWS);
-                if !follows {
+                if !matches!(refusal.again, Again::At { .. }) {
                     door.note(&self.from, why);
                 }
                 let refusal = Greeting::Refused {
                     why: why.to_owned(),
-                    again: match why {
-                        _ if follows => Again::At(door.hub.coordinator()),
-                        why if why.starts_with(OTHER_JOB) => Again::Elsewhere,
-                        why if why.starts_with(LATER_EPOCH) => Again::Later,
-                        why if why.starts_with(GOES_ON) => Again::Later,
-                        _ => Again::Never,
-                    },
+                    again: refusal.again.clone(),
                 };
                 self.connection.enqueue(refusal.encode());
                 self.connection.flush_quietly();

@@ -30,6 +30,14 @@ impl Address {
             Self::Path(_) | Self::Abstract(_) => None,
         }
     }
+
+    /// Whether it is an address of this host.
+    pub(super) fn is_here(&self) -> bool {
+        match self {
+            Self::Tcp(place) => place.is_here(),
+            Self::Path(_) | Self::Abstract(_) => true,
+        }
+    }
 }
 
 impl std::fmt::Display for Address {
@@ -47,16 +55,44 @@ impl std::fmt::Display for Address {
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: Option<PathBuf>,
+    /// The file in which its address is published.
+    published: Option<PathBuf>,
+    /// Where it is, as somebody says.
+    of: Option<Address>,
     /// Where it really is.
     pub(super) at: String,
     /// The same, over TCP.
     address: Option<std::net::SocketAddr>,
 }
 
+impl Listener {
+    /// Whether it listens at this address.
+    pub(super) fn is_at(&self, address: &Address) -> bool {
+        self.of.as_ref() == Some(address)
+    }
+
+    /// Writes where it is into the file from which others take `address`, if there is one.
+    pub(super) fn publish(&mut self, address: &Address) -> Result<bool> {
+        let (Address::Tcp(place), Some(at)) = (address, self.address) else {
+            return Ok(false);
+        };
+        let Some(path) = &place.publish else {
+            return Ok(false);
+        };
+        tcp::publish(path, at)?;
+        self.published = Some(path.clone());
+        Ok(true)
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
+        // Before the socket is closed: who takes the path over comes only then.
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
+        }
+        if let (Some(path), Some(at)) = (&self.published, self.address) {
+            tcp::unpublish(path, at);
         }
     }
 }
@@ -75,7 +111,9 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
         let (socket, at) = tcp::listen(place)?;
         return Ok(Listener {
             socket,
-            path: place.publish.clone(),
+            path: None,
+            published: place.publish.clone(),
+            of: Some(address.clone()),
             at: format!("tcp:{at}"),
             address: Some(at),
         });
@@ -116,6 +154,8 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     Ok(Listener {
         socket: listener.into(),
         path,
+        published: None,
+        of: Some(address.clone()),
         at: address.to_string(),
         address: None,
     })
@@ -149,6 +189,8 @@ pub(super) fn listen_beside(
             Ok(Listener {
                 socket,
                 path: None,
+                published: None,
+                of: None,
                 at: format!("tcp:{at}"),
                 address: Some(at),
             })

@@ -329,8 +329,10 @@ impl Asker<'_> {
         let claim = Claim::asker(self.size);
         let soon = deadline.min(Instant::now() + TRY);
         let (connection, decoder) = match client::attempt(address, self.job, claim, 0, soon) {
-            Tried::Met(connection, decoder) => (connection, decoder),
-            Tried::Refused(why) | Tried::Follows(_, why) => return Err(Unanswered::Finally(why)),
+            Tried::Met(met) => (met.connection, met.decoder),
+            Tried::Refused(why) | Tried::Follows { why, .. } => {
+                return Err(Unanswered::Finally(why));
+            }
             Tried::NotYet(error, _) if matches!(error.kind(), ConnectionRefused | NotFound) => {
                 let why = format!("nobody listens at {address} any more ({error})");
                 return Err(Unanswered::Finally(why));

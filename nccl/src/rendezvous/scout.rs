@@ -9,13 +9,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::client::{self, Claim, Tried};
+use super::client::{self, Claim, Met, Tried};
 use super::hub::Hub;
 use super::launcher;
 use super::message::Departure;
-use super::observer::{Shared, send};
+use super::observer::{Shared, Word};
 use super::place::Address;
 use super::request::Request;
+use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
 use crate::communicator::lock;
@@ -87,7 +88,7 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
 fn is_there_again(shared: &Arc<Shared>, coordinator: usize) -> bool {
     let soon = Instant::now() + TRY;
     if coordinator == 0 {
-        return matches!(look(shared, soon), Found::There);
+        return look_again(shared, soon);
     }
     let (size, door) = {
         let board = &shared.state().board;
@@ -98,6 +99,56 @@ fn is_there_again(shared: &Arc<Shared>, coordinator: usize) -> bool {
             matches!(knock(shared, rank, &door, size, soon), Knocked::Met)
         }
         _ => false,
+    }
+}
+
+/// Whether rank 0 lets this observer in again. At its address, another rank may have taken over meanwhile.
+fn look_again(shared: &Arc<Shared>, deadline: Instant) -> bool {
+    let address = &shared.rendezvous.address;
+    let (job, size) = {
+        let state = shared.state();
+        (state.job(&shared.rendezvous), state.board.size())
+    };
+    let several = matches!(address, Address::Tcp(place) if place.is_range());
+    let mut pause = Duration::from_millis(2);
+    for turn in 0.. {
+        let limit = deadline.min(Instant::now() + TRY);
+        let claim = Claim::observer(size);
+        let error = match client::attempt(address, &job, claim, turn, limit) {
+            Tried::Met(met) => return enter(shared, met),
+            Tried::Refused(_) => return false,
+            Tried::Follows { why, .. } => std::io::Error::other(why),
+            Tried::NotYet(error, _) => error,
+        };
+        let state = shared.state();
+        // Rank 0 is not coming back, unless it is at another port.
+        let refused = error.kind() == std::io::ErrorKind::ConnectionRefused
+            || error.kind() == std::io::ErrorKind::NotFound;
+        if state.stop || Instant::now() >= deadline || (refused && !several) {
+            return false;
+        }
+        drop(shared.wait(state, Instant::now() + pause));
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    unreachable!("the loop ends at the deadline")
+}
+
+/// Somebody has let this observer in: from now on it hears that rank, of that epoch. Whether it does.
+fn enter(shared: &Arc<Shared>, met: Met) -> bool {
+    {
+        let mut state = shared.state();
+        state.broken = None;
+        state.coordinator = met.by;
+        state.set_epoch(met.epoch);
+        state.board.connected = true;
+    }
+    let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
+    match client::read(met.connection, met.decoder, sink) {
+        Ok(reader) => {
+            arrive(shared, reader);
+            true
+        }
+        Err(_) => false,
     }
 }
 
@@ -115,25 +166,18 @@ fn knock(shared: &Arc<Shared>, rank: usize, door: &str, size: usize, deadline: I
         return Knocked::Nobody;
     };
     let claim = Claim::follower(size);
+    let job = shared.state().job(&shared.rendezvous);
     let limit = deadline.min(Instant::now() + TRY);
-    match client::attempt(&address, &shared.rendezvous.job, claim, 0, limit) {
-        Tried::Met(connection, decoder) => {
-            {
-                let mut state = shared.state();
-                state.broken = None;
-                state.coordinator = rank;
-                state.board.connected = true;
-            }
-            let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
-            match client::read(connection, decoder, sink) {
-                Ok(reader) => {
-                    arrive(shared, reader);
-                    Knocked::Met
-                }
-                Err(_) => Knocked::Nobody,
-            }
+    match client::attempt(&address, &job, claim, 0, limit) {
+        Tried::Met(met) if met.by == rank => match enter(shared, met) {
+            true => Knocked::Met,
+            false => Knocked::Nobody,
+        },
+        Tried::Met(met) => {
+            met.connection.shut();
+            Knocked::Nobody
         }
-        Tried::Follows(by, _) => Knocked::Follows(by),
+        Tried::Follows { rank: by, .. } => Knocked::Follows(by),
         Tried::Refused(_) | Tried::NotYet(..) => Knocked::Nobody,
     }
 }
@@ -180,64 +224,46 @@ enum Found {
 
 fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
     let rendezvous = &shared.rendezvous;
-    let (address, job) = (&rendezvous.address, &rendezvous.job);
-    let claim = Claim::observer(rendezvous.world_size);
-    let several = matches!(address, Address::Tcp(place) if place.is_range());
+    let mut search = Search::new(rendezvous, Claim::onlooker(rendezvous.world_size));
     let mut pause = Duration::from_millis(2);
-    for turn in 0.. {
-        let limit = deadline.min(Instant::now() + TRY);
-        let error = match client::attempt(address, job, claim, turn, limit) {
-            Tried::Met(connection, decoder) => {
-                let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
-                {
-                    let mut state = shared.state();
-                    state.broken = None;
-                    state.board.connected = true;
-                }
-                match client::read(connection, decoder, sink) {
-                    Ok(reader) => {
-                        arrive(shared, reader);
-                        return Found::There;
-                    }
-                    Err(error) => return Found::Nobody(error.to_string()),
-                }
+    loop {
+        let is_alive = match search.step(deadline) {
+            Looked::Met(met, _) => {
+                return match enter(shared, met) {
+                    true => Found::There,
+                    false => Found::Nobody(String::from("the system has no room for a connection")),
+                };
             }
-            Tried::Refused(why) => return Found::Nobody(why),
-            Tried::Follows(_, why) => std::io::Error::other(why),
-            Tried::NotYet(error, _) => error,
+            Looked::Refused(why) => return Found::Nobody(why),
+            Looked::Alive(_) => true,
+            Looked::Nobody(_) => false,
         };
-        let mut state = shared.state();
+        let state = shared.state();
         if state.stop {
             return Found::Stopped;
         }
+        if search.has_lead() {
+            continue;
+        }
         let word = state.words.iter().find(|word| word.rank == 0);
-        if let Some(word) = word.filter(|_| !state.was_there) {
+        // Where others answer, rank 0 was a rank of an epoch before.
+        if let Some(word) = word.filter(|_| !is_alive) {
             return Found::Dead(word.how.clone());
         }
-        // Rank 0 is not coming back, unless it is at another port.
-        let refused = error.kind() == std::io::ErrorKind::ConnectionRefused
-            || error.kind() == std::io::ErrorKind::NotFound;
-        if Instant::now() >= deadline || (state.was_there && refused && !several) {
-            return Found::Nobody(format!(
-                "rank 0 does not answer at {address} ({error}): has it been started?"
-            ));
+        if Instant::now() >= deadline {
+            return Found::Nobody(search.failure());
         }
-        state = shared.wait(state, Instant::now() + pause);
-        drop(state);
+        drop(shared.wait(state, Instant::now() + pause));
         pause = (pause * 2).min(Duration::from_millis(50));
     }
-    unreachable!("the loop ends at the deadline")
 }
 
 /// Says what was to be said before.
 fn arrive(shared: &Arc<Shared>, reader: Arc<client::Reader>) {
     let mut state = shared.state();
     if state.broken.is_none() {
-        let ranks = state.started.clone();
-        if !ranks.is_empty() {
-            send(&reader, u64::MAX, Request::Watches { ranks });
-        }
         state.link = Some(reader);
+        state.watch_started();
     }
     state.was_there = true;
     for index in 0..state.words.len() {
@@ -270,9 +296,10 @@ fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
                 "rank {coordinator} has ended the world: {departure}"
             ));
         }
+        let is_its = |rank, pid| state.rank_now(rank, pid) == Some(coordinator);
         let mut words = state.words.iter();
-        let word = words.find(|word| word.rank == coordinator && !word.told);
-        let has_parent = state.started.iter().any(|&(rank, _)| rank == coordinator);
+        let word = words.find(|word| !word.told && is_its(word.rank, word.pid));
+        let has_parent = state.started.iter().any(|&(rank, pid)| is_its(rank, pid));
         match (&state.broken, word) {
             (Some(_), Some(word)) => return Seen::Dead(word.how.clone()),
             (Some(why), None) => {
@@ -356,8 +383,10 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
     let how = word(how);
     let mut state = shared.state();
     state.board.gone(coordinator, &how);
-    for word in &mut state.words {
-        word.told |= word.rank == coordinator;
+    for index in 0..state.words.len() {
+        let Word { rank, pid, .. } = state.words[index];
+        let is_its = state.rank_now(rank, pid) == Some(coordinator);
+        state.words[index].told |= is_its;
     }
     format!("rank {coordinator} is gone: {how}")
 }
@@ -370,9 +399,13 @@ fn tell(
     deadline: Instant,
 ) -> Result<(), String> {
     let address = launcher::place(door).ok_or("it has no address")?;
-    let job = &shared.rendezvous.job;
-    match client::attempt(&address, job, Claim::observer(size), 0, deadline) {
-        Tried::Met(connection, mut decoder) => {
+    let job = shared.state().job(&shared.rendezvous);
+    match client::attempt(&address, &job, Claim::observer(size), 0, deadline) {
+        Tried::Met(Met {
+            connection,
+            mut decoder,
+            ..
+        }) => {
             let request = Request::Ended {
                 rank,
                 pid,
@@ -385,7 +418,7 @@ fn tell(
             connection.shut();
             told.map(drop).map_err(|error| error.to_string())
         }
-        Tried::Refused(why) | Tried::Follows(_, why) => Err(why),
+        Tried::Refused(why) | Tried::Follows { why, .. } => Err(why),
         Tried::NotYet(error, _) => Err(error.to_string()),
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use rustix::net::SocketFlags;
 
 use super::connection::Connection;
 use super::frame::{Decoder, GREETING, Outgoing};
-use super::greeting::{Hello, Role};
+use super::greeting::{Again, Hello, Role};
+use super::handover::Standing;
 use super::hub::{Hub, cut};
 use super::incoming::Answer;
 use super::message::Incomplete;
@@ -38,16 +39,30 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long no connection is accepted when the system has no room for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub(super) const OTHER_JOB: &str = "it belongs to job";
+/// Why somebody may not come in, and whether another try may end better.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    pub(super) why: String,
+    pub(super) again: Again,
+}
 
-/// How the refusal of one begins that has come before this attempt is over.
-pub(super) const LATER_EPOCH: &str = "it is already of epoch";
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self {
+            why,
+            again: Again::Never,
+        }
+    }
+}
 
-/// How the refusal of one begins that is to come again when the next epoch has begun.
-pub(super) const GOES_ON: &str = "the world just goes on";
-
-/// How the refusal of a rank begins that does not coordinate.
-pub(super) const FOLLOWS: &str = "this is rank";
+impl Refusal {
+    fn later(why: String) -> Self {
+        Self {
+            why,
+            again: Again::Later,
+        }
+    }
+}
 
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +88,13 @@ pub(super) struct Door {
     pub(super) hub: Arc<Hub>,
     pub(super) job: Job,
     on_word: Mutex<Option<Arc<OnWord>>>,
-    /// Gone as soon as the server is, though the reactor may still have a hand on the door.
-    listener: Mutex<Option<Listener>>,
+    /// With what the reactor calls them; gone as soon as the server is, though the reactor may still have a hand
+    /// on the door.
+    listeners: Mutex<Vec<(Listener, u64)>>,
+    /// Where those look for the coordinator who are new.
+    places: Vec<Address>,
+    /// The next epoch has the listeners.
+    handed_over: AtomicBool,
     pub(super) state: Mutex<State>,
     /// Under which this rank's communicators record what they do; there once its line is.
     home: OnceLock<Arc<Home>>,
@@ -87,7 +107,6 @@ const RECORDINGS: usize = 4;
 
 #[derive(Default)]
 pub(super) struct State {
-    token: Option<u64>,
     next: u64,
     /// Everybody who is connected, in the order in which they came.
     pub(super) peers: BTreeMap<u64, Arc<Peer>>,
@@ -114,22 +133,58 @@ impl Server {
                 "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
             );
         }
-        Self::open(listener, 0, hub, job, None)
+        Self::open(vec![listener], 0, hub, job, Vec::new(), None)
     }
 
-    /// Rank 0's of the next epoch, at the same address.
-    pub(super) fn of_next(listener: Listener, hub: Arc<Hub>, job: Job) -> Result<Self> {
-        Self::open(listener, 0, hub, job, None)
+    /// Rank 0's of the next epoch, where the coordinator of the last one listened, and at those of `places` that
+    /// were a coordinator's who is gone.
+    pub(super) fn of_next(
+        listeners: Vec<Listener>,
+        hub: Arc<Hub>,
+        job: Job,
+        places: Vec<Address>,
+    ) -> Result<Self> {
+        let server = Self::open(listeners, 0, hub, job, places, None)?;
+        server.take_places();
+        Ok(server)
     }
 
-    /// The listener, for the next epoch: who is here stays here, who comes from now on comes there.
-    pub(super) fn hand_over(&self) -> Option<Listener> {
+    /// The listeners, for the next epoch: who is here stays here, who comes from now on comes there. Empty when
+    /// they were handed over already.
+    pub(super) fn hand_over(&self) -> Vec<Listener> {
         self.door.hand_over()
     }
 
     /// What was handed over comes back: there was no next epoch.
-    pub(super) fn take_back(&self, listener: Listener) -> Result<()> {
-        self.door.listen(listener)
+    pub(super) fn take_back(&self, listeners: Vec<Listener>) -> Result<()> {
+        let mut own = lock(&self.door.listeners);
+        self.door.handed_over.store(false, Ordering::Release);
+        for listener in listeners {
+            self.door.listen(listener, &mut own)?;
+        }
+        Ok(())
+    }
+
+    /// From now on, this rank is found where those look for the coordinator who are new: at each of the places
+    /// on this host that nobody has any more. One that is still taken is tried again for a while, on a thread
+    /// of its own.
+    pub(super) fn take_places(&self) {
+        let left = self.door.take_places();
+        if left.is_empty() {
+            return;
+        }
+        let door = Arc::downgrade(&self.door);
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-places"))
+            .spawn(move || insist(&door));
+        if let Err(error) = spawned {
+            untaken(&left, &error.to_string());
+        }
+    }
+
+    /// Where the ranks listen, as far as they do: for those who come to the wrong one.
+    pub(super) fn know(&self, addresses: Vec<Option<String>>) {
+        self.door.hub.know(addresses);
     }
 
     /// Another rank's, whose `hub` is dormant: those who can prove that they belong to the job learn who
@@ -139,10 +194,12 @@ impl Server {
         rank: usize,
         hub: Hub,
         job: Job,
+        places: Vec<Address>,
         on_word: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let hub = Arc::new(hub);
-        Self::open(listener, rank, hub, job, Some(Box::new(on_word)))
+        let (hub, listeners) = (Arc::new(hub), vec![listener]);
+        let on_word: OnWord = Box::new(on_word);
+        Self::open(listeners, rank, hub, job, places, Some(on_word))
     }
 
     /// Who wants to know from now on how the coordinator's process ended.
@@ -180,13 +237,16 @@ impl Server {
     }
 
     fn open(
-        listener: Listener,
+        listeners: Vec<Listener>,
         rank: usize,
         hub: Arc<Hub>,
         job: Job,
+        places: Vec<Address>,
         on_word: Option<OnWord>,
     ) -> Result<Self> {
-        let at = listener.at.clone();
+        let at = listeners
+            .first()
+            .map_or_else(String::new, |listener| listener.at.clone());
         let door = Arc::new_cyclic(|this| Door {
             this: Weak::clone(this),
             rank,
@@ -194,12 +254,19 @@ impl Server {
             hub,
             job,
             on_word: Mutex::new(on_word.map(Arc::new)),
-            listener: Mutex::default(),
+            listeners: Mutex::default(),
+            places,
+            handed_over: AtomicBool::new(false),
             state: Mutex::default(),
             home: OnceLock::new(),
             recording: AtomicUsize::new(0),
         });
-        door.listen(listener)?;
+        {
+            let mut own = lock(&door.listeners);
+            for listener in listeners {
+                door.listen(listener, &mut own)?;
+            }
+        }
         Ok(Self { door })
     }
 }
@@ -221,6 +288,35 @@ impl Drop for Server {
     }
 }
 
+/// How long a place is waited for that is still taken: by what a rank that is gone has left running, say.
+const INSISTENCE: Duration = Duration::from_secs(30);
+
+fn insist(door: &Weak<Door>) {
+    let until = Instant::now() + INSISTENCE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+        let Some(door) = door.upgrade() else { return };
+        if door.handed_over.load(Ordering::Acquire) || lock(&door.state).closed {
+            return;
+        }
+        let left = door.take_places();
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() >= until {
+            return untaken(&left, "it is still taken");
+        }
+    }
+}
+
+fn untaken(left: &[(Address, Error)], why: &str) {
+    for (place, error) in left {
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
+    }
+}
+
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").finish_non_exhaustive()
@@ -239,24 +335,78 @@ impl Door {
     }
 
     /// Lets in who comes.
-    fn listen(self: &Arc<Self>, listener: Listener) -> Result<()> {
+    fn listen(
+        self: &Arc<Self>,
+        listener: Listener,
+        listeners: &mut Vec<(Listener, u64)>,
+    ) -> Result<()> {
         let failed = |error| Error::io(format!("listening at {}", self.at))(error);
         let reactor = Reactor::get().map_err(failed)?;
         let source = Arc::clone(self) as Arc<dyn Source>;
         let token = reactor.add(&listener, EventFlags::IN, source);
-        lock(&self.state).token = Some(token.map_err(failed)?);
+        let token = token.map_err(failed)?;
         // Whoever came already still waits: readiness is not told only once.
-        *lock(&self.listener) = Some(listener);
+        listeners.push((listener, token));
         Ok(())
     }
 
-    fn hand_over(&self) -> Option<Listener> {
-        let listener = lock(&self.listener).take()?;
-        let token = lock(&self.state).token.take();
-        if let (Some(token), Ok(reactor)) = (token, Reactor::get()) {
-            reactor.remove(&listener, token);
+    fn hand_over(&self) -> Vec<Listener> {
+        let mut listeners = lock(&self.listeners);
+        self.handed_over.store(true, Ordering::Release);
+        let taken = std::mem::take(&mut *listeners).into_iter();
+        taken
+            .map(|(listener, token)| {
+                if let Ok(reactor) = Reactor::get() {
+                    reactor.remove(&listener, token);
+                }
+                listener
+            })
+            .collect()
+    }
+
+    /// Takes the places that can be had; those that cannot yet, and why.
+    fn take_places(self: &Arc<Self>) -> Vec<(Address, Error)> {
+        let mut left = Vec::new();
+        for place in &self.places {
+            {
+                let mut listeners = lock(&self.listeners);
+                let is_held = listeners.iter().any(|(own, _)| own.is_at(place));
+                if is_held || self.handed_over.load(Ordering::Acquire) {
+                    continue;
+                }
+                match listeners.first_mut().map(|(own, _)| own.publish(place)) {
+                    Some(Ok(true)) => continue,
+                    Some(Err(error)) => {
+                        left.push((place.clone(), error));
+                        continue;
+                    }
+                    Some(Ok(false)) | None => {}
+                }
+            }
+            if !place.is_here() {
+                continue;
+            }
+            let taken = match place::listen(place) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    left.push((place.clone(), error));
+                    continue;
+                }
+            };
+            let at = taken.at.clone();
+            let mut listeners = lock(&self.listeners);
+            // Not after the next epoch has taken what there is, or the end.
+            if self.handed_over.load(Ordering::Acquire) {
+                continue;
+            }
+            match self.listen(taken, &mut listeners) {
+                Ok(()) => {
+                    tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, rank = self.rank, "a coordinator that is gone was to be found there, and this rank is now")
+                }
+                Err(error) => left.push((place.clone(), error)),
+            }
         }
-        Some(listener)
+        left
     }
 
     fn close(&self) {
@@ -264,13 +414,8 @@ impl Door {
         state.closed = true;
         let peers = std::mem::take(&mut state.peers);
         state.guests.clear();
-        let token = state.token.take();
         drop(state);
-        let listener = lock(&self.listener).take();
-        if let (Some(listener), Some(token), Ok(reactor)) = (&listener, token, Reactor::get()) {
-            reactor.remove(listener, token);
-        }
-        drop(listener);
+        drop(self.hand_over());
         for peer in peers.into_values() {
             peer.connection.forget();
             peer.connection.shut();
@@ -336,29 +481,31 @@ impl Door {
     }
 
     fn accept(&self) {
-        let listener = lock(&self.listener);
-        let Some(listener) = &*listener else { return };
-        // Not for ever: others wait for the reactor, too.
-        for _ in 0..64 {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::accept_with(listener, flags) {
-                Ok(socket) => self.welcome_guest(socket),
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => return self.pause(listener, error),
+        let listeners = lock(&self.listeners);
+        for (listener, _) in &*listeners {
+            // Not for ever: others wait for the reactor, too.
+            for _ in 0..64 {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                match rustix::net::accept_with(listener, flags) {
+                    Ok(socket) => self.welcome_guest(socket),
+                    Err(Errno::AGAIN) => break,
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    Err(error) => return self.pause(&listeners, error),
+                }
             }
         }
     }
 
     /// No descriptors or memory: looks again later, instead of all the time.
-    fn pause(&self, listener: &Listener, error: Errno) {
+    fn pause(&self, listeners: &[(Listener, u64)], error: Errno) {
         let mut state = lock(&self.state);
-        let Some(token) = state.token else { return };
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
             tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "accept", why = %error, "the rendezvous cannot accept a connection");
             state.paused = true;
-            reactor.modify(listener, token, EventFlags::empty());
+            for (listener, token) in listeners {
+                reactor.modify(listener, *token, EventFlags::empty());
+            }
             let this = Weak::clone(&self.this) as Weak<dyn Source>;
             reactor.wake_at(Instant::now() + PAUSE, this);
         }
@@ -387,7 +534,7 @@ impl Door {
         });
         if let Some(stranger) = stranger {
             drop(state);
-            return peer.turn_away(self, &mut lock(&peer.talk), &stranger);
+            return peer.turn_away(self, &mut lock(&peer.talk), &stranger.into());
         }
         state.guests.insert(number, Arc::clone(&peer));
         state.peers.insert(number, Arc::clone(&peer));
@@ -438,8 +585,28 @@ impl Door {
         }
     }
 
-    /// Whether the one who said hello may be the rank that it says.
-    pub(super) fn check(&self, hello: &Hello) -> Result<(), String> {
+    /// Whose door it is.
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// That somebody else coordinates, and where that is, as far as this rank has heard.
+    pub(super) fn refer(&self) -> Refusal {
+        let rank = self.hub.coordinator();
+        Refusal {
+            why: format!(
+                "this is rank {}, and rank {rank} coordinates the job",
+                self.rank
+            ),
+            again: Again::At {
+                rank,
+                at: self.hub.address_of(rank).unwrap_or_default(),
+            },
+        }
+    }
+
+    /// Whether the one who said hello may be what it says.
+    pub(super) fn check(&self, hello: &Hello) -> Result<(), Refusal> {
         let Hello {
             job,
             epoch,
@@ -449,66 +616,87 @@ impl Door {
             ..
         } = hello;
         if *job != self.job.name {
-            return Err(format!(
-                "{OTHER_JOB} {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
-                 two jobs were given one address",
-                self.job.name
-            ));
+            return Err(Refusal {
+                why: format!(
+                    "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
+                     two jobs were given one address",
+                    self.job.name
+                ),
+                again: Again::Elsewhere,
+            });
         }
         if *role == Role::Newcomer {
             // Of whatever attempt it was started for.
-            return match (self.rank, self.hub.next()) {
-                (0, None) => Ok(()),
-                (0, Some(_)) => Err(format!(
-                    "{GOES_ON}, and this was the door of its last epoch"
-                )),
-                (rank, _) => Err(format!(
-                    "this is rank {rank}, and rank 0 coordinates the job"
-                )),
-            };
+            return self.may_admit();
         }
         if *epoch > self.job.epoch {
-            return Err(format!(
-                "{LATER_EPOCH} {epoch} of the job, and rank 0 still of epoch {}, which is to end",
+            return Err(Refusal::later(format!(
+                "it is already of epoch {epoch} of the job, and rank 0 still of epoch {}, which is to end",
                 self.job.epoch
-            ));
+            )));
+        }
+        let size = self.hub.size();
+        if *role == Role::Onlooker {
+            self.may_admit()?;
+            return self.check_size(*epoch, *world_size, size);
         }
         if *epoch != self.job.epoch {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "it is of epoch {epoch} of the job, and rank 0 of epoch {}: a process of another \
                  attempt is left over",
                 self.job.epoch
-            ));
+            )));
         }
         if matches!(role, Role::Observer | Role::Follower) && self.coordinates() {
-            let size = self.hub.size();
-            return match [0, size].contains(world_size) {
-                true => Ok(()),
-                false => Err(format!(
-                    "an observer expects {world_size} ranks, rank 0 expects {size}"
-                )),
-            };
+            return self.check_size(*epoch, *world_size, size);
         }
         if matches!(role, Role::Observer | Role::Asker) {
             return Ok(());
         }
         if !self.coordinates() {
-            return Err(format!(
-                "{FOLLOWS} {}, and rank {} coordinates the job",
-                self.rank,
-                self.hub.coordinator()
-            ));
+            return Err(self.refer());
         }
-        let size = self.hub.size();
         if *world_size != size {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
-            ));
+            )));
         }
         if *rank == self.rank || *rank >= size {
-            return Err(format!("there is no rank {rank} to join"));
+            return Err(Refusal::from(format!("there is no rank {rank} to join")));
         }
         Ok(())
+    }
+
+    /// Of an epoch that was not the first, an observer need not know the number of ranks.
+    fn check_size(&self, epoch: u64, expected: usize, size: usize) -> Result<(), Refusal> {
+        match epoch < self.job.epoch || [0, size].contains(&expected) {
+            true => Ok(()),
+            false => Err(Refusal::from(format!(
+                "an observer expects {expected} ranks, rank 0 expects {size}"
+            ))),
+        }
+    }
+
+    /// Whether somebody who is new to the world may come in here: at the door of the rank that coordinates the
+    /// newest epoch that it knows of, and has not found itself cut off from the others. So nobody comes into a
+    /// world that goes on elsewhere without it.
+    fn may_admit(&self) -> Result<(), Refusal> {
+        match self.hub.standing() {
+            Standing::Leads => Ok(()),
+            Standing::Follows => Err(self.refer()),
+            Standing::TakesOver => Err(Refusal::later(format!(
+                "rank {} is just taking over from a rank that is gone",
+                self.rank
+            ))),
+            Standing::HasGoneOn => Err(Refusal::later(format!(
+                "the world just goes on, and this was the door of its epoch {}",
+                self.job.epoch
+            ))),
+            Standing::Apart => Err(Refusal::later(format!(
+                "rank {} does not hear the others any more, which go on without it if they live",
+                self.rank
+            ))),
+        }
     }
 }
 
@@ -519,16 +707,16 @@ impl Source for Door {
 
     fn due(self: Arc<Self>, now: Instant) {
         {
-            let listener = lock(&self.listener);
+            let listeners = lock(&self.listeners);
             let mut state = lock(&self.state);
             if state.scheduled.is_some_and(|scheduled| scheduled <= now) {
                 state.scheduled = None;
             }
-            if let (true, Some(listener), Some(token), Ok(reactor)) =
-                (state.paused, &*listener, state.token, Reactor::get())
-            {
+            if let (true, Ok(reactor)) = (state.paused, Reactor::get()) {
                 state.paused = false;
-                reactor.modify(listener, token, EventFlags::IN);
+                for (listener, token) in &*listeners {
+                    reactor.modify(listener, *token, EventFlags::IN);
+                }
             }
         }
         self.hub.tick(now);

@@ -86,6 +86,7 @@ impl Member {
             rank,
             host: self.host.clone(),
             pid: self.pid,
+            kernel: self.kernel.clone(),
             at: self.at.clone(),
             phase: self
                 .phase

@@ -70,6 +70,15 @@ impl Place {
         self.ports.0 != self.ports.1
     }
 
+    /// Whether its host is this one.
+    pub(super) fn is_here(&self) -> bool {
+        let own = interface::own().unwrap_or_default();
+        let here = |at: &SocketAddr| {
+            at.ip().is_loopback() || own.iter().any(|own| own.address == at.ip())
+        };
+        resolve(&self.host, 0).is_ok_and(|resolved| resolved.iter().any(here))
+    }
+
     fn ports(&self) -> impl Iterator<Item = u16> {
         self.ports.0..=self.ports.1
     }
@@ -254,8 +263,15 @@ fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(address).map_err(io::Error::from)
 }
 
+/// Takes an address back that is still this one.
+pub(super) fn unpublish(path: &Path, at: SocketAddr) {
+    if std::fs::read_to_string(path).is_ok_and(|text| text.trim() == at.to_string()) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// Whole or not at all, so that nobody reads half an address.
-fn publish(path: &Path, at: SocketAddr) -> Result<()> {
+pub(super) fn publish(path: &Path, at: SocketAddr) -> Result<()> {
     let failed = |error| Error::io(format!("publishing the address in {}", path.display()))(error);
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));

@@ -63,6 +63,9 @@ pub struct World {
 /// Where and as what the ranks of a world meet, for its next epochs.
 #[derive(Clone)]
 pub(super) struct Origin {
+    /// Where somebody who is new looks for the coordinator.
+    pub(super) places: Vec<Address>,
+    /// Where this epoch's rank 0 was found.
     pub(super) address: Address,
     pub(super) job: Job,
 }
@@ -111,25 +114,30 @@ impl World {
             (hub, open)
         });
         let beside = rendezvous.rank.to_string();
-        Self::enter(rendezvous, coordinating, &beside, deadline).map_err(|(error, _)| error)
+        let address = rendezvous.address.clone();
+        Self::enter(rendezvous, address, coordinating, &beside, deadline)
+            .map_err(|(error, _)| error)
     }
 
-    /// Meets the ranks of an epoch. Rank 0 of it opens its door for its hub; another rank has a door of its own,
-    /// at the same place and with the name `beside`.
+    /// Meets the ranks of an epoch at `found`, where its rank 0 is. That one opens its door for its hub; another
+    /// rank has a door of its own, beside the place of the rendezvous and with the name `beside`.
     ///
     /// # Errors
     /// With what there was of its line: others may have to hear from rank 0 that it came to nothing.
     pub(super) fn enter(
         rendezvous: Rendezvous,
+        found: Address,
         coordinating: Option<(Arc<Hub>, Open)>,
         beside: &str,
         deadline: Instant,
     ) -> Result<Self, (Error, Option<Arc<Line>>)> {
+        let places = rendezvous.places();
         let Rendezvous {
             rank,
             world_size,
             local_rank,
             address,
+            others: _,
             timeout,
             job,
             counts_local,
@@ -148,7 +156,8 @@ impl World {
         mailbox.keep_log(rank, world_size);
         let identity = (job.name.clone(), job.epoch);
         let origin = Origin {
-            address: address.clone(),
+            places: places.clone(),
+            address: found.clone(),
             job: job.clone(),
         };
         let at: String;
@@ -164,14 +173,14 @@ impl World {
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
             let claim = client::Claim::rank(rank, world_size);
-            let coming = client::join(&address, &job, claim, deadline, sink).map_err(alone)?;
+            let coming = client::join(&found, &job, claim, deadline, sink).map_err(alone)?;
             let connection = Arc::clone(&coming.connection);
             reader = Some(Arc::clone(&coming));
             let listener =
                 place::listen_beside(&address, beside, connection.fd()).map_err(alone)?;
             let hub = Hub::dormant(world_size, rank, job.epoch, Arc::clone(&mailbox));
             let on_word = move |how: &str| coming.rank_0_ended(how);
-            let server = Server::beside(listener, rank, hub, job, on_word).map_err(alone)?;
+            let server = Server::beside(listener, rank, hub, job, places, on_word).map_err(alone)?;
             at = server.at().to_owned();
             Link::Elsewhere {
                 connection,
@@ -194,10 +203,13 @@ impl World {
             let before = members[..rank].iter();
             world.local_rank = before.filter(|member| member.host == *host).count();
         }
+        if let Some(server) = world.line.own_door() {
+            server.know(members.iter().map(|member| member.at.clone()).collect());
+        }
         world.line.meet(members);
         world.line.compare_clocks();
         world.checks.interface = address.interface();
-        tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks = world_size, %address, "all ranks have met");
+        tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks = world_size, address = %found, "all ranks have met");
         Ok(world)
     }
 

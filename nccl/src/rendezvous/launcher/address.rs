@@ -36,8 +36,37 @@ pub(in crate::rendezvous) fn place(text: &str) -> Option<Address> {
     }
 }
 
-pub(super) fn parse(text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
-    match place(text) {
+/// The addresses of a list: a comma is one between two of them where the next begins as an address does.
+pub(in crate::rendezvous) fn places(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let list = rest?;
+        let ends = [",tcp:", ",unix:"].into_iter().filter_map(|end| list.find(end));
+        match ends.min() {
+            Some(at) => {
+                rest = Some(&list[at + 1..]);
+                Some(&list[..at])
+            }
+            None => rest.take(),
+        }
+    })
+}
+
+/// The first address of `NCCL_RUN_RENDEZVOUS`, and the others.
+pub(super) fn parse(
+    text: &str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<(Address, Vec<Address>)> {
+    let mut list = places(text);
+    let first = parse_one(list.next().unwrap_or_default(), text, &get)?;
+    // The file has one address: that of the rank that coordinates.
+    let get = |name: &str| get(name).filter(|_| name != "NCCL_RUN_PUBLISH");
+    let others = list.map(|place| parse_one(place, text, get));
+    Ok((first, others.collect::<Result<_>>()?))
+}
+
+fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
+    match place(one) {
         Some(Address::Tcp(place)) => settled(place, get).map(Address::Tcp),
         Some(address) => Ok(address),
         None => Err(Error::rendezvous(format!(

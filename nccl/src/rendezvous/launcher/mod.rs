@@ -11,4 +11,4 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use address::{FORMS, place};
+pub(super) use address::{FORMS, place, places};

@@ -241,8 +241,13 @@ impl Rendezvous {
         let (rank, world_size) = (launch.rank, launch.size);
         let local_rank = launch.local_rank(&get)?;
         let several_hosts = launch.several_hosts(&get)?;
+        let mut others = Vec::new();
         let mut address = match get("NCCL_RUN_RENDEZVOUS") {
-            Some(text) => address::parse(&text, &get)?,
+            Some(text) => {
+                let (first, rest) = address::parse(&text, &get)?;
+                others = rest;
+                first
+            }
             None if launcher.scheme == Scheme::Run => {
                 return Err(Error::rendezvous(format!(
                     "{} is set, but not NCCL_RUN_RENDEZVOUS=unix:PATH or tcp:HOST:PORT, where the ranks \
@@ -271,6 +276,7 @@ impl Rendezvous {
                 ranks(world_size)
             ))
         })?;
+        rendezvous.others = others;
         rendezvous.job = job(launch.job_name(&get), &get)?;
         rendezvous.said = launch.said(&get);
         if let Some(said) = &rendezvous.said {
@@ -288,7 +294,9 @@ impl Rendezvous {
                 "NCCL_RUN_RENDEZVOUS is not set, where the ranks meet that are to be observed: {FORMS}"
             )));
         };
-        let mut rendezvous = Self::observing(address::parse(&text, &get)?);
+        let (first, others) = address::parse(&text, &get)?;
+        let mut rendezvous = Self::observing(first);
+        rendezvous.others = others;
         rendezvous.job = job(String::new(), &get)?;
         Ok(rendezvous)
     }

@@ -62,7 +62,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let refused_at = Greeting::Refused {
         why: text("this is rank 2"),
-        again: Again::At(1),
+        again: Again::At {
+            rank: 1,
+            at: text("tcp:10.0.0.6:31001"),
+        },
     };
     let told = vec![
         Notice::Announced {
@@ -147,7 +150,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("hello", Greeting::Hello(hello).encode()),
         ("challenge", challenge.encode()),
         ("proof", Greeting::Proof([4; 32]).encode()),
-        ("welcome", Greeting::Welcome.encode()),
+        ("welcome", Greeting::Welcome { by: 1, epoch: 3 }.encode()),
         ("refused", refused.encode()),
         ("collect", collect(None).encode(1)),
         ("collect-some", collect(Some([2, 0].into())).encode(2)),
@@ -386,6 +389,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 rank: 1,
                 host: text("node-a"),
                 pid: 77,
+                kernel: text("boot 4026531836"),
                 at: text("unix:@a"),
                 phase: Some((text("load"), Duration::from_secs(3))),
                 departure: Some(Departure::Left),

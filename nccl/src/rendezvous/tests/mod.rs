@@ -8,6 +8,7 @@ mod failing;
 mod handover;
 mod heartbeat;
 mod inquiry;
+mod newcomers;
 mod observer;
 mod strangers;
 mod tcp;
