@@ -1,5 +1,5 @@
 //! Four ranks work; one is killed, and the other three go on in the same processes; a new one comes, and
-//! four go on.
+//! their communicator grows by it.
 //!
 //! ```text
 //! cargo run --release --example going_on [ROUNDS]
@@ -7,11 +7,18 @@
 //!
 //! The program starts itself four times. Each rank adds up numbers with the others, over and over, and looks
 //! at every result. In each of the ROUNDS (1 unless said), the process of one rank is killed with SIGKILL,
-//! and started again when the others work without it. The times at the end are those of the program that
-//! kills: from before the signal until it has read, from the last of the survivors, that it has a right
-//! result again.
+//! that of rank 0 first, and started again when the others work without it. The times at the end are those of
+//! the program that kills: from before the signal until it has read, from the last of the survivors, that it
+//! has a right result again.
+//!
+//! The ranks alone, to be killed by hand (`kill -9`), as often as one likes:
+//!
+//! ```text
+//! cargo build --release --bin nccl-run --example going_on
+//! target/release/nccl-run -n 4 --restarts 100 --restart failed -- target/release/examples/going_on rank
+//! ```
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::Command;
 use std::sync::{Arc, mpsc};
@@ -19,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaStream};
 use nccl::launch::{Fleet, Output, Signal};
-use nccl::{ReduceOp, Rendezvous, World};
+use nccl::{Communicator, ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
 
 const RANKS: usize = 4;
@@ -31,8 +38,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
-        [word] if word == "rank" => rank(false),
-        [word] if word == "rank-again" => rank(true),
+        [word] if word == "rank" => rank(),
         [rounds] => launch(rounds.parse()?),
         _ => launch(1),
     }
@@ -40,34 +46,67 @@ fn main() -> Outcome<()> {
 
 // What a rank does: this is what a program of one's own needs.
 
-fn rank(started_again: bool) -> Outcome<()> {
+fn rank() -> Outcome<()> {
     perf::install(RANKS)?;
+    println!("process {}", std::process::id());
     let rendezvous = Rendezvous::from_env()?.timeout(LIMIT);
-    let mut world = match started_again {
+    let mut world = match rendezvous.was_restarted() {
         false => World::join(rendezvous)?,
         // The others work already, and take it in.
         true => World::rejoin(rendezvous)?,
     };
     // Made once: the device and what lies in its memory outlive every epoch.
     let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let mut comm = None;
     loop {
-        match work(&world, &stream) {
-            Ok(()) => println!("a new process wants to come in"),
+        let outcome = match comm.take() {
+            Some(comm) => work(&world, comm, &stream),
+            None => anew(&world, &stream).and_then(|comm| work(&world, comm, &stream)),
+        };
+        (world, comm) = match outcome {
+            Ok(grown) => grown,
             // Whatever failed, this is why.
             Err(error) => match world.departed().first() {
-                Some((rank, how)) => println!("rank {rank} is gone: {how}"),
+                Some((rank, how)) => {
+                    println!("rank {rank} is gone: {how}");
+                    (world.next_epoch(LIMIT)?, None)
+                }
                 None => return Err(error),
             },
-        }
-        world = world.next_epoch(LIMIT)?;
+        };
     }
 }
 
-/// Works with all ranks of this epoch, until somebody wants to come in.
-fn work(world: &World, stream: &Arc<CudaStream>) -> Outcome<()> {
+/// After a death, the communicators are made anew by those that are left; one that is new does the same while
+/// the others [`grow`] theirs.
+fn anew(world: &World, stream: &Arc<CudaStream>) -> Outcome<Communicator> {
+    Ok(world.communicator("sum").stream(stream).build()?)
+}
+
+/// Goes on to an epoch with those who have asked to come in, and takes the communicator along.
+fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicator>)> {
+    let next = world.next_epoch_keeping(&[comm], LIMIT)?;
+    match comm.grow(&next, "sum") {
+        Ok(grown) => {
+            println!("grown to {} ranks: {}", next.size(), grown.way);
+            Ok((next, Some(grown.communicator)))
+        }
+        // Somebody died on the way: what is to be done about that is found in the epoch in which it happened.
+        Err(error) => {
+            println!("not grown: {error}");
+            Ok((next, None))
+        }
+    }
+}
+
+/// Works with all ranks of this epoch, until somebody wants to come in; then with them.
+fn work(
+    world: &World,
+    comm: Communicator,
+    stream: &Arc<CudaStream>,
+) -> Outcome<(World, Option<Communicator>)> {
     const NUMBERS: usize = 1000;
     let (ranks, epoch) = (world.size(), world.epoch());
-    let comm = world.communicator("sum").stream(stream).build()?;
     let expected = (ranks * (ranks + 1) / 2) as f32;
     let mut worked = 0;
     loop {
@@ -92,7 +131,8 @@ fn work(world: &World, stream: &Arc<CudaStream>) -> Outcome<()> {
             _ => {}
         }
         if y[NUMBERS] > 0.0 && worked > 100 {
-            return Ok(());
+            println!("a new process wants to come in");
+            return grow(world, &comm);
         }
     }
 }
@@ -112,15 +152,10 @@ fn launch(rounds: usize) -> Outcome<()> {
         let _ = said.send((line.rank, text, Instant::now()));
     }));
     let program = std::env::current_exe()?;
-    let mut started = HashSet::new();
     let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
-    let fleet = fleet.start(move |rank| {
+    let fleet = fleet.start(move |_| {
         let mut command = Command::new(&program);
-        command.arg(if started.insert(rank) {
-            "rank"
-        } else {
-            "rank-again"
-        });
+        command.arg("rank");
         command
     })?;
     let script = Script { lines };
@@ -128,8 +163,8 @@ fn launch(rounds: usize) -> Outcome<()> {
     let before = fleet.pids();
     let mut times = Vec::new();
     for round in 0..rounds {
-        // Rank 0 leads: without it, nobody goes on.
-        let victim = 1 + round % (RANKS - 1);
+        // At first the one that coordinates. The last rank is to live, so that one sees what is left in it.
+        let victim = round % (RANKS - 1);
         let survivors = || (0..RANKS).filter(move |&rank| rank != victim);
         let begun = Instant::now();
         fleet.signal(victim, Signal::KILL);

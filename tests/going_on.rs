@@ -62,11 +62,11 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{errors}");
     println!("{}", said.lines().last().unwrap_or_default());
-    // Rank 0 lives through all of it.
-    let of_rank_0 = said
+    // Those of rank 0 and of the next two die, each of them as the one that coordinates; rank 3 lives through all.
+    let of_rank_3 = said
         .lines()
-        .filter(|line| line.starts_with("rank 0: at work: 4 ranks"));
-    let held: Vec<(usize, usize)> = of_rank_0
+        .filter(|line| line.starts_with("rank 3: at work: 4 ranks"));
+    let held: Vec<(usize, usize)> = of_rank_3
         .map(|line| {
             let number = |word: &str| {
                 let words: Vec<&str> = line.split([' ', ',']).collect();
@@ -249,4 +249,119 @@ fn an_old_communicator_says_that_the_world_went_on() {
         let (said, status) = rank.end(LIMIT);
         assert!(status.success(), "{status}: {said}");
     }
+}
+
+/// The lines of a program, as they come.
+struct Lines {
+    child: std::process::Child,
+    lines: std::sync::mpsc::Receiver<String>,
+    all: Vec<String>,
+}
+
+impl Lines {
+    fn of(mut command: Command) -> Self {
+        use std::io::BufRead;
+        let mut child = command
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let (said, lines) = std::sync::mpsc::channel();
+        let stdout = child.stdout.take().expect("a pipe");
+        let stderr = child.stderr.take().expect("a pipe");
+        let also = said.clone();
+        std::thread::spawn(move || {
+            let lines = std::io::BufReader::new(stdout).lines();
+            lines.map_while(Result::ok).all(|line| said.send(line).is_ok())
+        });
+        std::thread::spawn(move || {
+            let lines = std::io::BufReader::new(stderr).lines();
+            lines.map_while(Result::ok).all(|line| also.send(line).is_ok())
+        });
+        Self {
+            child,
+            lines,
+            all: Vec::new(),
+        }
+    }
+
+    /// What each of these ranks says next behind `words`.
+    fn all_say(&mut self, ranks: &[usize], words: &str) -> Vec<String> {
+        let mut said = vec![None; ranks.len()];
+        let deadline = Instant::now() + 2 * LIMIT;
+        while said.iter().any(Option::is_none) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left);
+            let line = line.unwrap_or_else(|_| {
+                panic!("{words:?} of {ranks:?}: {said:?}\n{}", self.all.join("\n"))
+            });
+            for (said, rank) in said.iter_mut().zip(ranks) {
+                let rest = line.strip_prefix(&format!("[{rank}] {words}"));
+                *said = said.take().or(rest.map(str::to_owned));
+            }
+            self.all.push(line);
+        }
+        said.into_iter().flatten().collect()
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        // Which takes its ranks with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `nccl-run` starts a rank that was killed again, alone; the others go on soon and take it in. More rounds:
+/// `NCCL_TEST_ROUNDS=20 cargo test --test going_on nccl_run -- --nocapture`.
+#[test]
+fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
+    if !support::needs_processes(4) {
+        return;
+    }
+    let rounds = std::env::var("NCCL_TEST_ROUNDS").ok();
+    let rounds: usize = rounds.map_or(4, |rounds| rounds.parse().expect("a number"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-run"));
+    command
+        .args(["-n", "4", "--restarts", "1000", "--restart", "failed", "--"])
+        .arg(example("going_on"))
+        .arg("rank")
+        .env_remove("NCCL_RUN_RANK");
+    let mut run = Lines::of(command);
+    let all = [0, 1, 2, 3];
+    let mut pids = run.all_say(&all, "process ");
+    let mut epoch = 0;
+    run.all_say(&all, "at work: 4 ranks");
+    for round in 0..rounds {
+        // Rank 0 coordinates, then another; after that, those come round who coordinate by then.
+        let victim = [0, 2, 1, 3][round % 4];
+        let others: Vec<usize> = all.into_iter().filter(|rank| *rank != victim).collect();
+        let begun = Instant::now();
+        let pid = pids[victim].parse().ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::kill_process(pid.expect("a process"), rustix::process::Signal::KILL)
+            .expect("it runs");
+        let gone = run.all_say(&others, "rank ");
+        for said in gone {
+            assert!(said.contains("killed by SIGKILL"), "round {round}: {said}");
+        }
+        run.all_say(&others, "right: 3 ranks");
+        let took = begun.elapsed();
+        assert!(took < SOON, "round {round}: {took:?}");
+        let again = run.all_say(&[victim], "process ");
+        assert_ne!(again[0], pids[victim]);
+        pids[victim].clone_from(&again[0]);
+        let at_work = run.all_say(&all, "at work: 4 ranks in epoch ");
+        println!("round {round}: without rank {victim} after {took:?}, with it after {:?}", begun.elapsed());
+        let numbers: Vec<u64> = at_work
+            .iter()
+            .map(|said| said.split(',').next().and_then(|n| n.parse().ok()).expect("an epoch"))
+            .collect();
+        assert!(numbers.iter().all(|n| *n == numbers[0] && *n > epoch), "{numbers:?}");
+        epoch = numbers[0];
+        let says = run.all.iter().filter(|line| line.contains("started again alone"));
+        assert_eq!(says.count(), round + 1);
+    }
+    let text = run.all.join("\n");
+    assert!(!text.contains("instead of"), "{text}");
 }

@@ -21,9 +21,18 @@ pub(super) struct Control {
 
 impl Control {
     /// Looks for the world in the background, as long as it takes: when ranks join is up to them.
-    pub(super) fn start(environment: &Environment, epoch: u64) -> Option<Self> {
-        let started = rendezvous(environment, epoch)
-            .and_then(|place| Observer::start(place.timeout(Duration::MAX)));
+    /// After a rank was started again alone, the ranks of the world are told apart by their processes.
+    pub(super) fn start(
+        environment: &Environment,
+        epoch: u64,
+        alone: Option<&[String]>,
+    ) -> Option<Self> {
+        let place = rendezvous_at(environment, epoch, alone);
+        let place = place.map(|place| place.timeout(Duration::MAX));
+        let started = place.and_then(|place| match alone {
+            Some(_) => Observer::start_by_process(place),
+            None => Observer::start(place),
+        });
         match started {
             Ok(observer) => Some(Self { observer }),
             Err(error) => {
@@ -32,6 +41,11 @@ impl Control {
                 None
             }
         }
+    }
+
+    /// Where the ranks listen that are there.
+    pub(super) fn doors(&self) -> Vec<String> {
+        self.observer.doors()
     }
 
     /// This process will say how that process of the rank ends.
@@ -52,7 +66,15 @@ impl Control {
 
 /// Where the ranks meet, for somebody who has started them.
 pub(super) fn rendezvous(environment: &Environment, epoch: u64) -> Result<Rendezvous> {
-    let variables = environment.of(environment.first_rank, epoch);
+    rendezvous_at(environment, epoch, None)
+}
+
+fn rendezvous_at(
+    environment: &Environment,
+    epoch: u64,
+    alone: Option<&[String]>,
+) -> Result<Rendezvous> {
+    let variables = environment.of(environment.first_rank, epoch, alone);
     Rendezvous::from_variables(|name| {
         match variables.iter().find(|(known, _)| *known == name) {
             Some((_, value)) => value.as_ref()?.to_str().map(str::to_owned),

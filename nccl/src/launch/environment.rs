@@ -9,6 +9,9 @@ use tempfile::TempDir;
 
 use crate::supervision::recorder::RECORD_DIR;
 
+/// How many ranks' doors one is told that is started again: each of them knows who coordinates.
+const DOORS: usize = 8;
+
 /// What all ranks of a fleet have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Environment {
@@ -30,8 +33,26 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// What to set for a rank, and what to take away (`None`).
-    pub(super) fn of(&self, rank: usize, epoch: u64) -> Vec<(&str, Option<OsString>)> {
+    /// Where the ranks meet; and in a world of several hosts, where those listen that were there last.
+    fn places(&self, alone: Option<&[String]>) -> OsString {
+        let mut places = self.rendezvous.clone();
+        let several_hosts = self.here < self.world_size;
+        let doors = alone.unwrap_or_default().iter();
+        for door in doors.filter(|_| several_hosts).take(DOORS) {
+            places.push(",");
+            places.push(door);
+        }
+        places
+    }
+
+    /// What to set for a rank, and what to take away (`None`). One that is started again `alone`, while others run, is
+    /// told so, and at which addresses they may be found besides the first.
+    pub(super) fn of(
+        &self,
+        rank: usize,
+        epoch: u64,
+        alone: Option<&[String]>,
+    ) -> Vec<(&str, Option<OsString>)> {
         let local = rank - self.first_rank;
         let number = |n: usize| Some(OsString::from(n.to_string()));
         let mut set = vec![
@@ -39,7 +60,8 @@ impl Environment {
             ("NCCL_RUN_WORLD_SIZE", number(self.world_size)),
             ("NCCL_RUN_LOCAL_RANK", number(local)),
             ("NCCL_RUN_LOCAL_WORLD_SIZE", number(self.here)),
-            ("NCCL_RUN_RENDEZVOUS", Some(self.rendezvous.clone())),
+            ("NCCL_RUN_RENDEZVOUS", Some(self.places(alone))),
+            ("NCCL_RUN_RESTARTED", alone.map(|_| "1".into())),
             ("NCCL_RUN_JOB", Some(self.job.clone().into())),
             ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
             // Those of a fleet around this one, or of the person's shell.
@@ -143,7 +165,7 @@ mod tests {
     #[test]
     fn a_rank_of_the_second_host_learns_who_it_is() {
         let environment = environment();
-        let set = environment.of(5, 2);
+        let set = environment.of(5, 2, None);
         let get = |name: &str| {
             let found = set.iter().find(|(key, _)| *key == name);
             found.and_then(|(_, value)| value.as_ref()?.to_str())
@@ -165,6 +187,21 @@ mod tests {
             assert_eq!(get(name), Some(value), "{name}");
         }
         assert!(set.contains(&("NCCL_RUN_SECRET", None)));
+    }
+
+    #[test]
+    fn a_rank_that_is_started_again_alone_learns_that_and_where_the_others_listen() {
+        let environment = environment();
+        let get = |alone: Option<&[String]>, name: &str| {
+            let set = environment.of(5, 2, alone);
+            let (_, value) = set.into_iter().find(|(key, _)| *key == name)?;
+            value?.into_string().ok()
+        };
+        let doors = [String::from("tcp:10.0.0.6:31001"), String::from("tcp:10.0.0.6:31002")];
+        let places = "tcp:10.0.0.5:29400,tcp:10.0.0.6:31001,tcp:10.0.0.6:31002";
+        assert_eq!(get(Some(&doors), "NCCL_RUN_RENDEZVOUS").as_deref(), Some(places));
+        assert_eq!(get(Some(&doors), "NCCL_RUN_RESTARTED").as_deref(), Some("1"));
+        assert_eq!(get(None, "NCCL_RUN_RESTARTED"), None);
     }
 
     #[test]

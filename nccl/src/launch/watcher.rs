@@ -149,9 +149,9 @@ impl Watcher {
 
     /// Starts every rank, or none.
     pub(super) fn start_all(&mut self) -> Result<()> {
-        self.attend();
+        self.attend(None);
         for rank in self.ranks() {
-            if let Err(error) = self.start(rank) {
+            if let Err(error) = self.start(rank, None) {
                 self.abandon();
                 return Err(error);
             }
@@ -160,10 +160,10 @@ impl Watcher {
     }
 
     /// Takes part in the world of this epoch, and no more in that of the last one.
-    fn attend(&mut self) {
+    fn attend(&mut self, alone: Option<&[String]>) {
         // First: it may stand in for a rank 0 that is gone, at the place of the one that will come.
         self.control = None;
-        self.control = Control::start(&self.plan.environment, self.epoch);
+        self.control = Control::start(&self.plan.environment, self.epoch, alone);
         if let Some(control) = &self.control {
             for running in self.running.values() {
                 control.started(running.rank(), running.id());
@@ -171,10 +171,10 @@ impl Watcher {
         }
     }
 
-    fn start(&mut self, rank: usize) -> Result<()> {
+    fn start(&mut self, rank: usize, alone: Option<&[String]>) -> Result<()> {
         let failed = |why: String| Error::launch(format!("rank {rank} cannot be started: {why}"));
         let mut command = (self.plan.command)(rank);
-        for (name, value) in self.plan.environment.of(rank, self.epoch) {
+        for (name, value) in self.plan.environment.of(rank, self.epoch, alone) {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),

@@ -81,6 +81,13 @@ pub enum WorldEvent {
         /// Whether it has entered by now.
         has_entered: bool,
     },
+    /// The ranks have gone on to another epoch ([`World::next_epoch`](crate::World::next_epoch)): from now on, ranks
+    /// have the numbers that they have there. Those who are there come as [`Joined`](Self::Joined).
+    #[non_exhaustive]
+    WentOn {
+        /// Its number.
+        epoch: u64,
+    },
     /// So many events are forgotten, because nobody has read them in time.
     #[non_exhaustive]
     Missed {
@@ -194,6 +201,12 @@ impl Board {
     /// Nothing is known of the ranks any more: they are those of another epoch.
     pub(super) fn clear(&mut self) {
         self.ranks.clear();
+    }
+
+    /// The same, and everybody hears of it.
+    pub(super) fn go_on(&mut self, epoch: u64) {
+        self.clear();
+        self.note(WorldEvent::WentOn { epoch });
     }
 
     /// The rank whose process this is, under the kernel at which the number was seen.

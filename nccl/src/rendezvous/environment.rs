@@ -33,6 +33,8 @@ pub struct Rendezvous {
     pub(super) job: Job,
     /// The local rank is the place among the ranks of the host, which nobody has told.
     pub(super) counts_local: bool,
+    /// It takes the place of a process that has ended, while the others run.
+    pub(super) restarted: bool,
     /// Of what two launchers say, which counts; for errors.
     pub(super) said: Option<String>,
 }
@@ -236,6 +238,26 @@ impl Rendezvous {
         self.world_size
     }
 
+    /// Whether this process was started in the place of one that has ended, while the other ranks go on
+    /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and [`Fleet::restart`](crate::launch::Fleet::restart)
+    /// set it): then [`World::rejoin`](crate::World::rejoin) is its way in, and not
+    /// [`World::join`](crate::World::join).
+    ///
+    /// ```no_run
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// let rendezvous = Rendezvous::from_env()?;
+    /// let world = match rendezvous.was_restarted() {
+    ///     false => World::join(rendezvous)?,
+    ///     true => World::rejoin(rendezvous)?,
+    /// };
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn was_restarted(&self) -> bool {
+        self.restarted
+    }
+
     /// For an [`Observer`](crate::Observer), which has no rank and need not know how many there are:
     /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
     /// them, as [`or_at`](Self::or_at).
@@ -312,6 +334,7 @@ impl Rendezvous {
                 secret: None,
             },
             counts_local: false,
+            restarted: false,
             said: None,
         }
     }

@@ -10,6 +10,7 @@
 //!                       all are there: the epoch is made, and written once
 //! rank      ◀──epoch──
 //! newcomer  ◀─invited─  which rank of it it is
+//! observer  ◀─goes on─  its number: it looks for it
 //! ```
 //!
 //! The epoch has a [`Hub`] of its own from the moment on in which it is made. A rank that dies on its way
@@ -182,6 +183,7 @@ impl State {
         }
         let to: Vec<_> = came.iter().map(|(&rank, own)| (rank, own.id)).collect();
         self.answer_all(&to, &Answer::Epoch(epoch));
+        self.show_all(&Push::GoesOn(number));
         if !none_is_left {
             self.tell_newcomers();
         }

@@ -224,7 +224,11 @@ impl Heir {
         let claim = Claim::rank(self.rank, self.size);
         let deadline = Instant::now() + MUTENESS;
         match client::attempt(&address, server.job(), claim, 0, deadline) {
-            Tried::Met(met) => Answered::Met(Box::new(met)),
+            Tried::Met(met) if met.by == rank => Answered::Met(Box::new(met)),
+            Tried::Met(met) => {
+                met.connection.shut();
+                Answered::Closed(format!("rank {} listens at its door: it died", met.by))
+            }
             Tried::Follows { rank, .. } => Answered::Follows(rank),
             Tried::Refused(why) => {
                 tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank, why, "a successor lets this rank not in");

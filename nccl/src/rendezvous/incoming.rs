@@ -97,6 +97,8 @@ pub(super) enum Push {
     },
     /// For observers, at first: how many ranks there are.
     Size(usize),
+    /// To an observer: the ranks have agreed to go on to that epoch.
+    GoesOn(u64),
     /// For observers: everything about a rank, at first and whenever it changes.
     Member(Known),
 }
@@ -125,6 +127,7 @@ mod kind {
     pub(super) const GONE: u8 = 49;
     pub(super) const WATCHED: u8 = 50;
     pub(super) const SIZE: u8 = 51;
+    pub(super) const GOES_ON: u8 = 63;
     pub(super) const MEMBER: u8 = 52;
     pub(super) const MESSAGE: u8 = 53;
     pub(super) const OVER: u8 = 54;
@@ -322,6 +325,10 @@ impl Push {
                 put_index(&mut to, *size);
                 kind::SIZE
             }
+            Self::GoesOn(epoch) => {
+                put_number(&mut to, *epoch);
+                kind::GOES_ON
+            }
             Self::Member(known) => {
                 known.put(&mut to);
                 kind::MEMBER
@@ -430,6 +437,7 @@ impl Incoming {
                 })
             }
             kind::SIZE => Self::Push(Push::Size(fields.index()?)),
+            kind::GOES_ON => Self::Push(Push::GoesOn(fields.number()?)),
             kind::MEMBER => Self::Push(Push::Member(Known::take(&mut fields)?)),
             _ => return Err(Broken("an answer of an unknown kind")),
         };

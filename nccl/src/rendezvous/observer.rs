@@ -29,9 +29,9 @@ use crate::time::deadline_after;
 /// process of a server that has to say what is wrong, and for whoever starts the ranks. There can be 64
 /// of them and one more for each rank.
 ///
-/// It belongs to one attempt of the job, as a rank does. When rank 0 goes, it follows the rank that takes over;
-/// when none does, that world has ended. When only its own connection breaks, it connects again within 2 s,
-/// and what changed meanwhile comes as events.
+/// It belongs to one attempt of the job, as a rank does, and goes on with its ranks to their next epochs; it may come
+/// in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
+/// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,8 +65,12 @@ pub(super) struct State {
     /// Which rank this observer hears, or heard last, and of which epoch.
     pub(super) coordinator: usize,
     epoch: u64,
-    /// The epoch whose ranks have the numbers that whoever started them has given them.
-    first: u64,
+    /// The epoch whose ranks have the numbers that whoever started them has given them, if there is one.
+    first: Option<u64>,
+    /// The epoch to which the ranks go on.
+    pub(super) next: Option<u64>,
+    /// Counts connections: of one that is not the last, nothing is heard.
+    pub(super) ear: u64,
     pub(super) link: Option<Arc<Reader>>,
     /// How the connection ended.
     pub(super) broken: Option<String>,
@@ -144,9 +148,20 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
+        Self::start_with(rendezvous, true)
+    }
+
+    /// As [`start`](Self::start), for whoever has started ranks of which some have been started again, alone: the
+    /// ranks of the world are others by then, and it is their processes that tell which.
+    pub(crate) fn start_by_process(rendezvous: Rendezvous) -> Result<Self> {
+        Self::start_with(rendezvous, false)
+    }
+
+    fn start_with(rendezvous: Rendezvous, numbered: bool) -> Result<Self> {
         let mut state = State::default();
         state.board.set_size(rendezvous.world_size);
-        (state.epoch, state.first) = (rendezvous.job.epoch, rendezvous.job.epoch);
+        state.epoch = rendezvous.job.epoch;
+        state.first = numbered.then_some(rendezvous.job.epoch);
         let shared = Arc::new(Shared {
             rendezvous,
             state: Mutex::new(state),
@@ -260,6 +275,11 @@ impl Observer {
 }
 
 impl Observer {
+    /// Where somebody who is new may ask for the one that coordinates.
+    pub(crate) fn doors(&self) -> Vec<String> {
+        lock(&self.shared.state).doors()
+    }
+
     /// Whom to ask for recordings.
     pub(super) fn targets(&self) -> (Job, Vec<Target>) {
         let state = lock(&self.shared.state);
@@ -310,16 +330,31 @@ impl State {
 
     /// From now on, another epoch is observed.
     pub(super) fn set_epoch(&mut self, epoch: u64) {
+        self.next = self.next.filter(|next| *next > epoch);
         if self.epoch != epoch {
             self.epoch = epoch;
-            self.board.clear();
+            match self.was_there {
+                true => self.board.go_on(epoch),
+                false => self.board.clear(),
+            }
         }
+    }
+
+    /// Whether the ranks have the numbers that this process has given them.
+    pub(super) fn is_numbered(&self) -> bool {
+        self.first == Some(self.epoch)
+    }
+
+    /// Where the ranks listen that are there, for somebody who is new.
+    pub(super) fn doors(&self) -> Vec<String> {
+        let doors = self.board.doors(0).into_iter();
+        doors.map(|(_, at)| at).collect()
     }
 
     /// Which rank of the epoch that is observed a process is that was started as `rank`: in a later epoch than that,
     /// the process tells.
     pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
-        match self.epoch == self.first {
+        match self.is_numbered() {
             true => Some(rank),
             false => self.board.rank_of(pid, process::kernel()),
         }
@@ -389,9 +424,33 @@ impl Shared {
     }
 }
 
-impl Sink for Shared {
+/// What hears one of an observer's connections.
+pub(super) struct Ear {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Ear {
+    /// From now on, this one alone is heard.
+    pub(super) fn new(shared: &Arc<Shared>, state: &mut State) -> Arc<Self> {
+        state.ear += 1;
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            number: state.ear,
+        })
+    }
+
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        let state = self.shared.state();
+        (state.ear == self.number).then_some(state)
+    }
+}
+
+impl Sink for Ear {
     fn answer(&self, id: u64, _: Answer) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else {
+            return;
+        };
         let word = usize::try_from(id).ok();
         if let Some(word) = word.and_then(|index| state.words.get_mut(index)) {
             word.told = true;
@@ -399,14 +458,17 @@ impl Sink for Shared {
     }
 
     fn push(&self, push: Push) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else {
+            return;
+        };
         match push {
+            Push::GoesOn(epoch) => state.next = Some(epoch),
             Push::Size(size) => state.board.set_size(size),
             Push::Member(known) => {
                 let (rank, pid) = (known.rank, known.pid);
                 let is_new = state.board.rank_of(pid, process::kernel()) != Some(rank);
                 state.board.learn(known);
-                if is_new && state.epoch != state.first {
+                if is_new && !state.is_numbered() {
                     state.watch_now(rank, pid);
                 }
             }
@@ -416,7 +478,7 @@ impl Sink for Shared {
     }
 
     fn settle(&self) {
-        self.notify();
+        self.shared.notify();
     }
 
     fn waits_for_word(&self) -> bool {
@@ -424,12 +486,14 @@ impl Sink for Shared {
     }
 
     fn close(&self, loss: Loss) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else {
+            return;
+        };
         state.broken = Some(loss.to_string());
         state.link = None;
         state.board.connected = false;
         drop(state);
-        self.notify();
+        self.shared.notify();
     }
 }
 

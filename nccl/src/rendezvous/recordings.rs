@@ -329,7 +329,13 @@ impl Asker<'_> {
         let claim = Claim::asker(self.size);
         let soon = deadline.min(Instant::now() + TRY);
         let (connection, decoder) = match client::attempt(address, self.job, claim, 0, soon) {
-            Tried::Met(met) => (met.connection, met.decoder),
+            Tried::Met(met) if met.by == target.rank => (met.connection, met.decoder),
+            // Who has taken over listens where the one did that is gone.
+            Tried::Met(met) => {
+                met.connection.shut();
+                let why = format!("rank {} listens at {address} by now", met.by);
+                return Err(Unanswered::Finally(why));
+            }
             Tried::Refused(why) | Tried::Follows { why, .. } => {
                 return Err(Unanswered::Finally(why));
             }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! looking ──found──▶ there ──connection ends──▶ there once more, or at the rank that takes over, or over
+//!    │               │ └─the ranks go on──▶ in the next epoch
 //!    └──rank 0's process has ended──▶ standing in for it, until all have been told
 //! ```
 
@@ -13,7 +14,7 @@ use super::client::{self, Claim, Met, Tried};
 use super::hub::Hub;
 use super::launcher;
 use super::message::Departure;
-use super::observer::{Shared, Word};
+use super::observer::{Ear, Shared, Word};
 use super::place::Address;
 use super::request::Request;
 use super::search::{Looked, Search};
@@ -32,6 +33,9 @@ const TELLERS: usize = 32;
 /// left in order: then most of them leave as well.
 const SUCCESSION: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(2);
+
+/// How long the ranks may take to get from one epoch to the next.
+const GOING_ON: Duration = Duration::from_secs(20);
 
 /// How long telling all ranks may take; they wait no longer than [`WORD`] for it.
 const TELLING: Duration = Duration::from_millis(500);
@@ -63,6 +67,10 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
         let coordinator = shared.state().coordinator;
         let (why, patience) = match watch(shared, coordinator) {
             Seen::Stopped => return farewell(shared),
+            Seen::GoesOn(epoch) => {
+                go_on(shared, epoch);
+                continue;
+            }
             Seen::Dead(how) => (tell_all(shared, coordinator, &how), SUCCESSION),
             Seen::Broken(why) => {
                 // The coordinator may be well, and only the connection broken.
@@ -135,14 +143,25 @@ fn look_again(shared: &Arc<Shared>, deadline: Instant) -> bool {
 
 /// Somebody has let this observer in: from now on it hears that rank, of that epoch. Whether it does.
 fn enter(shared: &Arc<Shared>, met: Met) -> bool {
+    let ear;
     {
         let mut state = shared.state();
         state.broken = None;
         state.coordinator = met.by;
         state.set_epoch(met.epoch);
         state.board.connected = true;
+        let before = state.link.take();
+        ear = Ear::new(shared, &mut state);
+        drop(state);
+        if let Some(before) = before {
+            let goodbye = Request::Goodbye.encode(u64::MAX);
+            before.connection.enqueue(goodbye);
+            before.connection.flush_quietly();
+            before.connection.forget();
+            before.connection.shut();
+        }
     }
-    let sink = Arc::clone(shared) as Arc<dyn client::Sink>;
+    let sink = ear as Arc<dyn client::Sink>;
     match client::read(met.connection, met.decoder, sink) {
         Ok(reader) => {
             arrive(shared, reader);
@@ -245,13 +264,56 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
         if search.has_lead() {
             continue;
         }
-        let word = state.words.iter().find(|word| word.rank == 0);
+        let is_numbered = state.is_numbered();
+        let mut words = state.words.iter();
+        let word = words.find(|word| word.rank == 0 && is_numbered);
         // Where others answer, rank 0 was a rank of an epoch before.
         if let Some(word) = word.filter(|_| !is_alive) {
             return Found::Dead(word.how.clone());
         }
         if Instant::now() >= deadline {
             return Found::Nobody(search.failure());
+        }
+        drop(shared.wait(state, Instant::now() + pause));
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Goes on with the ranks. That may come to nothing, when one dies on the way: then the epoch before is what there
+/// is, and the ranks say when they try again.
+fn go_on(shared: &Arc<Shared>, epoch: u64) {
+    let begun = Instant::now();
+    let (mut rendezvous, mut deadline) = (shared.rendezvous.clone(), begun + GOING_ON);
+    rendezvous.job.epoch = epoch;
+    {
+        let state = shared.state();
+        // It takes what it listens at along.
+        let doors = state.board.doors(state.coordinator);
+        let door = doors.first().and_then(|(_, at)| launcher::place(at));
+        rendezvous.others.extend(door);
+    }
+    let mut search = Search::new(&rendezvous, Claim::onlooker(0));
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match search.step(deadline) {
+            Looked::Met(met, _) => {
+                enter(shared, met);
+                return;
+            }
+            Looked::Alive(_) if search.has_lead() => continue,
+            Looked::Alive(_) | Looked::Nobody(_) | Looked::Refused(_) => {}
+        }
+        let mut state = shared.state();
+        let is_other = state.next != Some(epoch);
+        // Where the coordinator is gone, the ranks may still be in the epoch before, and have to hear how.
+        if state.broken.is_some() {
+            deadline = deadline.min(begun + TRY);
+        }
+        if is_other || state.stop || Instant::now() >= deadline {
+            if !is_other {
+                state.next = None;
+            }
+            return;
         }
         drop(shared.wait(state, Instant::now() + pause));
         pause = (pause * 2).min(Duration::from_millis(50));
@@ -277,6 +339,8 @@ fn arrive(shared: &Arc<Shared>, reader: Arc<client::Reader>) {
 
 enum Seen {
     Stopped,
+    /// To that epoch.
+    GoesOn(u64),
     /// The coordinator's process has ended, as its parent says; nobody else has told the ranks.
     Dead(String),
     Broken(String),
@@ -289,6 +353,9 @@ fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
     let mut state = shared.state();
     loop {
         let now = Instant::now();
+        if let Some(epoch) = state.next {
+            return Seen::GoesOn(epoch);
+        }
         if let Some(departure) = state.board.departure(coordinator)
             && (state.broken.is_some() || state.link.is_none())
         {

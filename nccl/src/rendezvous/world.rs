@@ -141,6 +141,7 @@ impl World {
             timeout,
             job,
             counts_local,
+            restarted: _,
             said: _,
         } = rendezvous;
         let span = tracing::info_span!(

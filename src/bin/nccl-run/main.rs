@@ -11,6 +11,7 @@ mod gpus;
 mod options;
 mod orphans;
 mod record;
+mod restarts;
 mod signals;
 
 use std::io::{IsTerminal, Write};
@@ -18,7 +19,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use nccl::launch::Output;
-use options::{Asked, Options};
+use options::{Asked, Options, Restart};
 use signals::Signals;
 
 fn main() -> ExitCode {
@@ -114,7 +115,13 @@ fn run(options: Options) -> Result<u8, Failed> {
         .pass_on_to(Arc::clone(&fleet), options.grace)
         .map_err(Failed::Signals)?;
     let code = loop {
-        let report = fleet.wait();
+        let report = match options.restart {
+            Restart::All => fleet.wait(),
+            Restart::Failed => {
+                let told_to_end = || signals.told_to_end();
+                restarts::one_by_one(&fleet, std::mem::take(&mut left), options.linger, told_to_end)
+            }
+        };
         if !report.is_success() {
             say(&report.to_string());
         }

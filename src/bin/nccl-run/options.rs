@@ -31,7 +31,8 @@ Ranks:
       --nodes N          machines, each with as many ranks (1)
       --node-rank I      which of them this is, from 0
       --rendezvous ADDR  where rank 0 listens: tcp:HOST:PORT, tcp:HOST:FIRST-LAST; a private socket unless
-                         there are several machines
+                         there are several machines. Behind a comma, where to look for a rank on
+                         another machine that has taken over: tcp:node-a:29400,tcp:node-b:29400
       --secret-file FILE the job's secret, the same on all machines; a fresh one unless there are several
       --job NAME         what to call the job
       --interface IF     network interface for the rendezvous (NCCL_RUN_INTERFACE) and NCCL
@@ -48,7 +49,10 @@ Output:
 The end:
       --linger TIME      how long others may go on after a rank failed (1s)
       --grace TIME       how long ranks may take to end before they are killed (5s)
-      --restarts N       start all ranks again, as the next epoch, at most so often (0)
+      --restarts N       start ranks again after a failure, at most so often (0)
+      --restart WHICH    which of them: all, as the next epoch (unless said otherwise), or failed: that rank
+                         alone, while the others run, for programs that go on and take it in
+                         (World::next_epoch and World::rejoin; NCCL_RUN_RESTARTED=1 tells it)
   -h, --help             this
   -V, --version          the version
 
@@ -65,6 +69,14 @@ pub(crate) enum Asked {
     Run(Box<Options>),
     /// This text.
     Print(String),
+}
+
+/// Which ranks are started again after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restart {
+    All,
+    /// That which failed, while the others run.
+    Failed,
 }
 
 /// A command line that makes sense.
@@ -85,9 +97,10 @@ pub(crate) struct Options {
     pub(crate) nccl_debug: Option<PathBuf>,
     pub(crate) record: Option<PathBuf>,
     tail: usize,
-    linger: Duration,
+    pub(crate) linger: Duration,
     pub(crate) grace: Duration,
     pub(crate) restarts: u32,
+    pub(crate) restart: Restart,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
 }
@@ -103,7 +116,8 @@ impl Options {
             .among(self.ranks * self.nodes, self.ranks * self.node_rank)
             .stderr_tail(self.tail)
             .linger(self.linger)
-            .grace(self.grace);
+            .grace(self.grace)
+            .keep_others(self.restart == Restart::Failed);
         if let Some(address) = &self.rendezvous {
             builder = builder.rendezvous(address);
         }
@@ -146,6 +160,7 @@ pub(crate) fn parse(
     let mut ranks = None;
     let mut one_gpu_each = false;
     let mut node_rank = None;
+    let mut restart_is_said = false;
     let mut options = Options {
         ranks: 0,
         nodes: 1,
@@ -165,6 +180,7 @@ pub(crate) fn parse(
         linger: Duration::from_secs(1),
         grace: Duration::from_secs(5),
         restarts: 0,
+        restart: Restart::All,
         program: OsString::new(),
         arguments: Vec::new(),
     };
@@ -222,6 +238,18 @@ pub(crate) fn parse(
                 let restarts = count(name, &text()?, 0)?;
                 options.restarts = u32::try_from(restarts).unwrap_or(u32::MAX);
             }
+            "--restart" => {
+                options.restart = match text()?.as_str() {
+                    "all" => Restart::All,
+                    "failed" => Restart::Failed,
+                    other => {
+                        return Err(format!(
+                            "--restart {other}: all ranks, or failed, for that rank alone"
+                        ));
+                    }
+                };
+                restart_is_said = true;
+            }
             _ => return Err(hint(format!("{name} is not an option"))),
         }
     }
@@ -234,6 +262,11 @@ pub(crate) fn parse(
         return Err(format!(
             "both NCCL_RUN_SECRET and NCCL_RUN_SECRET_FILE={} are set: leave one",
             path.display()
+        ));
+    }
+    if restart_is_said && options.restarts == 0 {
+        return Err(String::from(
+            "--restart says which ranks are started again, and --restarts N how often at most: say both",
         ));
     }
     if !options.prefix && options.tag_time {
@@ -326,6 +359,10 @@ fn time(name: &str, text: &str) -> Result<Duration, String> {
 
 /// Whether ranks can read the address; whether it is there they find out.
 fn check_address(address: &str) -> Result<(), String> {
+    if let Some(at) = address.rfind(",tcp:").max(address.rfind(",unix:")) {
+        check_address(&address[..at])?;
+        return check_address(&address[at + 1..]);
+    }
     let fine = match address.split_once(':') {
         Some(("unix", path)) => !path.is_empty() && path != "@",
         Some(("tcp", place)) => place.rsplit_once(':').is_some_and(|(host, ports)| {

@@ -4,6 +4,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use super::super::exit::Signal;
+use super::super::control::Control;
 use super::{KILL, Watcher};
 use crate::error::{Error, Result};
 
@@ -46,8 +47,10 @@ impl Watcher {
                 None => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
                     self.epoch += 1;
-                    self.attend();
-                    let started = self.start(rank).map(|()| self.epoch);
+                    let doors = self.control.as_ref().map(Control::doors);
+                    let doors = doors.unwrap_or_default();
+                    self.attend(Some(&doors));
+                    let started = self.start(rank, Some(&doors)).map(|()| self.epoch);
                     let _ = reply.map(|reply| reply.send(started));
                 }
                 Some(running) if restart.until <= now && !restart.killed => {

@@ -277,6 +277,7 @@ impl Rendezvous {
             ))
         })?;
         rendezvous.others = others;
+        rendezvous.restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
         rendezvous.job = job(launch.job_name(&get), &get)?;
         rendezvous.said = launch.said(&get);
         if let Some(said) = &rendezvous.said {

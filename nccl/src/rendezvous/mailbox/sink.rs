@@ -84,6 +84,7 @@ impl Mailbox {
             }
             // What others are told, and what the reader of the connection answers.
             Push::Size(_)
+            | Push::GoesOn(_)
             | Push::Member(_)
             | Push::Invited { .. }
             | Push::Ping(_)

@@ -95,6 +95,8 @@ impl Mailbox {
         let mut state = lock(&self.state);
         state.watched = false;
         state.suspects.clear();
+        // They ask its successor once more.
+        state.newcomers = 0;
         let coordinator = state.coordinator();
         let State {
             waiting, lasting, ..

@@ -383,6 +383,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         ("watched", Push::Watched(true).encode()),
         ("size", Push::Size(4).encode()),
+        ("goes-on", Push::GoesOn(3).encode()),
         (
             "member",
             Push::Member(Known {

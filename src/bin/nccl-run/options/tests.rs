@@ -34,6 +34,21 @@ fn several_nodes_are_told_apart() {
 }
 
 #[test]
+fn there_may_be_several_meeting_places() {
+    for places in ["tcp:a:1,tcp:b:2-3,tcp:[::1]:4", "unix:/a,b"] {
+        options(&format!("-n 1 --rendezvous {places} p"));
+    }
+}
+
+#[test]
+fn ranks_are_restarted_all_together_or_alone() {
+    let restart = |line| options(line).restart;
+    assert_eq!(restart("-n 1 --restarts 2 p"), Restart::All);
+    assert_eq!(restart("-n 1 --restarts 2 --restart all p"), Restart::All);
+    assert_eq!(restart("-n 1 --restarts 2 --restart failed p"), Restart::Failed);
+}
+
+#[test]
 fn times_are_read_in_every_unit() {
     for (text, expected) in [
         ("500ms", 500),
@@ -58,6 +73,15 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
         ("-n", &["-n needs a value"]),
         ("--frobnicate prog", &["--frobnicate", "--help"]),
         ("-n 1 --grace soon prog", &["--grace soon", "5s"]),
+        (
+            "-n 1 --restarts 2 --restart some prog",
+            &["--restart some", "all", "failed"],
+        ),
+        ("-n 1 --restart failed prog", &["--restarts N"]),
+        (
+            "-n 1 --rendezvous tcp:a:1,tcp:b prog",
+            &["--rendezvous tcp:b", "tcp:HOST:PORT"],
+        ),
         ("-n 1 --grace -3s prog", &["--grace -3s", "5s"]),
         ("-n 1 --nodes 2 prog", &["--node-rank 0 to 1"]),
         (
