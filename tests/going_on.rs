@@ -256,6 +256,8 @@ struct Lines {
     child: std::process::Child,
     lines: std::sync::mpsc::Receiver<String>,
     all: Vec<String>,
+    /// How many of them were looked at for each rank.
+    heard: [usize; 4],
 }
 
 impl Lines {
@@ -272,36 +274,47 @@ impl Lines {
         let also = said.clone();
         std::thread::spawn(move || {
             let lines = std::io::BufReader::new(stdout).lines();
-            lines.map_while(Result::ok).all(|line| said.send(line).is_ok())
+            lines
+                .map_while(Result::ok)
+                .all(|line| said.send(line).is_ok())
         });
         std::thread::spawn(move || {
             let lines = std::io::BufReader::new(stderr).lines();
-            lines.map_while(Result::ok).all(|line| also.send(line).is_ok())
+            lines
+                .map_while(Result::ok)
+                .all(|line| also.send(line).is_ok())
         });
         Self {
             child,
             lines,
             all: Vec::new(),
+            heard: [0; 4],
         }
     }
 
-    /// What each of these ranks says next behind `words`.
+    /// What each of these ranks says behind `words`, from where it was heard last.
     fn all_say(&mut self, ranks: &[usize], words: &str) -> Vec<String> {
-        let mut said = vec![None; ranks.len()];
         let deadline = Instant::now() + 2 * LIMIT;
-        while said.iter().any(Option::is_none) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left);
-            let line = line.unwrap_or_else(|_| {
-                panic!("{words:?} of {ranks:?}: {said:?}\n{}", self.all.join("\n"))
+        let mut said = Vec::new();
+        for &rank in ranks {
+            let words = format!("[{rank}] {words}");
+            said.push(loop {
+                if self.heard[rank] == self.all.len() {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let line = self.lines.recv_timeout(left);
+                    let line = line.unwrap_or_else(|_| {
+                        panic!("{words:?} is not said:\n{}", self.all.join("\n"))
+                    });
+                    self.all.push(line);
+                }
+                let line = &self.all[self.heard[rank]];
+                self.heard[rank] += 1;
+                if let Some(rest) = line.strip_prefix(&words) {
+                    break rest.to_owned();
+                }
             });
-            for (said, rank) in said.iter_mut().zip(ranks) {
-                let rest = line.strip_prefix(&format!("[{rank}] {words}"));
-                *said = said.take().or(rest.map(str::to_owned));
-            }
-            self.all.push(line);
         }
-        said.into_iter().flatten().collect()
+        said
     }
 }
 
@@ -337,29 +350,48 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
         // Rank 0 coordinates, then another; after that, those come round who coordinate by then.
         let victim = [0, 2, 1, 3][round % 4];
         let others: Vec<usize> = all.into_iter().filter(|rank| *rank != victim).collect();
+        // By then nccl-run has come along.
+        std::thread::sleep(Duration::from_millis(300));
         let begun = Instant::now();
-        let pid = pids[victim].parse().ok().and_then(rustix::process::Pid::from_raw);
+        let pid = pids[victim]
+            .parse()
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         rustix::process::kill_process(pid.expect("a process"), rustix::process::Signal::KILL)
             .expect("it runs");
-        let gone = run.all_say(&others, "rank ");
-        for said in gone {
+        for said in run.all_say(&others, "rank ") {
             assert!(said.contains("killed by SIGKILL"), "round {round}: {said}");
         }
-        run.all_say(&others, "right: 3 ranks");
+        // Without it, or with it already, should it be there before they have agreed.
+        run.all_say(&others, "right: ");
         let took = begun.elapsed();
         assert!(took < SOON, "round {round}: {took:?}");
         let again = run.all_say(&[victim], "process ");
         assert_ne!(again[0], pids[victim]);
         pids[victim].clone_from(&again[0]);
         let at_work = run.all_say(&all, "at work: 4 ranks in epoch ");
-        println!("round {round}: without rank {victim} after {took:?}, with it after {:?}", begun.elapsed());
+        println!(
+            "round {round}: without rank {victim} after {took:?}, with it after {:?}",
+            begun.elapsed()
+        );
         let numbers: Vec<u64> = at_work
             .iter()
-            .map(|said| said.split(',').next().and_then(|n| n.parse().ok()).expect("an epoch"))
+            .map(|said| {
+                said.split(',')
+                    .next()
+                    .and_then(|n| n.parse().ok())
+                    .expect("an epoch")
+            })
             .collect();
-        assert!(numbers.iter().all(|n| *n == numbers[0] && *n > epoch), "{numbers:?}");
+        assert!(
+            numbers.iter().all(|n| *n == numbers[0] && *n > epoch),
+            "{numbers:?}"
+        );
         epoch = numbers[0];
-        let says = run.all.iter().filter(|line| line.contains("started again alone"));
+        let says = run
+            .all
+            .iter()
+            .filter(|line| line.contains("started again alone"));
         assert_eq!(says.count(), round + 1);
     }
     let text = run.all.join("\n");

@@ -14,43 +14,57 @@ use crate::rendezvous::{Observer, Rendezvous};
 /// the word.
 pub(super) const PATIENCE: Duration = Duration::from_millis(60);
 
-/// The connection to the world of one epoch.
+/// The connection to the world.
 pub(super) struct Control {
-    observer: Observer,
+    /// The last is the newest. One goes on with the ranks to their next epochs; but those who survive may as well
+    /// leave their world, and meet the rank that was started again in another.
+    observers: Vec<Observer>,
 }
 
 impl Control {
     /// Looks for the world in the background, as long as it takes: when ranks join is up to them.
-    /// After a rank was started again alone, the ranks of the world are told apart by their processes.
-    pub(super) fn start(
-        environment: &Environment,
-        epoch: u64,
-        alone: Option<&[String]>,
-    ) -> Option<Self> {
-        let place = rendezvous_at(environment, epoch, alone);
+    pub(super) fn start(environment: &Environment, epoch: u64) -> Self {
+        let mut control = Self {
+            observers: Vec::new(),
+        };
+        let place = rendezvous(environment, epoch);
+        control.look(place.and_then(|place| Observer::start(place.timeout(Duration::MAX))));
+        control
+    }
+
+    /// A rank is started again alone, as attempt `epoch`, by somebody who knows where others listen. From now on, the
+    /// ranks of the world are told apart by their processes.
+    pub(super) fn start_again(&mut self, environment: &Environment, epoch: u64, doors: &[String]) {
+        let last = self.observers.pop();
+        self.observers.clear();
+        self.observers
+            .extend(last.filter(|observer| observer.snapshot().ended.is_none()));
+        let place = rendezvous_at(environment, epoch, Some(doors));
         let place = place.map(|place| place.timeout(Duration::MAX));
-        let started = place.and_then(|place| match alone {
-            Some(_) => Observer::start_by_process(place),
-            None => Observer::start(place),
-        });
+        self.look(place.and_then(Observer::start_by_process));
+    }
+
+    fn look(&mut self, started: Result<Observer>) {
         match started {
-            Ok(observer) => Some(Self { observer }),
+            Ok(observer) => self.observers.push(observer),
             Err(error) => {
                 // The ranks get the same error, if they care for a world at all.
                 tracing::debug!(name: "nccl.launch.alone", target: "nccl", "the ranks are not told how others end: {error}");
-                None
             }
         }
     }
 
     /// Where the ranks listen that are there.
     pub(super) fn doors(&self) -> Vec<String> {
-        self.observer.doors()
+        let doors = self.observers.iter().map(Observer::doors);
+        doors.max_by_key(Vec::len).unwrap_or_default()
     }
 
     /// This process will say how that process of the rank ends.
     pub(super) fn started(&self, rank: usize, pid: u32) {
-        let _ = self.observer.rank_started(rank, pid);
+        for observer in &self.observers {
+            let _ = observer.rank_started(rank, pid);
+        }
     }
 
     /// Says how it ended, unless it is too early for that.
@@ -58,9 +72,9 @@ impl Control {
         let Some((how, said)) = running.word(now) else {
             return;
         };
-        let _ = self
-            .observer
-            .rank_ended(running.rank(), running.id(), &how, &said);
+        for observer in &self.observers {
+            let _ = observer.rank_ended(running.rank(), running.id(), &how, &said);
+        }
     }
 }
 

@@ -197,10 +197,19 @@ mod tests {
             let (_, value) = set.into_iter().find(|(key, _)| *key == name)?;
             value?.into_string().ok()
         };
-        let doors = [String::from("tcp:10.0.0.6:31001"), String::from("tcp:10.0.0.6:31002")];
+        let doors = [
+            String::from("tcp:10.0.0.6:31001"),
+            String::from("tcp:10.0.0.6:31002"),
+        ];
         let places = "tcp:10.0.0.5:29400,tcp:10.0.0.6:31001,tcp:10.0.0.6:31002";
-        assert_eq!(get(Some(&doors), "NCCL_RUN_RENDEZVOUS").as_deref(), Some(places));
-        assert_eq!(get(Some(&doors), "NCCL_RUN_RESTARTED").as_deref(), Some("1"));
+        assert_eq!(
+            get(Some(&doors), "NCCL_RUN_RENDEZVOUS").as_deref(),
+            Some(places)
+        );
+        assert_eq!(
+            get(Some(&doors), "NCCL_RUN_RESTARTED").as_deref(),
+            Some("1")
+        );
         assert_eq!(get(None, "NCCL_RUN_RESTARTED"), None);
     }
 

@@ -149,7 +149,7 @@ impl Watcher {
 
     /// Starts every rank, or none.
     pub(super) fn start_all(&mut self) -> Result<()> {
-        self.attend(None);
+        self.attend();
         for rank in self.ranks() {
             if let Err(error) = self.start(rank, None) {
                 self.abandon();
@@ -160,15 +160,10 @@ impl Watcher {
     }
 
     /// Takes part in the world of this epoch, and no more in that of the last one.
-    fn attend(&mut self, alone: Option<&[String]>) {
+    fn attend(&mut self) {
         // First: it may stand in for a rank 0 that is gone, at the place of the one that will come.
         self.control = None;
-        self.control = Control::start(&self.plan.environment, self.epoch, alone);
-        if let Some(control) = &self.control {
-            for running in self.running.values() {
-                control.started(running.rank(), running.id());
-            }
-        }
+        self.control = Some(Control::start(&self.plan.environment, self.epoch));
     }
 
     fn start(&mut self, rank: usize, alone: Option<&[String]>) -> Result<()> {

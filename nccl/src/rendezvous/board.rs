@@ -212,8 +212,8 @@ impl Board {
     /// The rank whose process this is, under the kernel at which the number was seen.
     pub(super) fn rank_of(&self, pid: u64, kernel: &str) -> Option<usize> {
         let known = self.ranks.iter().map(|seen| &seen.known);
-        let mut its =
-            known.filter(|known| known.phase.is_some() && known.pid == pid && known.kernel == kernel);
+        let mut its = known
+            .filter(|known| known.phase.is_some() && known.pid == pid && known.kernel == kernel);
         its.next().map(|known| known.rank)
     }
 

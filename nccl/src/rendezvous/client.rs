@@ -224,8 +224,7 @@ pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
         ..
     } = rendezvous;
     let deadline = deadline_after(timeout);
-    let Met { connection, .. } =
-        meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
+    let Met { connection, .. } = meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
     connection.enqueue(Request::Fail { chain }.encode(0));
     connection
         .drain(deadline)
@@ -313,7 +312,9 @@ pub(super) fn attempt(
             })
         }
         Ok(Greeted::No(Refusal::Follows { rank, at, why })) => Tried::Follows { rank, at, why },
-        Ok(Greeted::No(Refusal::Later(why))) => Tried::NotYet(io::Error::other(why.clone()), Some(why)),
+        Ok(Greeted::No(Refusal::Later(why))) => {
+            Tried::NotYet(io::Error::other(why.clone()), Some(why))
+        }
         Ok(Greeted::No(Refusal::Elsewhere(why))) if several => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
         }
@@ -329,12 +330,7 @@ pub(super) fn attempt(
 }
 
 /// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
-fn meet(
-    address: &Address,
-    job: &Job,
-    claim: Claim,
-    deadline: Instant,
-) -> Result<Met> {
+fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant) -> Result<Met> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
     // Routers that refuse do so now and then only, and are silent in between.

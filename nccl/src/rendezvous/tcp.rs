@@ -73,9 +73,8 @@ impl Place {
     /// Whether its host is this one.
     pub(super) fn is_here(&self) -> bool {
         let own = interface::own().unwrap_or_default();
-        let here = |at: &SocketAddr| {
-            at.ip().is_loopback() || own.iter().any(|own| own.address == at.ip())
-        };
+        let here =
+            |at: &SocketAddr| at.ip().is_loopback() || own.iter().any(|own| own.address == at.ip());
         resolve(&self.host, 0).is_ok_and(|resolved| resolved.iter().any(here))
     }
 

@@ -181,7 +181,8 @@ impl World {
                 place::listen_beside(&address, beside, connection.fd()).map_err(alone)?;
             let hub = Hub::dormant(world_size, rank, job.epoch, Arc::clone(&mailbox));
             let on_word = move |how: &str| coming.rank_0_ended(how);
-            let server = Server::beside(listener, rank, hub, job, places, on_word).map_err(alone)?;
+            let server =
+                Server::beside(listener, rank, hub, job, places, on_word).map_err(alone)?;
             at = server.at().to_owned();
             Link::Elsewhere {
                 connection,

@@ -119,7 +119,12 @@ fn run(options: Options) -> Result<u8, Failed> {
             Restart::All => fleet.wait(),
             Restart::Failed => {
                 let told_to_end = || signals.told_to_end();
-                restarts::one_by_one(&fleet, std::mem::take(&mut left), options.linger, told_to_end)
+                restarts::one_by_one(
+                    &fleet,
+                    std::mem::take(&mut left),
+                    options.linger,
+                    told_to_end,
+                )
             }
         };
         if !report.is_success() {

@@ -4,7 +4,6 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use super::super::exit::Signal;
-use super::super::control::Control;
 use super::{KILL, Watcher};
 use crate::error::{Error, Result};
 
@@ -37,6 +36,19 @@ impl Watcher {
         self.restarts.insert(rank, restart);
     }
 
+    /// Takes part in the world to which the rank will belong that is started again. Where the others listen.
+    fn attend_again(&mut self) -> Vec<String> {
+        let Some(control) = &mut self.control else {
+            return Vec::new();
+        };
+        let doors = control.doors();
+        control.start_again(&self.plan.environment, self.epoch, &doors);
+        for running in self.running.values() {
+            control.started(running.rank(), running.id());
+        }
+        doors
+    }
+
     pub(super) fn advance_restarts(&mut self, now: Instant) {
         let ranks: Vec<usize> = self.restarts.keys().copied().collect();
         for rank in ranks {
@@ -47,9 +59,7 @@ impl Watcher {
                 None => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
                     self.epoch += 1;
-                    let doors = self.control.as_ref().map(Control::doors);
-                    let doors = doors.unwrap_or_default();
-                    self.attend(Some(&doors));
+                    let doors = self.attend_again();
                     let started = self.start(rank, Some(&doors)).map(|()| self.epoch);
                     let _ = reply.map(|reply| reply.send(started));
                 }

@@ -41,7 +41,9 @@ pub(in crate::rendezvous) fn places(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let list = rest?;
-        let ends = [",tcp:", ",unix:"].into_iter().filter_map(|end| list.find(end));
+        let ends = [",tcp:", ",unix:"]
+            .into_iter()
+            .filter_map(|end| list.find(end));
         match ends.min() {
             Some(at) => {
                 rest = Some(&list[at + 1..]);

@@ -209,7 +209,10 @@ fn a_side_that_may_not_decide_lets_nobody_in() {
     }
     let error = World::rejoin(meet(1).timeout(Duration::from_millis(300))).unwrap_err();
     let error = error.to_string();
-    assert!(error.contains("does not hear the others any more"), "{error}");
+    assert!(
+        error.contains("does not hear the others any more"),
+        "{error}"
+    );
     assert!(worlds[0].next_epoch(Duration::from_millis(200)).is_err());
 }
 
@@ -218,7 +221,12 @@ fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
     let soon = Duration::from_millis(200);
     let one = rendezvous("nobody", 0, 2).timeout(soon).job("job-7");
     let error = World::rejoin(one.clone()).unwrap_err().to_string();
-    for words in ["nccl-nobody-", "job-7", "has it been started", "NCCL_RUN_RENDEZVOUS"] {
+    for words in [
+        "nccl-nobody-",
+        "job-7",
+        "has it been started",
+        "NCCL_RUN_RENDEZVOUS",
+    ] {
         assert!(error.contains(words), "{error}");
     }
     let several = one.or_at("unix:@nccl-nobody-else").unwrap();

@@ -45,7 +45,10 @@ fn ranks_are_restarted_all_together_or_alone() {
     let restart = |line| options(line).restart;
     assert_eq!(restart("-n 1 --restarts 2 p"), Restart::All);
     assert_eq!(restart("-n 1 --restarts 2 --restart all p"), Restart::All);
-    assert_eq!(restart("-n 1 --restarts 2 --restart failed p"), Restart::Failed);
+    assert_eq!(
+        restart("-n 1 --restarts 2 --restart failed p"),
+        Restart::Failed
+    );
 }
 
 #[test]
