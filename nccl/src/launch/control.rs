@@ -37,8 +37,7 @@ impl Control {
     pub(super) fn start_again(&mut self, environment: &Environment, epoch: u64, doors: &[String]) {
         let last = self.observers.pop();
         self.observers.clear();
-        self.observers
-            .extend(last.filter(|observer| observer.snapshot().ended.is_none()));
+        self.observers.extend(last.filter(Observer::is_on));
         let place = rendezvous_at(environment, epoch, Some(doors));
         let place = place.map(|place| place.timeout(Duration::MAX));
         self.look(place.and_then(Observer::start_by_process));

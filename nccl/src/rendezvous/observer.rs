@@ -275,6 +275,12 @@ impl Observer {
 }
 
 impl Observer {
+    /// Whether it has found the world, and has not lost it for good.
+    pub(crate) fn is_on(&self) -> bool {
+        let state = lock(&self.shared.state);
+        state.was_there && state.board.ended().is_none()
+    }
+
     /// Where somebody who is new may ask for the one that coordinates.
     pub(crate) fn doors(&self) -> Vec<String> {
         lock(&self.shared.state).doors()
