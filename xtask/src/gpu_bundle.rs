@@ -29,47 +29,70 @@ use crate::header::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
 
+/// The package whose tests and programs these are.
+const PACKAGE: &str = "nccl-tools";
 /// The most that a bundle may weigh in bytes.
 const LIMIT: u64 = 60 << 20;
 /// Compute capability, times ten, of the GPU: H100 and H200.
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Tests, examples and benches that stay here, and why.
-const LEFT_OUT: &[(&str, &str)] = &[
-    ("compile_fail", "it runs the compiler"),
-    ("gpu_check", "it tests the check itself"),
-    ("support_itself", "it tests the helpers of the other tests"),
-    ("all_to_all_perf", "it runs on the emulator wherever it is"),
-    ("before_nccl", "it fails before NCCL is asked"),
-    ("channel", "it needs no GPU"),
-    ("doctor", "it needs no GPU"),
+/// Tests, examples and benches that stay here, and why. They are not built either.
+const LEFT_OUT: &[(&str, &str, &str)] = &[
+    ("bench", "channel", "it needs no GPU"),
     (
+        "bench",
         "faults",
         "it measures how soon ranks hear, and needs no GPU",
     ),
-    ("launch", "it needs no GPU"),
-    ("nccl_run", "it needs no GPU"),
-    ("metrics", "it shows what tests look at"),
-    ("observer", "it needs no GPU"),
-    ("opentelemetry", "it shows what tests look at"),
-    ("preflight", "it needs no GPU"),
-    ("rendezvous", "it needs no GPU"),
-    ("start_up_faults", "it needs no GPU"),
-    ("fault_matrix", "its faults are the emulator's"),
-    ("going_on", "it starts an example, which is not taken along"),
-    ("hangs", "its hangs are the emulator's"),
+    ("bench", "rendezvous", "it needs no GPU"),
+    ("example", "going_on", "it needs no GPU"),
+    ("example", "metrics", "it shows what tests look at"),
+    ("example", "opentelemetry", "it shows what tests look at"),
     (
+        "example",
+        "overhead_instructions",
+        "it counts what the emulator makes of it",
+    ),
+    ("example", "root_cause", "it needs no GPU"),
+    (
+        "test",
+        "all_to_all_perf",
+        "it runs on the emulator wherever it is",
+    ),
+    ("test", "before_nccl", "it fails before NCCL is asked"),
+    ("test", "compile_fail", "it runs the compiler"),
+    ("test", "doctor", "it needs no GPU"),
+    ("test", "fault_matrix", "its faults are the emulator's"),
+    (
+        "test",
+        "going_on",
+        "it starts an example, which is not taken along",
+    ),
+    ("test", "gpu_check", "it tests the check itself"),
+    ("test", "hangs", "its hangs are the emulator's"),
+    (
+        "test",
         "kill_switch",
         "tests that are there already, in the mode of launch_modes",
     ),
-    ("observability", "it reads the sources"),
-    ("recordings", "it needs no GPU"),
-    ("root_cause", "it needs no GPU"),
-    ("send_sync", "it has done its work when it is built"),
-    ("spawn", "it needs no GPU"),
-    ("succession", "it needs no GPU"),
-    ("watchdog", "its hangs are the emulator's"),
+    ("test", "launch", "it needs no GPU"),
+    ("test", "nccl_run", "it needs no GPU"),
+    ("test", "observability", "it reads the sources"),
+    ("test", "observer", "it needs no GPU"),
+    ("test", "preflight", "it needs no GPU"),
+    ("test", "recordings", "it needs no GPU"),
+    ("test", "rendezvous", "it needs no GPU"),
+    ("test", "send_sync", "it has done its work when it is built"),
+    ("test", "spawn", "it needs no GPU"),
+    ("test", "start_up_faults", "it needs no GPU"),
+    ("test", "succession", "it needs no GPU"),
+    (
+        "test",
+        "support_itself",
+        "it tests the helpers of the other tests",
+    ),
+    ("test", "watchdog", "its hangs are the emulator's"),
 ];
 
 /// What a bundle is made with.
@@ -191,7 +214,7 @@ fn bundle(options: &Options) -> Result {
         "examples": names(&artifacts, "example"),
         "benches": names(&artifacts, "bench"),
         "nccl_tests": options.nccl_tests.as_deref().map(commit_of),
-        "tests_left_out": LEFT_OUT.iter().copied().collect::<BTreeMap<_, _>>(),
+        "left_out": left_out(),
     });
     fs::write(
         out.join("bundle.json"),
@@ -215,6 +238,15 @@ fn bundle(options: &Options) -> Result {
     Ok(())
 }
 
+/// What stays here and why, by kind.
+fn left_out() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
+    let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
+    for &(kind, name, why) in LEFT_OUT {
+        all.entry(kind).or_default().insert(name, why);
+    }
+    all
+}
+
 /// An executable that cargo built.
 struct Artifact {
     kind: String,
@@ -227,11 +259,49 @@ fn names<'a>(artifacts: &'a [Artifact], kind: &str) -> Vec<&'a str> {
     of_kind.map(|artifact| &*artifact.name).collect()
 }
 
-/// Builds the root package's executables for release.
-fn build() -> Result<Vec<Artifact>> {
+/// What of the root package goes along: kind and name of each.
+fn wanted() -> Result<Vec<(String, String)>> {
     let mut command = cargo();
-    command.args(["build", "--release", "--package", "nccl-tools"]);
-    command.args(["--bins", "--tests", "--examples", "--benches"]);
+    command.args(["metadata", "--no-deps", "--format-version", "1"]);
+    let metadata: Value = serde_json::from_str(&workspace::output(&mut command)?)?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let mut own = packages.filter(|package| package["name"] == PACKAGE);
+    let targets = own.next().and_then(|package| package["targets"].as_array());
+    let targets = targets.ok_or_else(|| format!("cargo knows no package {PACKAGE}"))?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all: Vec<_> = targets
+        .iter()
+        .map(|target| (text(&target["kind"][0]), text(&target["name"])))
+        .collect();
+    chosen(&all)
+}
+
+/// Those of all targets that go along.
+fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
+    let is = |(kind, name): &(String, String), left: &(&str, &str, &str)| {
+        (kind.as_str(), name.as_str()) == (left.0, left.1)
+    };
+    if let Some((kind, name, _)) = LEFT_OUT
+        .iter()
+        .find(|left| !all.iter().any(|target| is(target, left)))
+    {
+        return Err(format!("there is no {kind} {name} to be left out").into());
+    }
+    let runs = |kind: &str| ["bin", "test", "example", "bench"].contains(&kind);
+    let goes = all
+        .iter()
+        .filter(|target| runs(&target.0) && !LEFT_OUT.iter().any(|left| is(target, left)));
+    Ok(goes.cloned().collect())
+}
+
+/// Builds for release what goes along, and nothing else.
+fn build() -> Result<Vec<Artifact>> {
+    let wanted = wanted()?;
+    let mut command = cargo();
+    command.args(["build", "--release", "--package", PACKAGE]);
+    for (kind, name) in &wanted {
+        command.arg(format!("--{kind}={name}"));
+    }
     command.arg("--message-format=json-render-diagnostics");
     let output = command
         .stdin(Stdio::null())
@@ -245,20 +315,24 @@ fn build() -> Result<Vec<Artifact>> {
     for line in String::from_utf8(output.stdout)?.lines() {
         let message: Value = serde_json::from_str(line)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let kind = text(&message["target"]["kind"][0]);
-        let name = text(&message["target"]["name"]);
+        let target = (
+            text(&message["target"]["kind"][0]),
+            text(&message["target"]["name"]),
+        );
         let path = text(&message["executable"]);
-        // Libraries and programs have unit tests, too; they have nothing to do with GPUs.
-        let is_unit_test =
-            message["profile"]["test"] == true && !["test", "bench"].contains(&&*kind);
-        let stays = kind != "bin" && LEFT_OUT.iter().any(|&(left, _)| left == name);
-        if message["reason"] == "compiler-artifact" && !path.is_empty() && !is_unit_test && !stays {
-            let path = path.into();
+        // Programs come along with tests, whether or not they were asked for.
+        if message["reason"] == "compiler-artifact" && !path.is_empty() && wanted.contains(&target)
+        {
+            let (path, (kind, name)) = (path.into(), target);
             artifacts.push(Artifact { kind, name, path });
         }
     }
     artifacts.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
     artifacts.dedup_by(|a, b| (&a.kind, &a.name) == (&b.kind, &b.name));
+    if artifacts.len() != wanted.len() {
+        let (made, asked) = (artifacts.len(), wanted.len());
+        return Err(format!("cargo made {made} of {asked} programs").into());
+    }
     Ok(artifacts)
 }
 
@@ -382,6 +456,24 @@ fn commit_of(directory: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_out_is_a_kind_and_a_name_and_its_namesakes_go_along() {
+        let own = |(kind, name): &(&str, &str)| ((*kind).to_owned(), (*name).to_owned());
+        let mut all: Vec<_> = LEFT_OUT.iter().map(|left| own(&(left.0, left.1))).collect();
+        assert!(chosen(&all).unwrap().is_empty());
+        all.extend(
+            [("lib", "all_to_all_perf"), ("example", "all_to_all_perf")]
+                .iter()
+                .map(own),
+        );
+        let [benchmark] = &chosen(&all).unwrap()[..] else {
+            panic!("one program");
+        };
+        assert_eq!(*benchmark, own(&("example", "all_to_all_perf")));
+        let error = chosen(&all[1..]).unwrap_err().to_string();
+        assert!(error.contains("there is no bench channel"), "{error}");
+    }
 
     #[test]
     fn versions_of_glibc_are_compared_as_numbers() {
