@@ -9,7 +9,8 @@
 //! In every state, ranks that can reach each other and are more than half of those alive have heard the
 //! same, as far as they have heard, and nothing twice; the first of it is their verdict. In every state from
 //! which nothing happens any more, each of them has one; and whoever cannot reach more than half of those that
-//! may live, for all that it knows, knows that it is cut off.
+//! may live, for all that it knows, knows that it is cut off. Somebody who is new is then let in by one rank at most,
+//! and by one of that majority where there is one.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -421,9 +422,22 @@ impl World {
         Ok(())
     }
 
+    /// Who lets somebody in who is new, by the rule of the doors.
+    fn admitting(&self) -> Vec<usize> {
+        let admits = |rank: &usize| self.takes_part(*rank) && self.leads(*rank);
+        (0..RANKS).filter(admits).collect()
+    }
+
     /// What must be so when nothing happens any more.
     fn check_end(&self, plan: &Plan) -> Result<(), String> {
         let majority = self.majority();
+        let admitting = self.admitting();
+        let is_elsewhere = |rank: &usize| !majority.is_empty() && !majority.contains(rank);
+        if admitting.len() > 1 || admitting.iter().any(is_elsewhere) {
+            return Err(format!(
+                "ranks {admitting:?} let newcomers in, and {majority:?} are the majority"
+            ));
+        }
         let dead = self.deaths < plan.deaths;
         let something = plan.cut.is_some() || !plan.faults.is_empty() || dead;
         for rank in (0..RANKS).filter(|rank| self.nodes[*rank].alive) {
