@@ -29,6 +29,21 @@ pub struct ErrorReport {
 }
 
 /// An [`Operation`](crate::Operation) in plain values.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// comm.abort("an example")?;
+/// let error = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).unwrap_err();
+/// let operation: nccl::ReportedOperation = error.report().operation.expect("it was in one");
+/// assert_eq!((&*operation.kind, operation.world_size), ("all_reduce", 1));
+/// assert!(serde_json::to_string(&operation)?.contains("\"communicator\":\"demo\""));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReportedOperation {

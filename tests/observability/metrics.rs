@@ -49,6 +49,7 @@ fn ranks_work(world: World) -> Outcome {
     let names = listed.iter().filter_map(|row| quoted(row[0]).next());
     let listed: BTreeSet<String> = names.map(str::to_owned).collect();
     assert_eq!(exported, listed, "{text}");
+    values_are_those_of_the_page(&text);
     for expected in [
         r#"nccl_ops_total{comm="observed/metrics",op="all_reduce"} 8"#,
         r#"nccl_bytes_total{comm="observed/metrics",op="all_reduce"} 128"#,
@@ -63,6 +64,70 @@ fn ranks_work(world: World) -> Outcome {
     }
     Ok(())
 }
+
+/// The values of labels that can be listed: all that are exported stand in the row of their metric, and all that stand
+/// there are exported, where that is not up to what happens.
+fn values_are_those_of_the_page(text: &str) {
+    let exported = |metric: &str, label: &str| -> BTreeSet<String> {
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with(&format!("{metric}{{")));
+        let value = |line: &str| {
+            let (_, rest) = line.split_once(&format!("{label}=\""))?;
+            Some(rest.split_once('"')?.0.to_owned())
+        };
+        lines.filter_map(value).collect()
+    };
+    // The last cell says what the values are.
+    let listed = |metric: &str| -> BTreeSet<String> {
+        let rows = rows(metric);
+        let row = rows
+            .iter()
+            .find(|row| quoted(row[0]).next() == Some(metric));
+        let last = row.and_then(|row| row.iter().rev().find(|cell| !cell.trim().is_empty()));
+        let quotes = last.into_iter().flat_map(|cell| quoted(cell));
+        quotes.map(str::to_owned).collect()
+    };
+    for (metric, label) in [
+        ("nccl_faults_total", "class"),
+        ("nccl_aborts_total", "result"),
+        ("nccl_communicators", "state"),
+        ("nccl_world_ranks", "state"),
+    ] {
+        assert_eq!(exported(metric, label), listed(metric), "{metric}: {text}");
+    }
+    // Operations are called as errors call them.
+    for metric in [
+        "nccl_calls_total",
+        "nccl_ops_total",
+        "nccl_bytes_total",
+        "nccl_op_seconds",
+        "nccl_enqueue_seconds",
+    ] {
+        for op in exported(metric, "op") {
+            assert!(OPERATIONS.contains(&&*op), "{metric} has {op:?}");
+        }
+    }
+}
+
+/// As [`OperationKind`] prints them, those that are counted.
+const OPERATIONS: [&str; 15] = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "group",
+    "capture",
+    "replay",
+    "split",
+];
 
 const AGE: &str = "nccl_peer_heartbeat_age_seconds";
 

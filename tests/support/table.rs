@@ -65,3 +65,19 @@ pub fn written_or_same(path: &str, table: &str) {
         differing.join("\n")
     );
 }
+
+/// Compares what is said with what a page quotes in the row that begins with `fault`: where the quote has `…`, anything may
+/// stand.
+pub fn is_as_quoted(page: &str, fault: &str, said: &str) {
+    let row = page
+        .lines()
+        .find(|line| line.starts_with(&format!("| {fault} |")));
+    let quote = row.and_then(|row| row.split('`').nth(1));
+    let quote = quote.unwrap_or_else(|| panic!("the page quotes nothing for {fault:?}"));
+    let mut rest = said;
+    for piece in quote.split('…').map(str::trim) {
+        let at = rest.find(piece);
+        let at = at.unwrap_or_else(|| panic!("{piece:?} is quoted, and this was said: {said}"));
+        rest = &rest[at + piece.len()..];
+    }
+}

@@ -24,8 +24,8 @@ use super::state::State;
 /// How often the coordinator asks.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 
-/// So many questions without an answer make a suspect, at the beat after the last of them: it has been silent
-/// for three seconds at least, or nearly.
+/// So many questions without an answer make a suspect, at the beat after the last of them: it has been silent for two
+/// seconds at least, and for nearly three if it had answered the one before at once.
 const MISSED: u32 = 2;
 
 /// A rank that lives, as far as the kernels know, and is silent.
@@ -347,6 +347,21 @@ mod tests {
         assert_eq!(pulse.hear(at(6)), Turn::Heard(silent));
         assert_eq!(pulse.hear(at(7)), Turn::Same);
         assert_eq!(pulse.beat(at(8), false), Turn::Same);
+    }
+
+    #[test]
+    fn who_spoke_right_before_a_beat_is_suspected_after_two_seconds_and_not_before() {
+        let begun = Instant::now();
+        let at = |millis: u64| begun + Duration::from_millis(millis);
+        for (spoke, silent) in [(1, 2999), (999, 2001)] {
+            let mut pulse = Pulse::new(begun);
+            pulse.hear(at(spoke));
+            for beat in [1000, 2000] {
+                assert_eq!(pulse.beat(at(beat), false), Turn::Same, "{spoke}");
+            }
+            let silent = Turn::Silent(Duration::from_millis(silent));
+            assert_eq!(pulse.beat(at(3000), false), silent, "{spoke}");
+        }
     }
 
     #[test]

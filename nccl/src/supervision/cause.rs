@@ -168,6 +168,13 @@ impl RootCause {
 }
 
 /// In what two ranks differ.
+///
+/// ```
+/// let differs: nccl::Differs = serde_json::from_str("\"data_type\"")?;
+/// assert_eq!(differs, nccl::Differs::DataType);
+/// assert_eq!(differs.to_string(), "data type");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -200,6 +207,19 @@ impl fmt::Display for Differs {
 }
 
 /// What some ranks have, where others have something else.
+///
+/// ```
+/// # fn example(fault: &nccl::Fault) {
+/// if let nccl::RootCause::Mismatch { field, sides, .. } = fault.root() {
+///     for nccl::Side { ranks, value, .. } in sides {
+///         println!("{field} of ranks {ranks:?}: {value}");
+///     }
+/// }
+/// # }
+/// let side: nccl::Side = serde_json::from_str(r#"{"ranks":[1],"value":"f16"}"#)?;
+/// assert_eq!(side.value, "f16");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Side {
@@ -210,6 +230,12 @@ pub struct Side {
 }
 
 /// Something that was, and how long ago it began.
+///
+/// ```
+/// let phase: nccl::Earlier = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
+/// assert_eq!(phase.to_string(), "loading, 1.5 s ago");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Earlier {
@@ -241,6 +267,17 @@ impl fmt::Display for Earlier {
 }
 
 /// How a process ended.
+///
+/// ```
+/// let ending = nccl::Ending::Code(3);
+/// assert_eq!(serde_json::to_string(&ending)?, r#"{"code":3}"#);
+/// # fn example(fault: &nccl::Fault) {
+/// if let nccl::RootCause::Died { ending: Some(nccl::Ending::Signal(9)), .. } = fault.root() {
+///     println!("rank {} was killed", fault.rank());
+/// }
+/// # }
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -316,6 +353,12 @@ impl FaultRole {
 }
 
 /// Who waited for what when a communicator was ended.
+///
+/// ```
+/// let waiting: nccl::Waiting = serde_json::from_str(r#"{"ranks":[0,2],"operation":"all_reduce #7"}"#)?;
+/// assert_eq!(waiting.to_string(), "ranks 0,2 were waiting in all_reduce #7");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Waiting {
