@@ -95,14 +95,11 @@ pub(crate) const ROWS: &[Row] = &[
             actor.build("one too many").map(drop)
         },
         harm: Some(no_threads),
-        ends: Ends::Refused {
-            on: &[0, 1, 2],
-            says: &[
-                "rank 1 (",
-                "one too many",
-                "starting a thread",
-                "pids.max leaves 0",
-            ],
+        ends: Ends::Cause {
+            culprits: &[1],
+            class: Failed,
+            root: "resource_exhausted",
+            says: &["starting a thread", "pids.max leaves 0"],
         },
         leave: &[1],
         then: Then::Epoch,
