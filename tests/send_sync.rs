@@ -63,6 +63,8 @@ table! {
     nccl::Subgroup<'static>: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;
     nccl::Version: Send Sync Copy Unpin;
+    nccl::Events: Send Sync Unpin;
+    nccl::WorldEvent: Send Sync Clone Unpin;
     nccl::World: Send Sync Unpin;
     nccl_emulator::Violation: Send Sync Clone Unpin;
     nccl_sys::Api: Send Sync Copy Unpin;

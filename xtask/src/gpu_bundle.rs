@@ -61,6 +61,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "it runs on the emulator wherever it is",
     ),
     ("test", "before_nccl", "it fails before NCCL is asked"),
+    ("test", "events", "it needs no GPU"),
     ("test", "compile_fail", "it runs the compiler"),
     ("test", "doctor", "it needs no GPU"),
     ("test", "fault_matrix", "its faults are the emulator's"),

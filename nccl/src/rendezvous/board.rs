@@ -1,106 +1,12 @@
 //! What an observer has seen: how it stands with every rank, and what has happened, in order.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::events::{Log, WorldEvent};
 use super::incoming::Known;
 use super::inquiry::Lateness;
 use super::message::Departure;
 use super::recordings::Target;
-use crate::operation::OperationKind;
-
-/// How many events are kept for those who have not read them yet.
-const KEPT: usize = 4096;
-
-/// Something that happened in a world, as an [`Observer`](crate::Observer) has seen it.
-///
-/// ```
-/// use nccl::WorldEvent;
-///
-/// fn is_bad(event: &WorldEvent) -> bool {
-///     matches!(event, WorldEvent::Failed { .. } | WorldEvent::Gone { .. })
-/// }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WorldEvent {
-    /// A rank has come.
-    #[non_exhaustive]
-    Joined {
-        /// Which.
-        rank: usize,
-        /// Its host's name.
-        host: String,
-        /// Its process, as it calls itself.
-        pid: u32,
-    },
-    /// A rank says what it does now ([`World::phase`](crate::World::phase)).
-    #[non_exhaustive]
-    Phase {
-        /// Which.
-        rank: usize,
-        /// What it does.
-        name: String,
-    },
-    /// A rank has said that it fails, and why ([`World::fail`](crate::World::fail), or a panic).
-    #[non_exhaustive]
-    Failed {
-        /// Which.
-        rank: usize,
-        /// Its error, with the chain of its sources.
-        chain: String,
-    },
-    /// A rank is gone without a goodbye.
-    #[non_exhaustive]
-    Gone {
-        /// Which.
-        rank: usize,
-        /// How, as far as anybody knows.
-        how: String,
-    },
-    /// A rank has said goodbye.
-    #[non_exhaustive]
-    Left {
-        /// Which.
-        rank: usize,
-    },
-    /// A rank has not entered an operation in which others wait, or has at last
-    /// ([`Timeouts::straggler`](crate::Timeouts::straggler)).
-    #[non_exhaustive]
-    Straggler {
-        /// Which.
-        rank: usize,
-        /// The communicator's name.
-        communicator: String,
-        /// What the others wait in.
-        operation: OperationKind,
-        /// Its number, as the rank counts that asked first.
-        sequence: u64,
-        /// By how much it is behind the first that entered.
-        behind: Duration,
-        /// Whether it has entered by now.
-        has_entered: bool,
-    },
-    /// The ranks have gone on to another epoch ([`World::next_epoch`](crate::World::next_epoch)): from now on, ranks
-    /// have the numbers that they have there. Those who are there come as [`Joined`](Self::Joined).
-    #[non_exhaustive]
-    WentOn {
-        /// Its number.
-        epoch: u64,
-    },
-    /// So many events are forgotten, because nobody has read them in time.
-    #[non_exhaustive]
-    Missed {
-        /// How many.
-        events: u64,
-    },
-    /// The world has ended, or cannot be observed any more. Nothing comes after this.
-    #[non_exhaustive]
-    Ended {
-        /// Why.
-        why: String,
-    },
-}
 
 /// How a rank ended.
 ///
@@ -180,9 +86,7 @@ pub struct WorldState {
 #[derive(Debug, Default)]
 pub(super) struct Board {
     ranks: Vec<Seen>,
-    log: VecDeque<WorldEvent>,
-    /// The number of the first event in the log.
-    first: u64,
+    log: Log,
     pub(super) connected: bool,
     ended: Option<String>,
 }
@@ -278,26 +182,13 @@ impl Board {
             }
         }
         if let (None, Some(departure)) = (before.departure, known.departure) {
-            self.note(match departure {
-                Departure::Left => WorldEvent::Left { rank },
-                Departure::Failed(chain) => WorldEvent::Failed { rank, chain },
-                Departure::Lost(how) => WorldEvent::Gone { rank, how },
-            });
+            self.note(WorldEvent::departed(rank, departure));
         }
     }
 
     /// Some ranks have not entered an operation, or have at last.
     pub(super) fn late(&mut self, lateness: &Lateness) {
-        for one in &lateness.late {
-            self.note(WorldEvent::Straggler {
-                rank: one.rank,
-                communicator: lateness.subject.name.clone(),
-                operation: lateness.subject.kind,
-                sequence: lateness.subject.sequence,
-                behind: one.behind,
-                has_entered: one.has_entered,
-            });
-        }
+        WorldEvent::late(lateness).for_each(|event| self.note(event));
     }
 
     /// A rank is gone, and the coordinator could not tell.
@@ -368,23 +259,12 @@ impl Board {
     }
 
     fn note(&mut self, event: WorldEvent) {
-        if self.log.len() == KEPT {
-            self.log.pop_front();
-            self.first += 1;
-        }
-        self.log.push_back(event);
+        self.log.note(event);
     }
 
-    /// The event with the number `next`, or how many were missed; `next` is then the one after.
+    /// As [`Log::read`].
     pub(super) fn read(&self, next: &mut u64) -> Option<WorldEvent> {
-        if *next < self.first {
-            let events = self.first - *next;
-            *next = self.first;
-            return Some(WorldEvent::Missed { events });
-        }
-        let event = self.log.get(usize::try_from(*next - self.first).ok()?)?;
-        *next += 1;
-        Some(event.clone())
+        self.log.read(next)
     }
 
     pub(super) fn state(&self) -> WorldState {
@@ -422,6 +302,7 @@ fn process(pid: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::events::KEPT;
 
     fn known(phase: Option<&str>, departure: Option<Departure>) -> Known {
         Known {

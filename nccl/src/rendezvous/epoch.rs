@@ -256,6 +256,7 @@ impl World {
                         "the world goes on"
                     );
                     next.line.home().goes_on_from(self.line.home());
+                    next.line.goes_on_from(&self.line);
                     let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
                     self.line.has_gone_on(next.epoch(), &kept);
                     return Ok(next);

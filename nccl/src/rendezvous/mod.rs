@@ -13,7 +13,8 @@
 //! - `inquiry`, `inquiries`: who has not entered an operation: what is said about it, and the coordinator's part;
 //! - `envelope`: how NCCL's token travels;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
-//! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does;
+//! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does; `events`: what
+//!   has happened, for those who read it, of an observer or a rank;
 //! - `recordings`: what the ranks' recorders have, asked for at their doors;
 //! - `search`: how somebody who is new finds who coordinates by now;
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
@@ -33,6 +34,7 @@ mod connection;
 mod envelope;
 mod environment;
 mod epoch;
+mod events;
 mod exchange;
 mod explain;
 mod frame;
@@ -86,10 +88,11 @@ pub(crate) use mailbox::{Notice, ONE_WAY, SILENT};
 pub(crate) use message::{Departure, Unfinished};
 pub(crate) use process::state_of_process;
 
-pub use board::{RankEnd, RankState, WorldEvent, WorldState};
+pub use board::{RankEnd, RankState, WorldState};
 pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;
+pub use events::{Events, WorldEvent};
 pub use exchange::Subgroup;
-pub use observer::{Events, Observer};
+pub use observer::Observer;
 pub use panics::install_panic_hook;
 pub use world::World;

@@ -7,9 +7,10 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::board::{Board, WorldEvent, WorldState};
+use super::board::{Board, WorldState};
 use super::client::{Reader, Sink};
 use super::environment::Rendezvous;
+use super::events::{Events, Wakers};
 use super::incoming::{Answer, Push};
 use super::process;
 use super::recordings::Target;
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     pub(super) rendezvous: Rendezvous,
     state: Mutex<State>,
     changed: Condvar,
+    pub(super) wakers: Wakers,
 }
 
 #[derive(Default)]
@@ -166,6 +168,7 @@ impl Observer {
             rendezvous,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            wakers: Wakers::default(),
         });
         let scout = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -203,10 +206,7 @@ impl Observer {
     /// ```
     #[must_use]
     pub fn events(&self) -> Events {
-        Events {
-            shared: Arc::clone(&self.shared),
-            next: 0,
-        }
+        Events::of_observer(&self.shared)
     }
 
     /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
@@ -269,7 +269,7 @@ impl Observer {
             state.tell(last);
         }
         drop(state);
-        self.shared.changed.notify_all();
+        self.shared.notify();
         Ok(())
     }
 }
@@ -427,6 +427,7 @@ impl Shared {
 
     pub(super) fn notify(&self) {
         self.changed.notify_all();
+        self.wakers.wake();
     }
 }
 
@@ -530,53 +531,6 @@ impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observer")
             .field("rendezvous", &self.shared.rendezvous.address.to_string())
-            .finish_non_exhaustive()
-    }
-}
-
-/// A reader of an observer's events, from [`Observer::events`].
-///
-/// ```
-/// fn wait_for_the_end(mut events: nccl::Events) {
-///     while events.next_within(std::time::Duration::from_secs(60)).is_some() {}
-/// }
-/// ```
-pub struct Events {
-    shared: Arc<Shared>,
-    next: u64,
-}
-
-impl Events {
-    /// The next event; `None` when nothing has happened within `limit`, or at once when nothing will any
-    /// more, after [`WorldEvent::Ended`].
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # fn show(mut events: nccl::Events) {
-    /// while let Some(event) = events.next_within(Duration::from_secs(10)) {
-    ///     println!("{event:?}");
-    /// }
-    /// # }
-    /// ```
-    pub fn next_within(&mut self, limit: Duration) -> Option<WorldEvent> {
-        let deadline = deadline_after(limit);
-        let mut state = self.shared.state();
-        loop {
-            if let Some(event) = state.board.read(&mut self.next) {
-                return Some(event);
-            }
-            if state.board.ended().is_some() || state.done || Instant::now() >= deadline {
-                return None;
-            }
-            state = self.shared.wait(state, deadline);
-        }
-    }
-}
-
-impl fmt::Debug for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Events")
-            .field("next", &self.next)
             .finish_non_exhaustive()
     }
 }

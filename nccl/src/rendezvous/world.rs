@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::client;
 use super::environment::Rendezvous;
+use super::events::Events;
 use super::frame::{Fields, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
 use super::incoming::Answer;
@@ -441,6 +442,36 @@ impl World {
         self.line.fault().map(|fault| Fault::clone(&fault))
     }
 
+    /// What happens to the ranks of this world and to the communicators of this one, as it comes: who is there, first; then
+    /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
+    /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
+    ///
+    /// Each reader has its own place, also those in other threads. What nobody has read in time is forgotten, the oldest
+    /// first, and how much that was is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
+    /// from the first call of this method on. No operation waits for it, or does anything for it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nccl::WorldEvent;
+    ///
+    /// let mut worlds = nccl::World::threads(2);
+    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    /// let mut events = zero.events();
+    /// let watching = std::thread::spawn(move || {
+    ///     events.find_map(|event| match event {
+    ///         WorldEvent::Failed { rank, chain, .. } => Some(format!("rank {rank}: {chain}")),
+    ///         _ => None,
+    ///     })
+    /// });
+    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
+    /// let says = watching.join().unwrap();
+    /// assert_eq!(says.as_deref(), Some("rank 1: no such file: weights.safetensors"));
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::of_rank(self.line.happenings())
+    }
+
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -523,6 +554,9 @@ impl Drop for World {
         if farewell == Departure::Left && std::thread::panicking() {
             farewell = Departure::Failed(panics::of_this_thread());
         }
+        self.line
+            .mailbox
+            .nothing_happens("this rank has left its world");
         let alone = Arc::strong_count(&self.line) == 1;
         self.line.world_ends(farewell, alone);
     }

@@ -99,6 +99,9 @@ impl Watch {
 
     pub(super) fn set_latest(&self, fault: &Arc<Fault>) {
         *lock(&self.latest) = Some(Arc::clone(fault));
+        if let Some(line) = self.line.upgrade() {
+            line.tell_of(fault);
+        }
     }
 
     fn hear(&self, notice: &Notice) {

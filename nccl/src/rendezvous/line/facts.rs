@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Line, Link, Member};
 use crate::communicator::lock;
+use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::heartbeat::Suspect;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::panics;
@@ -133,5 +134,17 @@ impl Line {
     /// The verdict on one of its communicators that was written last.
     pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
         self.watch.get()?.latest()
+    }
+
+    /// What happens, since the first that asked.
+    pub(in crate::rendezvous) fn happenings(&self) -> Arc<Happenings> {
+        let members = self.members.get().map_or(&[][..], Vec::as_slice);
+        self.mailbox.happenings(members, || self.fault())
+    }
+
+    /// A communicator of this rank was ended.
+    pub(crate) fn tell_of(&self, fault: &Arc<Fault>) {
+        let fault = Arc::clone(fault);
+        self.mailbox.happens(|| WorldEvent::Fault { fault });
     }
 }

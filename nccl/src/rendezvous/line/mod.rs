@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use self::farewell::{OPEN, UNSAID};
 use super::connection::Connection;
+use super::events::WorldEvent;
 use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::mailbox::{Mailbox, Notice};
@@ -151,6 +152,14 @@ impl Line {
             }
             Link::Between { server } => server.cut_for_a_test(),
         }
+    }
+
+    /// Those who read what happens in the world `before` read on in this one, its next epoch.
+    pub(in crate::rendezvous) fn goes_on_from(&self, before: &Self) {
+        let members = self.members.get().map_or(&[][..], Vec::as_slice);
+        let epoch = WorldEvent::WentOn { epoch: self.job.1 };
+        let mailbox = &self.mailbox;
+        mailbox.goes_on_from(&before.mailbox, members, epoch);
     }
 
     /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.

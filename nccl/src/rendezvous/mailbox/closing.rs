@@ -2,6 +2,7 @@
 
 use super::{Mailbox, Notice};
 use crate::communicator::lock;
+use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::succession::Loss;
 
@@ -26,6 +27,10 @@ impl Mailbox {
             }
             let why = why.to_owned();
             state.cut_off = Some((from.clone(), why.clone()));
+            state.happens(|| WorldEvent::CutOff {
+                from: from.clone(),
+                why: why.clone(),
+            });
             state.inbox.push_back(Notice::CutOff { from, why });
         }
         self.end(why);

@@ -11,6 +11,7 @@
 mod closing;
 mod facts;
 mod handlers;
+mod happenings;
 mod messages;
 mod notice;
 mod sink;
@@ -26,6 +27,7 @@ use self::handlers::Handler;
 use self::messages::Queue;
 use self::succession::OnLoss;
 use self::ticket::Slot;
+use super::events::{Happenings, WorldEvent};
 use super::heartbeat::Suspects;
 use super::message::Departure;
 use super::succession::Succession;
@@ -71,6 +73,10 @@ struct State {
     closed: Option<String>,
     /// Whom this rank cannot reach any more, and why, if that is it.
     cut_off: Option<(Vec<usize>, String)>,
+    /// What happens, once somebody has asked; in the next epoch, too.
+    happenings: Option<Arc<Happenings>>,
+    /// Whether they go on in the mailbox of the next epoch.
+    passed_on: bool,
 }
 
 impl State {
@@ -85,6 +91,7 @@ impl State {
                 hash_map::Entry::Occupied(_) => return,
                 hash_map::Entry::Vacant(departed) => departed.insert(departure.clone()),
             };
+            self.happens(|| WorldEvent::departed(*rank, departure.clone()));
             self.suspects.forget(*rank);
             if *departure != Departure::Left {
                 self.first_failed.get_or_insert(*rank);

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{Mailbox, Notice};
 use crate::communicator::lock;
 use crate::rendezvous::client::Sink;
+use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::heartbeat::{self, Turn};
 use crate::rendezvous::incoming::{Answer, Push};
 use crate::rendezvous::succession::{Event, Loss};
@@ -62,6 +63,14 @@ impl Mailbox {
             } => {
                 if !state.departed.contains_key(&rank) {
                     state.suspects.learn(rank, silent, seen.as_deref());
+                    state.happens(|| match silent {
+                        Some(silent) => WorldEvent::Silent {
+                            rank,
+                            silent,
+                            process: seen,
+                        },
+                        None => WorldEvent::Answers { rank },
+                    });
                 }
                 return;
             }
@@ -78,7 +87,10 @@ impl Mailbox {
                 };
                 return state.inbox.push_back(inquired);
             }
-            Push::Lateness(lateness) => return state.inbox.push_back(Notice::Late(lateness)),
+            Push::Lateness(lateness) => {
+                WorldEvent::late(&lateness).for_each(|event| state.happens(|| event));
+                return state.inbox.push_back(Notice::Late(lateness));
+            }
             Push::Skew { key, skew, last } => {
                 return state.inbox.push_back(Notice::Skewed { key, skew, last });
             }
@@ -127,10 +139,16 @@ impl Sink for Mailbox {
             Turn::Silent(silent) => {
                 heartbeat::found_silent(rank, silent, seen);
                 state.suspects.learn(rank, Some(silent), seen);
+                state.happens(|| WorldEvent::Silent {
+                    rank,
+                    silent,
+                    process: seen.map(str::to_owned),
+                });
             }
             Turn::Heard(silent) => {
                 heartbeat::heard_again(rank, silent);
                 state.suspects.forget(rank);
+                state.happens(|| WorldEvent::Answers { rank });
             }
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Mailbox, Notice, State};
 use crate::communicator::lock;
+use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::succession::{Action, Event, Loss, Report, Stage, Succession};
 
@@ -80,7 +81,16 @@ impl Mailbox {
         let Some(succession) = &mut state.succession else {
             return Vec::new();
         };
+        let followed = match &event {
+            Event::Succeeded { by, .. } => Some(*by),
+            _ => None,
+        };
         let mut actions = succession.step(event);
+        let leads = actions.iter().any(|action| matches!(action, Action::Lead));
+        let coordinator = followed.or(leads.then(|| succession.coordinator()));
+        if let Some(rank) = coordinator {
+            state.happens(|| WorldEvent::Coordinator { rank });
+        }
         for told in actions.extract_if(.., |action| matches!(action, Action::Deliver(_))) {
             if let Action::Deliver(notice) = told {
                 state.deliver(notice);

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::OperationKind;
-use crate::rendezvous::board::{RankEnd, WorldEvent};
+use crate::rendezvous::board::RankEnd;
 use crate::rendezvous::client::Claim;
-use crate::rendezvous::observer::{Events, Observer};
+use crate::rendezvous::events::{Events, WorldEvent};
+use crate::rendezvous::observer::Observer;
 use crate::rendezvous::{Attendance, Subject, Suspicion};
 
 const LONG: Duration = Duration::from_secs(10);

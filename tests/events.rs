@@ -1,0 +1,111 @@
+//! What happens in a world is told to whoever reads it, on every rank, as it comes, over all epochs.
+
+mod support;
+
+use std::time::Duration;
+
+use nccl::{ReduceOp, World, WorldEvent};
+use nccl_tools::testing::name;
+use support::apart;
+
+/// An operation that runs into this limit was not ended by what another rank told.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What is to be seen of an event.
+fn told(event: &WorldEvent) -> String {
+    match event {
+        WorldEvent::Joined { rank, .. } => format!("joined {rank}"),
+        WorldEvent::Left { rank, .. } => format!("left {rank}"),
+        WorldEvent::Silent { rank, process, .. } => format!("silent {rank} {process:?}"),
+        WorldEvent::Answers { rank, .. } => format!("answers {rank}"),
+        WorldEvent::Coordinator { rank, .. } => format!("coordinator {rank}"),
+        WorldEvent::Gone { rank, .. } => format!("gone {rank}"),
+        WorldEvent::Fault { fault, .. } => format!("fault {:?} {}", fault.class(), fault.rank()),
+        WorldEvent::WentOn { epoch, .. } => format!("epoch {epoch}"),
+        WorldEvent::Ended { .. } => String::from("ended"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Works with the others until one dies, and then once more with those that are left.
+fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
+    let events = world.events();
+    let reading = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        for event in events {
+            all.push(told(&event));
+            println!("event: {}", told(&event));
+        }
+        all
+    });
+    let stream = support::device(&world)?.new_stream()?;
+    let mut turns = usize::MAX;
+    loop {
+        let comm = world.communicator("work").stream(&stream).timeout(LIMIT);
+        let comm = comm.build()?;
+        println!("working");
+        let mut ended = None;
+        for _ in 0..turns {
+            let mut y = stream.alloc_zeros::<f32>(64)?;
+            let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+            if let Err(error) = done.and_then(|request| request.wait()) {
+                ended = Some(error);
+                break;
+            }
+        }
+        if ended.is_none() {
+            comm.finalize()?;
+            break;
+        }
+        drop(comm);
+        world = world.next_epoch(LIMIT)?;
+        turns = 5;
+    }
+    drop(world);
+    let all = reading.join().expect("it reads to the end");
+    println!("all: {}", all.join("; "));
+    Ok(())
+}
+
+#[test]
+fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_which_epoch_begins() {
+    const RANKS: usize = 4;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        survivor(world).expect("this rank survives");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    apart::all_say(&mut ranks, "working");
+    ranks[2].stop();
+    for rank in [0, 1, 3] {
+        ranks[rank].says("event: silent 2");
+    }
+    ranks[2].resume();
+    for rank in [0, 1, 3] {
+        ranks[rank].says("event: answers 2");
+    }
+    let mut zero = ranks.remove(0);
+    zero.kill();
+    for rank in &mut ranks {
+        let all = rank.says("all: ");
+        for told in [
+            "joined 0",
+            "joined 3",
+            "coordinator 1",
+            "gone 0",
+            "fault Gone 0",
+        ] {
+            assert!(all.contains(told), "{told}: {all}");
+        }
+        let (_, after) = all.split_once("epoch 1").expect("it says so");
+        assert!(
+            after.contains("joined 2") && !after.contains("joined 3"),
+            "{all}"
+        );
+        assert!(after.ends_with("ended"), "{all}");
+    }
+}
