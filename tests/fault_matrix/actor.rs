@@ -91,11 +91,20 @@ impl Actor {
 
 /// Does nothing until a communicator has ended.
 pub(crate) fn hear(comm: &Communicator) -> nccl::Result<()> {
+    hear_any(&[comm]);
+    Ok(())
+}
+
+/// The same of several: the one that has.
+pub(crate) fn hear_any<'c>(comms: &[&'c Communicator]) -> &'c Communicator {
     let begun = Instant::now();
-    while comm.fault().is_none() && begun.elapsed() < LONG {
+    loop {
+        let ended = comms.iter().find(|comm| comm.fault().is_some());
+        if let Some(ended) = ended.or(comms.first().filter(|_| begun.elapsed() > LONG)) {
+            return ended;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
-    Ok(())
 }
 
 fn build(
@@ -154,7 +163,11 @@ pub(crate) fn rank(row: &'static Row) {
             Some(fault) => {
                 let root = serde_json::to_value(fault.root()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
-                println!("ended: {:?} {kind}: {fault}; {root}", fault.class());
+                let evidence = fault.evidence().join("; ");
+                println!(
+                    "ended: {:?} {kind}: {fault}; {root}; {evidence}",
+                    fault.class()
+                );
             }
             None => println!("refused: {}", error.to_string().replace('\n', " ")),
         },

@@ -22,6 +22,7 @@ use super::succession::Loss;
 use super::watching::{WORD, word};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::supervision::recorder;
 use crate::time::deadline_after;
 
 /// What is said of a rank whose connection ends before it says that it leaves.
@@ -477,6 +478,10 @@ impl Reader {
             {
                 Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
                 Ok(Some(Ok(Incoming::Push(Push::Ping(number))))) => {
+                    if let Some(call) = recorder::last_call() {
+                        self.connection
+                            .enqueue(Request::Last { call }.encode(u64::MAX));
+                    }
                     self.is_there(number);
                     self.feel(reading);
                 }

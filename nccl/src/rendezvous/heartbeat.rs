@@ -21,6 +21,9 @@ use super::mailbox::ONE_WAY;
 use super::process;
 use super::state::State;
 
+/// How the word on what a rank said last before it was gone begins, behind how it went.
+pub(crate) const HEARTBEAT: &str = "; its last heartbeat, ";
+
 /// How often the coordinator asks.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 

@@ -349,6 +349,10 @@ impl Hub {
                 state.members[rank].at = at;
                 state.show(rank);
             }
+            Request::Last { mut call } => {
+                cut(&mut call, LONGEST_NAME);
+                state.members[rank].last = Some((call, now));
+            }
             Request::Saw { rank, state: seen } => state.saw(rank, seen, now),
             Request::Suspect(suspicion) => state.inquire(rank, suspicion, now),
             Request::Attends(attendance) => state.attends(rank, attendance, now),

@@ -95,6 +95,10 @@ pub(super) enum Request {
     Report(Report<Notice>),
     /// The answer to a [`Push::Ping`](super::incoming::Push::Ping), with its number.
     Pong(u64),
+    /// Beside it: the last call of this process, where there is one.
+    Last {
+        call: String,
+    },
     /// The answer to a [`Push::Look`](super::incoming::Push::Look): how it stands with that rank's process.
     Saw {
         rank: usize,
@@ -136,6 +140,7 @@ mod kind {
     pub(super) const SAW: u8 = 72;
     pub(super) const SUSPECT: u8 = 73;
     pub(super) const ATTENDS: u8 = 74;
+    pub(super) const LAST: u8 = 75;
 }
 
 impl Request {
@@ -253,6 +258,10 @@ impl Request {
                 put_number(&mut to, *number);
                 kind::PONG
             }
+            Self::Last { call } => {
+                put_bytes(&mut to, call.as_bytes());
+                kind::LAST
+            }
             Self::Saw { rank, state } => {
                 put_index(&mut to, *rank);
                 put_bytes(&mut to, state.as_bytes());
@@ -356,6 +365,9 @@ impl Request {
             kind::SUSPECT => Self::Suspect(Suspicion::take(&mut fields)?),
             kind::ATTENDS => Self::Attends(Attendance::take(&mut fields)?),
             kind::PONG => Self::Pong(fields.number()?),
+            kind::LAST => Self::Last {
+                call: fields.text()?,
+            },
             kind::SAW => Self::Saw {
                 rank: fields.index()?,
                 state: fields.text()?,

@@ -9,7 +9,7 @@ use super::channels::Channels;
 use super::frame::LARGEST;
 use super::going::Going;
 use super::handover::{Doubt, Handover};
-use super::heartbeat::{Beats, Pulse};
+use super::heartbeat::{Beats, HEARTBEAT, Pulse};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::inquiries::Inquiries;
@@ -63,6 +63,8 @@ pub(super) struct Member {
     pub(super) phase: Option<(String, Instant)>,
     /// When it was heard last; `None` for a thread of this process.
     pub(super) pulse: Option<Pulse>,
+    /// Its last call, as it said with its last heartbeat.
+    pub(super) last: Option<(String, Instant)>,
     /// Why it comes to no round any more. With an outlet it still comes to those of ends.
     pub(super) departure: Option<Departure>,
     /// The observer that has started it.
@@ -351,10 +353,16 @@ impl State {
 
     /// A rank that `stays` comes to no round any more, but to those of ends, and leaves a second time
     /// when it is through with them.
-    pub(super) fn leave(&mut self, rank: usize, departure: Departure, stays: bool) {
+    pub(super) fn leave(&mut self, rank: usize, mut departure: Departure, stays: bool) {
         let member = &mut self.members[rank];
         if member.is_closed() || (stays && member.departure.is_some()) {
             return;
+        }
+        if let Departure::Lost(how) = &mut departure
+            && let Some((call, at)) = member.last.take()
+        {
+            let age = at.elapsed().as_secs_f64();
+            how.push_str(&format!("{HEARTBEAT}{age:.1} s before, told of {call}"));
         }
         member.until = None;
         if !stays {

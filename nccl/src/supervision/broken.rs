@@ -99,6 +99,7 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             reports: &reports,
             left: &BTreeSet::new(),
             states: &BTreeMap::new(),
+            slack: std::time::Duration::ZERO,
         });
         assert!(!verdict.cause.text().is_empty());
     }

@@ -47,6 +47,9 @@ pub(super) struct Entered {
     pub(super) since_ns: u64,
     /// How long ago that was.
     pub(super) age_ms: u64,
+    /// How long ago it was found to be done.
+    #[serde(skip)]
+    pub(super) done_ms: Option<u64>,
     pub(super) state: State,
     pub(super) operations: Vec<RecordedOperation>,
     /// How many more there are.
@@ -75,6 +78,9 @@ pub(super) struct Elsewhere {
     /// The calls that are not done, oldest first, and whether there are more of them.
     pub(super) waiting: Vec<Entered>,
     pub(super) more: bool,
+    /// Calls that waited long, and are done since a moment ago: since something was given up, perhaps.
+    #[serde(default)]
+    pub(super) freed: Vec<Entered>,
     pub(super) sent: Ledger,
     pub(super) received: Ledger,
 }
@@ -103,6 +109,14 @@ impl Entered {
             kind,
             "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
         )
+    }
+
+    /// Whoever runs out of time aborts before all have said how they stand, and so lets go on what was behind.
+    fn was_freed(&self) -> bool {
+        const LATELY: u64 = 1000;
+        const AT_LEAST: u64 = 50;
+        self.done_ms
+            .is_some_and(|done| done <= LATELY && self.age_ms >= 4 * done.max(AT_LEAST))
     }
 
     pub(super) fn is_pending(&self) -> bool {
@@ -189,7 +203,12 @@ impl Elsewhere {
             return None;
         }
         let (mut waiting, entered) = counted(track);
-        waiting.retain(Entered::is_pending);
+        let mut freed: Vec<_> = waiting
+            .extract_if(.., |call| !call.is_pending())
+            .filter(Entered::was_freed)
+            .collect();
+        freed.truncate(WAITING);
+        limit(freed.iter_mut(), OPERATIONS_ELSEWHERE);
         let more = waiting.len() > WAITING;
         waiting.truncate(WAITING);
         limit(waiting.iter_mut(), OPERATIONS_ELSEWHERE);
@@ -201,6 +220,7 @@ impl Elsewhere {
             entered,
             waiting,
             more,
+            freed,
             sent,
             received,
         })
@@ -246,6 +266,9 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
                 since_ns: u64::try_from(call.since.as_nanos()).unwrap_or(u64::MAX),
                 age_ms: u64::try_from(now.saturating_sub(call.since).as_millis())
                     .unwrap_or(u64::MAX),
+                done_ms: call
+                    .done
+                    .and_then(|done| u64::try_from(now.saturating_sub(done).as_millis()).ok()),
                 state,
                 operations: call.operations.clone(),
                 missing: call.missing,

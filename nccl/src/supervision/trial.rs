@@ -12,13 +12,18 @@
 //! a call that failed, is announced at once and ends the collection. When the one that collects dies, its death is the
 //! verdict; when it stands still, each of the others announces what it saw itself after a while. Reports go to the one
 //! that collects alone: what is sent grows with the number of ranks, not with its square.
+//!
+//! When whoever coordinates stands still, nobody hears anything of anybody. Each rank knows that of itself: what it has
+//! said did not come back, and the beats of the coordinator do not come. Then that is the verdict, in words that are the
+//! same on all ranks whatever each of them waits in. It is announced as well, so that the coordinator, should it go on,
+//! and whoever did not wait, hear the same.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::board::Board;
-use super::elect::{Case, elect};
+use super::elect::{self, Case, elect};
 use super::fault::{Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
@@ -128,11 +133,12 @@ pub(super) fn answer(line: &Arc<Line>, key: &str, rank: usize, elector: usize) {
 /// Announces that this rank ran out of time, and sees to it that there will be a verdict.
 pub(super) fn open(board: &Arc<Board>, own: &Arc<Fault>) {
     let (line, members) = board.line();
+    let begun = Instant::now();
     line.announce(&format!("{SYMPTOM}{}", board.key()), &own.encode(members));
     let (theirs, fault) = (Arc::clone(board), Arc::clone(own));
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-elect"))
-        .spawn(move || preside(&theirs, &fault));
+        .spawn(move || preside(&theirs, &fault, begun));
     if let Err(error) = spawned {
         events::no_thread("to find a cause", &error);
         announce(board, own);
@@ -145,7 +151,7 @@ fn announce(board: &Board, fault: &Fault) {
 }
 
 /// Until there is a verdict: collects and elects, if that is this rank's, and at the end announces what it saw itself.
-fn preside(board: &Board, own: &Fault) {
+fn preside(board: &Board, own: &Fault, begun: Instant) {
     let (line, trials) = (board.line().0, board.trials());
     let last = Instant::now() + PATIENCE;
     let mut elected = false;
@@ -153,8 +159,11 @@ fn preside(board: &Board, own: &Fault) {
     while board.fault().is_none() && !line.is_closed() {
         let now = Instant::now();
         if now >= last {
+            let is_heard = all.iter().any(|(key, _)| key == board.key());
             drop(all);
-            return announce(board, own);
+            let silent = (!is_heard).then(|| silent_coordinator(board)).flatten();
+            announce(board, silent.as_ref().unwrap_or(own));
+            return silent.into_iter().for_each(|fault| board.decide(fault));
         }
         let trial = all.iter().find(|(key, _)| key == board.key());
         if let Some((_, trial)) = trial
@@ -168,7 +177,9 @@ fn preside(board: &Board, own: &Fault) {
                 let trial = trial.clone();
                 // Whoever reads the connections must not wait for it.
                 drop(all);
-                let fault = verdict(board, &trial, &left);
+                // All reports were made within this time.
+                let slack = begun.elapsed();
+                let fault = verdict(board, &trial, &left, slack);
                 announce(board, &fault);
                 all = lock(&trials.all);
                 continue;
@@ -188,18 +199,50 @@ fn departed(line: &Line, members: &[usize]) -> BTreeSet<usize> {
         .collect()
 }
 
-fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>) -> Fault {
-    let line = board.line().0;
-    let people = line.members();
-    let person = |rank: usize| {
-        let member = trial.members.get(rank);
-        let known = people.get().zip(member);
-        let known = known.and_then(|(people, member)| people.get(*member));
-        known.map_or_else(
-            || (String::from("unknown host"), 0),
-            |member| (member.host.clone(), member.pid),
-        )
+/// Whoever coordinates stands still, as far as this rank can tell, and is of the communicator.
+fn silent_coordinator(board: &Board) -> Option<Fault> {
+    let (line, members) = board.line();
+    let coordinator = line.coordinator();
+    let ages = line.heartbeat_ages();
+    let age = ages.into_iter().find(|(rank, _)| *rank == coordinator);
+    let is_silent = age.is_none_or(|(_, age)| age >= PATIENCE);
+    let rank = members.iter().position(|member| *member == coordinator)?;
+    if !is_silent || coordinator == line.rank() || line.is_closed() {
+        return None;
+    }
+    let (host, pid) = person(line, members, rank);
+    let hosts = (0..members.len()).map(|rank| person(line, members, rank).0);
+    // All ranks have to say the same: where some cannot look at it, none does, and other states come and go.
+    let all_beside = hosts.into_iter().all(|other| other == host);
+    let state = all_beside.then(|| state_of_process(pid)).flatten();
+    let state = state.filter(|state| state.contains("stopped"));
+    let place = Place {
+        communicator: board.name(),
+        rank,
+        host: &host,
+        pid,
+        epoch: line.job().1,
     };
+    Some(Fault::derived(
+        elect::silent_coordinator(rank, state),
+        place,
+    ))
+}
+
+/// The host and the process of a rank of the communicator of these members.
+fn person(line: &Line, members: &[usize], rank: usize) -> (String, u32) {
+    let people = line.members();
+    let known = people.get().zip(members.get(rank));
+    let known = known.and_then(|(people, member)| people.get(*member));
+    known.map_or_else(
+        || (String::from("unknown host"), 0),
+        |member| (member.host.clone(), member.pid),
+    )
+}
+
+fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration) -> Fault {
+    let line = board.line().0;
+    let person = |rank: usize| person(line, &trial.members, rank);
     let hosts: Vec<_> = (0..trial.members.len())
         .map(|rank| person(rank).0)
         .collect();
@@ -228,6 +271,7 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>) -> Fault {
         reports: &trial.reports,
         left,
         states: &states.collect(),
+        slack,
     };
     let verdict = elect(&case);
     let (host, pid) = person(verdict.rank);

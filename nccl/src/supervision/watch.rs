@@ -196,7 +196,7 @@ impl Watch {
     }
 
     /// A communicator was given up.
-    fn strike(&self, key: &str, fault: Arc<Fault>, members: Vec<usize>) {
+    pub(super) fn strike(&self, key: &str, fault: Arc<Fault>, members: Vec<usize>) {
         match self.docket.strike(key, fault) {
             Heard::Struck(struck) => self.respond(vec![struck]),
             Heard::Late => {}

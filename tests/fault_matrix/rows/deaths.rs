@@ -129,6 +129,27 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "killed-after-a-while",
+        fault: "SIGKILL after some seconds of work: heartbeats have told of its last call",
+        harm: Some(|stage| {
+            std::thread::sleep(Duration::from_millis(2500));
+            kill_rank_1(stage)
+        }),
+        ends: Ends::died(
+            &[1],
+            &[
+                "died",
+                "its last heartbeat, ",
+                "told of all_reduce #",
+                "\"work\"",
+            ],
+        ),
+        lost: &[1],
+        bound: Duration::from_millis(4500),
+        then: Then::Epoch,
+        ..ROW
+    },
+    Row {
         name: "killed-and-told",
         fault: "SIGKILL, its parent tells",
         cast: Cast::Fleet(3),

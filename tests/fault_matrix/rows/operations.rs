@@ -7,7 +7,7 @@ use nccl::ReduceOp;
 use nccl::cudarc::driver::{DevicePtr, result};
 use nccl_emulator::faults;
 
-use crate::actor::{Actor, hear};
+use crate::actor::{Actor, hear, hear_any};
 use crate::row::{Ends, ROW, Row, SHORT, Then};
 
 const fn differ(says: &'static [&'static str]) -> Ends {
@@ -169,7 +169,10 @@ pub(crate) const ROWS: &[Row] = &[
             let first = first.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
             let second = second.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
             first.wait().and_then(|()| second.wait())?;
-            hear(actor.comm())
+            // What ended the one on another rank may have let both go on here.
+            hear_any(&[actor.comm(), &other])
+                .all_reduce_in_place(&mut x, ReduceOp::Sum)?
+                .wait()
         },
         ends: Ends::Cause {
             culprits: &[0, 1, 2],

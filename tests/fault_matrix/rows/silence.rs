@@ -44,6 +44,51 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "stopped-coordinator",
+        fault: "SIGSTOP of rank 0, which coordinates, for 6 s; it is told as well when it goes on",
+        limit: SHORT,
+        harm: Some(|stage| {
+            stage.signal(0, Signal::STOP);
+            let pid = i32::try_from(stage.pid(0)).ok();
+            let pid = pid.and_then(rustix::process::Pid::from_raw);
+            let pid = pid.ok_or_else(|| String::from("no process"))?;
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_secs(6));
+                // It may have ended.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+            });
+            Ok(())
+        }),
+        ends: Ends::timed_out(
+            "not_answering",
+            &[0],
+            &["does not answer", "stopped", "it coordinates"],
+        ),
+        bound: Duration::from_secs(8),
+        ..ROW
+    },
+    Row {
+        name: "late-for-long",
+        fault: "a rank comes later than the others for a while, and then not at all",
+        limit: SHORT,
+        play: |actor| {
+            for _ in 0..6 {
+                if actor.is(1) {
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                actor.all_reduce()?;
+            }
+            instead(actor, || ())
+        },
+        ends: Ends::timed_out(
+            "never_entered",
+            &[1],
+            &["rank 1 had been the last to arrive in"],
+        ),
+        bound: Duration::from_secs(3),
+        ..ROW
+    },
+    Row {
         name: "queued",
         fault: "work of the program's own is in front of a rank's operation, and does not end",
         limit: SHORT,

@@ -192,6 +192,13 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("report", Request::Report(report).encode(0)),
         ("pong", Request::Pong(7).encode(0)),
         (
+            "last",
+            Request::Last {
+                call: text("all_reduce #4"),
+            }
+            .encode(0),
+        ),
+        (
             "saw",
             Request::Saw {
                 rank: 2,

@@ -8,6 +8,7 @@ use crate::rendezvous::frame::{Decoder, LARGEST_FRAME};
 use crate::rendezvous::heartbeat::BEAT;
 use crate::rendezvous::hub::{Hub, Outlet};
 use crate::rendezvous::incoming::{Incoming, Push};
+use crate::rendezvous::succession::Loss;
 
 /// The other end of a rank's connection.
 struct Far(Connection, Decoder);
@@ -135,4 +136,27 @@ fn one_that_dies_is_no_suspect_any_more() {
     hub.leave(1, crate::rendezvous::Departure::Left);
     assert_eq!(mailbox.suspects(), []);
     assert_eq!(hub.heartbeat_ages(), []);
+}
+
+#[test]
+fn what_a_rank_said_last_is_told_of_one_that_dies_and_of_no_other() {
+    let hub = Hub::new(4);
+    let mailbox = Arc::new(Mailbox::default());
+    let outlet = Outlet::Local(Arc::clone(&mailbox));
+    hub.attach(0, outlet, ("here", 1, "this"), None).unwrap();
+    let _far = [1, 2, 3].map(|rank| Far::attach(&hub, rank, "another"));
+    for rank in [1, 2] {
+        let call = format!("all_reduce #{rank} on \"tp\", called 0.1 s before that");
+        hub.handle(rank, u64::MAX, Request::Last { call });
+    }
+    let died = |rank| {
+        hub.lost(rank, Loss::Closed(String::from("it died")));
+        mailbox.departure(rank).map(|how| how.to_string())
+    };
+    let words = "it died; its last heartbeat, 0.0 s before, told of all_reduce #1 on \"tp\", called 0.1 s before that";
+    assert_eq!(died(1).as_deref(), Some(words));
+    assert_eq!(died(3).as_deref(), Some("it died"));
+    hub.leave(2, crate::rendezvous::Departure::Left);
+    let left = mailbox.departure(2).expect("it left");
+    assert_eq!(left, crate::rendezvous::Departure::Left);
 }

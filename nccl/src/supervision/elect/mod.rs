@@ -16,6 +16,7 @@
 //! Between equals the one whom more ranks wait for, then the lowest. The order in which reports come in plays no part;
 //! that of those who ran out of time is the coordinator's, the same for all.
 
+mod arrivals;
 mod compare;
 mod messages;
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod tests;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::cause::{RootCause, Waiting, who};
 use super::fault::{Cause, Fault, FaultClass};
@@ -43,6 +45,8 @@ pub(super) struct Case<'c> {
     pub(super) left: &'c BTreeSet<usize>,
     /// What the kernel says of those who did not answer, where it could be asked.
     pub(super) states: &'c BTreeMap<usize, String>,
+    /// Within how long all reports were made.
+    pub(super) slack: Duration,
 }
 
 /// Where it began, and why.
@@ -82,6 +86,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
         (report.rank != finding.rank).then(|| (report.rank, front.name()))
     });
     let mut evidence = finding.evidence;
+    evidence.extend(arrivals::late(case));
     evidence.extend(words_of_nccl(case, &finding.root));
     Verdict {
         rank: finding.rank,
@@ -185,10 +190,7 @@ fn not_answering(case: &Case<'_>) -> Option<Finding> {
     } else {
         String::new()
     };
-    let how = match &state {
-        Some(state) => format!(": {state}"),
-        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
-    };
+    let how = how(state.as_deref());
     Some(Finding {
         rank,
         operation: None,
@@ -199,10 +201,37 @@ fn not_answering(case: &Case<'_>) -> Option<Finding> {
         },
         text: format!("does not answer{others}{how}; {}", case.complaint()),
         evidence,
-        hint: String::from(
-            "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network to its host",
-        ),
+        hint: String::from(LOOK_AT_IT),
     })
+}
+
+const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network \
+                          to its host";
+
+fn how(state: Option<&str>) -> String {
+    match state {
+        Some(state) => format!(": {state}"),
+        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
+    }
+}
+
+/// What is said where nobody could be heard, because rank `rank` of the communicator coordinates and stands still.
+pub(super) fn silent_coordinator(rank: usize, state: Option<String>) -> Cause {
+    let text = format!("does not answer{}", how(state.as_deref()));
+    Cause {
+        class: FaultClass::TimedOut,
+        root: RootCause::NotAnswering {
+            ranks: vec![rank],
+            state,
+        },
+        text,
+        evidence: vec![String::from(
+            "it coordinates: what the others told when they ran out of time did not come back, and its heartbeats did \
+             not come, so that nobody could be asked how the ranks stand",
+        )],
+        hint: String::from(LOOK_AT_IT),
+        ..Cause::asked("")
+    }
 }
 
 /// A rank that has not come to what others wait in: of several one that waits for nobody itself, and of those the one

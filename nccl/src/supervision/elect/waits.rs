@@ -8,6 +8,9 @@
 //!   called waits in turn for what is in front of it; one that has not been called comes when its rank is done with
 //!   what it waits in, which is the first of its calls that is not done.
 //!
+//! What was done on another communicator only a moment ago, after it had waited for long, counts as well: whoever runs
+//! out of time first lets go on what is behind it.
+//!
 //! All of it has to come, so that any circle is a deadlock. Who waits for a rank that waits for nothing is in none.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -24,18 +27,19 @@ struct There<'c> {
     rank: usize,
     /// How many calls for all it has entered, if that is known.
     entered: Option<u64>,
-    calls: &'c [Entered],
+    calls: Vec<&'c Entered>,
     /// Where it is told only of calls that are not done: whether of all of those.
     only_pending: Option<bool>,
     ledgers: Option<[&'c Ledger; 2]>,
 }
 
 impl There<'_> {
-    /// Whether the call of all ranks at this place is known to be done here.
+    /// Whether the call of all ranks at this place is known to be done here, and was for a while.
     fn is_done(&self, place: u64) -> bool {
         let call = self.calls.iter().find(|call| call.place == Some(place));
         match (call, self.only_pending) {
-            (Some(call), _) => !call.is_pending(),
+            (Some(call), None) => !call.is_pending(),
+            (Some(_), Some(_)) => false,
             (None, Some(all)) => {
                 let last = self.calls.last().and_then(|call| call.place);
                 let is_told = all || last.is_some_and(|last| place <= last);
@@ -118,13 +122,15 @@ impl<'c> Waits<'c> {
         let mut nodes = Vec::new();
         for (at, communicator) in communicators.iter().enumerate() {
             for (&rank, there) in &communicator.ranks {
-                let open = there.calls.iter().filter(|call| {
+                let is_elsewhere = there.only_pending.is_some();
+                let open = there.calls.iter().copied().filter(|call| {
                     let others = communicator
                         .ranks
                         .iter()
                         .filter(|(other, _)| **other != rank);
                     let is_done = |place| others.into_iter().any(|(_, other)| other.is_done(place));
-                    call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
+                    (call.is_pending() || is_elsewhere)
+                        && !(call.is_symmetric() && call.place.is_some_and(is_done))
                 });
                 nodes.extend(open.map(|call| Node {
                     rank,
@@ -335,7 +341,7 @@ fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
         let here = There {
             rank,
             entered: report.entered,
-            calls: &report.calls,
+            calls: report.calls.iter().collect(),
             only_pending: None,
             ledgers: report.exists.then_some([&report.sent, &report.received]),
         };
@@ -346,7 +352,7 @@ fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
             let there = There {
                 rank: other.rank,
                 entered: other.entered,
-                calls: &other.waiting,
+                calls: other.freed.iter().chain(&other.waiting).collect(),
                 only_pending: Some(!other.more),
                 ledgers: Some([&other.sent, &other.received]),
             };

@@ -9,7 +9,7 @@ use super::FaultClass;
 use crate::debug_log::{self, FirstWarning};
 use crate::error::{Error, ErrorKind};
 use crate::preflight;
-use crate::rendezvous::ONE_WAY;
+use crate::rendezvous::{HEARTBEAT, ONE_WAY};
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
 use crate::threads;
 
@@ -31,6 +31,14 @@ pub(crate) struct Cause {
 /// How the word of a parent begins, and what stands before the last that the process said.
 const WORD: &str = "its process ended: ";
 const STDERR: &str = "; stderr ended with: ";
+
+/// How a rank went, and the sentence on what its last heartbeat told.
+fn without_heartbeat(how: &str) -> (&str, Option<String>) {
+    match how.rsplit_once(HEARTBEAT) {
+        Some((how, told)) => (how, Some(format!("its last heartbeat, {told}"))),
+        None => (how, None),
+    }
+}
 
 impl Cause {
     fn new(class: FaultClass, root: RootCause, text: String) -> Self {
@@ -92,6 +100,7 @@ impl Cause {
 
     /// Its process is gone.
     pub(in crate::supervision) fn died(how: &str) -> Self {
+        let (how, heartbeat) = without_heartbeat(how);
         let (what, said) = match how.split_once(STDERR) {
             Some((what, said)) => (what, Some(said)),
             None => (how, None),
@@ -113,6 +122,7 @@ impl Cause {
                 "the kernel told that its connection or its process ended; it had said no goodbye"
             }
         }));
+        cause.evidence.extend(heartbeat);
         if let Some(said) = said {
             cause
                 .evidence
@@ -129,6 +139,7 @@ impl Cause {
 
     /// Its host does not answer any more: those ranks of the communicator live there.
     pub(in crate::supervision) fn host_lost(host: &str, ranks: Vec<usize>, how: &str) -> Self {
+        let (how, heartbeat) = without_heartbeat(how);
         let lost = who(&ranks);
         let root = RootCause::HostLost {
             host: host.to_owned(),
@@ -136,16 +147,18 @@ impl Cause {
         };
         if how.contains(ONE_WAY) {
             let text = format!("cannot be reached on its host {host}: {how}");
-            return Self {
-                evidence: vec![
-                    format!(
-                        "what is sent to {host} is not acknowledged there, while what {host} sends comes through; \
+            let mut evidence = vec![
+                format!(
+                    "what is sent to {host} is not acknowledged there, while what {host} sends comes through; \
                          {lost} of this communicator run there"
-                    ),
-                    String::from(
-                        "its process lived when it was heard last, and is told that it is cut off",
-                    ),
-                ],
+                ),
+                String::from(
+                    "its process lived when it was heard last, and is told that it is cut off",
+                ),
+            ];
+            evidence.extend(heartbeat);
+            return Self {
+                evidence,
                 hint: format!(
                     "look at firewalls and routes between {host} and the others: packets come through one way only"
                 ),
@@ -154,9 +167,11 @@ impl Cause {
         }
         let text = format!("is gone with its host {host}: {how}");
         Self {
-            evidence: vec![format!(
+            evidence: std::iter::once(format!(
                 "the kernel of {host} acknowledges nothing any more; {lost} of this communicator run there"
-            )],
+            ))
+            .chain(heartbeat)
+            .collect(),
             hint: format!(
                 "look whether {host} is up, and at the network between it and the others; a process that only \
                  died would have closed its connection"

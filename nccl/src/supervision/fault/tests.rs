@@ -158,3 +158,23 @@ fn a_long_cause_is_cut_at_a_character() {
     let (cut, _) = Fault::decode(&long.encode(&[])).unwrap();
     assert_eq!(cut.cause, "ä".repeat(LONGEST / 2));
 }
+
+#[test]
+fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
+    let heartbeat = "; its last heartbeat, 0.3 s before, told of all_reduce #4 on \"tp\", called 0.1 s before that";
+    let silent = format!("its connection broke without goodbye: timed out{heartbeat}");
+    let causes = [
+        Cause::died(&format!(
+            "its connection closed without goodbye: it died{heartbeat}"
+        )),
+        Cause::died(&format!(
+            "its process ended: killed by SIGKILL; stderr ended with: oh{heartbeat}"
+        )),
+        Cause::host_lost("h2", vec![3], &silent),
+    ];
+    for cause in causes {
+        assert!(!cause.text.contains("heartbeat"), "{}", cause.text);
+        let evidence = cause.evidence.join("; ");
+        assert!(evidence.contains(&heartbeat[2..]), "{evidence}");
+    }
+}

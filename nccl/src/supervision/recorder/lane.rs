@@ -92,6 +92,12 @@ impl<S: Slot> Lane<S> {
         (number + self.slots.len() as u64 >= begun).then_some(record)
     }
 
+    /// The last record that is whole, unless others come too fast.
+    pub(crate) fn last(&self) -> Option<S::Record> {
+        let last = self.written.load(Ordering::Acquire).checked_sub(1)?;
+        self.get(last)
+    }
+
     /// What is whole.
     pub(crate) fn read(&self) -> Copied<S::Record> {
         let length = self.slots.len() as u64;

@@ -22,6 +22,7 @@ struct Table {
     reports: BTreeMap<usize, Report>,
     left: BTreeSet<usize>,
     states: BTreeMap<usize, String>,
+    slack: Duration,
 }
 
 fn operation(kind: OperationKind) -> RecordedOperation {
@@ -59,6 +60,7 @@ fn call(number: u64, operations: Vec<RecordedOperation>, state: State) -> Entere
         stream: 1,
         since_ns: number * 1000,
         age_ms: 1000,
+        done_ms: None,
         state,
         operations,
         missing: 0,
@@ -116,6 +118,7 @@ impl Table {
             reports: reports.into_iter().map(|one| (one.rank, one)).collect(),
             left: BTreeSet::new(),
             states: BTreeMap::new(),
+            slack: Duration::from_millis(5),
         }
     }
 
@@ -128,6 +131,7 @@ impl Table {
             reports: &self.reports,
             left: &self.left,
             states: &self.states,
+            slack: self.slack,
         });
         let fault = verdict.cause.text.clone();
         assert!(!fault.is_empty() && !fault.contains('\n'), "{fault}");
@@ -190,6 +194,7 @@ fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> Elsewhere {
         entered: Some(entered),
         waiting: waiting.collect(),
         more: false,
+        freed: Vec::new(),
         sent: Ledger::of(&[0; 8]),
         received: Ledger::of(&[0; 8]),
     }
@@ -503,6 +508,36 @@ fn a_rank_that_left_in_order_is_named_when_others_wait_for_it() {
     let verdict = table.elect();
     assert_eq!(verdict.rank, 1);
     assert!(verdict.cause.evidence[0].contains("left the world in order"));
+}
+
+#[test]
+fn who_had_come_last_for_long_is_evidence_unless_the_reports_are_further_apart() {
+    let late = |by: u64, times: u64, slack| {
+        let mut reports: Vec<_> = (0..3).map(|rank| entered(rank, 20, false)).collect();
+        for (rank, report) in reports.iter_mut().enumerate() {
+            for call in &mut report.calls {
+                call.age_ms = 10_000 - 100 * call.number - rank as u64;
+                if rank == 1 && call.number > 20 - times {
+                    call.age_ms -= by;
+                }
+            }
+        }
+        // The last one stands still, and rank 1 has not come to it.
+        reports[1].calls.pop();
+        reports[1].entered = Some(19);
+        let mut table = Table::of(reports);
+        table.slack = Duration::from_millis(slack);
+        let verdict = table.elect();
+        assert_eq!(verdict.rank, 1);
+        verdict.cause.evidence.join("; ")
+    };
+    let evidence = late(81, 15, 5);
+    let words = "rank 1 had been the last to arrive in 14 of the last 16 operations of all ranks, by 80ms (median)";
+    assert!(evidence.contains(words), "{evidence}");
+    for (by, times, slack) in [(81, 15, 80), (9, 15, 1), (81, 11, 5)] {
+        let evidence = late(by, times, slack);
+        assert!(!evidence.contains("last to arrive"), "{evidence}");
+    }
 }
 
 #[test]

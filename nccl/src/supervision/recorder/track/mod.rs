@@ -37,7 +37,7 @@ pub(crate) use self::clock::{clock, origin};
 pub(crate) use self::limit::{limit_of_word, limit_word};
 pub(crate) use self::slots::Operation;
 pub(super) use self::slots::{IssueRecord, OperationRecord, Progress};
-pub(crate) use self::tracked::{Tracked, tracks};
+pub(crate) use self::tracked::{Tracked, last_call, tracks};
 pub(crate) use self::writer::{Room, Ticket, Writer};
 
 /// Issues and operations that are kept of each communicator.

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::slots::Progress;
-use super::{ISSUES, Identity, OPERATIONS, Ticket, Track, Writer, origin};
+use super::{ISSUES, Identity, OPERATIONS, Ticket, Track, Writer, now, origin};
 use crate::communicator::Phase;
+use crate::operation::OperationKind;
 use crate::stats::Tally;
 use crate::supervision::recorder::dump;
 use crate::supervision::recorder::lane::Lane;
@@ -105,4 +107,22 @@ fn all() -> MutexGuard<'static, All> {
 pub(crate) fn tracks() -> Vec<Arc<Track>> {
     // Those that ended are in both lists.
     all().live.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// The call that was made last on any communicator of a world, in words. A glance at one record of each.
+pub(crate) fn last_call() -> Option<String> {
+    let tracks = tracks();
+    let of_worlds = tracks.iter().filter(|track| track.identity.home.is_some());
+    let last = of_worlds.filter_map(|track| Some((track, track.issues.last()?)));
+    let (track, issue) = last.max_by_key(|(_, issue)| issue.time)?;
+    let age = now().saturating_sub(Duration::from_nanos(issue.time));
+    let is_done = issue.number <= track.done_on(issue.stream);
+    Some(format!(
+        "{} #{} on {:?}, called {:.1} s before that{}",
+        OperationKind::from_code((issue.state >> 8) as u8),
+        issue.number,
+        &*track.identity.name,
+        age.as_secs_f64(),
+        if is_done { " and done" } else { "" }
+    ))
 }

@@ -1,0 +1,49 @@
+//! Who had been the last to come before it stood still, from when the ranks called what they have all called.
+
+use std::time::Duration;
+
+use super::Case;
+
+/// So many operations are looked at.
+const LAST: usize = 16;
+
+/// Fewer say nothing, and less is what comes and goes.
+const FEWEST: usize = 4;
+const LEAST: Duration = Duration::from_millis(10);
+
+/// A sentence, where one rank came last to most of them, and later than the reports are apart, which each say how long
+/// ago something was.
+pub(super) fn late(case: &Case<'_>) -> Option<String> {
+    let first = case.reports.values().next()?;
+    let places = first.calls.iter().rev().filter_map(|call| call.place);
+    let last_of = |place: u64| {
+        let ages = case.reports.values();
+        let ages = ages.map(|report| Some((report.at(place)?.age_ms, report.rank)));
+        let mut ages: Vec<_> = ages.collect::<Option<_>>()?;
+        ages.sort_unstable();
+        let [(age, rank), (before, _), ..] = ages[..] else {
+            return None;
+        };
+        Some((rank, before - age))
+    };
+    let lasts: Vec<(usize, u64)> = places.filter_map(last_of).take(LAST).collect();
+    let mut counts = std::collections::BTreeMap::<usize, Vec<u64>>::new();
+    for (rank, by) in &lasts {
+        counts.entry(*rank).or_default().push(*by);
+    }
+    let (rank, mut by) = counts.into_iter().max_by_key(|(_, by)| by.len())?;
+    by.sort_unstable();
+    let median = Duration::from_millis(by[by.len() / 2]);
+    if lasts.len() < FEWEST
+        || by.len() * 4 < lasts.len() * 3
+        || median < LEAST
+        || median <= case.slack
+    {
+        return None;
+    }
+    Some(format!(
+        "rank {rank} had been the last to arrive in {} of the last {} operations of all ranks, by {median:?} (median)",
+        by.len(),
+        lasts.len()
+    ))
+}
