@@ -4,9 +4,10 @@
 //! that nobody watches over is not issued.
 
 use std::io;
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use crate::error::{Error, ErrorKind};
-use crate::preflight;
+use crate::{events, preflight};
 
 /// How the sentence begins by which such an error is known.
 const STARTING: &str = "starting a thread ";
@@ -40,9 +41,85 @@ pub(crate) fn are_exhausted(kind: &ErrorKind) -> bool {
     }
 }
 
+/// As [`Scope::spawn`], which panics where there is no thread.
+pub(crate) fn scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    #[cfg(test)]
+    scarcity::take()?;
+    let builder = Builder::new().name(name.to_owned());
+    builder.spawn_scoped(scope, work)
+}
+
+/// Runs `work` on so many threads, this one among them, or on fewer where there are no more: each takes of what is
+/// to be done until nothing is left, so that one is enough. `purpose` goes on after "a thread".
+pub(crate) fn together(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
+    std::thread::scope(|scope| {
+        for _ in 1..most {
+            if let Err(error) = scoped(scope, name, &work) {
+                events::no_thread(purpose, &error);
+                break;
+            }
+        }
+        work();
+    });
+}
+
+/// In tests: how many threads a thread can start yet.
+#[cfg(test)]
+pub(crate) mod scarcity {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn set(left: Option<usize>) {
+        LEFT.set(left);
+    }
+
+    pub(super) fn take() -> io::Result<()> {
+        match LEFT.get() {
+            None => Ok(()),
+            Some(0) => Err(io::Error::from(rustix::io::Errno::AGAIN)),
+            Some(left) => {
+                LEFT.set(Some(left - 1));
+                Ok(())
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::communicator::lock;
+
+    #[test]
+    fn what_several_threads_would_do_is_done_by_those_that_there_are() {
+        for threads in [Some(0), Some(2), None] {
+            scarcity::set(threads);
+            let left = Mutex::new(0..100);
+            let done = Mutex::new(Vec::new());
+            together(8, "nccl-test", "to count", || {
+                loop {
+                    let Some(number) = lock(&left).next() else {
+                        return;
+                    };
+                    lock(&done).push(number);
+                }
+            });
+            scarcity::set(None);
+            let mut done = done.into_inner().unwrap();
+            done.sort_unstable();
+            assert_eq!(done, Vec::from_iter(0..100), "with {threads:?} threads");
+        }
+    }
 
     #[test]
     fn an_error_for_want_of_a_thread_says_how_many_there_are_and_what_to_do() {

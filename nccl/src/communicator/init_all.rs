@@ -9,6 +9,7 @@ use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::rendezvous::World;
+use crate::threads;
 use crate::unique_id::UniqueId;
 
 impl Communicator {
@@ -84,19 +85,22 @@ impl Communicator {
                 .map(|(rank, (stream, line))| {
                     let (set, failed) = (&set, &failed);
                     let company = (line, Arc::clone(&everybody));
-                    scope.spawn(move || {
+                    let make = move || {
                         let _guard = AbortOnPanic(failed);
                         let builder = Self::builder(name, id, rank, streams.len())
                             .stream(stream)
                             .in_company(company)
                             .abort_signal(failed);
                         set(builder).build().inspect_err(|_| failed.abort())
-                    })
+                    };
+                    threads::scoped(scope, "nccl-init", make)
+                        .map_err(threads::not_started("for a rank of init_all"))
+                        .inspect_err(|_| failed.abort())
                 })
                 .collect();
             ranks
                 .into_iter()
-                .map(|rank| match rank.join() {
+                .map(|rank| match rank?.join() {
                     Ok(made) => made,
                     Err(panic) => std::panic::resume_unwind(panic),
                 })
@@ -133,6 +137,51 @@ impl Drop for AbortOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use cudarc::driver::CudaContext;
+
+    use super::*;
+    use crate::threads::{are_exhausted, scarcity};
+
+    #[test]
+    fn ranks_that_have_begun_do_not_wait_for_one_that_has_no_thread() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let streams: Vec<_> = (0..2)
+            .filter_map(|device| CudaContext::new(device).ok()?.new_stream().ok())
+            .collect();
+        if streams.len() < 2 {
+            println!("not tested here: it needs two devices");
+            return;
+        }
+        let begun = Instant::now();
+        scarcity::set(Some(1));
+        let made = Communicator::init_all_with("scarce", &streams, |builder| {
+            builder.timeout(Duration::from_secs(60))
+        });
+        scarcity::set(None);
+        let error = made.expect_err("rank 1 has no thread");
+        assert!(are_exhausted(error.kind()), "{error}");
+        assert!(
+            error.to_string().contains("for a rank of init_all"),
+            "{error}"
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            begun.elapsed()
+        );
+        // With threads, they are made.
+        let comms = Communicator::init_all("enough", &streams).unwrap();
+        assert_eq!(comms.len(), 2);
+        for comm in comms {
+            comm.abort("done").unwrap();
         }
     }
 }

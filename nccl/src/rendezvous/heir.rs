@@ -24,6 +24,7 @@ use super::request::Request;
 use super::server::Server;
 use super::succession::{Action, Event, Loss};
 use crate::communicator::lock;
+use crate::threads;
 
 /// How long a host may take to acknowledge, and a process at most to answer.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -362,12 +363,13 @@ impl Heir {
                     hub.found(rank, loss);
                 }
             };
-            std::thread::scope(|scope| {
-                for _ in 1..awaited.len().min(ASKED) {
-                    scope.spawn(inquire);
-                }
-                inquire();
-            });
+            let askers = awaited.len().min(ASKED);
+            threads::together(
+                askers,
+                "nccl-asker",
+                "to ask several ranks at once",
+                inquire,
+            );
             if let Some((by, met)) = overtaken.into_inner().unwrap_or_default() {
                 // It was mute for a while, and another was next.
                 hub.stand_down();

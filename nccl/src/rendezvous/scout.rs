@@ -21,6 +21,7 @@ use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
 use crate::communicator::lock;
+use crate::threads;
 use crate::time::deadline_after;
 
 /// How long one try to get somewhere may take.
@@ -432,21 +433,23 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
     let deadline = Instant::now() + TELLING;
     let tellers = doors.len().min(TELLERS);
     let rest = Mutex::new(doors.into_iter());
-    std::thread::scope(|scope| {
-        for _ in 0..tellers {
-            scope.spawn(|| {
-                loop {
-                    let Some((_, door)) = lock(&rest).next() else {
-                        break;
-                    };
-                    let word = (coordinator, pid, how);
-                    if let Err(why) = tell(shared, &door, word, size, deadline) {
-                        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of the coordinator's end");
-                    }
-                }
-            });
+    let tell_some = || {
+        loop {
+            let Some((_, door)) = lock(&rest).next() else {
+                break;
+            };
+            let word = (coordinator, pid, how);
+            if let Err(why) = tell(shared, &door, word, size, deadline) {
+                tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of the coordinator's end");
+            }
         }
-    });
+    };
+    threads::together(
+        tellers,
+        "nccl-teller",
+        "to tell several ranks at once",
+        tell_some,
+    );
     let how = word(how);
     let mut state = shared.state();
     state.board.gone(coordinator, &how);
