@@ -26,7 +26,7 @@ use super::world::{Open, Origin, World};
 use crate::ErrorKind;
 use crate::communicator::{Communicator, lock};
 use crate::error::{Error, Result};
-use crate::time::deadline_after;
+use crate::time::{deadline_after, later};
 
 /// The topic, in errors.
 const TOPIC: &str = "the next epoch";
@@ -239,7 +239,7 @@ impl World {
         for attempt in 0.. {
             let deadline = match leaves_behind {
                 true => deadline_after(limit),
-                false => begun + limit,
+                false => later(begun, limit),
             };
             let outcome = self
                 .agree(deadline, leaves_behind)

@@ -63,7 +63,6 @@ pub(super) struct Going {
     /// The epoch of this hub.
     pub(super) number: u64,
     came: BTreeMap<usize, Coming>,
-    begun: Option<Instant>,
     newcomers: BTreeMap<u64, Outlet>,
     /// The last epoch that was agreed upon.
     next: Option<Next>,
@@ -74,6 +73,7 @@ pub(super) struct Going {
 /// A rank that wants to go on.
 struct Coming {
     id: u64,
+    begun: Instant,
     deadline: Instant,
     leaves_behind: bool,
 }
@@ -96,6 +96,12 @@ impl Going {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.came.values().map(|coming| coming.deadline).min()
+    }
+
+    /// For how long the first of those that wait has.
+    fn waited(&self, now: Instant) -> Duration {
+        let begun = self.came.values().map(|coming| coming.begun).min();
+        begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun))
     }
 
     pub(super) fn newcomers(&self) -> usize {
@@ -123,9 +129,9 @@ impl State {
         if self.going.came.contains_key(&rank) {
             return self.refuse(rank, id, Incomplete::Twice);
         }
-        self.going.begun.get_or_insert_with(Instant::now);
         let coming = Coming {
             id,
+            begun: Instant::now(),
             deadline,
             leaves_behind,
         };
@@ -160,7 +166,6 @@ impl State {
             return;
         }
         let came = std::mem::take(&mut self.going.came);
-        self.going.begun = None;
         let newcomers = std::mem::take(&mut self.going.newcomers);
         self.going.agreed += 1;
         let number = self.going.number + self.going.agreed;
@@ -206,7 +211,7 @@ impl State {
             return;
         }
         let since = |at: Instant| now.saturating_duration_since(at);
-        let waited = self.going.begun.take().map_or(Duration::ZERO, since);
+        let waited = self.going.waited(now);
         let missing = self.missing_from_going();
         if self.going.came.values().all(|coming| coming.leaves_behind) {
             let limit = waited.as_secs_f64();

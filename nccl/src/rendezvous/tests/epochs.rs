@@ -1,8 +1,13 @@
 //! Going on: who is left agrees on the next epoch, whatever happens meanwhile.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use super::super::hub::{Hub, Outlet};
+use super::super::incoming::Answer;
+use super::super::mailbox::{Mailbox, Waited};
+use super::super::message::Incomplete;
+use super::super::request::Request;
 use super::super::{Rendezvous, World};
 use super::rendezvous;
 use crate::error::Result;
@@ -57,6 +62,20 @@ fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
 }
 
 #[test]
+fn a_world_that_goes_on_without_a_limit_waits_for_whoever_is_there() {
+    let alone = World::single();
+    let next = alone.next_epoch(Duration::MAX).unwrap();
+    assert_eq!(next.epoch(), 1);
+    let kept = next.next_epoch_keeping(&[], Duration::MAX).unwrap();
+    assert_eq!(kept.epoch(), 2);
+    ranks("unlimited", 2, |world| {
+        let next = world.next_epoch(Duration::MAX).unwrap();
+        assert_eq!(next.epoch(), 1);
+        talk(&next);
+    });
+}
+
+#[test]
 fn a_world_goes_on_as_often_as_ranks_die() {
     ranks("twice", 4, |mut world| {
         for epoch in 1..4 {
@@ -92,6 +111,36 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
         talk(&next);
         over.wait();
     });
+}
+
+#[test]
+fn who_gave_up_going_on_does_not_count_when_it_is_waited_again() {
+    let hub = Hub::new(2);
+    let mailbox = Arc::new(Mailbox::default());
+    for rank in 0..2 {
+        let outlet = Outlet::Local(Arc::clone(&mailbox));
+        hub.attach(rank, outlet, ("here", 1, "this"), None).unwrap();
+    }
+    let long = Duration::from_millis(600);
+    let wish = |patience| Request::GoOn {
+        patience,
+        leaves_behind: false,
+    };
+    let first = mailbox.ticket();
+    hub.handle(0, first.id, wish(LIMIT));
+    std::thread::sleep(long);
+    let reason = String::from("its abort signal was given");
+    hub.handle(0, first.id, Request::Cancel { reason });
+    let second = mailbox.ticket();
+    hub.handle(0, second.id, wish(Duration::ZERO));
+    hub.tick(Instant::now());
+    match second.wait(Instant::now(), None) {
+        Waited::Answer(Answer::Incomplete(why)) => match &*why {
+            Incomplete::TimedOut { waited, .. } => assert!(*waited < long, "{waited:?}"),
+            other => panic!("{other:?}"),
+        },
+        _ => panic!("it is not answered"),
+    }
 }
 
 #[test]
