@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::Sink as _;
+use super::heartbeat::Said;
 use super::hub::{Hub, Outlet, cut};
 use super::incoming::Push;
 use super::line;
@@ -331,7 +332,7 @@ impl State {
             self.channels.over.get_or_insert((rank, departure));
             self.show(rank);
         }
-        tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = me, "this rank coordinates from now on");
+        self.said.push(Said::Leads(me));
         if let Some((rank, departure)) = self.channels.over.clone() {
             self.push(&Push::Over { rank, departure });
         }

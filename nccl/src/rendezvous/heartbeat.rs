@@ -141,7 +141,7 @@ impl State {
     pub(super) fn hear(&mut self, rank: usize, now: Instant) {
         let turn = self.members[rank].pulse.as_mut().map(|p| p.hear(now));
         if let Some(Turn::Heard(silent)) = turn {
-            heard_again(rank, silent);
+            self.said.push(Said::HeardAgain(rank, silent));
             let (silent, state) = (None, None);
             self.push(&Push::Suspected {
                 rank,
@@ -195,7 +195,7 @@ impl State {
             outlet.push(&Push::Look { rank, pid }, &mut None);
             self.dirty.push(outlet);
         }
-        found_silent(rank, silent, state.as_deref());
+        self.said.push(Said::Silent(rank, silent, state.clone()));
         let silent = Some(silent);
         self.push(&Push::Suspected {
             rank,
@@ -247,7 +247,8 @@ impl State {
         if let Some(pulse) = member.pulse.filter(|pulse| pulse.suspected) {
             super::hub::cut(&mut state, super::hub::LONGEST_NAME);
             let silent = pulse.age(now);
-            found_silent(rank, silent, Some(&state));
+            let said = Said::Silent(rank, silent, Some(state.clone()));
+            self.said.push(said);
             let (silent, state) = (Some(silent), Some(state));
             self.push(&Push::Suspected {
                 rank,
@@ -271,15 +272,34 @@ impl super::hub::Hub {
     }
 }
 
-pub(super) fn found_silent(rank: usize, silent: Duration, state: Option<&str>) {
-    let silent_ms = silent.as_millis() as u64;
-    let state = state.unwrap_or("unknown");
-    tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank is alive, and silent");
+/// What the log is told, when nothing is locked any more: whoever listens may ask how the world is, or be slow.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// A rank, for how long, and what was seen of its process.
+    Silent(usize, Duration, Option<String>),
+    HeardAgain(usize, Duration),
+    /// This rank has taken over.
+    Leads(usize),
 }
 
-pub(super) fn heard_again(rank: usize, silent: Duration) {
-    let silent_ms = silent.as_millis() as u64;
-    tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a rank that was silent speaks again");
+impl Said {
+    pub(super) fn say(self) {
+        let millis = |silent: Duration| silent.as_millis() as u64;
+        match self {
+            Self::Silent(rank, silent, state) => {
+                let silent_ms = millis(silent);
+                let state = state.as_deref().unwrap_or("unknown");
+                tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank is alive, and silent");
+            }
+            Self::HeardAgain(rank, silent) => {
+                let silent_ms = millis(silent);
+                tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a rank that was silent speaks again");
+            }
+            Self::Leads(rank) => {
+                tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank, "this rank coordinates from now on");
+            }
+        }
+    }
 }
 
 /// Whom a rank suspects, as far as it has heard or found itself.

@@ -19,7 +19,7 @@ use super::connection::Connection;
 use super::frame::Outgoing;
 use super::going::Going;
 use super::handover::Doubt;
-use super::heartbeat::Beats;
+use super::heartbeat::{Beats, Said};
 use super::incoming::{Answer, Push};
 use super::inquiries::Inquiries;
 use super::mailbox::Mailbox;
@@ -91,6 +91,7 @@ impl Hub {
             doubt: Doubt::default(),
             beats: Beats::default(),
             inquiries: Inquiries::default(),
+            said: Vec::new(),
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -445,10 +446,10 @@ impl Hub {
             state.tick(now);
             state.reports(now)
         };
+        self.flush();
         for text in reports {
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
         }
-        self.flush();
     }
 
     /// When to call [`tick`](Self::tick) next.
@@ -466,12 +467,14 @@ impl Hub {
         !state.gets.is_empty() || state.rounds.values().any(|open| !open.waiting.is_empty())
     }
 
-    /// Sends what was queued. Outside of the lock, because it runs the handlers of notices.
+    /// Sends what was queued, and then says what was to be said. Outside of the lock, because it runs the handlers
+    /// of notices, and those who listen to the log may ask how the world is.
     pub(super) fn flush(&self) {
-        let (dirty, next) = {
+        let (dirty, said, next) = {
             let mut state = lock(&self.state);
             (
                 std::mem::take(&mut state.dirty),
+                std::mem::take(&mut state.said),
                 state.going.next().cloned(),
             )
         };
@@ -491,6 +494,7 @@ impl Hub {
         if let Some(next) = next {
             next.flush();
         }
+        said.into_iter().for_each(Said::say);
     }
 }
 

@@ -9,7 +9,7 @@ use super::channels::Channels;
 use super::frame::LARGEST;
 use super::going::Going;
 use super::handover::{Doubt, Handover};
-use super::heartbeat::{Beats, HEARTBEAT, Pulse};
+use super::heartbeat::{Beats, HEARTBEAT, Pulse, Said};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::inquiries::Inquiries;
@@ -41,6 +41,8 @@ pub(super) struct State {
     pub(super) doubt: Doubt,
     pub(super) beats: Beats,
     pub(super) inquiries: Inquiries,
+    /// For the log, which is written to outside of the lock.
+    pub(super) said: Vec<Said>,
 }
 
 /// What is known of a rank. How it dies, when nobody has heard it say goodbye:

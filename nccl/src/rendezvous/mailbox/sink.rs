@@ -6,7 +6,7 @@ use super::{Mailbox, Notice};
 use crate::communicator::lock;
 use crate::rendezvous::client::Sink;
 use crate::rendezvous::events::WorldEvent;
-use crate::rendezvous::heartbeat::{self, Turn};
+use crate::rendezvous::heartbeat::{Said, Turn};
 use crate::rendezvous::incoming::{Answer, Push};
 use crate::rendezvous::succession::{Event, Loss};
 
@@ -133,24 +133,25 @@ impl Sink for Mailbox {
     fn coordinator_turns(&self, turn: Turn, seen: Option<String>) {
         let mut state = lock(&self.state);
         let rank = state.coordinator();
-        let seen = seen.as_deref();
-        match turn {
-            Turn::Same => {}
+        let said = match turn {
+            Turn::Same => return,
             Turn::Silent(silent) => {
-                heartbeat::found_silent(rank, silent, seen);
-                state.suspects.learn(rank, Some(silent), seen);
+                state.suspects.learn(rank, Some(silent), seen.as_deref());
                 state.happens(|| WorldEvent::Silent {
                     rank,
                     silent,
-                    process: seen.map(str::to_owned),
+                    process: seen.clone(),
                 });
+                Said::Silent(rank, silent, seen)
             }
             Turn::Heard(silent) => {
-                heartbeat::heard_again(rank, silent);
                 state.suspects.forget(rank);
                 state.happens(|| WorldEvent::Answers { rank });
+                Said::HeardAgain(rank, silent)
             }
-        }
+        };
+        drop(state);
+        said.say();
     }
 
     fn close(&self, loss: Loss) {

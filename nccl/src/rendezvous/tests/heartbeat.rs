@@ -1,11 +1,14 @@
 //! Who is silent although its kernel answers: found by beats, looked at by a neighbour, told to all.
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use super::*;
+use crate::rendezvous::client::Sink as _;
 use crate::rendezvous::connection::Connection;
 use crate::rendezvous::frame::{Decoder, LARGEST_FRAME};
-use crate::rendezvous::heartbeat::BEAT;
+use crate::rendezvous::heartbeat::{BEAT, Turn};
 use crate::rendezvous::hub::{Hub, Outlet};
 use crate::rendezvous::incoming::{Incoming, Push};
 use crate::rendezvous::succession::Loss;
@@ -159,4 +162,66 @@ fn what_a_rank_said_last_is_told_of_one_that_dies_and_of_no_other() {
     hub.leave(2, crate::rendezvous::Departure::Left);
     let left = mailbox.departure(2).expect("it left");
     assert_eq!(left, crate::rendezvous::Departure::Left);
+}
+
+/// Listens to the log, and asks how the world is whenever something is said.
+struct Curious<F>(F, Arc<AtomicUsize>);
+
+impl<F: Fn() + Send + Sync + 'static> tracing::Subscriber for Curious<F> {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        if event.metadata().name().starts_with("nccl.rendezvous.") {
+            (self.0)();
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn whoever_listens_to_the_log_may_ask_how_the_world_is() {
+    let (done, over) = mpsc::channel();
+    // Which waits for ever if it is said under a lock.
+    std::thread::spawn(move || {
+        let hub = Arc::new(Hub::new(2));
+        let mailbox = Arc::new(Mailbox::default());
+        let outlet = Outlet::Local(Arc::clone(&mailbox));
+        hub.attach(0, outlet, ("here", 1, "this"), None).unwrap();
+        let _one = Far::attach(&hub, 1, "another");
+        let (asked, of) = (Arc::clone(&hub), Arc::clone(&mailbox));
+        let ask = move || drop((asked.heartbeat_ages(), of.suspects(), crate::stats()));
+        let said = Arc::new(AtomicUsize::new(0));
+        let curious = Curious(ask, Arc::clone(&said));
+        tracing::subscriber::with_default(curious, || {
+            let begun = Instant::now();
+            for beat in 1..=5 {
+                hub.tick(begun + beat * BEAT + Duration::from_millis(10));
+            }
+            let state = String::from("process state T (stopped)");
+            let saw = Request::Saw { rank: 1, state };
+            hub.handle(0, u64::MAX, saw);
+            hub.flush();
+            hub.handle(1, u64::MAX, Request::Pong(1));
+            hub.flush();
+            mailbox.coordinator_turns(Turn::Silent(Duration::from_secs(3)), None);
+            mailbox.coordinator_turns(Turn::Heard(Duration::from_secs(4)), None);
+        });
+        done.send(said.load(Ordering::Relaxed)).unwrap();
+    });
+    let said = over.recv_timeout(Duration::from_secs(20));
+    assert_eq!(said, Ok(5), "silent, seen, heard; and the coordinator");
 }
