@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -194,11 +193,6 @@ enum Answered {
     Mute,
     /// Perhaps the next time.
     Busy,
-}
-
-/// The address over TCP at which a rank listens.
-fn internet(at: Option<&str>) -> Option<SocketAddr> {
-    at?.strip_prefix("tcp:")?.parse().ok()
 }
 
 impl Heir {
@@ -395,12 +389,12 @@ impl Heir {
 
     /// Whether a rank's host was found silent already: then why.
     fn is_beside_a_silent_one(&self, rank: usize) -> Option<String> {
-        let own = internet(self.address_of(rank))?.ip();
+        let members = self.members.get()?;
+        let own = members.get(rank)?;
         let silent = self.mailbox.silent();
-        silent.into_iter().find_map(|(other, how)| {
-            let there = internet(self.address_of(other))?.ip();
-            (there == own).then_some(how)
-        })
+        silent
+            .into_iter()
+            .find_map(|(other, how)| own.is_beside(members.get(other)?).then_some(how))
     }
 
     /// From now on, `rank` coordinates, at the other end of this connection.

@@ -238,6 +238,13 @@ impl Watch {
         }
     }
 
+    /// Whether both ranks are one, or what cuts one of them off cuts off the other.
+    fn are_beside(&self, one: usize, other: usize) -> bool {
+        let member = |rank: usize| self.members.get()?.get(rank);
+        let beside = |one: Option<&Member>| Some(one?.is_beside(member(other)?));
+        one == other || beside(member(one)) == Some(true)
+    }
+
     /// A rank can be reached no more.
     fn bury(&self, rank: usize, how: &Departure) {
         let death = |who: &Who<'_>| self.death(rank, how, who);
@@ -252,7 +259,7 @@ impl Watch {
             Departure::Failed(chain) => Cause::failed(chain),
             Departure::Lost(how) if how.starts_with(SILENT) => {
                 let members = who.members.iter().enumerate();
-                let there = members.filter(|(_, member)| self.person(**member).0 == host);
+                let there = members.filter(|(_, member)| self.are_beside(rank, **member));
                 Cause::host_lost(&host, there.map(|(place, _)| place).collect(), how)
             }
             how => Cause::died(&how.to_string()),

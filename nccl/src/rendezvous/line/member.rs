@@ -1,5 +1,7 @@
 //! Who a rank is: its host, its process, and where it listens.
 
+use std::net::{IpAddr, SocketAddr};
+
 /// What is known of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
@@ -10,6 +12,19 @@ pub(crate) struct Member {
 }
 
 impl Member {
+    /// The address of the network card over which it is reached, where it is over one.
+    fn address(&self) -> Option<IpAddr> {
+        let at = self.at.as_deref()?.strip_prefix("tcp:")?;
+        Some(at.parse::<SocketAddr>().ok()?.ip())
+    }
+
+    /// Whether what cuts one of the two off from the network cuts off the other: they are reached at one address.
+    /// A name alone says nothing, as many hosts are called `localhost` or `ubuntu`.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let own = self.address();
+        own.is_some() && own == other.address()
+    }
+
     /// A thread of this process.
     pub(in crate::rendezvous) fn here() -> Self {
         Self {
@@ -17,5 +32,28 @@ impl Member {
             pid: std::process::id(),
             at: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_beside_each_other_by_their_address_and_not_by_the_name_of_their_host() {
+        let member = |at: Option<&str>| Member {
+            host: String::from("ubuntu"),
+            pid: 7,
+            at: at.map(str::to_owned),
+        };
+        let one = member(Some("tcp:10.0.0.1:4000"));
+        assert!(one.is_beside(&member(Some("tcp:10.0.0.1:4001"))));
+        assert!(!one.is_beside(&member(Some("tcp:10.0.0.2:4000"))));
+        let six = member(Some("tcp:[fe80::1]:4000"));
+        assert!(six.is_beside(&member(Some("tcp:[fe80::1]:9"))));
+        // Of those nobody knows.
+        assert!(!member(None).is_beside(&member(None)));
+        let local = member(Some("unix:/tmp/x"));
+        assert!(!local.is_beside(&local.clone()));
     }
 }
