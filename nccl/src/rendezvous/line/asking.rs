@@ -20,8 +20,10 @@ const ABORTED: &str = "its abort signal was given";
 /// How long the coordinator may take to say how a round ended that a rank has given up.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// How long a successor may take to say how the coordinator ended: as long as it waits for the others.
+/// How long a successor may take to say how the coordinator ended: as long as it waits for the others, and at most
+/// so long beyond the caller's deadline.
 const SUCCESSION: Duration = Duration::from_secs(6);
+const BEYOND: Duration = Duration::from_secs(1);
 
 impl Line {
     /// Sends a request and waits for its answer; with `refused`, only to take it back.
@@ -77,7 +79,8 @@ impl Line {
                 }
                 Waited::Answer(answer) => return Ok(answer),
                 Waited::Closed(coordinator, why) => {
-                    return Err(self.lost_with_coordinator(topic, coordinator, why));
+                    let lost = (coordinator, why);
+                    return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
                 }
                 Waited::Interrupted if is_round => {
                     // What all hear of the round counts: it may have ended otherwise a moment ago.
@@ -126,19 +129,34 @@ impl Line {
     }
 
     /// The error of a request whose coordinator is gone before it has answered.
-    fn lost_with_coordinator(&self, topic: &str, coordinator: usize, why: String) -> Error {
+    pub(in crate::rendezvous) fn lost_with_coordinator(
+        &self,
+        topic: &str,
+        (coordinator, why): (usize, String),
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Error {
         // Its successor finds the words for it that all hear.
-        let deadline = Instant::now() + SUCCESSION;
+        let now = Instant::now();
+        let until = (now + SUCCESSION).min(deadline.max(now) + BEYOND);
         while self.mailbox.departure(coordinator).is_none()
             && !self.mailbox.is_closed()
-            && Instant::now() < deadline
+            && Instant::now() < until
         {
+            if interrupted.is_some_and(|interrupted| interrupted()) {
+                return self.gave_up(topic);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         let departure = self.mailbox.departure(coordinator);
+        let state = match departure {
+            Some(_) => "is gone",
+            // It may live, and have been passed over.
+            None => "cannot be reached",
+        };
         let departure = departure.unwrap_or(Departure::Lost(why));
         let who = self.describe(coordinator);
-        let mut text = format!("{who} is gone, and {topic:?} with it: {departure}");
+        let mut text = format!("{who} {state}, and {topic:?} with it: {departure}");
         let mut root = (coordinator, departure);
         // It may have left because of somebody else.
         if let Some((rank, first)) = self.mailbox.first_failed()

@@ -38,6 +38,30 @@ fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they
 }
 
 #[test]
+fn who_has_lost_the_coordinator_waits_for_its_successor_no_longer_than_it_wants_to() {
+    let worlds = World::threads(2);
+    let lost = |deadline: Instant, interrupted: Option<&dyn Fn() -> bool>| {
+        let why = (0, String::from("its connection closed"));
+        let begun = Instant::now();
+        let line = &worlds[1].line;
+        let error = line.lost_with_coordinator("topic", why, deadline, interrupted);
+        (error, begun.elapsed())
+    };
+    let soon = Duration::from_secs(4);
+    // Nobody says that rank 0 is gone, and it is not.
+    let (error, took) = lost(Instant::now(), None);
+    assert!(took < soon, "{took:?} after the deadline");
+    let text = error.to_string();
+    assert!(
+        text.contains("cannot be reached") && !text.contains("is gone"),
+        "{text}"
+    );
+    let (error, took) = lost(Instant::now() + Duration::from_secs(60), Some(&|| true));
+    assert!(took < soon, "{took:?} after its abort signal");
+    assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+}
+
+#[test]
 fn the_message_of_a_panic_travels_where_the_program_wants_it() {
     crate::install_panic_hook();
     let mut worlds = World::threads(2);
