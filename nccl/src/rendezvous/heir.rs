@@ -44,12 +44,19 @@ const ASKED: usize = 32;
 const ENDS: usize = 128;
 const MOST_ENDS: usize = 1024;
 
+/// How many of those that were said to one rank alone are kept for a successor, and for how long: whoever collects
+/// them waits no longer for a verdict.
+const TOLD: usize = 16;
+const STALE: Duration = Duration::from_secs(2);
+
 /// The way to the coordinator, and what its successor has to be told.
 pub(super) struct Way {
     pub(super) link: Link,
     pub(super) left: bool,
     /// The ends that this rank has said.
     ends: VecDeque<(u64, Request)>,
+    /// What it said to one rank alone, when. Whoever is told twice does not mind.
+    told: VecDeque<(Instant, Request)>,
     phase: Option<Request>,
     stay: Option<Request>,
     /// The last wish to go on, which every coordinator hears as long as it is waited for.
@@ -64,6 +71,7 @@ impl Way {
             link,
             left: false,
             ends: VecDeque::new(),
+            told: VecDeque::new(),
             phase: None,
             stay: None,
             wish: None,
@@ -83,6 +91,12 @@ impl Way {
                 }
                 self.ends.push_back((id, request.clone()));
             }
+            Request::Tell { .. } => {
+                if self.told.len() == TOLD {
+                    self.told.pop_front();
+                }
+                self.told.push_back((Instant::now(), request.clone()));
+            }
             Request::Phase { .. } => self.phase = Some(request.clone()),
             Request::Stay { .. } => self.stay = Some(request.clone()),
             Request::GoOn { .. } => self.wish = Some((id, request.clone())),
@@ -95,7 +109,10 @@ impl Way {
     }
 
     fn all_kept(&mut self, mailbox: &Mailbox) -> Vec<(u64, Request)> {
+        self.told.retain(|(at, _)| at.elapsed() < STALE);
+        let told = self.told.iter().map(|(_, request)| request);
         let unasked = [&self.phase, &self.stay].into_iter().flatten();
+        let unasked = unasked.chain(told);
         let unasked = unasked.map(|request| (u64::MAX, request.clone()));
         let ends = self.ends.iter().cloned();
         let wish = self

@@ -119,7 +119,8 @@ pub enum RootCause {
     HostLost {
         /// Its name.
         host: String,
-        /// All ranks of the communicator that live there.
+        /// The ranks of the communicator that are reached at its address: what cuts off one of them cuts off all, as a rule.
+        /// Only the first is known to be cut off.
         ranks: Vec<usize>,
     },
     /// A limit of the system or the device is reached.

@@ -227,7 +227,7 @@ impl Line {
         self.send(u64::MAX, Request::Announce { topic, bytes });
     }
 
-    /// Tells rank `to` alone. It is lost when the coordinator dies.
+    /// Tells rank `to` alone. Should the coordinator die, its successor is given it again: it may come twice.
     pub(crate) fn tell(&self, to: usize, topic: &str, bytes: Vec<u8>) {
         let topic = topic.to_owned();
         self.send(u64::MAX, Request::Tell { to, topic, bytes });

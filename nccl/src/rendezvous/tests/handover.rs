@@ -70,3 +70,38 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
         }
     }
 }
+
+/// Without it, whoever collects the ranks' reports takes the one that has reported for one that does not answer.
+#[test]
+fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
+    let joining: Vec<_> = (0..4)
+        .map(|rank| {
+            let meet = rendezvous("alone", rank, 4);
+            std::thread::spawn(move || World::join(meet).unwrap())
+        })
+        .collect();
+    let worlds: Vec<_> = joining
+        .into_iter()
+        .map(|rank| rank.join().unwrap())
+        .collect();
+    let (told, heard) = std::sync::mpsc::channel();
+    worlds[2].line.on_notice(move |notice| {
+        if let Notice::Told { from, topic, bytes } = notice {
+            let _ = told.send((*from, topic.clone(), bytes.to_vec()));
+        }
+    });
+    let server = worlds[0].line.server().unwrap();
+    // Before it has passed anything on.
+    server.hub().die_after(0, Arc::clone(&server));
+    drop(server);
+    for (rank, text) in [(1, b"stuck"), (3, b"ahead")] {
+        worlds[rank].line.tell(2, "report/x", text.to_vec());
+    }
+    let mut all: Vec<_> = (0..2)
+        .map(|_| heard.recv_timeout(Duration::from_secs(10)).unwrap())
+        .collect();
+    all.sort();
+    let said = |from, text: &[u8]| (from, String::from("report/x"), text.to_vec());
+    assert_eq!(all, [said(1, b"stuck"), said(3, b"ahead")]);
+    assert_eq!(worlds[2].line.coordinator(), 1);
+}
