@@ -129,22 +129,24 @@ fn calls_take_time_on_their_stream(world: World) -> Outcome {
     world.barrier("all have looked")?;
     // After a pause the next call is marked.
     std::thread::sleep(Duration::from_millis(30));
-    let late = Duration::from_millis(150);
-    if world.rank() == 1 {
-        std::thread::sleep(late);
-    }
+    let late = Duration::from_millis(300);
     let called = Instant::now();
     let mut z = stream.alloc_zeros::<f32>(4)?;
-    comm.broadcast_in_place(&mut z, 1)?.wait()?;
-    let whole = called.elapsed();
-    let waited = await_took(NAME, OperationKind::Broadcast, world.size() as u64)?;
+    if world.rank() == 1 {
+        world.barrier("the other one waits")?;
+        std::thread::sleep(late);
+    }
+    let sent = comm.broadcast_in_place(&mut z, 1)?;
     if world.rank() == 0 {
-        // With the wait for the other, and no more than a watch saw.
-        assert!(waited.longest() > late - late / 3, "{waited:?}");
-        assert!(
-            waited.longest() <= whole + late / 3,
-            "{waited:?} of {whole:?}"
-        );
+        world.barrier("the other one waits")?;
+    }
+    sent.wait()?;
+    let waited = await_took(NAME, OperationKind::Broadcast, world.size() as u64)?;
+    let whole = called.elapsed();
+    if world.rank() == 0 {
+        // With the wait for the other, and no more than a watch saw. A stream may begin late with its work.
+        assert!(waited.longest() > late / 2, "{waited:?}");
+        assert!(waited.longest() <= whole, "{waited:?} of {whole:?}");
     }
     Ok(world.barrier("all have seen it")?)
 }

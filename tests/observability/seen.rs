@@ -90,9 +90,20 @@ pub(super) fn seen(name: &str, comm: &str) -> Vec<Seen> {
 
 /// Waits for so many of them.
 pub(super) fn await_seen(name: &str, comm: &str, number: usize) -> Vec<Seen> {
+    await_which(name, comm, number, |_| true)
+}
+
+/// Waits for so many of them, of those that are asked for.
+pub(super) fn await_which(
+    name: &str,
+    comm: &str,
+    number: usize,
+    which: impl Fn(&Seen) -> bool,
+) -> Vec<Seen> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        let seen = seen(name, comm);
+        let mut seen = seen(name, comm);
+        seen.retain(&which);
         if seen.len() >= number || Instant::now() > deadline {
             assert_eq!(seen.len(), number, "{name} of {comm}: {seen:?}");
             return seen;
