@@ -486,9 +486,10 @@ fn what_nobody_asks_about_is_known_to_be_done_soon() {
     });
 }
 
-/// How often the threads of these names have gone to sleep, and how much of a processor they have used.
-fn activity(names: &[&str]) -> Result<(u64, u64), Box<dyn std::error::Error>> {
-    let (mut sleeps, mut ticks, mut threads) = (0, 0, 0);
+/// How often the threads of these names have gone to sleep: each time they wake, but not when others are
+/// given their processor.
+fn sleeps(names: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
+    let (mut sleeps, mut threads) = (0, 0);
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
         // Threads of others may end meanwhile.
@@ -502,16 +503,24 @@ fn activity(names: &[&str]) -> Result<(u64, u64), Box<dyn std::error::Error>> {
         let status = std::fs::read_to_string(path.join("status"))?;
         let switches = status
             .lines()
-            .filter(|line| line.contains("ctxt_switches"))
-            .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok());
-        sleeps += switches.sum::<u64>();
-        let stat = std::fs::read_to_string(path.join("stat"))?;
-        let (_, fields) = stat.rsplit_once(')').ok_or("a name in parentheses")?;
-        let mut times = fields.split_whitespace().skip(11).take(2);
-        ticks += times.try_fold(0, |sum, time| time.parse::<u64>().map(|time| sum + time))?;
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps += switches.ok_or("a field")?.trim().parse::<u64>()?;
     }
     assert_eq!(threads, names.len(), "all of them are there");
-    Ok((sleeps, ticks))
+    Ok(sleeps)
+}
+
+/// Waits until these threads have slept for a while without waking.
+fn await_sleep(names: &[&str], whole: Duration) -> Outcome {
+    let begun = Instant::now();
+    loop {
+        let before = sleeps(names)?;
+        std::thread::sleep(whole);
+        if sleeps(names)? == before {
+            return Ok(());
+        }
+        assert!(begun.elapsed() < SOON, "{names:?} do not sleep");
+    }
 }
 
 #[test]
@@ -520,30 +529,18 @@ fn the_watchdog_and_the_sentinel_sleep_when_nothing_is_pending_and_wake_seldom_w
         let (stream, comm) = start(&world, |builder| builder)?;
         unattended(&comm)?;
         stream.synchronize()?;
-        std::thread::sleep(Duration::from_secs(2));
         let both = ["nccl-watchdog", "nccl-clock"];
-        let before = activity(&both)?;
-        std::thread::sleep(Duration::from_secs(3));
-        assert_eq!(activity(&both)?, before, "somebody woke without a reason");
+        await_sleep(&both, Duration::from_secs(3))?;
         // It looks ten times a second while somebody may be inside a call.
-        let sentinel = ["nccl-sentinel"];
-        let begun = Instant::now();
-        loop {
-            let before = activity(&sentinel)?;
-            std::thread::sleep(Duration::from_secs(1));
-            if activity(&sentinel)? == before {
-                break;
-            }
-            assert!(begun.elapsed() < SOON, "the sentinel does not sleep");
-        }
+        await_sleep(&["nccl-sentinel"], Duration::from_secs(1))?;
+        let before = sleeps(&both)?;
         // It is found again, and a busy communicator costs few looks.
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             unattended(&comm)?;
             stream.synchronize()?;
         }
-        let (sleeps, _) = activity(&both)?;
-        let looks = sleeps - before.0;
+        let looks = sleeps(&both)? - before;
         assert!((4..400).contains(&looks), "{looks} wakeups in 2 s");
         Ok(())
     });
