@@ -21,7 +21,7 @@ const PAGE: &str = include_str!("../docs/start-up-faults.md");
 /// An operation that runs into this limit was not ended by what another rank told.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Within this, all ranks have to have heard: generous, for a loaded machine.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(15);
 
 fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), nccl::Error> {
     let stream = support::device(world)

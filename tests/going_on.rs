@@ -13,7 +13,7 @@ use support::apart::{self, Apart};
 /// How long ranks wait for each other.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Within this, those who are left work again.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(15);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -242,7 +242,8 @@ fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() 
         }
         let after = begun.elapsed();
         println!("rank {dead} left a child, tcp {tcp}: the others had ended after {after:?}");
-        assert!(after < Duration::from_secs(2), "{after:?}");
+        // Before the child ends.
+        assert!(after < Duration::from_secs(11), "{after:?}");
     }
 }
 
@@ -267,7 +268,7 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
     kill(zero, rustix::process::Signal::CONT);
     kill(stopped, rustix::process::Signal::CONT);
     println!("asked for {took:?}");
-    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(took < LONG / 2, "{took:?}");
     let there: Vec<_> = timeline.ranks.iter().map(|one| one.rank).collect();
     assert_eq!(there, [2], "{:?}", timeline.missing);
     let notes = &timeline.ranks[0].snapshot.notes;

@@ -66,8 +66,10 @@ fn said(fault: &str, begun: Instant, limit: Duration, ranks: Vec<Child>, words: 
     assert!(after < limit, "{after:?}");
 }
 
-const SECOND: Duration = Duration::from_secs(1);
+/// A limit that is not meant to pass, in milliseconds.
 const LONG: &str = "20000";
+/// Sooner than that, on a loaded machine too: how soon it is otherwise is printed.
+const SOON: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_port_that_another_process_holds() {
@@ -80,7 +82,7 @@ fn a_port_that_another_process_holds() {
         &format!("pid {} (", std::process::id())[..],
         "on lo (127.0.0.1)",
     ];
-    said("port held", begun, 2 * SECOND, vec![zero], &words);
+    said("port held", begun, SOON, vec![zero], &words);
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn a_rank_that_is_never_started() {
     said(
         "never started (limit 1.5 s)",
         begun,
-        3 * SECOND,
+        SOON,
         ranks.into(),
         &words,
     );
@@ -120,19 +122,13 @@ fn a_rank_whose_process_ends_before_it_joins() {
         .rank_ended(2, pid, &ended.status.to_string(), &tail)
         .unwrap();
     let words = ["rank 2", "exit status: 1", "no CUDA device"];
-    said(
-        "ended before it joined",
-        begun,
-        2 * SECOND,
-        ranks.into(),
-        &words,
-    );
+    said("ended before it joined", begun, SOON, ranks.into(), &words);
 }
 
 #[test]
 fn two_processes_that_are_one_rank() {
     let meeting = Meeting::new();
-    let ranks = [0, 1].map(|rank| meeting.start(rank, 3, "meet", "3000"));
+    let ranks = [0, 1].map(|rank| meeting.start(rank, 3, "meet", LONG));
     meeting.wait_for(1);
     let begun = Instant::now();
     let second = meeting.start(1, 3, "meet", LONG);
@@ -140,7 +136,7 @@ fn two_processes_that_are_one_rank() {
         "rank 1 has joined already, as",
         "two processes cannot be one rank",
     ];
-    said("the second rank 1", begun, SECOND, vec![second], &words);
+    said("the second rank 1", begun, SOON, vec![second], &words);
     // The others still wait for rank 2, and go on when it comes.
     let last = meeting.start(2, 3, "meet", LONG);
     let mut all = Vec::from(ranks);
@@ -158,14 +154,14 @@ fn ranks_that_disagree_on_how_many_they_are() {
     said(
         "another number, the odd one",
         begun,
-        2 * SECOND,
+        SOON,
         vec![one],
         &words,
     );
     said(
         "another number, rank 0 (limit 1.5 s)",
         begun,
-        3 * SECOND,
+        SOON,
         vec![zero],
         &words,
     );
@@ -191,7 +187,7 @@ fn a_rank_that_fails_while_it_starts() {
     said(
         "failed while starting",
         begun,
-        2 * SECOND,
+        SOON,
         vec![zero, two],
         &words,
     );
@@ -226,5 +222,5 @@ fn a_port_scanner() {
         "50 strangers: the ranks had met after {:.1?}",
         begun.elapsed()
     );
-    assert!(begun.elapsed() < 2 * SECOND);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 }
