@@ -84,7 +84,10 @@ impl Line {
         if !never.is_empty() {
             let verb = if never.len() == 1 { "has" } else { "have" };
             let never = ranges(&never);
-            text.push_str(&format!("; {never} {verb} never reached rank 0"));
+            let coordinator = self.coordinator();
+            text.push_str(&format!(
+                "; {never} {verb} never reached rank {coordinator}"
+            ));
         }
         let elsewhere = missing.iter().filter_map(|missing| {
             let (name, since) = missing.phase.as_ref()?;
