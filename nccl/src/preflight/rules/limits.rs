@@ -368,6 +368,22 @@ mod tests {
         assert_eq!(resource, "open files");
         assert!(text.starts_with("40 of 64 files are open"), "{text}");
         assert_eq!(with(1024, 4096).unwrap().0, "shared memory (/dev/shm)");
+        let narrow = Limits {
+            first_port: Some(40_000),
+            last_port: Some(40_009),
+            ..Limits::default()
+        };
+        let process = Process {
+            limits: narrow,
+            ..Process::default()
+        };
+        let found = scarce(&process).unwrap();
+        assert_eq!(found.resource, "ports");
+        assert!(
+            found.text.contains("10 ports from 40000 to 40009"),
+            "{}",
+            found.text
+        );
     }
 
     #[test]
