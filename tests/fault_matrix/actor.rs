@@ -163,10 +163,10 @@ pub(crate) fn rank(row: &'static Row) {
             Some(fault) => {
                 let root = serde_json::to_value(fault.root()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
+                let (class, rank, pid) = (fault.class(), fault.rank(), fault.pid());
                 let evidence = fault.evidence().join("; ");
                 println!(
-                    "ended: {:?} {kind}: {fault}; {root}; {evidence}",
-                    fault.class()
+                    "ended: {class:?} {kind} of rank {rank} (pid {pid}): {root}; {fault}; {evidence}"
                 );
             }
             None => println!("refused: {}", error.to_string().replace('\n', " ")),
@@ -241,9 +241,13 @@ fn leaks(before: &Held) -> String {
         if now.threads > before.threads + 2 {
             let _ = write!(
                 more,
-                "{} threads instead of {}",
+                "{} threads instead of {}; ",
                 now.threads, before.threads
             );
+        }
+        // One is there to go on with.
+        if now.segments > 1 {
+            let _ = write!(more, "memory of {} communicators", now.segments);
         }
         if more.is_empty() || Instant::now() > deadline {
             return more;

@@ -73,6 +73,8 @@ pub struct Held {
     pub anonymous: u64,
     /// Memory that it shares, as devices' memory is, in KiB.
     pub shared: u64,
+    /// Communicators of whose memory it has a mapping, on the emulator; it maps one once.
+    pub segments: usize,
 }
 
 /// What this process holds now.
@@ -94,11 +96,14 @@ pub fn held() -> Result<Held, Box<dyn std::error::Error>> {
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
         .filter(|name| name.trim() == "nccl-root")
         .count();
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let segment = |line: &&str| line.contains("/memfd:nccl-emulator:communicator");
     Ok(Held {
         descriptors: entries("/proc/self/fd")?.saturating_sub(roots),
         threads: entries("/proc/self/task")?.saturating_sub(roots),
         anonymous: kibibytes("RssAnon:")?,
         shared: kibibytes("RssShmem:")?,
+        segments: maps.lines().filter(segment).count(),
     })
 }
 

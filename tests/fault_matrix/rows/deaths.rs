@@ -102,11 +102,15 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
             actor.harm();
             if actor.is(1) {
                 actor.world.phase("read the weights");
-                std::thread::sleep(Duration::from_millis(1200));
+                actor.world.get("told")?;
             }
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            let comm = comm.init_timeout(Duration::from_millis(500));
-            comm.without_preflight().build().map(drop)
+            let comm = comm.init_timeout(Duration::from_secs(3));
+            let ended = comm.without_preflight().build().map(drop);
+            if actor.is(0) {
+                actor.world.set("told", &[])?;
+            }
+            ended
         },
         ends: Ends::Cause {
             culprits: &[1],
@@ -114,6 +118,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
             root: "never_entered",
             says: &["read the weights"],
         },
+        bound: Duration::from_secs(5),
         ..ROW
     },
 ];

@@ -173,8 +173,12 @@ pub(crate) const RESOURCES: Elsewhere = &[
         "needs InfiniBand: found before a start by `nccl/src/preflight/rules`",
     ),
     (
-        "no more ephemeral ports",
-        "`nccl/src/rendezvous`: `a_port_that_cannot_be_had_is_said_with_its_holder`",
+        "too few ephemeral ports for NCCL's connections",
+        "`nccl/src/preflight/rules`: `each_limit_has_a_sentence_of_its_own_with_a_fix`, `only_what_keeps_nccl_from_starting_is_scarce`, with a narrow range; that all of a wide range are taken is not found before NCCL says it",
+    ),
+    (
+        "how much of a device's memory is free, and how much NCCL needed",
+        "not told: a rank that looks when NCCL has failed finds what NCCL has given back; NCCL's warning has the bytes of the allocation that failed",
     ),
 ];
 
@@ -188,6 +192,10 @@ pub(crate) const NETWORK: Elsewhere = &[
         "`tests/preflight/between_hosts.rs`: found before NCCL is started, with the hosts",
     ),
     ("IPv6 and IPv4 mixed", "`tests/preflight/between_hosts.rs`"),
+    (
+        "NCCL's own connection to a peer is refused at run time",
+        "not tried: the emulator makes no connections. A peer that is dead or cut off is a row above, whatever NCCL makes of it; before a start, `tests/preflight/between_hosts.rs` connects as NCCL would",
+    ),
     (
         "a slow link",
         "nothing ends; stragglers are a warning, and a link is not told from a rank",

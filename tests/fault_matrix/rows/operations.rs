@@ -175,7 +175,7 @@ pub(crate) const ROWS: &[Row] = &[
                 .wait()
         },
         ends: Ends::Cause {
-            culprits: &[0, 1, 2],
+            culprits: &[0, 1],
             class: TimedOut,
             root: "inverse_order",
             says: &["other", "work"],

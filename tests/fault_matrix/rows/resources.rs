@@ -7,6 +7,8 @@ use crate::cgroup::Group;
 use crate::row::{Cast, Ends, LONG, ROW, Row, Then};
 use crate::stage::{Stage, Unable};
 
+const NCCL_LOG: &str = "/tmp/nccl-test-device-memory.%p.log";
+
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "out-of-memory",
@@ -45,21 +47,29 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "device-memory",
-        fault: "a device has no memory left when NCCL starts on it",
+        fault: "NCCL finds no memory on a device when it starts there: it warns, and returns `ncclUnhandledCudaError` (the test says and returns both for it)",
+        variables: &[("NCCL_DEBUG_FILE", NCCL_LOG)],
         built: false,
         play: |actor| {
             actor.harm();
+            if !actor.is(1) {
+                return actor.build("unborn").map(drop);
+            }
             // NCCL's own allocations inside its init are not calls of the driver here.
-            let _fault = actor
-                .is(1)
-                .then(|| faults::at_call("ncclCommInitRankConfig").fail(1));
-            actor.build("unborn").map(drop)
+            let own = std::process::id();
+            let log = NCCL_LOG.replace("%p", &own.to_string());
+            let words = "alloc.h:236 NCCL WARN Failed to CUDA calloc 33554432 bytes";
+            std::fs::write(&log, format!("here:{own}:{own} [0] {words}\n")).expect("a file");
+            let _fault = faults::at_call("ncclCommInitRankConfig").fail(1);
+            let ended = actor.build("unborn").map(drop);
+            std::fs::remove_file(log).expect("it is there");
+            ended
         },
         ends: Ends::Cause {
             culprits: &[1],
             class: Failed,
-            root: "call_failed",
-            says: &["ncclCommInitRankConfig returned 1"],
+            root: "resource_exhausted",
+            says: &["device memory", "Failed to CUDA calloc 33554432 bytes"],
         },
         ..ROW
     },
