@@ -87,7 +87,6 @@ pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
 pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
 pub(crate) use mailbox::{Notice, ONE_WAY, SILENT};
 pub(crate) use message::{Departure, Unfinished};
-pub(crate) use process::state_of_process;
 
 pub use board::{RankEnd, RankState, WorldState};
 pub use channel::{Channel, ChannelMessage};

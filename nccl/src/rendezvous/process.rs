@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
+use super::checksum;
 use super::reactor::{EventFlags, Reactor, Source, poll};
 use crate::communicator::lock;
 
@@ -102,12 +103,21 @@ fn letter(pid: u64) -> Option<char> {
     rest.trim_start().chars().next()
 }
 
-/// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
-pub(crate) fn state_of_process(pid: u32) -> Option<String> {
-    state_of(pid.into())
+/// A checksum of [`kernel`]; 0 where the system does not say.
+pub(super) fn kernel_sum() -> u64 {
+    match kernel() {
+        "" => 0,
+        kernel => checksum(kernel.as_bytes()).max(1),
+    }
 }
 
-/// As [`state_of_process`].
+/// Whether a process in this state, as [`state_of`] says it, cannot go on by itself now.
+pub(super) fn is_still(state: &str) -> bool {
+    let letters = ["state T", "state t", "state D", "state Z", "state X"];
+    letters.iter().any(|letter| state.contains(letter)) || state.contains("is frozen")
+}
+
+/// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
 pub(super) fn state_of(pid: u64) -> Option<String> {
     let letter = letter(pid)?;
     let meaning = match letter {

@@ -359,6 +359,7 @@ impl World {
             ""
         };
         put_bytes(&mut own, kernel.as_bytes());
+        put_number(&mut own, process::kernel_sum());
         let parts = self.collect("join", &own, deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];
         for (member, part) in members.iter_mut().zip(&parts) {
@@ -367,6 +368,8 @@ impl World {
                 member.at = Some(at);
                 member.pid = u32::try_from(pid).unwrap_or_default();
                 member.host = String::from_utf8_lossy(host).into_owned();
+                let _ = fields.bytes();
+                member.kernel = fields.number().unwrap_or_default();
             }
         }
         let kernel = || {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::elect::{Case, elect};
+use super::elect::{Case, done_somewhere, elect};
 use super::fault::{Cause, Fault};
 use super::report::Report;
 
@@ -98,7 +98,8 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             symptoms: std::slice::from_ref(&symptom),
             reports: &reports,
             left: &BTreeSet::new(),
-            states: &BTreeMap::new(),
+            still: &BTreeMap::new(),
+            done: &done_somewhere(&reports),
             slack: std::time::Duration::ZERO,
         });
         assert!(!verdict.cause.text().is_empty());

@@ -4,7 +4,7 @@
 //! ranks that ran out of time            the first of them, as all hear it          every rank
 //!   announce that (symptom/KEY) ──────▶   is the one that collects
 //!                                                                    ◀──────────── says to it how it stands
-//!                                         all have said so, or half a second has passed:
+//!                                         all have said so, or long enough has passed:
 //!                                         elects, and announces the fault ───────▶ the first is the verdict
 //! ```
 //!
@@ -29,18 +29,23 @@ use super::report::Report;
 use super::watch::FAULT;
 use crate::communicator::lock;
 use crate::events;
-use crate::rendezvous::{Departure, Line, state_of_process};
+use crate::rendezvous::{Departure, Line, Member};
 
 /// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
 /// communicator's key follows.
 pub(super) const SYMPTOM: &str = "symptom/";
 pub(super) const REPORT: &str = "report/";
 
-/// How long the others may take to say how they stand.
+/// How long the others may take to say how they stand; longer where nothing shows that they stand still, because a
+/// busy machine may keep them from it.
 const WINDOW: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_millis(1500);
+
+/// After so long without a beat of the one that coordinates it stands still.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// After so long without a verdict, a rank announces what it saw itself.
-pub(super) const PATIENCE: Duration = Duration::from_millis(1500);
+const LAST: Duration = Duration::from_secs(3);
 
 /// So many trials are kept: of communicators that this rank does not have, nobody says that they are over.
 const MOST: usize = 64;
@@ -62,22 +67,36 @@ struct Trial {
     reports: BTreeMap<usize, Report>,
 }
 
+impl Trial {
+    /// The ranks that have not said how they stand, and have not left.
+    fn missing(&self, left: &BTreeSet<usize>) -> Vec<usize> {
+        let ranks = 0..self.members.len();
+        ranks
+            .filter(|rank| !self.reports.contains_key(rank) && !left.contains(rank))
+            .collect()
+    }
+}
+
 impl Trials {
-    /// A rank ran out of time. Who collects, if that was not known before.
+    /// A rank ran out of time. Who collects, if that was not known before. `is_own`: whether this rank has the
+    /// communicator of a key, and hears when its trial is over.
     pub(super) fn hear(
         &self,
         key: &str,
         from: usize,
         fault: Fault,
         members: &[usize],
+        is_own: impl Fn(&str) -> bool,
     ) -> Option<usize> {
         let mut all = lock(&self.all);
         if let Some((_, trial)) = all.iter_mut().find(|(known, _)| known == key) {
             trial.symptoms.push(fault);
             return None;
         }
-        if all.len() == MOST {
-            all.pop_front();
+        if all.len() >= MOST
+            && let Some(foreign) = all.iter().position(|(key, _)| !is_own(key))
+        {
+            all.remove(foreign);
         }
         let trial = Trial {
             elector: from,
@@ -153,17 +172,21 @@ fn announce(board: &Board, fault: &Fault) {
 /// Until there is a verdict: collects and elects, if that is this rank's, and at the end announces what it saw itself.
 fn preside(board: &Board, own: &Fault, begun: Instant) {
     let (line, trials) = (board.line().0, board.trials());
-    let last = Instant::now() + PATIENCE;
+    let start = Instant::now();
     let mut elected = false;
     let mut all = lock(&trials.all);
     while board.fault().is_none() && !line.is_closed() {
         let now = Instant::now();
-        if now >= last {
-            let is_heard = all.iter().any(|(key, _)| key == board.key());
+        let is_heard = all.iter().any(|(key, _)| key == board.key());
+        let waited = now.duration_since(start);
+        if waited >= LAST || (waited >= PATIENCE && !is_heard) {
             drop(all);
             let silent = (!is_heard).then(|| silent_coordinator(board)).flatten();
-            announce(board, silent.as_ref().unwrap_or(own));
-            return silent.into_iter().for_each(|fault| board.decide(fault));
+            if silent.is_some() || waited >= LAST {
+                announce(board, silent.as_ref().unwrap_or(own));
+                return silent.into_iter().for_each(|fault| board.decide(fault));
+            }
+            all = lock(&trials.all);
         }
         let trial = all.iter().find(|(key, _)| key == board.key());
         if let Some((_, trial)) = trial
@@ -171,11 +194,21 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
             && trial.elector == line.rank()
         {
             let left = departed(line, &trial.members);
-            let here = trial.reports.len() + left.len();
-            if here >= trial.members.len() || trial.opened.elapsed() >= WINDOW {
+            let missing = trial.missing(&left);
+            let waited = trial.opened.elapsed();
+            let members = trial.members.clone();
+            // Whoever reads the connections must not wait for what follows.
+            let over = || {
+                let still = || standing_still(line, &members, &missing).len() == missing.len();
+                missing.is_empty() || waited >= LATE || (waited >= WINDOW && still())
+            };
+            drop(all);
+            let is_over = over();
+            all = lock(&trials.all);
+            let trial = all.iter().find(|(key, _)| key == board.key());
+            if let (true, Some((_, trial))) = (is_over, trial) {
                 elected = true;
                 let trial = trial.clone();
-                // Whoever reads the connections must not wait for it.
                 drop(all);
                 // All reports were made within this time.
                 let slack = begun.elapsed();
@@ -211,10 +244,14 @@ fn silent_coordinator(board: &Board) -> Option<Fault> {
         return None;
     }
     let (host, pid) = person(line, members, rank);
-    let hosts = (0..members.len()).map(|rank| person(line, members, rank).0);
     // All ranks have to say the same: where some cannot look at it, none does, and other states come and go.
-    let all_beside = hosts.into_iter().all(|other| other == host);
-    let state = all_beside.then(|| state_of_process(pid)).flatten();
+    let people = line.members();
+    let people = people.get().map_or(&[][..], |people| people);
+    let all_beside = members
+        .iter()
+        .all(|member| people.get(*member).is_some_and(Member::is_here));
+    let own = people.get(coordinator).filter(|_| all_beside);
+    let state = own.and_then(Member::standing_still);
     let state = state.filter(|state| state.contains("stopped"));
     let place = Place {
         communicator: board.name(),
@@ -240,29 +277,36 @@ fn person(line: &Line, members: &[usize], rank: usize) -> (String, u32) {
     )
 }
 
+/// Which of these ranks stand still, and what the kernel says of them, where that can be asked. A process that sleeps or
+/// runs does not: its report may be late.
+fn standing_still(
+    line: &Line,
+    members: &[usize],
+    ranks: &[usize],
+) -> BTreeMap<usize, Option<String>> {
+    let suspects = line.suspects();
+    let people = line.members();
+    let people = people.get();
+    let still = ranks.iter().filter_map(|&rank| {
+        let member = *members.get(rank)?;
+        let suspect = suspects.iter().find(|suspect| suspect.rank == member);
+        let person = people.and_then(|people| people.get(member));
+        let here = person.and_then(Member::standing_still);
+        match suspect {
+            Some(suspect) => Some((rank, suspect.state.clone().or(here))),
+            None => Some((rank, Some(here?))),
+        }
+    });
+    still.collect()
+}
+
 fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration) -> Fault {
     let line = board.line().0;
     let person = |rank: usize| person(line, &trial.members, rank);
     let hosts: Vec<_> = (0..trial.members.len())
         .map(|rank| person(rank).0)
         .collect();
-    let suspects = line.suspects();
-    let own_host = crate::host::name();
-    let states = (0..trial.members.len()).filter_map(|rank| {
-        let member = trial.members.get(rank)?;
-        if trial.reports.contains_key(&rank) {
-            return None;
-        }
-        let suspect = suspects.iter().find(|suspect| suspect.rank == *member);
-        let state = suspect.and_then(|suspect| suspect.state.clone());
-        let here = || {
-            let (host, pid) = person(rank);
-            (host[..] == *own_host)
-                .then(|| state_of_process(pid))
-                .flatten()
-        };
-        Some((rank, state.or_else(here)?))
-    });
+    let missing = trial.missing(left);
     let case = Case {
         name: board.name(),
         key: board.key(),
@@ -270,7 +314,8 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration
         symptoms: &trial.symptoms,
         reports: &trial.reports,
         left,
-        states: &states.collect(),
+        still: &standing_still(line, &trial.members, &missing),
+        done: &elect::done_somewhere(&trial.reports),
         slack,
     };
     let verdict = elect(&case);

@@ -162,7 +162,8 @@ impl Watch {
         if self.docket.has_verdict(key) {
             return;
         }
-        let elector = self.trials.hear(key, from, fault, &members);
+        let is_own = |key: &str| self.docket.find(key).is_some();
+        let elector = self.trials.hear(key, from, fault, &members, is_own);
         if let (Some(rank), Some(elector), Some(line)) = (own, elector, self.line.upgrade()) {
             trial::answer(&line, key, rank, elector);
         }

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::rendezvous::process;
+
 /// What is known of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
@@ -9,6 +11,8 @@ pub(crate) struct Member {
     pub(crate) pid: u32,
     /// Where it listens, unless it is a thread of this process.
     pub(in crate::rendezvous) at: Option<String>,
+    /// A checksum of the kernel and the namespace in which its number means something; 0 where that is not known.
+    pub(in crate::rendezvous) kernel: u64,
 }
 
 impl Member {
@@ -31,7 +35,22 @@ impl Member {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
             at: None,
+            kernel: process::kernel_sum(),
         }
+    }
+
+    /// Whether its process has the number here that it says.
+    pub(crate) fn is_here(&self) -> bool {
+        self.kernel != 0 && self.kernel == process::kernel_sum()
+    }
+
+    /// What the kernel says of it, if that is this one, and says that the process cannot go on now.
+    pub(crate) fn standing_still(&self) -> Option<String> {
+        let state = self
+            .is_here()
+            .then(|| process::state_of(self.pid.into()))
+            .flatten();
+        state.filter(|state| process::is_still(state))
     }
 }
 
@@ -45,6 +64,7 @@ mod tests {
             host: String::from("ubuntu"),
             pid: 7,
             at: at.map(str::to_owned),
+            kernel: 0,
         };
         let one = member(Some("tcp:10.0.0.1:4000"));
         assert!(one.is_beside(&member(Some("tcp:10.0.0.1:4001"))));

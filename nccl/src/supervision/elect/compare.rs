@@ -1,6 +1,6 @@
 //! What ranks entered at the same place, and whether it fits together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, Finding};
 use crate::operation::OperationKind;
@@ -62,12 +62,9 @@ pub(super) fn shapes(call: &Entered) -> Vec<Shape> {
 /// The first place that stands still at which ranks entered what does not fit together.
 pub(super) fn mismatch(case: &Case<'_>) -> Option<Finding> {
     let first = case.place()?;
-    let last = case
-        .reports
-        .values()
-        .filter_map(|report| report.entered)
-        .max()?;
-    (first..=last).find_map(|place| at(case, place))
+    let calls = case.reports.values().flat_map(|report| &report.calls);
+    let places: BTreeSet<u64> = calls.filter_map(|call| call.place).collect();
+    places.range(first..).find_map(|place| at(case, *place))
 }
 
 fn at(case: &Case<'_>, place: u64) -> Option<Finding> {

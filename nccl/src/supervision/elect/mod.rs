@@ -5,13 +5,14 @@
 //!
 //! 1. what ranks entered does not fit together ([`compare`]);
 //! 2. a call of NCCL's or CUDA's does not come back on a rank;
-//! 3. ranks do not answer: they stand still, or are starved;
+//! 3. ranks do not answer, and something shows that they stand still;
 //! 4. a message has another length than was expected ([`messages`]);
 //! 5. ranks wait for each other in a circle, over one or several communicators ([`waits`]);
 //! 6. ranks have not entered what others wait in: the one that is furthest behind;
-//! 7. a rank's operation waits behind work of others; or a message has no counterpart;
-//! 8. NCCL warned of something that can be a cause;
-//! 9. nothing of that: what the first rank told, with what is known.
+//! 7. ranks do not answer, and nothing shows why: they may be late themselves;
+//! 8. a rank's operation waits behind work of others; or a message has no counterpart;
+//! 9. NCCL warned of something that can be a cause;
+//! 10. nothing of that: what the first rank told, with what is known.
 //!
 //! Between equals the one whom more ranks wait for, then the lowest. The order in which reports come in plays no part;
 //! that of those who ran out of time is the coordinator's, the same for all.
@@ -23,7 +24,7 @@ mod messages;
 mod tests;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use super::cause::{RootCause, Waiting, who};
@@ -41,10 +42,12 @@ pub(super) struct Case<'c> {
     /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
     pub(super) symptoms: &'c [Fault],
     pub(super) reports: &'c BTreeMap<usize, Report>,
+    /// See [`done_somewhere`].
+    pub(super) done: &'c HashSet<u64>,
     /// Who left the world in order.
     pub(super) left: &'c BTreeSet<usize>,
-    /// What the kernel says of those who did not answer, where it could be asked.
-    pub(super) states: &'c BTreeMap<usize, String>,
+    /// Of who did not answer, who stands still: as the kernel says, in its words, or as its heartbeats do not come.
+    pub(super) still: &'c BTreeMap<usize, Option<String>>,
     /// Within how long all reports were made.
     pub(super) slack: Duration,
 }
@@ -72,10 +75,11 @@ struct Finding {
 pub(super) fn elect(case: &Case<'_>) -> Verdict {
     let finding = compare::mismatch(case)
         .or_else(|| stuck_inside(case))
-        .or_else(|| not_answering(case))
+        .or_else(|| standing_still(case))
         .or_else(|| messages::lengths(case))
         .or_else(|| waits::circle(case))
         .or_else(|| never_entered(case))
+        .or_else(|| not_answering(case))
         .or_else(|| stuck_outside(case))
         .or_else(|| messages::alone(case))
         .or_else(|| warned(case))
@@ -106,14 +110,18 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     }
 }
 
+/// The places of the calls that are done on some rank.
+pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> HashSet<u64> {
+    let calls = reports.values().flat_map(|report| &report.calls);
+    let done = calls.filter(|call| !call.is_pending());
+    done.filter_map(|call| call.place).collect()
+}
+
 impl Case<'_> {
     /// Whether a call is not done, as far as anybody knows: where all ranks need each other, one that is done on one
     /// rank stands still nowhere, even if nobody has looked there yet.
     fn is_open(&self, call: &Entered) -> bool {
-        let is_done = |place| {
-            let others = self.reports.values().filter_map(|report| report.at(place));
-            others.into_iter().any(|other| !other.is_pending())
-        };
+        let is_done = |place| self.done.contains(&place);
         call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
     }
 
@@ -168,30 +176,45 @@ fn stuck_inside(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
+/// Ranks that did not answer and are known to stand still; with them the others that did not.
+fn standing_still(case: &Case<'_>) -> Option<Finding> {
+    let silent = case.silent();
+    let rank = silent.iter().find(|rank| case.still.contains_key(rank))?;
+    Some(silence(case, *rank, &silent))
+}
+
+/// Ranks that did not answer, for which nothing else speaks.
 fn not_answering(case: &Case<'_>) -> Option<Finding> {
     let silent = case.silent();
-    let &rank = silent.first()?;
-    let state = case.states.get(&rank).cloned();
+    Some(silence(case, *silent.first()?, &silent))
+}
+
+/// `rank` is one of those that are silent, and the first of which it is known that it stands still.
+fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
+    let mut silent = silent.to_vec();
+    // It is the one that is told; the others are told with it.
+    silent.sort_by_key(|other| (*other != rank, *other));
+    let state = case.still.get(&rank).cloned().flatten();
     let host = &case.hosts[rank];
     let is_host = silent.len() > 1
         && silent.iter().all(|other| case.hosts[*other] == *host)
         && case.hosts.iter().any(|other| other != host);
     let mut evidence = vec![format!(
-        "{} of {} ranks said how they stand, {} did not within half a second",
+        "{} of {} ranks said how they stand, {} did not in time",
         case.reports.len(),
         case.hosts.len(),
-        who(&silent)
+        sorted(&silent)
     )];
     if is_host {
         evidence.push(format!("all of them run on {host}"));
     }
     let others = if silent.len() > 1 {
-        format!(" (as do {})", who(&silent[1..]))
+        format!(" (as do {})", sorted(&silent[1..]))
     } else {
         String::new()
     };
     let how = how(state.as_deref());
-    Some(Finding {
+    Finding {
         rank,
         operation: None,
         role: FaultRole::Initiating,
@@ -202,7 +225,13 @@ fn not_answering(case: &Case<'_>) -> Option<Finding> {
         text: format!("does not answer{others}{how}; {}", case.complaint()),
         evidence,
         hint: String::from(LOOK_AT_IT),
-    })
+    }
+}
+
+fn sorted(ranks: &[usize]) -> String {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    who(&ranks)
 }
 
 const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network \

@@ -83,6 +83,10 @@ enum Why {
     Receives,
 }
 
+/// More would take longer than the ranks wait for a verdict: 1024 ranks that all wait for each other on two
+/// communicators have as many.
+const MOST_EDGES: usize = 4 << 20;
+
 /// A message, from one side: rank, whether it sends, the peer as the communicator numbers it, the number.
 type Side = (usize, bool, usize, u64);
 
@@ -103,7 +107,7 @@ struct Waits<'c> {
 /// The smallest circle; of several, that of the lowest rank.
 pub(super) fn circle(case: &Case<'_>) -> Option<Finding> {
     let waits = Waits::of(case);
-    let edges: Vec<Vec<(usize, Why)>> = (0..waits.nodes.len()).map(|at| waits.edges(at)).collect();
+    let edges = waits.all_edges()?;
     let path = smallest(&edges)?;
     waits.finding(case, &path, &edges)
 }
@@ -121,16 +125,22 @@ impl<'c> Waits<'c> {
         let communicators = communicators(case);
         let mut nodes = Vec::new();
         for (at, communicator) in communicators.iter().enumerate() {
+            // Whoever waits in it has not done it, and need not be left out.
+            let mut done: HashMap<u64, bool> = HashMap::new();
+            let mut is_done = |place| {
+                let somewhere = || {
+                    communicator
+                        .ranks
+                        .values()
+                        .any(|there| there.is_done(place))
+                };
+                *done.entry(place).or_insert_with(somewhere)
+            };
             for (&rank, there) in &communicator.ranks {
                 let is_elsewhere = there.only_pending.is_some();
                 let open = there.calls.iter().copied().filter(|call| {
-                    let others = communicator
-                        .ranks
-                        .iter()
-                        .filter(|(other, _)| **other != rank);
-                    let is_done = |place| others.into_iter().any(|(_, other)| other.is_done(place));
                     (call.is_pending() || is_elsewhere)
-                        && !(call.is_symmetric() && call.place.is_some_and(is_done))
+                        && !(call.is_symmetric() && call.place.is_some_and(&mut is_done))
                 });
                 nodes.extend(open.map(|call| Node {
                     rank,
@@ -188,6 +198,32 @@ impl<'c> Waits<'c> {
         let own = self.on_communicator.get(&(*rank, *communicator));
         let both = stream.into_iter().chain(own).copied();
         both.filter(move |other| *other != at)
+    }
+
+    /// Those of all calls that others can wait for; `None` where that would take too long, and too much memory.
+    fn all_edges(&self) -> Option<Vec<Vec<(usize, Why)>>> {
+        let mut edges = vec![Vec::new(); self.nodes.len()];
+        let mut left = MOST_EDGES;
+        for (at, own) in edges
+            .iter_mut()
+            .enumerate()
+            .filter(|(at, _)| self.is_front(*at))
+        {
+            *own = self.edges(at);
+            left = left.checked_sub(own.len())?;
+        }
+        Some(edges)
+    }
+
+    /// Whether nothing is in front of a call on its stream, or on its communicator. Nobody waits for another, so that
+    /// it is in no circle.
+    fn is_front(&self, at: usize) -> bool {
+        let node = &self.nodes[at];
+        let first = [
+            self.on_stream.get(&(node.rank, node.call.stream)),
+            self.on_communicator.get(&(node.rank, node.communicator)),
+        ];
+        first.contains(&Some(&at))
     }
 
     /// For which calls one waits, and why.

@@ -21,7 +21,7 @@ struct Table {
     symptoms: Vec<Fault>,
     reports: BTreeMap<usize, Report>,
     left: BTreeSet<usize>,
-    states: BTreeMap<usize, String>,
+    still: BTreeMap<usize, Option<String>>,
     slack: Duration,
 }
 
@@ -117,12 +117,13 @@ impl Table {
             symptoms: vec![late(0)],
             reports: reports.into_iter().map(|one| (one.rank, one)).collect(),
             left: BTreeSet::new(),
-            states: BTreeMap::new(),
+            still: BTreeMap::new(),
             slack: Duration::from_millis(5),
         }
     }
 
     fn elect(&self) -> Verdict {
+        let done = done_somewhere(&self.reports);
         let verdict = elect(&Case {
             name: "model/tp",
             key: "tp",
@@ -130,7 +131,8 @@ impl Table {
             symptoms: &self.symptoms,
             reports: &self.reports,
             left: &self.left,
-            states: &self.states,
+            still: &self.still,
+            done: &done,
             slack: self.slack,
         });
         let fault = verdict.cause.text.clone();
@@ -309,14 +311,40 @@ fn what_is_done_on_one_rank_stands_still_on_none_although_nobody_has_looked() {
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
 }
 
+/// A busy machine may keep a rank from telling how it stands; another one has not come, and says so.
+#[test]
+fn a_rank_that_nothing_is_known_of_is_named_only_where_nothing_else_explains_it() {
+    let mut table = Table::of(vec![
+        entered(0, 2, false),
+        entered(1, 2, false),
+        entered(2, 1, true),
+        entered(3, 2, false),
+    ]);
+    table.reports.remove(&1);
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 2);
+    assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
+    // It stands still, as far as anybody can tell.
+    table.still.insert(1, None);
+    let root = RootCause::NotAnswering {
+        ranks: vec![1],
+        state: None,
+    };
+    assert_eq!(table.elect().cause.root, root);
+    // The others have all come.
+    table.still.clear();
+    table.reports.insert(2, entered(2, 2, false));
+    assert_eq!(table.elect().cause.root, root);
+}
+
 #[test]
 fn ranks_that_do_not_answer_are_named_together_with_their_host_and_state() {
     let mut table = Table::of((0..4).map(|rank| entered(rank, 2, false)).collect());
     table.reports.remove(&2);
     table.reports.remove(&3);
     table
-        .states
-        .insert(2, String::from("process state T (stopped)"));
+        .still
+        .insert(2, Some(String::from("process state T (stopped)")));
     let verdict = table.elect();
     assert_eq!(verdict.rank, 2);
     let root = RootCause::NotAnswering {

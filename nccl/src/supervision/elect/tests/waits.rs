@@ -183,7 +183,8 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
         symptoms: &[told(1, RootCause::Unknown, "another complaint")],
         reports: &reports,
         left: &table.left,
-        states: &table.states,
+        still: &table.still,
+        done: &done_somewhere(&reports),
         slack: table.slack,
     });
     let words = |one: &Verdict| (one.rank, one.cause.text.clone(), one.cause.evidence.clone());
@@ -286,4 +287,28 @@ fn random_waits_in_any_order_of_reports_give_one_verdict_also_at_a_thousand_rank
         let other = Table::of(reports).elect();
         assert_eq!(format!("{one:?}"), format!("{other:?}"), "{round}");
     }
+}
+
+/// Every rank but one waits in as many calls as a report holds, on this communicator and on others.
+#[test]
+fn an_absent_rank_of_a_thousand_is_found_soon_however_many_calls_wait_for_it() {
+    let pending = |rank: usize, stream: u64| {
+        let mut report = entered(rank, 32, false);
+        for call in &mut report.calls {
+            call.state = State::Pending;
+            call.stream = stream;
+        }
+        report
+    };
+    let reports = (0..1024).map(|rank| match rank {
+        700 => entered(rank, 0, true),
+        _ => pending(rank, 1 + rank as u64 % 3),
+    });
+    let table = Table::of(reports.collect());
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 700);
+    assert!(
+        matches!(verdict.cause.root, RootCause::NeverEntered { .. }),
+        "{verdict:?}"
+    );
 }
