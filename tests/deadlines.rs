@@ -104,13 +104,22 @@ fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
             faults::at_call("ncclCommGetAsyncError").fail(system_error)
         });
         let begun = Instant::now();
-        let error = world
-            .communicator("late")
-            .stream(&stream)
-            .build()
-            .unwrap_err();
+        let text = match world.communicator("late").stream(&stream).build() {
+            Err(error) => error.to_string(),
+            // It was whole here, and hears of the others a moment later.
+            Ok(comm) => loop {
+                assert!(
+                    world.rank() != 1 && begun.elapsed() < SOON,
+                    "{}",
+                    comm.state()
+                );
+                if let Some(fault) = comm.fault() {
+                    break fault.to_string();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            },
+        };
         assert!(begun.elapsed() < SOON);
-        let text = error.to_string();
         assert!(
             text.contains("rank 1 (") && text.contains("system error"),
             "{text}"

@@ -81,10 +81,17 @@ impl Birth {
     /// The error of a call that was ended by [`abort_all`].
     pub(super) fn explain(&self, error: Error) -> Error {
         match self.0.reason.get() {
-            Some(reason) if error.fault().is_none() => Error::new(ErrorKind::Aborted {
-                reason: reason.clone(),
-            }),
-            _ => error,
+            Some(reason) => {
+                let aborted = Error::new(ErrorKind::Aborted {
+                    reason: reason.clone(),
+                });
+                // The others are told that this rank was asked to; here it is known why.
+                match error.shared_fault() {
+                    Some(fault) => aborted.with_fault(fault),
+                    None => aborted,
+                }
+            }
+            None => error,
         }
     }
 }

@@ -89,6 +89,11 @@ impl Error {
         self.0.unfinished.as_ref()
     }
 
+    /// As [`fault`](Self::fault), to go with another error.
+    pub(crate) fn shared_fault(&self) -> Option<&Arc<Fault>> {
+        self.0.fault.as_ref()
+    }
+
     /// Says what is at the root of it, on all ranks alike; what was seen here stays beside it.
     pub(crate) fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
         self.0.fault = Some(Arc::clone(fault));

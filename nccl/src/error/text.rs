@@ -56,7 +56,8 @@ impl Error {
             (Some(operation), Some(fault)) => {
                 write!(f, "nccl: {operation}")?;
                 // What this rank saw itself, where that is more than what all tell.
-                if !matches!(self.0.kind, ErrorKind::Aborted { .. }) {
+                let is_the_same = matches!(&self.0.kind, ErrorKind::Aborted { reason } if *reason == fault.to_string());
+                if !is_the_same {
                     write!(f, "\n  seen here:  {}", self.0.kind)?;
                 }
                 write!(f, "\n{}", fault.explain())?;

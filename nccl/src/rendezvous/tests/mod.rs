@@ -23,6 +23,9 @@ use super::request::Request;
 use super::{Rendezvous, World};
 use crate::error::ErrorKind;
 
+/// Before any limit of these tests passes, and after whatever a busy machine takes.
+const SOON: Duration = Duration::from_secs(7);
+
 fn rendezvous(name: &str, rank: usize, size: usize) -> Rendezvous {
     let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
     Rendezvous::unix(path, rank, size)
