@@ -18,8 +18,9 @@ pub(crate) const FIX: &str = "raise the limit of processes and threads (ulimit -
 
 /// The error for a thread that was not started: `purpose` goes on after "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
-    let what = format!("{STARTING}{purpose}");
     move |error| {
+        // Not before: calls ask for their threads, and have them already.
+        let what = format!("{STARTING}{purpose}");
         let what = match is_shortage(&error) {
             true => format!("{what} ({})", preflight::thread_limits()),
             false => what,

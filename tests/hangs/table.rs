@@ -333,9 +333,15 @@ pub(crate) const ROWS: &[Row] = {
             HalfInit,
             Fail,
         ),
-        row(P::FirstContact, "", Error(OUT, ""), OperationAndAbort, Told)
-            .alike()
-            .on_rank(0),
+        row(
+            P::FirstContact,
+            "",
+            Error(OUT, ""),
+            OperationAndAbort,
+            ToldOfPeer,
+        )
+        .alike()
+        .on_rank(0),
         row(
             P::First,
             "ncclCommGetAsyncError",

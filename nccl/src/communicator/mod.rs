@@ -347,7 +347,7 @@ impl Communicator {
     pub(crate) fn of(inner: Arc<Inner>) -> Self {
         // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
         if let Err(error) = inside::watch(&inner) {
-            tracing::error!(name: "nccl.no_thread", target: "nccl", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
+            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
         }
         Self {
             stream: Arc::clone(&inner.stream),
