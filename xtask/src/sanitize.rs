@@ -110,6 +110,7 @@ const ONE_THREAD: &[&str] = &[
 const LEAKS: &str = "\
 leak:operations_after_a_group_are_not_part_of_it
 leak:what_is_over_is_released_once_and_what_never_is_stays
+leak:ranks_that_have_begun_do_not_wait_for_one_that_has_no_thread
 leak:an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for
 leak:an_abort_that_does_not_come_back_names_the_plan_that_holds_it
 leak:hangs::build

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl std::fmt::Display for Address {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
-    path: Option<PathBuf>,
+    path: Option<(PathBuf, Option<(u64, u64)>)>,
     /// The file in which its address is published.
     published: Option<PathBuf>,
     /// Where it is, as somebody says.
@@ -85,10 +85,18 @@ impl Listener {
     }
 }
 
+/// What tells a socket's file from another one of the same name, which belongs to a later job.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         // Before the socket is closed: who takes the path over comes only then.
-        if let Some(path) = &self.path {
+        if let Some((path, own)) = &self.path
+            && inode(path) == *own
+        {
             let _ = std::fs::remove_file(path);
         }
         if let (Some(path), Some(at)) = (&self.published, self.address) {
@@ -148,7 +156,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     rustix::net::listen(&listener, 4096).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     let path = match address {
-        Address::Path(path) => Some(path.clone()),
+        Address::Path(path) => Some((path.clone(), inode(path))),
         Address::Abstract(_) | Address::Tcp(_) => None,
     };
     Ok(Listener {
@@ -281,6 +289,18 @@ mod tests {
         let path = std::env::temp_dir().join(format!("nccl-stale-{}", std::process::id()));
         drop(UnixListener::bind(&path).unwrap());
         drop(listen(&Address::Path(path.clone())).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_file_of_a_later_listener_is_not_taken_away_by_an_earlier_one() {
+        let path = std::env::temp_dir().join(format!("nccl-later-{}", std::process::id()));
+        let early = listen(&Address::Path(path.clone())).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let late = listen(&Address::Path(path.clone())).unwrap();
+        drop(early);
+        assert!(path.exists());
+        drop(late);
         assert!(!path.exists());
     }
 }
