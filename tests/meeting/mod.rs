@@ -97,7 +97,13 @@ pub(crate) fn run_a_rank() {
                 println!("result: {heard} {}", worst.as_millis());
                 Ok(())
             }
-            "wait 6 s for all" => world.with_timeout(Duration::from_secs(6)).barrier("wait"),
+            "wait 6 s for all" => {
+                let world = world.with_timeout(Duration::from_secs(6));
+                let waited = world.barrier("wait");
+                // When the coordinator leaves, its successor finds out anew who is silent: all have their words by then.
+                std::thread::sleep(Duration::from_secs(1));
+                waited
+            }
             "wait for all" => world.with_timeout(Duration::from_secs(20)).barrier("cut"),
             "stand still" => {
                 std::thread::sleep(Duration::from_secs(20));
