@@ -377,6 +377,10 @@ fn rank(row: &Row, world: &World) {
         println!("ended: {} {}", took.as_millis(), said(result));
     } else {
         println!("other: {}", said(other(row, world, &stream)));
+        if row.program == Program::ShrinkAborting {
+            // The one that is tried may still agree with this one on what to make, and is not to hear that it left.
+            std::thread::sleep(Duration::from_millis(500));
+        }
     }
     println!("main returns");
 }
