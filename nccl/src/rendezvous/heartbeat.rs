@@ -305,10 +305,16 @@ impl Said {
 /// Whom a rank suspects, as far as it has heard or found itself.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
-    known: Vec<(usize, Instant, Option<Arc<str>>)>,
+    known: Vec<Known>,
+    /// What the coordinator before this one told, until this one has had time to find out for itself.
+    before: Vec<Known>,
+    until: Option<Instant>,
     /// When the coordinator was heard last.
     coordinator: Option<Instant>,
 }
+
+/// Who, since when, and what was seen of its process.
+type Known = (usize, Instant, Option<Arc<str>>);
 
 impl Suspects {
     /// `silent` for so long, or heard again.
@@ -322,12 +328,26 @@ impl Suspects {
     }
 
     pub(super) fn forget(&mut self, rank: usize) {
-        self.known.retain(|(known, ..)| *known != rank);
+        for told in [&mut self.known, &mut self.before] {
+            told.retain(|(known, ..)| *known != rank);
+        }
     }
 
-    /// There is another coordinator, which will tell anew.
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
+    /// There is another coordinator, which will tell anew. What was told before holds until it can know.
+    pub(super) fn begin_anew(&mut self, now: Instant) {
+        let mut before = self.all_known(now);
+        before.sort_by_key(|(rank, ..)| *rank);
+        *self = Self {
+            before,
+            until: Some(now + BEAT * (MISSED + 1)),
+            ..Self::default()
+        };
+    }
+
+    fn all_known(&self, now: Instant) -> Vec<Known> {
+        let held = self.until.is_some_and(|until| now < until);
+        let before = self.before.iter().filter(|_| held);
+        self.known.iter().chain(before).cloned().collect()
     }
 
     pub(super) fn coordinator_heard(&mut self, now: Instant) {
@@ -339,12 +359,16 @@ impl Suspects {
     }
 
     pub(super) fn all(&self) -> Vec<Suspect> {
-        let suspect = |(rank, since, state): &(usize, Instant, Option<Arc<str>>)| Suspect {
-            rank: *rank,
-            silent: since.elapsed(),
+        self.all_at(Instant::now())
+    }
+
+    fn all_at(&self, now: Instant) -> Vec<Suspect> {
+        let suspect = |(rank, since, state): Known| Suspect {
+            rank,
+            silent: now.saturating_duration_since(since),
             state: state.as_deref().map(str::to_owned),
         };
-        let mut all: Vec<_> = self.known.iter().map(suspect).collect();
+        let mut all: Vec<_> = self.all_known(now).into_iter().map(suspect).collect();
         all.sort_by_key(|suspect| suspect.rank);
         all
     }
@@ -401,6 +425,26 @@ mod tests {
             assert_eq!(pulse.beat(at(second), late.unwrap()), Turn::Same);
         }
         assert_eq!(beats.fall_due(at(51)), Some(false));
+    }
+
+    #[test]
+    fn what_the_former_coordinator_told_holds_until_its_successor_can_know() {
+        let ranks = |suspects: &Suspects, now| -> Vec<usize> {
+            suspects.all_at(now).iter().map(|s| s.rank).collect()
+        };
+        let mut suspects = Suspects::default();
+        for rank in [5, 2, 3] {
+            suspects.learn(rank, Some(Duration::from_secs(4)), None);
+        }
+        let now = Instant::now();
+        suspects.begin_anew(now);
+        assert_eq!(ranks(&suspects, now), [2, 3, 5]);
+        // The successor says the same of one, and that another speaks.
+        suspects.learn(3, Some(Duration::from_secs(2)), None);
+        suspects.learn(2, None, None);
+        assert_eq!(ranks(&suspects, now), [3, 5]);
+        let three_beats = now + 3 * BEAT;
+        assert_eq!(ranks(&suspects, three_beats), [3]);
     }
 
     #[test]

@@ -221,7 +221,6 @@ impl Server {
         &self.door.at
     }
 
-    /// As if this process died.
     /// Whose recordings this door gives out.
     pub(super) fn set_home(&self, home: &Arc<Home>) {
         let _ = self.door.home.set(Arc::clone(home));
@@ -231,6 +230,7 @@ impl Server {
         &self.door.job
     }
 
+    /// As if this process died.
     #[cfg(test)]
     pub(super) fn cut_for_a_test(&self) {
         self.door.close();

@@ -1,6 +1,7 @@
 //! What a rank keeps and does so that another can take over when the coordinator is gone.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::{Mailbox, Notice, State};
 use crate::communicator::lock;
@@ -104,7 +105,7 @@ impl Mailbox {
     pub(in crate::rendezvous) fn interrupt(&self, why: &str) {
         let mut state = lock(&self.state);
         state.watched = false;
-        state.suspects.clear();
+        state.suspects.begin_anew(Instant::now());
         // They ask its successor once more.
         state.newcomers = 0;
         let coordinator = state.coordinator();
