@@ -12,7 +12,7 @@
 //! 7. ranks do not answer, and nothing shows why: they may be late themselves;
 //! 8. a rank's operation waits behind work of others; or a message has no counterpart;
 //! 9. NCCL warned of something that can be a cause;
-//! 10. nothing of that: what the first rank told, with what is known.
+//! 10. nothing of that: what the ranks told, with what is known.
 //!
 //! Between equals the one whom more ranks wait for, then the lowest. The order in which reports come in plays no part;
 //! that of those who ran out of time is the coordinator's, the same for all.
@@ -84,7 +84,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
         .or_else(|| messages::alone(case))
         .or_else(|| warned(case))
         .unwrap_or_else(|| unexplained(case));
-    let first = &case.symptoms[0];
+    let first = telling(case);
     let standings = case.reports.values().filter_map(|report| {
         let front = case.front(report)?;
         (report.rank != finding.rank).then(|| (report.rank, front.name()))
@@ -436,9 +436,20 @@ fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
     Some(format!("NCCL's first warning on rank {rank}: {text}"))
 }
 
-/// The first that told keeps what it told.
+/// Who told most keeps what it told: a failure that follows from something says more than that time ran out, and what
+/// NCCL says while it ends says less. Between equals the first.
+fn telling<'c>(case: &Case<'c>) -> &'c Fault {
+    let told = case.symptoms.iter().min_by_key(|told| match told.role() {
+        FaultRole::Initiating => 0,
+        FaultRole::Cascade => 1,
+        FaultRole::Unknown => 2,
+        FaultRole::Teardown => 3,
+    });
+    told.unwrap_or(&case.symptoms[0])
+}
+
 fn unexplained(case: &Case<'_>) -> Finding {
-    let first = &case.symptoms[0];
+    let first = telling(case);
     let mut evidence = vec![format!(
         "all {} ranks that are left answer, none of their processes is gone, and nothing differs among what they \
          entered last",

@@ -6,8 +6,8 @@ use std::time::Instant;
 use nccl_sys as sys;
 
 use super::FaultClass;
-use crate::debug_log::{self, FirstWarning};
-use crate::error::{Error, ErrorKind};
+use crate::debug_log::{self, Class, FirstWarning};
+use crate::error::{Error, ErrorKind, NcclFailure};
 use crate::preflight;
 use crate::rendezvous::{HEARTBEAT, ONE_WAY};
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
@@ -327,12 +327,7 @@ impl From<&Error> for Cause {
                     cuda: None,
                     failed_before: false,
                 };
-                // Its peer, or the way to it, was there first.
-                let role = match failure.is_remote() {
-                    true => FaultRole::Cascade,
-                    false => FaultRole::Initiating,
-                };
-                (FaultClass::Failed, role, root)
+                (FaultClass::Failed, role_of(failure), root)
             }
             ErrorKind::Cuda { error, .. } if error.0 as u32 == OUT_OF_MEMORY => {
                 let resource = String::from("device memory");
@@ -380,6 +375,28 @@ impl From<&Error> for Cause {
             cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
         }
         cause
+    }
+}
+
+/// What a failed call is among all that goes wrong, by its code and by what NCCL said last.
+fn role_of(failure: &NcclFailure) -> FaultRole {
+    // Its peer, or the way to it, was there first.
+    if failure.is_remote() {
+        return FaultRole::Cascade;
+    }
+    // NCCL says one of these where a connection or a thread of its own was cut off as well; any other code is about
+    // this rank's own call or device.
+    let of_either = [
+        sys::ncclResult_t::ncclSystemError,
+        sys::ncclResult_t::ncclInternalError,
+    ];
+    if !of_either.iter().any(|code| failure.is(*code)) {
+        return FaultRole::Initiating;
+    }
+    match Class::of(failure.last_error()) {
+        Class::Consequence => FaultRole::Cascade,
+        Class::Noise => FaultRole::Teardown,
+        Class::Cause | Class::Unknown => FaultRole::Initiating,
     }
 }
 

@@ -97,6 +97,37 @@ fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
 }
 
 #[test]
+fn what_follows_from_another_rank_or_from_an_end_is_no_beginning() {
+    use nccl_sys::ncclResult_t;
+    let role = |code, said: &str| {
+        let text = String::from("a text of NCCL's");
+        let failure = crate::error::NcclFailure::new("ncclSend", code, text, said.to_owned());
+        fault(Cause::from(&Error::new(failure)))
+    };
+    let noise = "[Service thread] Accept failed Resource temporarily unavailable";
+    let closed = "[Service thread] Could not receive type from localRank 0, res=3, closed=0";
+    for code in [
+        ncclResult_t::ncclSystemError,
+        ncclResult_t::ncclInternalError,
+    ] {
+        let ended = role(code, noise);
+        assert_eq!(
+            (ended.role(), ended.is_certain()),
+            (FaultRole::Teardown, false)
+        );
+        assert_eq!(role(code, closed).role(), FaultRole::Cascade);
+        assert_eq!(role(code, "").role(), FaultRole::Initiating);
+        assert!(role(code, "a text of a release to come").is_certain());
+    }
+    assert_eq!(
+        role(ncclResult_t::ncclRemoteError, noise).role(),
+        FaultRole::Cascade
+    );
+    // NCCL's last words are of the whole process: this call was wrong whatever they are.
+    assert!(role(ncclResult_t::ncclInvalidArgument, noise).is_certain());
+}
+
+#[test]
 fn what_nccl_said_tells_what_there_is_no_more_of_and_that_a_kernel_failed_before() {
     use nccl_sys::ncclResult_t;
     let failed = |said: &str| {

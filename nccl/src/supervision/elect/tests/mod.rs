@@ -514,6 +514,53 @@ fn a_warning_of_nccl_is_the_cause_only_where_nothing_else_is() {
 }
 
 #[test]
+fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_end_says_less() {
+    let failed = |rank, role, text: &str| {
+        let root = RootCause::CallFailed {
+            call: Some(String::from("ncclCommGetAsyncError")),
+            nccl: Some(2),
+            cuda: None,
+            failed_before: false,
+        };
+        let cause = Cause {
+            class: FaultClass::Failed,
+            role,
+            root,
+            text: text.to_owned(),
+            ..Cause::asked("")
+        };
+        let place = Place {
+            communicator: "model/tp",
+            rank,
+            host: "node-a",
+            pid: 1,
+            epoch: 1,
+        };
+        Fault::new(cause, place)
+    };
+    let mut table = Table::of(vec![
+        entered(0, 1, false),
+        entered(1, 1, false),
+        entered(2, 1, false),
+    ]);
+    let noise = failed(0, FaultRole::Teardown, "a thread of NCCL's was cut off");
+    let follows = failed(2, FaultRole::Cascade, "a connection was closed");
+    let elected = |table: &Table| {
+        let verdict = table.elect();
+        (verdict.rank, verdict.cause.role, verdict.cause.class)
+    };
+    table.symptoms = vec![noise.clone(), late(1), follows];
+    let cascade = (2, FaultRole::Cascade, FaultClass::Failed);
+    assert_eq!(elected(&table), cascade);
+    table.symptoms.pop();
+    let unknown = (1, FaultRole::Unknown, FaultClass::TimedOut);
+    assert_eq!(elected(&table), unknown);
+    table.symptoms = vec![noise];
+    let teardown = (0, FaultRole::Teardown, FaultClass::Failed);
+    assert_eq!(elected(&table), teardown);
+}
+
+#[test]
 fn what_nothing_explains_is_said_to_be_unknown() {
     let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
     table.symptoms = vec![late(1), late(0)];
