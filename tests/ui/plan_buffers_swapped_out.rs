@@ -3,6 +3,8 @@ use nccl::cudarc::driver::CudaSlice;
 
 fn main() {}
 
-fn example(plan: &mut nccl::CapturedPlan<CudaSlice<f32>>, mut other: CudaSlice<f32>) {
-    std::mem::swap(plan.views_mut(), &mut other);
+fn example(plan: &mut nccl::CapturedPlan<CudaSlice<f32>>, other: &mut CudaSlice<f32>) {
+    // As `std::mem::swap`, of whose declaration the compiler shows more where Rust's sources are installed.
+    fn swap<T>(_: &mut T, _: &mut T) {}
+    swap(plan.views_mut(), other);
 }
