@@ -234,6 +234,11 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     let device_after = device()?;
     // What only fills up has done so in the first third.
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
+    // What NCCL is being asked for while it is ended comes back soon, and is freed. A starved machine may take longer.
+    let leaked = nccl::leaked_communicators();
+    if leaked > turns() / 100 {
+        return Err(format!("{leaked} communicators were leaked").into());
+    }
     println!(
         "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
          {device_before} bytes of the device became {device_after}",

@@ -19,6 +19,10 @@ use crate::threads;
 /// How often the caller looks whether there is still a use in waiting.
 const TICK: Duration = Duration::from_millis(10);
 
+/// How long a call may go on that is of no use any more. Most calls come back in microseconds: what they made is then freed
+/// by whoever waits for it, and nothing is given up.
+const GRACE: Duration = Duration::from_millis(250);
+
 /// Why there is no result.
 #[derive(Debug)]
 pub(crate) enum NotBack {
@@ -36,7 +40,7 @@ enum State<T> {
     GivenUp,
 }
 
-/// Makes a call on a thread of its own, and waits for it until `deadline`, or until it is `interrupted`.
+/// Makes a call on a thread of its own, and waits for it until `deadline`, or until shortly after it is `interrupted`.
 /// What comes back afterwards is `late`'s, on that thread, unless the process is exiting.
 pub(crate) fn call<T: Send + 'static>(
     deadline: Instant,
@@ -68,6 +72,7 @@ pub(crate) fn call<T: Send + 'static>(
 
     let (state, bell) = &*shared;
     let mut state = lock(state);
+    let mut of_no_use: Option<Instant> = None;
     loop {
         match std::mem::replace(&mut *state, State::GivenUp) {
             State::Back(result) => return Ok(result),
@@ -78,7 +83,10 @@ pub(crate) fn call<T: Send + 'static>(
         if left.is_zero() {
             return Err(NotBack::TimedOut);
         }
-        if interrupted() {
+        if of_no_use.is_none() && interrupted() {
+            of_no_use = Some(Instant::now());
+        }
+        if of_no_use.is_some_and(|since| since.elapsed() >= GRACE) {
             return Err(NotBack::Interrupted);
         }
         *state = State::Out;
