@@ -43,7 +43,7 @@
 //! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and say once on stderr why:
 //! modules and kernels; graphs that come from anything but a capture, and memory that a graph
 //! allocates; virtual memory management and CUDA IPC; managed memory, and host memory mapped for a device;
-//! memory pools besides the one of each device; copies and fills in two or three dimensions; memory
+//! memory pools besides the one of each device; fills in two dimensions, copies in three, and in two but from device to device; memory
 //! operations in streams; external memory and semaphores. What of NCCL is missing, its functions
 //! say in the same way.
 #![cfg(not(loom))]

@@ -240,6 +240,11 @@ impl Config {
         .filter_map(|(set, field)| set.then_some(field))
     }
 
+    /// Whether NCCL is to use no multiprocessors where copy engines can do the work.
+    pub(crate) fn is_zero_cta(&self) -> bool {
+        self.cta_policy == Some(CtaPolicy::Zero)
+    }
+
     /// The C structure for `library`; what it points to stays for the life of the process.
     ///
     /// The structure is the newest one with everything unset: older libraries read the part they know.

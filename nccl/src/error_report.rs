@@ -154,6 +154,7 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::NotInPlan { .. } => "not_in_plan",
         ErrorKind::CaptureDiffers { .. } => "capture_differs",
         ErrorKind::CallsDiffer { .. } => "calls_differ",
+        ErrorKind::PlansDiffer { .. } => "plans_differ",
         ErrorKind::TimedOut { .. } => "timed_out",
         ErrorKind::Queued { .. } => "queued",
         ErrorKind::Busy { .. } => "busy",

@@ -58,7 +58,10 @@ pub use cudarc;
 pub use nccl_sys::Version;
 
 pub use abort::AbortSignal;
-pub use all_to_all::Algorithm as AllToAllAlgorithm;
+pub use all_to_all::{
+    Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CapturedAllToAll,
+    CostModel, Explanation, LinkCost, Nodes, Parts, Payloads,
+};
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
     AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, GrowWay, Grown, LaunchMode,

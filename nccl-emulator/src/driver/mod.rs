@@ -18,6 +18,7 @@ mod memory;
 mod pointer;
 mod refused;
 pub(crate) mod result;
+mod rows;
 mod stream;
 pub(crate) mod visible;
 
@@ -66,6 +67,7 @@ pub(crate) fn symbols() -> Vec<Symbol> {
     all.extend(pointer::symbols());
     all.extend(host::symbols());
     all.extend(copy::symbols());
+    all.extend(rows::symbols());
     all.extend(refused::symbols());
     all.extend(refused::ignored());
     all
@@ -83,6 +85,7 @@ pub(crate) fn has_faults_at(function: &str) -> bool {
     all.extend(pointer::symbols());
     all.extend(host::symbols());
     all.extend(copy::symbols());
+    all.extend(rows::symbols());
     all.iter()
         .filter_map(|(name, _)| name.to_str().ok())
         .any(|name| without_version(name) == function && name != SAME)
@@ -207,6 +210,7 @@ mod tests {
             (include_str!("pointer.rs"), pointer::symbols()),
             (include_str!("host.rs"), host::symbols()),
             (include_str!("copy.rs"), copy::symbols()),
+            (include_str!("rows.rs"), rows::symbols()),
         ];
         for (text, symbols) in files {
             for (name, _) in symbols {

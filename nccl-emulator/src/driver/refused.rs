@@ -17,7 +17,10 @@ const NO_VMM: &str =
 pub(super) const NO_IPC: &str =
     "the emulator has no CUDA IPC: NCCL's own transport needs none here";
 const NO_MANAGED: &str = "the emulator has no managed memory";
-const NO_2D: &str = "the emulator has no copies or fills in two or three dimensions";
+const NO_2D: &str = "the emulator has no fills in two dimensions and no copies in three, and copies in two only from device \
+    to device (cuMemcpy2DAsync)";
+pub(super) const NO_ARRAYS: &str =
+    "the emulator copies rows from device to device alone, and has no arrays";
 const NO_POOLS: &str = "the emulator has one memory pool for each device, and no others";
 const NO_MAPPED: &str = "the emulator's devices cannot reach host memory: copy it";
 const NO_EXTERNAL: &str = "the emulator imports no memory or semaphores of other APIs";
@@ -85,7 +88,7 @@ refused! {
         cuMemAllocManaged cuMemAdvise cuMemAdvise_v2 cuMemPrefetchAsync cuMemPrefetchAsync_v2
         cuMemRangeGetAttribute cuMemRangeGetAttributes cuStreamAttachMemAsync;
     NO_2D:
-        cuMemAllocPitch_v2 cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2 cuMemcpy3D_v2
+        cuMemAllocPitch_v2 cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy3D_v2
         cuMemcpy3DAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemsetD2D8_v2 cuMemsetD2D16_v2
         cuMemsetD2D32_v2 cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async;
     NO_POOLS:

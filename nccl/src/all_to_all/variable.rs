@@ -1,5 +1,7 @@
 //! All-to-all with a length of its own for each pair of ranks, as grouped messages.
 
+use super::record;
+use super::schedule::Part;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::communicator::{Communicator, Frame};
@@ -47,6 +49,44 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
+        self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
+    }
+
+    /// As [`all_to_all_v`](Self::all_to_all_v), with parts that begin anywhere in the buffers.
+    ///
+    /// What is received may not overlap; what is sent may.
+    ///
+    /// # Errors
+    /// As [`all_to_all_v`](Self::all_to_all_v); [`ErrorKind::InvalidConfig`] for parts that overlap in `y`.
+    ///
+    /// Wraps `ncclSend` and `ncclRecv` in a group.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// use nccl::Parts;
+    ///
+    /// let x = stream.clone_htod(&[1u32, 2, 3])?;
+    /// let mut y = stream.alloc_zeros::<u32>(4)?;
+    /// // Two elements from the second on, to the third.
+    /// comm.all_to_all_v_at(&x, Parts::at(&[2], &[1]), &mut y, Parts::at(&[2], &[2]))?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [0, 0, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_to_all_v_at<'a, S, R>(
+        &'a self,
+        x: S,
+        send: Parts<'_>,
+        y: R,
+        recv: Parts<'_>,
+    ) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
         const KIND: OperationKind = OperationKind::AllToAllV;
         let (x, y) = (x.erase(), y.erase_mut());
         let shape = Shape {
@@ -54,11 +94,198 @@ impl Communicator {
             ..Shape::default()
         };
         let frame = Frame::new(&self.stream).and_then(|mut frame| {
-            record(self, &mut frame, x, send_counts, y, recv_counts)?;
+            record_parts(self, &mut frame, x, send, y, recv)?;
             Ok(frame)
         });
         let frame = frame.map_err(|error| self.failed_check(KIND, shape, error))?;
         self.issue(&frame, KIND, shape)
+    }
+}
+
+/// What a buffer has for each rank, or takes from it.
+///
+/// ```
+/// use nccl::Parts;
+///
+/// // Ranks 0 and 1 have 3 elements and 1, one behind the other.
+/// assert_eq!(Parts::packed(&[3, 1]).end(), Some(4));
+/// // The same, from the eighth element of the buffer on.
+/// assert_eq!(Parts::at(&[3, 1], &[8, 11]).end(), Some(12));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'p> {
+    counts: &'p [usize],
+    displacements: Option<&'p [usize]>,
+}
+
+impl<'p> Parts<'p> {
+    /// Parts of so many elements, one for each rank, one behind the other.
+    ///
+    /// ```
+    /// let parts = nccl::Parts::packed(&[3, 0, 1]);
+    /// assert_eq!(parts.counts(), [3, 0, 1]);
+    /// ```
+    #[must_use]
+    pub const fn packed(counts: &'p [usize]) -> Self {
+        Self {
+            counts,
+            displacements: None,
+        }
+    }
+
+    /// Parts of so many elements, which begin at these elements of the buffer.
+    ///
+    /// ```
+    /// let parts = nccl::Parts::at(&[3, 1], &[0, 16]);
+    /// assert_eq!(parts.end(), Some(17));
+    /// ```
+    #[must_use]
+    pub const fn at(counts: &'p [usize], displacements: &'p [usize]) -> Self {
+        Self {
+            counts,
+            displacements: Some(displacements),
+        }
+    }
+
+    /// The elements of each part.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Parts::packed(&[3, 1]).counts(), [3, 1]);
+    /// ```
+    #[must_use]
+    pub const fn counts(&self) -> &'p [usize] {
+        self.counts
+    }
+
+    /// How many elements the buffer needs to have; `None` for more than can be counted.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Parts::packed(&[usize::MAX, 1]).end(), None);
+    /// ```
+    #[must_use]
+    pub fn end(&self) -> Option<usize> {
+        let Some(displacements) = self.displacements else {
+            let mut counts = self.counts.iter();
+            return counts.try_fold(0usize, |sum, &count| sum.checked_add(count));
+        };
+        let mut parts = self.counts.iter().zip(displacements);
+        parts.try_fold(0, |end, (&count, &at)| match count {
+            0 => Some(end),
+            count => at.checked_add(count).map(|this| end.max(this)),
+        })
+    }
+
+    /// The parts, each with where it begins; of parts whose [`end`](Self::end) is known.
+    pub(super) fn each(self) -> impl Iterator<Item = Part> {
+        let mut next = 0;
+        self.counts.iter().enumerate().map(move |(rank, &count)| {
+            let offset = match self.displacements {
+                Some(displacements) => displacements[rank],
+                None => next,
+            };
+            next = next.wrapping_add(count);
+            Part { offset, count }
+        })
+    }
+
+    /// No element is written by two ranks.
+    pub(super) fn check_apart(self) -> Result<()> {
+        if self.displacements.is_none() {
+            return Ok(());
+        }
+        let overlap = |one: (usize, Part), other: (usize, Part)| {
+            let (one, other) = (one.0.min(other.0), one.0.max(other.0));
+            Err(Error::new(ErrorKind::InvalidConfig {
+                field: "the receive displacements",
+                reason: format!("what ranks {one} and {other} send would lie in the same place"),
+            }))
+        };
+        let parts = || self.each().enumerate().filter(|(_, part)| part.count > 0);
+        let ends_before = |one: Part, other: Part| one.offset + one.count <= other.offset;
+        // As they usually are, without memory for sorting.
+        let mut pairs = parts().zip(parts().skip(1));
+        if pairs.all(|(one, other)| ends_before(one.1, other.1)) {
+            return Ok(());
+        }
+        let mut sorted: Vec<_> = parts().collect();
+        sorted.sort_unstable_by_key(|(_, part)| part.offset);
+        let mut pairs = sorted.windows(2);
+        match pairs.find(|pair| !ends_before(pair[0].1, pair[1].1)) {
+            Some(pair) => overlap(pair[0], pair[1]),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One side of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sides {
+    Send,
+    Recv,
+}
+
+impl Sides {
+    /// What errors call it: its counts, its displacements, its buffer.
+    fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::Send => [
+                "the send counts",
+                "the send displacements",
+                "the send buffer",
+            ],
+            Self::Recv => [
+                "the receive counts",
+                "the receive displacements",
+                "the receive buffer",
+            ],
+        }
+    }
+
+    /// A buffer has at least so many elements.
+    pub(super) fn holds(self, given: usize, needed: usize) -> Result<()> {
+        let [.., buffer] = self.names();
+        match given >= needed {
+            true => Ok(()),
+            false => Err(record::length(
+                buffer,
+                given,
+                needed,
+                "at least to the end of its parts",
+            )),
+        }
+    }
+
+    /// One count, and one displacement if there are any, for each rank, and a buffer of `length` that holds all parts.
+    fn check(self, parts: Parts<'_>, length: usize, ranks: usize) -> Result<()> {
+        let [counts, displacements, _] = self.names();
+        let wrong = |what, given| Err(record::length(what, given, ranks, "one for each rank"));
+        if parts.counts.len() != ranks {
+            return wrong(counts, parts.counts.len());
+        }
+        match parts.displacements {
+            Some(given) if given.len() != ranks => wrong(displacements, given.len()),
+            _ => self.holds(length, parts.end().unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Both sides fit their buffers, and a rank receives from itself what it sends.
+    pub(super) fn check_both(
+        (send, send_len): (Parts<'_>, usize),
+        (recv, recv_len): (Parts<'_>, usize),
+        comm: &Communicator,
+    ) -> Result<()> {
+        let (own, ranks) = (comm.rank(), comm.world_size());
+        Self::Send.check(send, send_len, ranks)?;
+        Self::Recv.check(recv, recv_len, ranks)?;
+        if send.counts[own] != recv.counts[own] {
+            return Err(record::length(
+                "what this rank receives from itself",
+                recv.counts[own],
+                send.counts[own],
+                "as many as it sends to itself",
+            ));
+        }
+        recv.check_apart()
     }
 }
 
@@ -90,102 +317,68 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
+        self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
+    }
+
+    /// Records [`Communicator::all_to_all_v_at`].
+    ///
+    /// # Errors
+    /// As there; nothing is recorded then.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, x: &nccl::Buffer<u8>, y: &mut nccl::Buffer<u8>) -> nccl::Result<()> {
+    /// use nccl::Parts;
+    ///
+    /// let parts = Parts::at(&[8, 8], &[0, 64]);
+    /// comm.group(|group| group.all_to_all_v_at(x, parts, y, parts))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_to_all_v_at<S, R>(
+        &mut self,
+        x: S,
+        send: Parts<'_>,
+        y: R,
+        recv: Parts<'_>,
+    ) -> Result<()>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
         let (x, y) = (x.erase(), y.erase_mut());
-        record(self.comm, &mut self.frame, x, send_counts, y, recv_counts)
+        record_parts(self.comm, &mut self.frame, x, send, y, recv)
     }
 }
 
-fn record<'a>(
+fn record_parts<'a>(
     comm: &Communicator,
     frame: &mut Frame<'a>,
     x: Erased<'a>,
-    send_counts: &[usize],
+    send: Parts<'_>,
     y: ErasedMut<'a>,
-    recv_counts: &[usize],
+    recv: Parts<'_>,
 ) -> Result<()> {
     let data_type = same_type(x.data_type(), y.data_type())?;
-    comm.library().admit(data_type)?;
-    let size = data_type
-        .size_in_bytes()
-        .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))?;
-    check(
-        "the send counts",
-        "the send buffer",
-        x.len(),
-        send_counts,
-        comm,
-    )?;
-    check(
-        "the receive counts",
-        "the receive buffer",
-        y.len(),
-        recv_counts,
-        comm,
-    )?;
+    let size = comm.element_size(data_type)?;
+    Sides::check_both((send, x.len()), (recv, y.len()), comm)?;
     let own = comm.rank();
-    if send_counts[own] != recv_counts[own] {
-        return Err(Error::new(ErrorKind::Length {
-            buffer: "what this rank receives from itself",
-            given: recv_counts[own],
-            needed: send_counts[own],
-            rule: "as many as it sends to itself",
-        }));
-    }
-    if send_counts
-        .iter()
-        .chain(recv_counts)
-        .all(|&count| count == 0)
-    {
+    let empty = |parts: Parts<'_>| parts.counts.iter().all(|&count| count == 0);
+    if empty(send) && empty(recv) {
         return Ok(());
     }
-    let (send, recv) = (frame.read(x)?, frame.write(y)?);
-    let mut parts = |function, start: u64, counts: &[usize]| {
-        let mut address = start;
-        for (peer, &count) in counts.iter().enumerate() {
-            if count > 0 {
+    let (send_at, recv_at) = (frame.read(x)?, frame.write(y)?);
+    let mut messages = |function, start: u64, parts: Parts<'_>| {
+        for (peer, part) in parts.each().enumerate() {
+            if part.count > 0 {
+                let address = start + (part.offset * size) as u64;
                 // Fits: the number of ranks was checked when the communicator was made.
-                let message = Recorded::new(function, address, count, data_type, peer as i32);
+                let message = Recorded::new(function, address, part.count, data_type, peer as i32);
                 frame.push_message(message, peer == own);
             }
-            address += (count * size) as u64;
         }
     };
-    parts(Function::Send, send, send_counts);
-    parts(Function::Recv, recv, recv_counts);
+    messages(Function::Send, send_at, send);
+    messages(Function::Recv, recv_at, recv);
     frame.grouped = true;
-    Ok(())
-}
-
-/// One count for each rank, and a buffer that holds all parts.
-fn check(
-    counts_name: &'static str,
-    buffer: &'static str,
-    length: usize,
-    counts: &[usize],
-    comm: &Communicator,
-) -> Result<()> {
-    let error = |buffer, given, needed, rule| {
-        Err(Error::new(ErrorKind::Length {
-            buffer,
-            given,
-            needed,
-            rule,
-        }))
-    };
-    if counts.len() != comm.world_size() {
-        return error(
-            counts_name,
-            counts.len(),
-            comm.world_size(),
-            "one for each rank",
-        );
-    }
-    let needed = counts
-        .iter()
-        .try_fold(0usize, |sum, &count| sum.checked_add(count))
-        .unwrap_or(usize::MAX);
-    if length < needed {
-        return error(buffer, length, needed, "at least the sum of its counts");
-    }
     Ok(())
 }

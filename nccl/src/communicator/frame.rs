@@ -18,6 +18,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
 
 use super::order;
+use super::steps::{Copy, Step};
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::error::{Error, ErrorKind, Result};
@@ -52,6 +53,17 @@ struct Rest<'a> {
     own: Vec<usize>,
     /// What the operations reduce with, kept until they are issued.
     operators: Vec<Arc<Operator>>,
+    /// Empty where all that is recorded is one group.
+    steps: Vec<StepEnd>,
+    copies: Vec<Copy>,
+}
+
+/// Where a step ends, in what is recorded and in the copies.
+#[derive(Clone, Copy, Debug)]
+struct StepEnd {
+    recorded: usize,
+    more: usize,
+    copies: usize,
 }
 
 /// The allocations of a past frame.
@@ -184,6 +196,49 @@ impl<'a> Frame<'a> {
         self.push_message(collective, collective.has_message_to(own));
     }
 
+    /// Records bytes that the device moves before the operations of this step.
+    pub(crate) fn copy(&mut self, copy: Copy) {
+        self.rest.copies.push(copy);
+    }
+
+    /// What is recorded from here on comes after what was recorded before: in a group of its own.
+    pub(crate) fn next_step(&mut self) {
+        let end = StepEnd {
+            recorded: self.recorded.len(),
+            more: self.rest.more.len(),
+            copies: self.rest.copies.len(),
+        };
+        self.rest.steps.push(end);
+    }
+
+    /// Whether there are several steps, or copies.
+    #[inline]
+    pub(crate) fn has_steps(&self) -> bool {
+        !self.rest.steps.is_empty()
+    }
+
+    /// The steps, one after another: first the copies, then the group. The last ends with a call of
+    /// [`next_step`](Self::next_step) as well.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = Step<'_>> {
+        let mut begin = StepEnd {
+            recorded: 0,
+            more: 0,
+            copies: 0,
+        };
+        self.rest.steps.iter().map(move |end| {
+            let step = Step {
+                copies: &self.rest.copies[begin.copies..end.copies],
+                batch: Batch {
+                    recorded: &self.recorded[begin.recorded..end.recorded],
+                    more: &self.rest.more[begin.more..end.more],
+                    grouped: self.grouped,
+                },
+            };
+            begin = *end;
+            step
+        })
+    }
+
     /// Keeps what the next operation reduces with, if that can be destroyed.
     #[inline]
     pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
@@ -252,6 +307,8 @@ impl<'a> Rest<'a> {
             guards: Vec::new(),
             own: Vec::new(),
             operators: Vec::new(),
+            steps: Vec::new(),
+            copies: Vec::new(),
         })
     }
 
@@ -263,6 +320,8 @@ impl<'a> Rest<'a> {
         self.own.clear();
         self.guards.clear();
         self.operators.clear();
+        self.steps.clear();
+        self.copies.clear();
         // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
         // with it, and there are none.
         unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }

@@ -187,9 +187,12 @@ impl Inner {
                 }
             }
         }
-        let launched = self.launch(raw, started, limit, || {
-            recorded::call(batch, &calls, writer)
-        });
+        let launched = match frame.has_steps() {
+            false => self.launch(raw, started, limit, || {
+                recorded::call(batch, &calls, writer)
+            }),
+            true => self.launch_steps(raw, (started, limit), frame, &calls, writer),
+        };
 
         handle.recorder.end(ticket, launched.as_ref().err());
         if is_marked {

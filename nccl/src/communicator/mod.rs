@@ -51,6 +51,7 @@ mod slot;
 mod split;
 mod start;
 mod state;
+mod steps;
 mod switch;
 mod timeouts;
 mod together;
@@ -77,6 +78,7 @@ pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_st
 pub(crate) use replay::NotLaunched;
 pub use shrink::{ShrinkWay, Shrunk};
 pub use state::State;
+pub(crate) use steps::{Copy, Step};
 pub(crate) use switch::Switch;
 pub use timeouts::Timeouts;
 pub(crate) use together::issue_together;
@@ -156,6 +158,8 @@ pub(crate) struct Inner {
     pub(crate) overdue: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
+    /// Whether it was made so that NCCL uses no multiprocessors where copy engines can do the work.
+    pub(crate) is_zero_cta: bool,
     /// Whether NCCL's calls on it wait.
     pub(crate) blocks: bool,
     /// What ends a call that waits; none for one that does not wait, or was made elsewhere.

@@ -181,6 +181,15 @@ pub enum ErrorKind {
         difference: String,
     },
 
+    /// The ranks made plans of an all-to-all that do not belong together; the same on all of them. Nothing was exchanged.
+    #[error("the all-to-all plans {plan} of all ranks differ: {difference}")]
+    PlansDiffer {
+        /// The how manieth plan on the communicator, from 1.
+        plan: u64,
+        /// The first difference: who has what.
+        difference: String,
+    },
+
     /// A deadline passed.
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {

@@ -121,6 +121,11 @@ pub(super) fn entries(groups: &[Captured]) -> Vec<Entry> {
     recorded.filter_map(Entry::of).collect()
 }
 
+/// Of operations that are not captured.
+pub(crate) fn entries_of(recorded: impl Iterator<Item = Recorded>) -> Vec<Entry> {
+    recorded.filter_map(|one| Entry::of(&one)).collect()
+}
+
 fn hash(bytes: &[u8]) -> Hash {
     let mut hash = Hash::default();
     hash.copy_from_slice(&Sha256::digest(bytes)[..size_of::<Hash>()]);

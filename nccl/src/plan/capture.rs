@@ -19,7 +19,6 @@ use super::record::Captured;
 use crate::communicator::{Calls, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
-use crate::recorded;
 use crate::supervision::inside::{self, Place};
 use crate::supervision::watchdog;
 
@@ -51,8 +50,8 @@ impl Inner {
             const KIND: OperationKind = OperationKind::Capture;
             let handle = &mut *handle;
             handle.sequence += 1;
-            let (batch, writer) = (group.batch(), &mut handle.recorder);
-            let count = batch.recorded.len();
+            let writer = &mut handle.recorder;
+            let count = group.batch().recorded.len();
             let ticket = writer.begin(handle.sequence, KIND, started, stream, limit, count);
             if ticket.is_unusual {
                 // Nothing of it runs before it is launched, but NCCL may not come back from the call.
@@ -66,9 +65,8 @@ impl Inner {
                 watchdog::attend(issue)?;
             }
             // Before it is settled nothing of it needs to be in the graph.
-            let captured = self.launch(raw, started, limit, || {
-                recorded::call(batch, &calls, writer)
-            });
+            let limits = (started, limit);
+            let captured = self.launch_step(raw, limits, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
             captured
         });

@@ -63,7 +63,7 @@ impl Default for Replays {
 
 impl Plans {
     /// The number of the next plan, whether or not it comes to be: the same on all ranks.
-    pub(super) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::Relaxed) + 1
     }
 

@@ -9,6 +9,7 @@ use cudarc::driver::CudaEvent;
 
 use super::agree;
 use super::captured::CapturedPlan;
+use super::compare::Comparison;
 use super::pace::Pace;
 use super::record::{Capture, Captured};
 use super::remnant::Remnant;
@@ -17,7 +18,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind};
-use crate::rendezvous::{Broken, Ended};
 use crate::stats::Volume;
 
 impl Communicator {
@@ -158,71 +158,25 @@ impl Communicator {
         drafted: &Result<Drafted>,
         started: Instant,
     ) -> Result<()> {
-        let inner = &self.inner;
-        let Some(board) = &inner.board else {
-            return Ok(());
-        };
         let entries = drafted
             .as_ref()
             .map(|drafted| agree::entries(&drafted.groups));
-        let given = match &entries {
-            Ok(entries) => agree::digest(Ok(entries)),
-            Err(error) => agree::digest(Err(error.kind().to_string())),
+        let comparison = Comparison {
+            comm: self,
+            topic: format!("plan/{number}"),
+            what: format!("the capture of plan {number}"),
+            started,
         };
-        let name = |rank: usize| board.name_of(rank);
-        let interrupted = || inner.interrupted();
-        let gather = |topic: &str, part: &[u8]| {
-            let left = self.limit.saturating_sub(started.elapsed());
-            match board.gather(topic, part, left, &interrupted) {
-                Ended::All(parts) => Ok(Some(parts)),
-                Ended::Missing(missing) => {
-                    let missing: Vec<_> = missing
-                        .iter()
-                        .map(|&rank| name(board.place_of(rank)))
-                        .collect();
-                    Err(Error::new(ErrorKind::TimedOut {
-                        what: format!(
-                            "the capture of plan {number}, to which {} did not come,",
-                            missing.join(", ")
-                        ),
-                        limit: self.limit,
-                    }))
-                }
-                Ended::Unheard if interrupted() => Err(inner.out_of_use()),
-                // Nobody can be asked any more, and what that means for the communicator is told elsewhere.
-                Ended::Unheard => Ok(None),
-            }
+        let entries = match &entries {
+            Ok(entries) => Ok(&entries[..]),
+            Err(error) => Err(error.kind().to_string()),
         };
-        let broken = |broken: Broken| Error::rendezvous(broken.0);
-        let differ = |difference| {
-            let plan = number;
-            Err(Error::new(ErrorKind::CaptureDiffers { plan, difference }))
-        };
-        let Some(digests) = gather(&format!("plan/{number}"), &given)? else {
-            return Ok(());
-        };
-        match agree::compare(&digests).map_err(broken)? {
-            agree::Compared::Same => Ok(()),
-            // What is wrong here is the better answer on this rank.
-            agree::Compared::Failed(..) if drafted.is_err() => Ok(()),
-            agree::Compared::Failed(rank, reason) => {
-                differ(format!("{} captured nothing, because {reason}", name(rank)))
-            }
-            agree::Compared::Gone(_) if interrupted() => Err(inner.out_of_use()),
-            agree::Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
-                reason: format!("{} is gone", name(rank)),
+        match comparison.operations(entries)? {
+            None => Ok(()),
+            Some(difference) => Err(Error::new(ErrorKind::CaptureDiffers {
+                plan: number,
+                difference,
             })),
-            agree::Compared::Different => {
-                let told = agree::encode(entries.as_deref().unwrap_or_default());
-                let Some(lists) = gather(&format!("plan/{number}/all"), &told)? else {
-                    return differ(String::from(
-                        "the line to the other ranks is lost, so that nobody can say in what",
-                    ));
-                };
-                let lists = lists.iter().map(|list| agree::decode(list));
-                let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
-                differ(agree::difference(&lists, name))
-            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //! communicator instead.
 //!
 //! - `record`: the closure that says what to capture runs first, and only records;
-//! - `agree`: the ranks compare what they recorded;
+//! - `agree`, `compare`: the ranks compare what they recorded;
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
 //! - `making` puts these together; `captured` is what comes of it, with `pace` for its launches and `remnant`
@@ -15,6 +15,7 @@
 pub(crate) mod agree;
 mod capture;
 mod captured;
+mod compare;
 mod graph;
 mod making;
 mod pace;
@@ -24,4 +25,6 @@ mod remnant;
 pub use captured::CapturedPlan;
 pub use record::Capture;
 
+pub(crate) use agree::entries_of;
+pub(crate) use compare::Comparison;
 pub(crate) use graph::Plans;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Copy, Frame, Step};
 use crate::error::Result;
 use crate::group::Group;
 use crate::recorded::{Batch, More, Recorded};
@@ -34,8 +34,9 @@ pub struct Capture<'p> {
     groups: Vec<Captured>,
 }
 
-/// A group, ready to be issued.
+/// A group, and what is copied before it, ready to be issued.
 pub(crate) struct Captured {
+    copies: Vec<Copy>,
     recorded: Vec<Recorded>,
     more: Vec<More>,
     grouped: bool,
@@ -49,6 +50,13 @@ impl Captured {
             recorded: &self.recorded,
             more: &self.more,
             grouped: self.grouped,
+        }
+    }
+
+    pub(super) fn step(&self) -> Step<'_> {
+        Step {
+            copies: &self.copies,
+            batch: self.batch(),
         }
     }
 }
@@ -91,6 +99,7 @@ impl<'p> Capture<'p> {
         let batch = group.frame.batch();
         if !batch.recorded.is_empty() {
             self.groups.push(Captured {
+                copies: Vec::new(),
                 recorded: batch.recorded.to_vec(),
                 more: batch.more.to_vec(),
                 grouped: batch.grouped,
@@ -98,6 +107,36 @@ impl<'p> Capture<'p> {
             });
         }
         Ok(())
+    }
+
+    /// A frame for memory of the plan alone.
+    pub(crate) fn frame(&self) -> Frame<'p> {
+        Frame::empty(self.comm.stream(), Some(self.owned))
+    }
+
+    /// Adds the steps of a frame that [`frame`](Self::frame) gave.
+    pub(crate) fn add_steps(&mut self, frame: &Frame<'p>) {
+        if !frame.has_steps() {
+            let batch = frame.batch();
+            if !batch.recorded.is_empty() {
+                self.groups.push(Captured {
+                    copies: Vec::new(),
+                    recorded: batch.recorded.to_vec(),
+                    more: batch.more.to_vec(),
+                    grouped: batch.grouped,
+                    _operators: Vec::new(),
+                });
+            }
+            return;
+        }
+        let steps = frame.steps().map(|step| Captured {
+            copies: step.copies.to_vec(),
+            recorded: step.batch.recorded.to_vec(),
+            more: step.batch.more.to_vec(),
+            grouped: step.batch.grouped,
+            _operators: Vec::new(),
+        });
+        self.groups.extend(steps);
     }
 }
 

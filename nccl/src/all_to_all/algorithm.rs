@@ -1,0 +1,148 @@
+//! Which way an all-to-all takes.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+/// Which way an all-to-all takes.
+///
+/// Its text is that of benchmarks: `auto`, `native`, `grouped`, `chunked:4`, `pairwise:2`, `two-level`, `copy-engine`; without a
+/// number there are 4 pieces and 1 peer.
+///
+/// ```
+/// use nccl::AllToAllAlgorithm;
+///
+/// assert_eq!(AllToAllAlgorithm::default(), AllToAllAlgorithm::Auto);
+/// let pairwise: AllToAllAlgorithm = "pairwise:2".parse()?;
+/// assert_eq!(pairwise.to_string(), "pairwise:2");
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// What the cost model holds for the fastest, in a plan ([`AllToAll`](crate::AllToAll)); in a single call NCCL's own call
+    /// where the release has it, grouped messages elsewhere.
+    #[default]
+    Auto,
+    /// NCCL's own call (`ncclAlltoAll`, NCCL ≥ 2.28.3): equal parts only.
+    Native,
+    /// One message to and one from every rank, in one group.
+    Grouped,
+    /// Every part in so many pieces, and a group for each piece of all parts: what comes after can begin on the first
+    /// pieces, and NCCL's buffers are held for less at a time.
+    Chunked {
+        /// How many.
+        pieces: NonZeroUsize,
+    },
+    /// Groups of so many peers, so that a rank receives from no more at a time.
+    Pairwise {
+        /// How many.
+        width: NonZeroUsize,
+    },
+    /// First inside of the nodes, then one message to each other node: for many nodes and small parts. Equal parts
+    /// only, and only in a plan, which has the memory that it needs.
+    TwoLevel,
+    /// NCCL's own call by the copy engines, without multiprocessors: for buffers in symmetric windows of a communicator whose
+    /// policy is [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).
+    CopyEngine,
+}
+
+/// The numbers that stand for those that a text leaves out.
+const PIECES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+const WIDTH: NonZeroUsize = NonZeroUsize::MIN;
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Native => f.write_str("native"),
+            Self::Grouped => f.write_str("grouped"),
+            Self::Chunked { pieces } => write!(f, "chunked:{pieces}"),
+            Self::Pairwise { width } => write!(f, "pairwise:{width}"),
+            Self::TwoLevel => f.write_str("two-level"),
+            Self::CopyEngine => f.write_str("copy-engine"),
+        }
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, number) = match text.split_once(':') {
+            Some((name, number)) => (name, Some(number)),
+            None => (text, None),
+        };
+        let number_or = |default: NonZeroUsize| match number {
+            None => Ok(default),
+            Some(number) => number.parse().map_err(|_| unknown(text)),
+        };
+        let algorithm = match name {
+            "chunked" => {
+                return Ok(Self::Chunked {
+                    pieces: number_or(PIECES)?,
+                });
+            }
+            "pairwise" => {
+                return Ok(Self::Pairwise {
+                    width: number_or(WIDTH)?,
+                });
+            }
+            "auto" => Self::Auto,
+            "native" => Self::Native,
+            "grouped" => Self::Grouped,
+            "two-level" => Self::TwoLevel,
+            "copy-engine" => Self::CopyEngine,
+            _ => return Err(unknown(text)),
+        };
+        match number {
+            None => Ok(algorithm),
+            Some(_) => Err(unknown(text)),
+        }
+    }
+}
+
+fn unknown(text: &str) -> crate::Error {
+    crate::error::Error::new(crate::error::ErrorKind::InvalidConfig {
+        field: "algorithm",
+        reason: format!(
+            "{text:?} is none: auto, native, grouped, chunked:PIECES, pairwise:PEERS, two-level or copy-engine"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_algorithm_has_a_text_and_nothing_else_is_one() {
+        for text in [
+            "auto",
+            "native",
+            "grouped",
+            "chunked:3",
+            "pairwise:1",
+            "two-level",
+            "copy-engine",
+        ] {
+            let algorithm: Algorithm = text.parse().unwrap();
+            assert_eq!(algorithm.to_string(), text);
+        }
+        assert_eq!(
+            "chunked".parse::<Algorithm>().unwrap().to_string(),
+            "chunked:4"
+        );
+        for text in [
+            "",
+            "Native",
+            "native:2",
+            "chunked:0",
+            "chunked:",
+            "pairwise:-1",
+        ] {
+            let error = text.parse::<Algorithm>().unwrap_err();
+            assert!(error.to_string().contains("none: auto, native"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! A plan, issued or captured.
+
+use std::fmt;
+
+use cudarc::driver::CudaSlice;
+
+use super::builder::AllToAllBuilder;
+use super::choose::Explanation;
+use super::payloads::{Addresses, Payloads, check_number, check_type};
+use crate::all_to_all::record::{Bases, record};
+use crate::all_to_all::schedule::{Payload, Schedule};
+use crate::all_to_all::variable::Sides;
+use crate::buffer::sealed_buffer::Lend;
+use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::communicator::{Communicator, Frame};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::OwnedBuffer;
+use crate::operation::{OperationKind, Shape};
+use crate::plan::CapturedPlan;
+use crate::request::Request;
+
+/// An all-to-all that is checked once and done often: the hot path of a service.
+///
+/// Making one ([`plan`](Self::plan)) checks counts, picks the algorithm, compares with the other ranks and allocates what the
+/// algorithm needs; each [`enqueue`](Self::enqueue) after that allocates nothing, whatever the algorithm.
+///
+/// An exchange of several steps is one operation: one number, one deadline, one [`Request`]. It runs on the stream of the
+/// communicator from which the plan was made.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use nccl::AllToAll;
+///
+/// let mut plan = AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
+/// println!("{}", plan.explain());
+/// let (x, mut y) = (stream.clone_htod(&[1.0f32, 2.0])?, stream.alloc_zeros::<f32>(2)?);
+/// for _ in 0..3 {
+///     plan.enqueue(&x, &mut y)?.wait()?;
+/// }
+/// assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct AllToAll {
+    comm: Communicator,
+    payloads: Vec<Payload>,
+    schedule: Schedule,
+    explanation: Explanation,
+    in_place: bool,
+    /// On the communicator's stream, whose order keeps the exchanges that use it apart.
+    scratch: Option<CudaSlice<u8>>,
+    kind: OperationKind,
+    shape: Shape,
+}
+
+impl AllToAll {
+    /// Says what to exchange on `comm`, and how.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan(comm: &Communicator) -> AllToAllBuilder<'_> {
+        AllToAllBuilder::new(comm)
+    }
+
+    pub(super) fn new(
+        comm: &Communicator,
+        payloads: Vec<Payload>,
+        schedule: Schedule,
+        explanation: Explanation,
+        in_place: bool,
+    ) -> Result<Self> {
+        let scratch = match schedule.scratch {
+            0 => None,
+            bytes => Some(scratch(comm, bytes)?),
+        };
+        let uniform = payloads.iter().all(|payload| payload.uniform.is_some());
+        let kind = match uniform {
+            true => OperationKind::AllToAll,
+            false => OperationKind::AllToAllV,
+        };
+        let shape = match &payloads[..] {
+            [only] => Shape {
+                data_type: Some(only.data_type),
+                count: only.uniform,
+                ..Shape::default()
+            },
+            _ => Shape::default(),
+        };
+        Ok(Self {
+            comm: comm.clone(),
+            payloads,
+            schedule,
+            explanation,
+            in_place,
+            scratch,
+            kind,
+            shape,
+        })
+    }
+
+    /// Which algorithm it takes and why, and why not the others.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{}", plan.explain());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn explain(&self) -> &Explanation {
+        &self.explanation
+    }
+
+    /// The communicator that it is for.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{}", plan.communicator().name());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Exchanges what `x` has, into `y`. Both are at least as long as the plan needs, and of its type.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] for a buffer that is too short, [`ErrorKind::InvalidConfig`] for one of another type, and for
+    /// a plan that works in place or has several payloads; otherwise as
+    /// [`Communicator::all_to_all`](crate::Communicator::all_to_all).
+    ///
+    /// ```
+    /// # fn example(plan: &mut nccl::AllToAll, x: &nccl::Buffer<f32>, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// let done = plan.enqueue(x, y)?;
+    /// done.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn enqueue<'a, S, R>(&'a mut self, x: S, y: R) -> Result<Request>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        self.enqueue_all(((x, y),))
+    }
+
+    /// Exchanges several payloads together, as one operation: a pair of buffers for each, in the order in which the plan
+    /// was given them.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue); [`ErrorKind::Length`] for another number of pairs.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut plan = nccl::AllToAll::plan(&comm).per_peer::<u8>(256).per_peer::<f32>(2).build()?;
+    /// let (tokens, mut their_tokens) = (comm.buffer::<u8>(256)?, comm.buffer::<u8>(256)?);
+    /// let (scales, mut their_scales) = (comm.buffer::<f32>(2)?, comm.buffer::<f32>(2)?);
+    /// plan.enqueue_all(((&tokens, &mut their_tokens), (&scales, &mut their_scales)))?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn enqueue_all<'a>(&'a mut self, payloads: impl Payloads<'a>) -> Result<Request> {
+        self.issue(false, |plan, frame| payloads.lend(plan, frame))
+    }
+
+    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](AllToAllBuilder::in_place).
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue), and for a plan that does not work in place.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// let count = y.len() / comm.world_size();
+    /// let mut plan = nccl::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// plan.enqueue_in_place(y)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn enqueue_in_place<'a>(&'a mut self, y: impl RecvBuffer<'a>) -> Result<Request> {
+        self.issue(true, |payloads, frame| lend_one(y, payloads, frame))
+    }
+
+    fn issue<'a>(
+        &'a mut self,
+        in_place: bool,
+        lend: impl FnOnce(&[Payload], &mut Frame<'a>) -> Result<Addresses>,
+    ) -> Result<Request> {
+        let (kind, shape) = (self.kind, self.shape);
+        let (comm, scratch) = (&self.comm, &mut self.scratch);
+        let recorded = Frame::new(&comm.stream).and_then(|mut frame| {
+            right_way(self.in_place, in_place)?;
+            let addresses = lend(&self.payloads, &mut frame)?;
+            let scratch = match scratch {
+                Some(scratch) => frame.write(scratch)?,
+                None => 0,
+            };
+            let bases = Bases {
+                send: &addresses.send,
+                recv: &addresses.recv,
+                scratch,
+            };
+            let own = comm.rank();
+            record(&self.schedule, &self.payloads, bases, own, &mut frame);
+            Ok(frame)
+        });
+        let frame = recorded.map_err(|error| comm.failed_check(kind, shape, error))?;
+        comm.issue(&frame, kind, shape)
+    }
+
+    /// Captures the exchange into a graph that owns its buffers: a launch costs the host one call, whatever the algorithm.
+    /// Every rank captures at the same time.
+    ///
+    /// # Errors
+    /// As [`Communicator::capture`](crate::Communicator::capture) and [`enqueue`](Self::enqueue).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let plan = nccl::AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
+    /// let (x, y) = (stream.clone_htod(&[1.0f32, 2.0])?, stream.alloc_zeros::<f32>(2)?);
+    /// let mut captured = plan.capture(x, y)?;
+    /// captured.launch()?.wait()?;
+    /// let (_, y) = captured.into_buffers()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?, [1.0, 2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn capture<X, Y>(&self, x: X, y: Y) -> Result<CapturedAllToAll<(X, Y)>>
+    where
+        X: OwnedBuffer,
+        Y: OwnedBuffer<Element = X::Element>,
+    {
+        // A graph may run while the plan is used without it.
+        let scratch = scratch(&self.comm, self.schedule.scratch)?;
+        let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
+        let this = self.in_place;
+        let plan = self
+            .comm
+            .capture(((x, y), scratch), |capture, ((x, y), scratch)| {
+                right_way(this, false)?;
+                check_number(1, payloads)?;
+                check_type(&payloads[0], x.element())?;
+                Sides::Send.holds(x.count(), payloads[0].send_len())?;
+                Sides::Recv.holds(y.count(), payloads[0].recv_len())?;
+                let mut frame = capture.frame();
+                let (send, recv) = (frame.write(x)?, frame.write(y)?);
+                let bases = Bases {
+                    send: &[send],
+                    recv: &[recv],
+                    scratch: frame.write(scratch)?,
+                };
+                record(schedule, payloads, bases, own, &mut frame);
+                capture.add_steps(&frame);
+                Ok(())
+            })?;
+        Ok(CapturedAllToAll { plan })
+    }
+
+    /// [`capture`](Self::capture) of an exchange [in place](Self::enqueue_in_place).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// let count = y.len() / comm.world_size();
+    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// let mut captured = plan.capture_in_place(y)?;
+    /// captured.launch()?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn capture_in_place<Y: OwnedBuffer>(&self, y: Y) -> Result<CapturedAllToAll<Y>> {
+        let scratch = scratch(&self.comm, self.schedule.scratch)?;
+        let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
+        let this = self.in_place;
+        let plan = self.comm.capture((y, scratch), |capture, (y, scratch)| {
+            right_way(this, true)?;
+            let mut frame = capture.frame();
+            let addresses = lend_one(y, payloads, &mut frame)?;
+            let bases = Bases {
+                send: &addresses.send,
+                recv: &addresses.recv,
+                scratch: frame.write(scratch)?,
+            };
+            record(schedule, payloads, bases, own, &mut frame);
+            capture.add_steps(&frame);
+            Ok(())
+        })?;
+        Ok(CapturedAllToAll { plan })
+    }
+}
+
+/// Takes the one buffer of an exchange in place.
+fn lend_one<'a>(
+    y: impl RecvBuffer<'a>,
+    payloads: &[Payload],
+    frame: &mut Frame<'a>,
+) -> Result<Addresses> {
+    check_number(1, payloads)?;
+    let payload = &payloads[0];
+    check_type(payload, y.element())?;
+    Sides::Recv.holds(y.count(), payload.recv_len())?;
+    let mut addresses = Addresses::default();
+    addresses.recv[0] = frame.write(y)?;
+    Ok(addresses)
+}
+
+/// Memory of a plan's own.
+fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
+    // No allocator gives memory for nothing.
+    comm.stream()
+        .alloc_zeros::<u8>(bytes.max(1))
+        .map_err(Error::cuda("allocating the memory of a plan"))
+}
+
+fn right_way(plan: bool, call: bool) -> Result<()> {
+    match (plan, call) {
+        (true, true) | (false, false) => Ok(()),
+        (true, false) => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "plan",
+            reason: String::from("it was made in_place: give it one buffer (enqueue_in_place)"),
+        })),
+        (false, true) => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "plan",
+            reason: String::from("it was not made in_place: give it two buffers (enqueue)"),
+        })),
+    }
+}
+
+impl fmt::Debug for AllToAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllToAll")
+            .field("communicator", &self.comm.name())
+            .field("algorithm", &self.explanation.algorithm())
+            .field("in_place", &self.in_place)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An all-to-all that was captured into a graph; see [`AllToAll::capture`]. `B` is its buffers: a pair, or one for an exchange
+/// in place.
+///
+/// ```
+/// # fn example(plan: &nccl::AllToAll, x: nccl::Buffer<u8>, y: nccl::Buffer<u8>) -> nccl::Result<()> {
+/// let mut captured = plan.capture(x, y)?;
+/// for _ in 0..1000 {
+///     captured.launch()?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct CapturedAllToAll<B: crate::PlanBuffers> {
+    plan: CapturedPlan<(B, CudaSlice<u8>)>,
+}
+
+impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
+    /// Exchanges once: as [`CapturedPlan::launch`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # fn example(captured: &mut nccl::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// captured.launch()?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn launch(&mut self) -> Result<Request> {
+        self.plan.launch()
+    }
+
+    /// The buffers, to read between launches.
+    ///
+    /// ```
+    /// # fn example(captured: &nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
+    /// let y = captured.views();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn views(&self) -> B::Views<'_> {
+        self.plan.views().0
+    }
+
+    /// The buffers, to write between launches.
+    ///
+    /// ```
+    /// # fn example(captured: &mut nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
+    /// let y = captured.views_mut();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn views_mut(&mut self) -> B::ViewsMut<'_> {
+        self.plan.views_mut().0
+    }
+
+    /// Ends it, and gives the buffers back: as [`CapturedPlan::into_buffers`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # fn example(captured: nccl::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<nccl::Buffer<f32>> {
+    /// captured.into_buffers()
+    /// # }
+    /// ```
+    pub fn into_buffers(self) -> Result<B> {
+        Ok(self.plan.into_buffers()?.0)
+    }
+}
+
+impl<B: crate::PlanBuffers> fmt::Debug for CapturedAllToAll<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CapturedAllToAll").field(&self.plan).finish()
+    }
+}

@@ -1,0 +1,137 @@
+//! From a schedule and the addresses of buffers to what is issued.
+
+use nccl_sys as sys;
+
+use super::schedule::{Exchange, Payload, Place, Region, Schedule};
+use crate::communicator::{Communicator, Copy, Frame};
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::recorded::{Function, More, Recorded};
+
+/// Where the buffers of a schedule begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bases<'b> {
+    /// By payload.
+    pub(super) send: &'b [u64],
+    pub(super) recv: &'b [u64],
+    /// Where the schedule needs none, anything.
+    pub(super) scratch: u64,
+}
+
+impl Bases<'_> {
+    fn address(&self, place: Place) -> u64 {
+        let base = match place.region {
+            Region::Send(payload) => self.send[payload],
+            Region::Recv(payload) => self.recv[payload],
+            Region::Scratch => self.scratch,
+        };
+        base + place.offset as u64
+    }
+}
+
+/// Records all steps of `schedule`, made for rank `own` of these payloads, whose buffers `frame` has.
+pub(super) fn record(
+    schedule: &Schedule,
+    payloads: &[Payload],
+    bases: Bases<'_>,
+    own: usize,
+    frame: &mut Frame<'_>,
+) {
+    let whole = match &schedule.steps[..] {
+        // One group, as operations usually are.
+        [only] if only.moves.is_empty() => true,
+        _ => false,
+    };
+    for step in &schedule.steps {
+        for one in &step.moves {
+            frame.copy(Copy {
+                to: bases.address(one.to),
+                from: bases.address(one.from),
+                width: one.width,
+                rows: one.rows,
+                to_pitch: one.to_pitch,
+                from_pitch: one.from_pitch,
+            });
+        }
+        for message in &step.messages {
+            let function = match message.sends {
+                true => Function::Send,
+                false => Function::Recv,
+            };
+            let data_type = payloads[message.payload].data_type;
+            // Fits: the number of ranks was checked when the communicator was made.
+            let peer = message.peer as i32;
+            let address = bases.address(message.at);
+            let recorded = Recorded::new(function, address, message.count, data_type, peer);
+            frame.push_message(recorded, message.peer == own);
+        }
+        for &(payload, count) in &step.native {
+            let (send, recv) = (bases.send[payload], bases.recv[payload]);
+            let data_type = payloads[payload].data_type;
+            let op = sys::ncclRedOp_t::ncclSum;
+            let recorded = Recorded::new(Function::AllToAll, send, count, data_type, 0);
+            frame.push_collective(recorded, More { recv, op }, own);
+        }
+        frame.grouped |= !step.messages.is_empty();
+        if !whole {
+            frame.next_step();
+        }
+    }
+}
+
+impl Communicator {
+    /// What this rank asks of an exchange of `payloads`.
+    pub(super) fn exchange_of<'p>(&self, payloads: &'p [Payload]) -> Exchange<'p> {
+        Exchange {
+            rank: self.rank(),
+            ranks: self.world_size(),
+            payloads,
+        }
+    }
+
+    /// The host of each rank, where a world knows them.
+    pub(super) fn hosts(&self) -> Option<Vec<String>> {
+        let (line, members) = self.inner.board.as_ref()?.line();
+        let people = line.members();
+        let people = people.get()?;
+        let host = |member: &usize| people.get(*member).map(|person| person.host.clone());
+        members.iter().map(host).collect()
+    }
+
+    /// The bytes of an element that the loaded NCCL knows.
+    pub(super) fn element_size(&self, data_type: DataType) -> Result<usize> {
+        self.library().admit(data_type)?;
+        data_type
+            .size_in_bytes()
+            .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
+    }
+}
+
+/// A buffer that is not as long as it has to be.
+#[cold]
+pub(super) fn length(
+    buffer: &'static str,
+    given: usize,
+    needed: usize,
+    rule: &'static str,
+) -> Error {
+    Error::new(ErrorKind::Length {
+        buffer,
+        given,
+        needed,
+        rule,
+    })
+}
+
+/// How many elements each rank has of `given`, which has to be a multiple of the number of ranks.
+pub(super) fn per_rank(buffer: &'static str, given: usize, ranks: usize) -> Result<usize> {
+    match given.is_multiple_of(ranks) {
+        true => Ok(given / ranks),
+        false => Err(length(
+            buffer,
+            given,
+            given.next_multiple_of(ranks),
+            "a multiple of the number of ranks",
+        )),
+    }
+}

@@ -1,0 +1,135 @@
+//! What the ranks of a communicator are about to do, compared before NCCL is asked for anything.
+
+use std::time::Instant;
+
+use super::agree::{self, Compared, Entry};
+use crate::communicator::Communicator;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rendezvous::{Broken, Ended};
+
+/// One comparison of all ranks, where they can be asked.
+pub(crate) struct Comparison<'c> {
+    pub(crate) comm: &'c Communicator,
+    /// The same on all ranks, and of no other comparison of the communicator.
+    pub(crate) topic: String,
+    /// For the error of one to which not all ranks come.
+    pub(crate) what: String,
+    pub(crate) started: Instant,
+}
+
+impl Comparison<'_> {
+    /// What each rank gave; `None` where nobody can be asked.
+    fn gather(&self, topic: &str, part: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let inner = &self.comm.inner;
+        let Some(board) = &inner.board else {
+            return Ok(None);
+        };
+        let interrupted = || inner.interrupted();
+        let limit = self.comm.limit;
+        let left = limit.saturating_sub(self.started.elapsed());
+        match board.gather(topic, part, left, &interrupted) {
+            Ended::All(parts) => Ok(Some(parts)),
+            Ended::Missing(missing) => {
+                let missing = missing.iter().map(|&rank| board.place_of(rank));
+                let missing: Vec<_> = missing.map(|rank| board.name_of(rank)).collect();
+                let what = format!(
+                    "{}, to which {} did not come,",
+                    self.what,
+                    missing.join(", ")
+                );
+                Err(Error::new(ErrorKind::TimedOut { what, limit }))
+            }
+            Ended::Unheard if interrupted() => Err(inner.out_of_use()),
+            // Nobody can be asked any more, and what that means for the communicator is told elsewhere.
+            Ended::Unheard => Ok(None),
+        }
+    }
+
+    fn name(&self, rank: usize) -> String {
+        let board = self.comm.inner.board.as_ref();
+        board.map_or_else(|| format!("rank {rank}"), |board| board.name_of(rank))
+    }
+
+    fn gone(&self, rank: usize) -> Error {
+        let inner = &self.comm.inner;
+        match inner.interrupted() {
+            true => inner.out_of_use(),
+            false => Error::new(ErrorKind::Aborted {
+                reason: format!("{} is gone", self.name(rank)),
+            }),
+        }
+    }
+
+    /// How the operations of the ranks differ, in one sentence that is the same on all of them; `None` where they belong
+    /// together, or where nobody can be asked. A rank that has none says why.
+    pub(crate) fn operations(
+        &self,
+        entries: std::result::Result<&[Entry], String>,
+    ) -> Result<Option<String>> {
+        let failed = entries.is_err();
+        let own = entries.clone().unwrap_or_default();
+        let Some(digests) = self.gather(&self.topic, &agree::digest(entries))? else {
+            return Ok(None);
+        };
+        let broken = |broken: Broken| Error::rendezvous(broken.0);
+        match agree::compare(&digests).map_err(broken)? {
+            Compared::Same => Ok(None),
+            // What is wrong here is the better answer on this rank.
+            Compared::Failed(..) if failed => Ok(None),
+            Compared::Failed(rank, reason) => Ok(Some(format!(
+                "{} captured nothing, because {reason}",
+                self.name(rank)
+            ))),
+            Compared::Gone(rank) => Err(self.gone(rank)),
+            Compared::Different => {
+                let told = agree::encode(own);
+                let Some(lists) = self.gather(&format!("{}/all", self.topic), &told)? else {
+                    return Ok(Some(String::from(
+                        "the line to the other ranks is lost, so that nobody can say in what",
+                    )));
+                };
+                let lists = lists.iter().map(|list| agree::decode(list));
+                let lists: Vec<_> = lists
+                    .collect::<std::result::Result<_, _>>()
+                    .map_err(broken)?;
+                Ok(Some(agree::difference(&lists, |rank| self.name(rank))))
+            }
+        }
+    }
+
+    /// How what the ranks chose differs, each a short text; as [`operations`](Self::operations).
+    pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
+        let topic = format!("{}/choice", self.topic);
+        // A rank that is gone gives nothing.
+        let part = format!("={own}");
+        let Some(all) = self.gather(&topic, part.as_bytes())? else {
+            return Ok(None);
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut parties: Vec<(String, Vec<usize>)> = Vec::new();
+        for (rank, part) in all.iter().enumerate() {
+            let Some((_, choice)) = part.split_first() else {
+                return Err(self.gone(rank));
+            };
+            let choice = text(choice);
+            match parties.iter_mut().find(|(known, _)| *known == choice) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => parties.push((choice, vec![rank])),
+            }
+        }
+        if parties.len() < 2 {
+            return Ok(None);
+        }
+        parties.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
+        let usual = parties.remove(0).0;
+        let others = parties.iter().map(|(choice, ranks)| {
+            let who = match ranks[..] {
+                [rank] => self.name(rank),
+                _ => format!("ranks {}", crate::rendezvous::ranges(ranks)),
+            };
+            format!("{who} wants {choice}")
+        });
+        let others: Vec<_> = others.collect();
+        Ok(Some(format!("{}; the others {usual}", others.join("; "))))
+    }
+}
