@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 
-use nccl::ReduceOp;
+use nccl::{AllToAll, Parts, ReduceOp};
 use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
 use nccl_tools::queueing::{self, Ending};
 
@@ -123,6 +123,69 @@ fn all_to_all_allocates_nothing() {
 #[test]
 fn all_reduce_allocates_nothing() {
     steady(|workload| workload.safe_all_reduce().unwrap());
+}
+
+/// Whatever the algorithm, the number of steps, and whether memory of the plan's own lies between.
+#[test]
+fn plans_of_all_to_all_allocate_nothing() {
+    nccl_emulator::install().unwrap();
+    for ending in [Ending::InProgress, Ending::Success] {
+        for tracking in [Tracking::Off, Tracking::On] {
+            let workload = Workload::new(ending, tracking).unwrap();
+            let comm = workload.communicator();
+            let (ranks, stream) = (comm.world_size(), comm.stream());
+            let what = format!("{ending:?}, tracking {tracking:?}");
+            let (x, mut y) = (
+                stream.alloc_zeros::<f32>(8 * ranks).unwrap(),
+                stream.alloc_zeros::<f32>(8 * ranks).unwrap(),
+            );
+            for by in ["native", "grouped", "chunked:3", "pairwise:4", "two-level"] {
+                let plan = AllToAll::plan(comm)
+                    .per_peer::<f32>(8)
+                    .algorithm(by.parse().unwrap());
+                let mut plan = plan.ranks_per_node(ranks / 2).build().unwrap();
+                let mut hundred = || (0..100).for_each(|_| drop(plan.enqueue(&x, &mut y).unwrap()));
+                hundred();
+                assert_none(&format!("{by}, {what}"), hundred);
+            }
+            let plan = AllToAll::plan(comm)
+                .per_peer::<f32>(8)
+                .in_place()
+                .scratch_limit(64);
+            let mut plan = plan.build().unwrap();
+            let mut hundred =
+                || (0..100).for_each(|_| drop(plan.enqueue_in_place(&mut y).unwrap()));
+            hundred();
+            // The emulator's stream keeps each copy in memory of its own; nothing else does.
+            let copies = 100 * plan_copies;
+            let (count, _) = allocations(hundred);
+            assert_eq!(count, copies as u64, "in place, {what}");
+            let counts: Vec<usize> = (0..ranks).map(|peer| peer % 3).collect();
+            let parts = Parts::packed(&counts);
+            let plan = AllToAll::plan(comm)
+                .parts::<f32>(parts, parts)
+                .per_peer::<f32>(1);
+            let mut plan = plan.build().unwrap();
+            let (z, mut w) = (
+                stream.alloc_zeros::<f32>(ranks).unwrap(),
+                stream.alloc_zeros::<f32>(ranks).unwrap(),
+            );
+            let mut hundred = || {
+                for _ in 0..100 {
+                    drop(plan.enqueue_all(((&x, &mut y), (&z, &mut w))).unwrap());
+                }
+            };
+            hundred();
+            assert_none(&format!("two payloads, {what}"), hundred);
+            let mut hundred = || {
+                for _ in 0..100 {
+                    drop(comm.all_to_all_v_at(&x, parts, &mut y, parts).unwrap());
+                }
+            };
+            hundred();
+            assert_none(&format!("all-to-all-v, {what}"), hundred);
+        }
+    }
 }
 
 /// The graph is empty, because the library below only queues: what is counted is this crate's part, and
