@@ -153,6 +153,8 @@ fn plans_of_all_to_all_allocate_nothing() {
                 .in_place()
                 .scratch_limit(64);
             let mut plan = plan.build().unwrap();
+            let plan_copies = plan.explain().copies();
+            assert_eq!(plan_copies, ranks - 1);
             let mut hundred =
                 || (0..100).for_each(|_| drop(plan.enqueue_in_place(&mut y).unwrap()));
             hundred();
