@@ -604,3 +604,44 @@ fn refused(world: &World) -> Outcome {
 fn plans_that_do_not_belong_together_are_told_on_all_ranks_before_anything_is_exchanged() {
     ranks_as_threads(3, |world| refused(&world));
 }
+
+fn measured(world: &World) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("measured").stream(&stream).build()?;
+    let ranks = world.size();
+    for local in [ranks, 2] {
+        let plan = AllToAll::plan(&comm)
+            .per_peer::<f32>(64)
+            .ranks_per_node(local);
+        let mut plan = plan.measured().build()?;
+        let model = *plan.explain().model();
+        assert_ne!(model, CostModel::published());
+        // All ranks have the same, to the bit.
+        let all = world.all_gather(
+            &format!("model {local}"),
+            serde_json::to_string(&model)?.as_bytes(),
+        )?;
+        assert!(all.iter().all(|other| *other == all[0]));
+        let (x, mut y) = (
+            stream.alloc_zeros::<f32>(64 * ranks)?,
+            stream.alloc_zeros::<f32>(64 * ranks)?,
+        );
+        plan.enqueue(&x, &mut y)?.wait()?;
+    }
+    // One that cannot make it keeps nobody from it for longer than that takes to tell.
+    let plan = AllToAll::plan(&comm).per_peer::<f32>(64).measured();
+    let plan = match world.rank() {
+        0 => plan.ranks_per_node(3),
+        _ => plan,
+    };
+    let error = plan.build().unwrap_err();
+    assert!(error.to_string().contains("nodes of 3"), "{error}");
+    assert!(comm.fault().is_none());
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn measured_constants_are_the_same_on_all_ranks() {
+    ranks_as_threads(4, |world| measured(&world));
+}

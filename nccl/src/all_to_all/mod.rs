@@ -7,10 +7,11 @@
 //! - `plan`: the same, checked once and done often, by the way that the model holds for the fastest;
 //! - `schedule`: what a rank does for it, step by step, as values;
 //! - `record`: from a schedule to an operation;
-//! - `model`: how long each way takes, as far as a formula says.
+//! - `model`: how long each way takes, as far as a formula says; `measure`: its constants.
 
 mod algorithm;
 mod in_place;
+mod measure;
 mod model;
 mod plan;
 mod record;

@@ -45,6 +45,7 @@ pub struct AllToAllBuilder<'c> {
     algorithm: Algorithm,
     ranks_per_node: Option<usize>,
     model: Option<CostModel>,
+    measured: bool,
     in_place: bool,
     scratch_limit: Option<usize>,
     /// The first thing that was wrong.
@@ -59,6 +60,7 @@ impl<'c> AllToAllBuilder<'c> {
             algorithm: Algorithm::Auto,
             ranks_per_node: None,
             model: None,
+            measured: false,
             in_place: false,
             scratch_limit: None,
             wrong: None,
@@ -209,6 +211,19 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
+    /// [`cost_model`](Self::cost_model) of constants that are measured when the plan is made, as
+    /// [`CostModel::measure`] does it.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
+    /// nccl::AllToAll::plan(comm).per_peer::<f32>(1024).measured().build()
+    /// # }
+    /// ```
+    pub fn measured(mut self) -> Self {
+        self.measured = true;
+        self
+    }
+
     /// With one buffer for each payload, whose blocks change places ([`AllToAll::enqueue_in_place`]); for equal parts. The
     /// algorithm is then an exchange between pairs.
     ///
@@ -268,14 +283,19 @@ impl<'c> AllToAllBuilder<'c> {
         let number = comm.inner.plans.next();
         let made = match self.wrong.take() {
             Some(error) => Err(error),
-            None => self.decide(),
+            None => self.decide(self.model.unwrap_or_default()),
         };
         self.compare(number, &made, started)?;
-        let (schedule, explanation) = made?;
+        let (mut schedule, mut explanation) = made?;
+        if self.measured {
+            // All ranks do, and come to the same.
+            let model = CostModel::measure(comm, explanation.nodes())?;
+            (schedule, explanation) = self.decide(model)?;
+        }
         AllToAll::new(comm, self.payloads, schedule, explanation, self.in_place)
     }
 
-    fn decide(&self) -> Result<(Schedule, Explanation)> {
+    fn decide(&self, model: CostModel) -> Result<(Schedule, Explanation)> {
         if self.payloads.is_empty() || self.payloads.len() > MOST {
             return Err(record::length(
                 "the payloads of the plan",
@@ -290,7 +310,7 @@ impl<'c> AllToAllBuilder<'c> {
             payloads: &self.payloads,
             nodes,
             no_nodes,
-            model: self.model.unwrap_or_default(),
+            model,
             asked: self.algorithm,
         };
         match self.in_place {
@@ -408,7 +428,14 @@ impl<'c> AllToAllBuilder<'c> {
         let Ok((_, explanation)) = made else {
             return Ok(());
         };
-        match comparison.choices(&explanation.choice())? {
+        let choice = match self.measured {
+            true => {
+                let local = explanation.nodes().ranks_per_node();
+                format!("{} as measured, over nodes of {local}", self.algorithm)
+            }
+            false => explanation.choice(),
+        };
+        match comparison.choices(&choice)? {
             Some(difference) => differ(difference),
             None => Ok(()),
         }

@@ -186,6 +186,18 @@ impl Explanation {
         self.scratch
     }
 
+    /// Where the ranks are, as far as the plan knows.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} nodes", plan.explain().nodes().count());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.nodes
+    }
+
     /// From what the times come.
     ///
     /// ```

@@ -1,0 +1,225 @@
+//! The constants of the model, measured with the communicator itself.
+//!
+//! All ranks do the same exchanges at the same time, and take the longest of their times, so that all come to the same
+//! constants:
+//!
+//! - short messages with one neighbour, and with all neighbours: a launch, and what a message costs;
+//! - long messages with all neighbours: the bandwidth inside of a node;
+//! - likewise with the ranks of one's rail on the other nodes, and with all ranks there;
+//! - short and long copies of rows on the device.
+//!
+//! An exchange is repeated until it has taken a while, and the median of several such series counts.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaSlice;
+
+use super::model::{CostModel, LinkCost, Nodes};
+use crate::communicator::{Communicator, Copy, Frame};
+use crate::error::{Error, Result};
+use crate::operation::{OperationKind, Shape};
+use crate::reduce::ReduceOp;
+use crate::request::Request;
+
+/// Bytes of a short message: nothing but overhead.
+const SHORT: usize = 8;
+/// Bytes of long messages, all together.
+const LONG: usize = 32 << 20;
+/// Of these the median counts.
+const SERIES: usize = 5;
+/// How long a series takes at least, and how often it repeats the exchange at most.
+const WHILE: Duration = Duration::from_millis(2);
+const MOST: usize = 1024;
+
+impl CostModel {
+    /// Measures the constants on `comm`, whose ranks are divided into `nodes`. All ranks do it at the same time, and come to the
+    /// same constants. It takes some 50 ms and 64 MiB of device memory on each rank; nothing else should run meanwhile.
+    ///
+    /// What a communicator of one node, or of one rank, does not have is as [`published`](Self::published).
+    ///
+    /// # Errors
+    /// As [`Communicator::group`], and [`ErrorKind::Cuda`](crate::ErrorKind::Cuda) where there is no memory.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// use nccl::{CostModel, Nodes};
+    ///
+    /// let model = CostModel::measure(&comm, Nodes::new(comm.world_size(), comm.world_size())?)?;
+    /// std::fs::write(std::env::temp_dir().join("all_to_all.json"), serde_json::to_string_pretty(&model)?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn measure(comm: &Communicator, nodes: Nodes) -> Result<Self> {
+        let mut bench = Bench::new(comm)?;
+        let mut model = Self::published();
+        let (rank, local) = (comm.rank(), nodes.ranks_per_node());
+        let first = rank / local * local;
+        let inside: Vec<usize> = (first..first + local)
+            .filter(|peer| *peer != rank)
+            .collect();
+        let beside = first + (rank + 1) % local;
+        let before = first + (rank + local - 1) % local;
+        // With one rank to itself there is at least the launch.
+        let launch = bench.exchange(&[(rank, rank)], SHORT)?;
+        model.launch_us = launch;
+        if !inside.is_empty() {
+            let pairs =
+                |peers: &[usize]| peers.iter().map(|peer| (*peer, *peer)).collect::<Vec<_>>();
+            let (one, all) = (
+                bench.exchange(&[(beside, before)], SHORT)?,
+                bench.exchange(&pairs(&inside), SHORT)?,
+            );
+            let long = LONG / inside.len();
+            let most = bench.exchange(&pairs(&inside), long)?;
+            model.inside = link(
+                launch,
+                (one, 1),
+                (all, inside.len()),
+                (most, inside.len() * long),
+            );
+        }
+        if nodes.count() > 1 {
+            let outside = |peer: &usize| !(first..first + local).contains(peer);
+            let outside: Vec<usize> = (0..nodes.ranks()).filter(outside).collect();
+            let rail: Vec<usize> = outside
+                .iter()
+                .copied()
+                .filter(|peer| peer % local == rank % local)
+                .collect();
+            let pairs =
+                |peers: &[usize]| peers.iter().map(|peer| (*peer, *peer)).collect::<Vec<_>>();
+            let next = (rank + local) % nodes.ranks();
+            let last = (rank + nodes.ranks() - local) % nodes.ranks();
+            let one = bench.exchange(&[(next, last)], SHORT)?;
+            let all = bench.exchange(&pairs(&outside), SHORT)?;
+            let long = LONG / rail.len();
+            let most = bench.exchange(&pairs(&rail), long)?;
+            let message = (all - one) / (outside.len() - 1).max(1) as f64;
+            model.wire_us = (one - launch - message).max(LEAST);
+            model.between = link(
+                launch + model.wire_us,
+                (one, 1),
+                (all, outside.len()),
+                (most, rail.len() * long),
+            );
+        }
+        let (short, long) = (bench.copies(SHORT)?, bench.copies(LONG / ROWS)?);
+        model.copy_us = short.max(LEAST);
+        model.copied_gbps = (LONG / 2) as f64 / (long - short).max(LEAST) / 1e3;
+        Ok(model)
+    }
+}
+
+/// Nothing takes less, µs: differences of noisy times may be anything.
+const LEAST: f64 = 1e-3;
+
+/// Rows of a copy.
+const ROWS: usize = 8;
+
+/// From the times of short messages with one peer and with several, and of so many bytes.
+fn link(
+    before: f64,
+    (one, _): (f64, usize),
+    (all, peers): (f64, usize),
+    (most, bytes): (f64, usize),
+) -> LinkCost {
+    let message = match peers {
+        1 => one - before,
+        _ => (all - one) / (peers - 1) as f64,
+    };
+    LinkCost {
+        message_us: message.max(LEAST),
+        bandwidth_gbps: bytes as f64 / (most - before).max(LEAST) / 1e3,
+    }
+}
+
+struct Bench<'c> {
+    comm: &'c Communicator,
+    x: CudaSlice<u8>,
+    y: CudaSlice<u8>,
+}
+
+impl<'c> Bench<'c> {
+    fn new(comm: &'c Communicator) -> Result<Self> {
+        let memory = || {
+            let memory = comm.stream().alloc_zeros::<u8>(LONG);
+            memory.map_err(Error::cuda("allocating memory to measure with"))
+        };
+        Ok(Self {
+            comm,
+            x: memory()?,
+            y: memory()?,
+        })
+    }
+
+    /// How long one group takes of a message to and from each of these, µs.
+    fn exchange(&mut self, peers: &[(usize, usize)], bytes: usize) -> Result<f64> {
+        let Self { comm, x, y } = self;
+        series(comm, || {
+            comm.group(|group| {
+                let parts = y.slice_mut(..peers.len() * bytes).chunks_exact_mut(bytes);
+                for (index, ((to, from), part)) in peers.iter().zip(parts).enumerate() {
+                    group.isend(x.slice(index * bytes..(index + 1) * bytes), *to)?;
+                    group.irecv(part, *from)?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    /// How long a copy takes of rows that do not lie together, to where they do, µs.
+    fn copies(&mut self, width: usize) -> Result<f64> {
+        let Self { comm, x, y } = self;
+        series(comm, || {
+            let mut frame = Frame::new(&comm.stream)?;
+            let (from, to) = (frame.read(&*x)?, frame.write(&mut *y)?);
+            frame.copy(Copy {
+                to,
+                from,
+                width: width / 2,
+                rows: ROWS,
+                to_pitch: width / 2,
+                from_pitch: width,
+            });
+            frame.next_step();
+            comm.issue(&frame, OperationKind::Group, Shape::default())
+        })
+    }
+}
+
+/// The median of several series of `work`, for one, µs; of all ranks the longest.
+fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Result<f64> {
+    let mut time = |times: usize| {
+        let begun = Instant::now();
+        let mut last = None;
+        for _ in 0..times {
+            last = Some(work()?);
+        }
+        last.map_or(Ok(()), |last: Request| last.wait())?;
+        Ok::<_, Error>(begun.elapsed())
+    };
+    // The first of its kind connects the ranks.
+    time(1)?;
+    let once = longest(comm, time(2)?.as_secs_f64() / 2.0)?;
+    let times = (WHILE.as_secs_f64() / once.max(1e-9)).clamp(1.0, MOST as f64) as usize;
+    let mut series = Vec::with_capacity(SERIES);
+    for _ in 0..SERIES {
+        series.push(time(times)?.as_secs_f64() / times as f64);
+    }
+    series.sort_by(f64::total_cmp);
+    Ok(longest(comm, series[SERIES / 2])? * 1e6)
+}
+
+/// Of what all ranks have.
+fn longest(comm: &Communicator, own: f64) -> Result<f64> {
+    let stream = comm.stream();
+    let cuda = Error::cuda("comparing times");
+    let mut all = stream.clone_htod(&[own]).map_err(cuda)?;
+    comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
+    let cuda = Error::cuda("comparing times");
+    let all = stream.clone_dtoh(&all).map_err(cuda)?;
+    Ok(all.first().copied().unwrap_or(own))
+}
