@@ -645,3 +645,55 @@ fn measured(world: &World) -> Outcome {
 fn measured_constants_are_the_same_on_all_ranks() {
     ranks_as_threads(4, |world| measured(&world));
 }
+
+fn windows(world: &World) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let config = nccl::Config::new().cta_policy(nccl::CtaPolicy::Zero);
+    let comm = world
+        .communicator("windows")
+        .stream(&stream)
+        .config(config)
+        .build()?;
+    let (rank, ranks) = (world.rank(), world.size());
+    let window = || comm.register_window(comm.buffer::<u32>(ranks * 5)?);
+    let (mut x, mut y) = (window()?, window()?);
+    let plan = || {
+        AllToAll::plan(&comm)
+            .per_peer::<u32>(5)
+            .algorithm(By::CopyEngine)
+    };
+    let mut plan = plan().build()?;
+    assert_eq!(plan.explain().algorithm(), By::CopyEngine);
+    let sent: Vec<u32> = (0..ranks * 5).map(|at| (rank * 100 + at) as u32).collect();
+    let of = |from: usize| (0..5).map(move |at| (from * 100 + rank * 5 + at) as u32);
+    let expected: Vec<u32> = (0..ranks).flat_map(of).collect();
+    stream.memcpy_htod(&sent, &mut x.view_mut())?;
+    assert!(x.is_effective() && y.is_effective());
+    plan.enqueue(&x, &mut y)?.wait()?;
+    assert_eq!(stream.clone_dtoh(&y.view())?, expected);
+    // Where NCCL would silently take another way, the plan says so.
+    let mut elsewhere = comm.buffer::<u32>(ranks * 5)?;
+    let error = plan.enqueue(&x, &mut elsewhere).unwrap_err();
+    assert!(error.to_string().contains("symmetric windows"), "{error}");
+    let y = y.into_inner()?;
+    let mut y = comm.register_window(y)?;
+    plan.enqueue(&x, &mut y)?.wait()?;
+    assert_eq!(stream.clone_dtoh(&y.view())?, expected);
+    // A window that is no more is none.
+    let mut y = y.into_inner()?;
+    assert!(plan.enqueue(&x, &mut y).is_err());
+    drop(plan);
+    comm.finalize()?;
+    drop(x);
+    Ok(())
+}
+
+#[test]
+fn copy_engines_take_what_lies_in_symmetric_windows_and_nothing_else() {
+    for ranks in [1, 2, 3] {
+        ranks_as_threads(ranks, |world| windows(&world));
+    }
+    if support::needs_processes(2) {
+        Ranks::new(2).processes(|world| windows(&world));
+    }
+}

@@ -288,6 +288,7 @@ impl Prepared {
             events: Mutex::new(Vec::new()),
             overdue: OnceLock::new(),
             plans: Plans::default(),
+            windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
             kept: AtomicUsize::new(0),
             revocation: Revocation::default(),

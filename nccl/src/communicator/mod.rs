@@ -158,6 +158,8 @@ pub(crate) struct Inner {
     pub(crate) overdue: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
+    /// The memory that all ranks have registered as symmetric windows.
+    pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
     /// Whether it was made so that NCCL uses no multiprocessors where copy engines can do the work.
     pub(crate) is_zero_cta: bool,
     /// Whether NCCL's calls on it wait.

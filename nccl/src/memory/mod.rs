@@ -2,6 +2,7 @@
 //!
 //! - [`Buffer`](self::buffer): memory from `ncclMemAlloc`;
 //! - `registered`: memory that a communicator knows beforehand (`ncclCommRegister`);
+//! - `window`: memory that all ranks of a communicator know beforehand (`ncclCommWindowRegister`);
 //! - `owned`: what both, and captured plans, can own.
 //!
 //! What must stay true: such memory is lent out as cudarc's views only, never as a `&mut CudaSlice`, with
@@ -11,6 +12,7 @@
 mod buffer;
 mod owned;
 mod registered;
+mod window;
 
 pub use buffer::Buffer;
 pub use owned::{OwnedBuffer, PlanBuffers};

@@ -30,8 +30,8 @@ use crate::{expendable, ffi};
 /// background. A communicator that is finalized or aborted before forgets its registrations, and the
 /// memory stays usable.
 ///
-/// Windows (`ncclCommWindowRegister`) are another matter, and not offered yet: they are made by all ranks
-/// together, and one-sided access to them by peers needs rules of its own.
+/// A buffer in a symmetric window ([`Communicator::register_window`]) is one, too; that all ranks make together. One-sided
+/// access to windows (`ncclPutSignal`) needs rules of its own, and is not offered.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,17 +45,42 @@ use crate::{expendable, ffi};
 /// # }
 /// ```
 pub struct Registered<B: OwnedBuffer> {
-    buffer: ManuallyDrop<B>,
-    handle: Registration,
+    pub(super) buffer: ManuallyDrop<B>,
+    pub(super) handle: Registration,
     /// Nothing can be issued through this, so it does not count among those who have it.
-    comm: ManuallyDrop<Kept>,
+    pub(super) comm: ManuallyDrop<Kept>,
     /// Recorded when this is dropped; made before, so that it cannot fail then.
-    last: ManuallyDrop<CudaEvent>,
+    pub(super) last: ManuallyDrop<CudaEvent>,
 }
 
 /// NCCL's handle; none where it does without.
 #[derive(Clone, Copy, Debug)]
-struct Registration(Option<NonNull<c_void>>);
+pub(super) struct Registration {
+    pub(super) handle: Option<NonNull<c_void>>,
+    pub(super) kind: Kind,
+}
+
+/// What a buffer is registered as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Local,
+    Window,
+}
+
+impl Kind {
+    fn undone_by(self) -> &'static str {
+        match self {
+            Self::Local => "ncclCommDeregister",
+            Self::Window => "ncclCommWindowDeregister",
+        }
+    }
+}
+
+impl Registration {
+    pub(super) fn none(kind: Kind) -> Self {
+        Self { handle: None, kind }
+    }
+}
 
 // SAFETY: a number for NCCL, given back under the communicator's lock; never followed.
 unsafe impl Send for Registration {}
@@ -103,7 +128,7 @@ impl Communicator {
             (range.start, (range.end - range.start) as usize)
         };
         let handle = match bytes {
-            0 => Ok(Ok(Registration(None))),
+            0 => Ok(Ok(Registration::none(Kind::Local))),
             bytes => {
                 let (inner, limit) = (Arc::clone(&self.inner), self.limit);
                 expendable::call(
@@ -130,7 +155,10 @@ impl Communicator {
                             )
                         };
                         ffi::check(&inner.library, CALL, code)?;
-                        Ok::<_, Error>(Registration(NonNull::new(handle)))
+                        Ok::<_, Error>(Registration {
+                            handle: NonNull::new(handle),
+                            kind: Kind::Local,
+                        })
                     },
                     drop,
                 )
@@ -213,7 +241,7 @@ impl<B: OwnedBuffer> Registered<B> {
     /// ```
     #[must_use]
     pub fn is_effective(&self) -> bool {
-        self.handle.0.is_some()
+        self.handle.handle.is_some()
     }
 
     /// Waits for the work on the buffer's stream, deregisters, and gives the buffer back.
@@ -224,7 +252,7 @@ impl<B: OwnedBuffer> Registered<B> {
     /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer does not
     /// come back then; it is freed when it is known to be unused, or leaked.
     ///
-    /// Wraps `ncclCommDeregister`.
+    /// Wraps `ncclCommDeregister` or `ncclCommWindowDeregister`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -238,11 +266,11 @@ impl<B: OwnedBuffer> Registered<B> {
     /// # }
     /// ```
     pub fn into_inner(self) -> Result<B> {
-        const CALL: &str = "ncclCommDeregister";
+        let call = self.handle.kind.undone_by();
         let remains = self.take_apart();
         let limit = remains.comm.limit;
         let deadline = deadline_after(limit);
-        if remains.handle.0.is_none() {
+        if remains.handle.handle.is_none() {
             return remains.let_go(deadline, limit);
         }
         let comm = (*remains.comm).clone();
@@ -259,7 +287,7 @@ impl<B: OwnedBuffer> Registered<B> {
         match let_go {
             Ok(let_go) => let_go,
             Err(not_back) => {
-                let error = not_back.into_error(CALL, limit);
+                let error = not_back.into_error(call, limit);
                 if error.is_timeout() {
                     comm.inner.abort(&error);
                 }
@@ -295,7 +323,7 @@ impl<B: OwnedBuffer> Registered<B> {
 }
 
 /// How much longer the thread of a call may take, which also waits for what has the same limit.
-const SLACK: Duration = Duration::from_secs(1);
+pub(super) const SLACK: Duration = Duration::from_secs(1);
 
 /// What is left of a registered buffer. Dropping it leaks the buffer.
 struct Remnant<B: OwnedBuffer> {
@@ -340,7 +368,7 @@ impl<B: OwnedBuffer> Remnant<B> {
             return Look::Busy;
         }
         let inner = &self.comm.inner;
-        let Some(handle) = self.handle.0 else {
+        let Some(handle) = self.handle.handle else {
             return Look::Deregistered;
         };
         let Some(guard) = inner.handle.try_take() else {
@@ -353,14 +381,24 @@ impl<B: OwnedBuffer> Remnant<B> {
                 State::Making | State::Ready | State::Finalizing | State::Aborting => Look::Busy,
             };
         };
-        let Some(deregister) = inner.library.api().ncclCommDeregister else {
+        let api = inner.library.api();
+        let (raw, handle) = (raw.as_ptr(), handle.as_ptr());
+        // SAFETY: for both: the handle was made for this communicator, which is alive, under its lock, and is given
+        // back once: `handle` is cleared below. No work uses the buffer any more.
+        let code = unsafe {
+            match self.handle.kind {
+                Kind::Local => api.ncclCommDeregister.map(|f| f(raw, handle)),
+                Kind::Window => {
+                    inner.forget_window(&*self.buffer);
+                    api.ncclCommWindowDeregister.map(|f| f(raw, handle.cast()))
+                }
+            }
+        };
+        let Some(code) = code else {
             return Look::Deregistered;
         };
-        // SAFETY: the handle was made for this communicator, which is alive, under its lock, and is given
-        // back once: `handle` is cleared below. No work uses the buffer any more.
-        let code = unsafe { deregister(raw.as_ptr(), handle.as_ptr()) };
-        self.handle.0 = None;
-        match ffi::check(&inner.library, "ncclCommDeregister", code) {
+        self.handle.handle = None;
+        match ffi::check(&inner.library, self.handle.kind.undone_by(), code) {
             Ok(_) => Look::Deregistered,
             Err(failure) => Look::Refused(failure.into()),
         }

@@ -7,6 +7,7 @@ use cudarc::driver::CudaSlice;
 use super::builder::AllToAllBuilder;
 use super::choose::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
+use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::record::{Bases, record};
 use crate::all_to_all::schedule::{Payload, Schedule};
 use crate::all_to_all::variable::Sides;
@@ -200,6 +201,9 @@ impl AllToAll {
         let recorded = Frame::new(&comm.stream).and_then(|mut frame| {
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;
+            if self.explanation.algorithm() == Algorithm::CopyEngine {
+                in_windows(comm, &self.payloads, &addresses)?;
+            }
             let scratch = match scratch {
                 Some(scratch) => frame.write(scratch)?,
                 None => 0,
@@ -324,6 +328,36 @@ fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
     comm.stream()
         .alloc_zeros::<u8>(bytes.max(1))
         .map_err(Error::cuda("allocating the memory of a plan"))
+}
+
+/// What the copy engines need: NCCL takes multiprocessors for other buffers, and says nothing.
+fn in_windows(comm: &Communicator, payloads: &[Payload], addresses: &Addresses) -> Result<()> {
+    for (number, payload) in payloads.iter().enumerate() {
+        for (which, start, elements) in [
+            (
+                "the send buffer",
+                addresses.send[number],
+                payload.send_len(),
+            ),
+            (
+                "the receive buffer",
+                addresses.recv[number],
+                payload.recv_len(),
+            ),
+        ] {
+            let bytes = (elements * payload.size) as u64;
+            if !comm.inner.is_in_a_window(start, bytes) {
+                return Err(Error::new(ErrorKind::InvalidConfig {
+                    field: which,
+                    reason: String::from(
+                        "copy engines move data between symmetric windows, and it lies in none: give \
+                         Communicator::register_window the buffer, and see whether that is effective",
+                    ),
+                }));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn right_way(plan: bool, call: bool) -> Result<()> {

@@ -1,0 +1,162 @@
+//! Memory that all ranks of a communicator know beforehand: symmetric windows.
+
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nccl_sys as sys;
+
+use super::registered::{Kind, Registered, Registration, SLACK};
+use super::{Buffer, OwnedBuffer};
+use crate::buffer::{ErasedMut, RecvBuffer};
+use crate::communicator::{Communicator, Inner, Kept, admit_buffer, lock};
+use crate::dtype::NcclType;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::ffi::Progress;
+use crate::reaper;
+use crate::time::deadline_after;
+use crate::{expendable, ffi};
+
+const CALL: &str = "ncclCommWindowRegister";
+
+/// Whether NCCL had been asked.
+enum Failed {
+    Before(Error),
+    Underway(Error),
+}
+
+/// Where NCCL puts the handle, perhaps from a thread of its own after the call has come back.
+struct Place(Box<*mut c_void>);
+
+// SAFETY: memory that one thread after another has; the pointer in it is a number for NCCL.
+unsafe impl Send for Place {}
+
+impl Communicator {
+    /// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often, each rank of its own
+    /// and of the same length: a symmetric window. NCCL has faster ways for operations whose buffers are all in windows; with
+    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data by copy engines
+    /// ([`AllToAllAlgorithm::CopyEngine`](crate::AllToAllAlgorithm::CopyEngine)).
+    ///
+    /// Every rank calls this at the same time. Where library, device or communicator have no windows, the buffer is as good as any
+    /// ([`Registered::is_effective`] says which it is). Of an error the buffer does not come back.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not come within
+    /// the limit for operations. The communicator is aborted then, and when NCCL fails.
+    ///
+    /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = comm.register_window(comm.buffer::<f32>(1024)?)?;
+    /// println!("symmetric: {}", y.is_effective());
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register_window<T: NcclType>(
+        &self,
+        mut buffer: Buffer<T>,
+    ) -> Result<Registered<Buffer<T>>> {
+        let library = self.library();
+        let register = library.function(sys::Api::ncclCommWindowRegister)?;
+        library.function(sys::Api::ncclCommWindowDeregister)?;
+        let context = &self.inner.context;
+        admit_buffer(Buffer::stream(&buffer), context)?;
+        let last = context
+            .new_event(None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let range = range_of(buffer.erase_mut());
+        let (address, bytes) = (range.start, (range.end - range.start) as usize);
+        let (inner, limit) = (Arc::clone(&self.inner), self.limit);
+        let made = expendable::call(
+            // Waiting for a turn, and for the other ranks, ends by itself.
+            deadline_after(limit.saturating_mul(2).saturating_add(SLACK)),
+            || false,
+            move || {
+                let before = |error| Failed::Before(error);
+                let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
+                let bound = inner.context.bind_to_thread().map_err(binding);
+                bound.map_err(before)?;
+                reaper::relax_capture_mode();
+                let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
+                let raw = inner.ready(&guard).map_err(before)?;
+                let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
+                let at: *mut *mut c_void = &raw mut *place.0;
+                let started = Instant::now();
+                let launched = inner.launch(raw, started, limit, || {
+                    // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
+                    // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
+                    // the communicator is at rest again, and for ever if it does not come to rest. The communicator is
+                    // alive, under its lock.
+                    let code = unsafe {
+                        register(
+                            raw.as_ptr(),
+                            std::ptr::with_exposed_provenance_mut(address as usize),
+                            bytes,
+                            at.cast(),
+                            sys::NCCL_WIN_COLL_SYMMETRIC,
+                        )
+                    };
+                    // It may return success, and not be done on a communicator that does not block.
+                    ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
+                });
+                launched.map_err(Failed::Underway)?;
+                let place = ManuallyDrop::into_inner(place);
+                Ok(Registration {
+                    handle: NonNull::new(*place.0),
+                    kind: Kind::Window,
+                })
+            },
+            drop,
+        );
+        let failed = |error: Error, buffer: Buffer<T>| {
+            // The other ranks may have the window, or wait for it.
+            std::mem::forget(buffer);
+            self.inner.abort(&error);
+            Err(self.inner.conclude(error))
+        };
+        let handle = match made {
+            Ok(Ok(handle)) => handle,
+            Ok(Err(Failed::Underway(error))) => return failed(error, buffer),
+            Ok(Err(Failed::Before(error))) => return Err(self.inner.conclude(error)),
+            Err(not_back) => return failed(not_back.into_error(CALL, self.limit), buffer),
+        };
+        if handle.handle.is_some() {
+            lock(&self.inner.windows).push(range);
+        }
+        Ok(Registered {
+            buffer: ManuallyDrop::new(buffer),
+            handle,
+            comm: ManuallyDrop::new(Kept::new(self.clone())),
+            last: ManuallyDrop::new(last),
+        })
+    }
+}
+
+fn range_of(buffer: ErasedMut<'_>) -> Range<u64> {
+    buffer.range()
+}
+
+impl Inner {
+    /// A window is no more.
+    pub(super) fn forget_window<B: OwnedBuffer>(&self, buffer: &B) {
+        let view = buffer.view();
+        let start = crate::buffer::SendBuffer::erase(view).range().start;
+        lock(&self.windows).retain(|window| window.start != start);
+    }
+
+    /// Whether so many bytes from there on lie in one window.
+    pub(crate) fn is_in_a_window(&self, start: u64, bytes: u64) -> bool {
+        let contains = |window: &Range<u64>| window.start <= start && start + bytes <= window.end;
+        lock(&self.windows).iter().any(contains)
+    }
+}
