@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaSlice;
 
-use super::model::{CostModel, LinkCost, Nodes};
+use super::model::{CostModel, Nodes};
 use crate::communicator::{Communicator, Copy, Frame};
 use crate::error::{Error, Result};
 use crate::operation::{OperationKind, Shape};
@@ -74,12 +74,14 @@ impl CostModel {
             );
             let long = LONG / inside.len();
             let most = bench.exchange(&pairs(&inside), long)?;
-            model.inside = link(
-                launch,
-                (one, 1),
-                (all, inside.len()),
-                (most, inside.len() * long),
-            );
+            let messages = inside.len() as f64;
+            let message = match inside.len() {
+                1 => one - launch,
+                _ => (all - one) / (messages - 1.0),
+            };
+            model.inside.message_us = message.max(LEAST);
+            let bytes = most - launch - messages * model.inside.message_us;
+            model.inside.bandwidth_gbps = (inside.len() * long) as f64 / bytes.max(LEAST) / 1e3;
         }
         if nodes.count() > 1 {
             let outside = |peer: &usize| !(first..first + local).contains(peer);
@@ -98,13 +100,10 @@ impl CostModel {
             let long = LONG / rail.len();
             let most = bench.exchange(&pairs(&rail), long)?;
             let message = (all - one) / (outside.len() - 1).max(1) as f64;
-            model.wire_us = (one - launch - message).max(LEAST);
-            model.between = link(
-                launch + model.wire_us,
-                (one, 1),
-                (all, outside.len()),
-                (most, rail.len() * long),
-            );
+            model.between.message_us = message.max(LEAST);
+            model.wire_us = (one - launch - model.between.message_us).max(LEAST);
+            let bytes = most - launch - model.wire_us;
+            model.between.bandwidth_gbps = (rail.len() * long) as f64 / bytes.max(LEAST) / 1e3;
         }
         let (short, long) = (bench.copies(SHORT)?, bench.copies(LONG / ROWS)?);
         model.copy_us = short.max(LEAST);
@@ -118,23 +117,6 @@ const LEAST: f64 = 1e-3;
 
 /// Rows of a copy.
 const ROWS: usize = 8;
-
-/// From the times of short messages with one peer and with several, and of so many bytes.
-fn link(
-    before: f64,
-    (one, _): (f64, usize),
-    (all, peers): (f64, usize),
-    (most, bytes): (f64, usize),
-) -> LinkCost {
-    let message = match peers {
-        1 => one - before,
-        _ => (all - one) / (peers - 1) as f64,
-    };
-    LinkCost {
-        message_us: message.max(LEAST),
-        bandwidth_gbps: bytes as f64 / (most - before).max(LEAST) / 1e3,
-    }
-}
 
 struct Bench<'c> {
     comm: &'c Communicator,

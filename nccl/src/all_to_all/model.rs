@@ -9,10 +9,10 @@
 //! | pairwise, `w` peers | one `launch`, and `wire` if a peer is on another node, for each group of `w`, and what its messages take |
 //! | two levels | `2 · launch + inside(1, N·m) + between(N-1, g·m)` + the copies: `2·g·copy + 2·n·m / copied` |
 //!
-//! `inside(s, m) = s·(g-1)·max(message, m/bandwidth)` with the constants of a node, and
-//! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network. A message costs its overhead or its bytes,
-//! whichever is more: one that is small is limited by how many there can be in a second, one that is large by the link.
-//! Two levels without packing send `N` messages for each neighbour instead of one, and copy nothing.
+//! `inside(s, m) = s·(g-1)·(message + m/bandwidth)` with the constants of a node, and
+//! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network: inside of a node the ranks copy messages
+//! themselves, one after another; over the network an adapter carries one while the next is prepared, so that many short
+//! ones are limited by their number, and long ones by the link. Two levels without packing send `N` messages for each neighbour instead of one, and copy nothing.
 //!
 //! It is a model: it orders algorithms, and its results are no measurements.
 
@@ -27,9 +27,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// The constants of [`CostModel`] for messages of one kind.
 ///
 /// ```
-/// let link = nccl::LinkCost { message_us: 0.5, bandwidth_gbps: 300.0 };
-/// assert_eq!(link.microseconds(1000), 0.5); // limited by the number of messages
-/// assert_eq!(link.microseconds(3_000_000), 10.0); // by the link
+/// let inside = nccl::LinkCost { message_us: 0.5, bandwidth_gbps: 300.0 };
+/// let model = nccl::CostModel { inside, ..nccl::CostModel::published() };
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,16 +40,18 @@ pub struct LinkCost {
 }
 
 impl LinkCost {
-    /// How long a message of so many bytes keeps a rank, µs.
-    ///
-    /// ```
-    /// let link = nccl::CostModel::published().inside;
-    /// assert!(link.microseconds(1 << 20) > link.microseconds(1));
-    /// ```
-    #[must_use]
-    pub fn microseconds(&self, bytes: u64) -> f64 {
-        self.message_us
-            .max(bytes as f64 / (self.bandwidth_gbps * 1e3))
+    /// A message that is copied by those who send and receive it: its overhead, and then its bytes.
+    fn in_turn(&self, bytes: u64) -> f64 {
+        self.message_us + self.link(bytes)
+    }
+
+    /// A message that an adapter carries while the next is being prepared: its overhead or its bytes.
+    fn overlapped(&self, bytes: u64) -> f64 {
+        self.message_us.max(self.link(bytes))
+    }
+
+    fn link(&self, bytes: u64) -> f64 {
+        bytes as f64 / (self.bandwidth_gbps * 1e3)
     }
 }
 
@@ -275,13 +276,13 @@ impl CostModel {
     }
 
     fn inside(&self, nodes: Nodes, each: usize, bytes: u64) -> f64 {
-        (each * (nodes.ranks_per_node - 1)) as f64 * self.inside.microseconds(bytes)
+        (each * (nodes.ranks_per_node - 1)) as f64 * self.inside.in_turn(bytes)
     }
 
     fn between(&self, messages: usize, bytes: u64) -> f64 {
         match messages {
             0 => 0.0,
-            _ => self.wire_us + messages as f64 * self.between.microseconds(bytes),
+            _ => self.wire_us + messages as f64 * self.between.overlapped(bytes),
         }
     }
 
@@ -298,7 +299,7 @@ impl CostModel {
         // In how many groups there is one from another node, at most.
         let waits = groups.min(outside) as f64;
         let inside = self.inside(nodes, 1, bytes);
-        let between = outside as f64 * self.between.microseconds(bytes);
+        let between = outside as f64 * self.between.overlapped(bytes);
         groups as f64 * self.launch_us + waits * self.wire_us + inside.max(between)
     }
 
