@@ -697,3 +697,69 @@ fn copy_engines_take_what_lies_in_symmetric_windows_and_nothing_else() {
         Ranks::new(2).processes(|world| windows(&world));
     }
 }
+
+/// What the model's formulas count for all ranks: messages, and the bytes of them.
+fn counted(by: By, packed: bool, ranks: usize, local: usize, block: usize) -> (usize, usize) {
+    let nodes = ranks / local;
+    let (messages, bytes) = match by {
+        By::Chunked { pieces } => (pieces.get() * ranks, ranks * block),
+        By::TwoLevel => {
+            let inside = if packed { local } else { ranks };
+            (inside + nodes - 1, (ranks + (nodes - 1) * local) * block)
+        }
+        _ => (ranks, ranks * block),
+    };
+    (ranks * messages, ranks * bytes)
+}
+
+fn carried(world: &World) -> Outcome {
+    const BLOCK: usize = 64;
+    let stream = support::device(world)?.new_stream()?;
+    let ranks = world.size();
+    let local = 8;
+    for (by, packs) in [
+        (By::Grouped, false),
+        (By::Chunked { pieces: few(4) }, false),
+        (By::Pairwise { width: few(3) }, false),
+        (By::TwoLevel, false),
+        (By::TwoLevel, true),
+    ] {
+        let name = format!("{by}, {packs}");
+        let comm = world.communicator(&name).stream(&stream).build()?;
+        let plan = AllToAll::plan(&comm).per_peer::<u8>(BLOCK).algorithm(by);
+        let mut plan = plan
+            .ranks_per_node(local)
+            .cost_model(model(packs))
+            .build()?;
+        let (x, mut y) = (
+            stream.alloc_zeros::<u8>(ranks * BLOCK)?,
+            stream.alloc_zeros::<u8>(ranks * BLOCK)?,
+        );
+        plan.enqueue(&x, &mut y)?.wait()?;
+        world.barrier(&format!("{name} done"))?;
+        let stats = nccl::stats();
+        let of_this = stats.communicators.iter().filter(|one| one.name == name);
+        let sends = of_this.flat_map(|one| &one.operations);
+        let sends = sends.filter(|one| one.kind == nccl::OperationKind::Send);
+        let found = sends.fold((0, 0), |(count, bytes), one| {
+            (count + one.count as usize, bytes + one.bytes as usize)
+        });
+        let packed = plan.explain().copies() > 0;
+        assert_eq!(packed, packs, "{name}");
+        assert_eq!(found, counted(by, packed, ranks, local, BLOCK), "{name}");
+        world.barrier(&format!("{name} looked"))?;
+        drop(plan);
+        comm.finalize()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_model_counts_the_messages_and_bytes_that_the_emulator_carries() {
+    if !support::needs_emulator("more ranks than there are GPUs") {
+        return;
+    }
+    for ranks in [16, 64] {
+        ranks_as_threads(ranks, |world| carried(&world));
+    }
+}

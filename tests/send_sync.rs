@@ -11,22 +11,28 @@ macro_rules! table {
 
 table! {
     nccl::AbortSignal: Send Sync Clone Unpin;
+    nccl::AllToAll: Send Sync Unpin;
     nccl::AllToAllAlgorithm: Send Sync Copy Unpin;
+    nccl::AllToAllBuilder<'static>: Send Sync Unpin;
+    nccl::Alternative: Send Sync Clone Unpin;
     nccl::AtRunTime: Send Sync Copy Unpin;
     nccl::Buffer<f32>: Send Sync Unpin;
     nccl::Capability: Send Sync Copy Unpin;
     nccl::Capture<'static>: Send Unpin;
+    nccl::CapturedAllToAll<(nccl::Buffer<f32>, nccl::Buffer<f32>)>: Send Sync Unpin;
     nccl::CapturedPlan<(nccl::Registered<nccl::Buffer<f32>>, Vec<nccl::Buffer<u8>>)>: Send Sync Unpin;
     nccl::CapturedPlan<nccl::Buffer<f32>>: Send Sync Unpin;
     nccl::Communicator: Send Sync Clone Unpin;
     nccl::CommunicatorBuilder<'static>: Send Unpin;
     nccl::Config: Send Sync Clone Unpin;
+    nccl::CostModel: Send Sync Copy Unpin;
     nccl::CtaPolicy: Send Sync Copy Unpin;
     nccl::DataType: Send Sync Copy Unpin;
     nccl::Erased<'static>: Send Sync Unpin;
     nccl::ErasedMut<'static>: Send Sync Unpin;
     nccl::Error: Send Sync Unpin;
     nccl::ErrorKind: Send Sync Unpin;
+    nccl::Explanation: Send Sync Clone Unpin;
     nccl::Group<'static>: Send Unpin;
     nccl::Groups<'static>: Send Unpin;
     nccl::launch::Event: Send Sync Clone Unpin;
@@ -41,9 +47,12 @@ table! {
     nccl::launch::Signal: Send Sync Copy Unpin;
     nccl::Library: Send Sync Clone Unpin;
     nccl::metrics::Sampler: Send Sync Unpin;
+    nccl::LinkCost: Send Sync Copy Unpin;
     nccl::NcclFailure: Send Sync Unpin;
+    nccl::Nodes: Send Sync Copy Unpin;
     nccl::Operation: Send Sync Clone Unpin;
     nccl::OperationKind: Send Sync Copy Unpin;
+    nccl::Parts<'static>: Send Sync Copy Unpin;
     nccl::PreMulSum<f32>: Send Sync Unpin;
     nccl::ReduceOp: Send Sync Copy Unpin;
     nccl::Registered<nccl::Buffer<f32>>: Send Sync Unpin;

@@ -368,3 +368,87 @@ fn kernels_graphs_and_the_like_are_refused_by_name() {
         assert_eq!(error.0, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
     });
 }
+
+/// As `cuMemcpy2DAsync` takes it, between two buffers of a device.
+fn rows(
+    (to, to_pitch): (u64, usize),
+    (from, from_pitch): (u64, usize),
+    (width, height): (usize, usize),
+    kind: sys::CUmemorytype,
+    stream: &CudaStream,
+) -> Result<(), DriverError> {
+    let description = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 1,
+        srcY: 1,
+        srcMemoryType: kind,
+        srcHost: std::ptr::null(),
+        srcDevice: from,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: from_pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: to,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: to_pitch,
+        WidthInBytes: width,
+        Height: height,
+    };
+    stream.context().bind_to_thread()?;
+    // SAFETY: the description lives during the call; the emulator checks the addresses.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const description, stream.cu_stream()) }.result()
+}
+
+#[test]
+fn rows_are_copied_from_one_pitch_to_another() {
+    in_time(|| {
+        let context = CudaContext::new(3).unwrap();
+        let stream = context.new_stream().unwrap();
+        let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let x: Vec<u8> = (0..60).collect();
+        let from = stream.clone_htod(&x).unwrap();
+        let mut to = stream.alloc_zeros::<u8>(12).unwrap();
+        {
+            use cudarc::driver::{DevicePtr, DevicePtrMut};
+            let (from, _from) = from.device_ptr(&stream);
+            let (to, _to) = to.device_ptr_mut(&stream);
+            // From the second column of the second row on, three rows of three bytes.
+            rows((to, 4), (from, 10), (3, 3), device, &stream).unwrap();
+            let wide = rows((to, 2), (from, 10), (3, 3), device, &stream);
+            assert!(wide.is_err(), "a pitch is at least as long as a row");
+            // A size of nothing touches nothing.
+            rows((0, 4), (0, 10), (0, 3), device, &stream).unwrap();
+            let host = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
+            let refused = rows((to, 4), (from, 10), (3, 3), host, &stream).unwrap_err();
+            assert_eq!(refused.0, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let y = stream.clone_dtoh(&to).unwrap();
+        assert_eq!(y, [11, 12, 13, 0, 21, 22, 23, 0, 31, 32, 33, 0]);
+    });
+}
+
+#[test]
+fn rows_beyond_the_end_of_memory_fail_the_context() {
+    in_time(|| {
+        let context = CudaContext::new(4).unwrap();
+        let stream = context.new_stream().unwrap();
+        let (from, mut to) = (
+            stream.alloc_zeros::<u8>(40).unwrap(),
+            stream.alloc_zeros::<u8>(40).unwrap(),
+        );
+        use cudarc::driver::{DevicePtr, DevicePtrMut};
+        let failed = {
+            let (from, _from) = from.device_ptr(&stream);
+            let (to, _to) = to.device_ptr_mut(&stream);
+            let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            // The last row ends one byte behind the end.
+            rows((to, 10), (from, 10), (10, 3), device, &stream)
+        };
+        let failed = failed.and_then(|()| stream.synchronize());
+        assert_eq!(
+            failed.unwrap_err().0,
+            sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        );
+    });
+}

@@ -58,6 +58,7 @@ const TESTS: &[Tests] = &[
         build: &[
             "--package=nccl-tools",
             "--test=abort_together",
+            "--test=all_to_all",
             "--test=aborts",
             "--test=awaiting",
             "--test=buffers",
