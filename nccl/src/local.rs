@@ -53,6 +53,8 @@ fn table() -> sys::Api {
         ncclMemFree: Some(free),
         ncclCommRegister: Some(register),
         ncclCommDeregister: Some(deregister),
+        ncclCommWindowRegister: Some(register_window),
+        ncclCommWindowDeregister: Some(deregister_window),
         ncclSend: Some(send),
         ncclRecv: Some(recv),
         ncclAllReduce: Some(reduce),
@@ -166,6 +168,25 @@ unsafe extern "C" fn register(
 }
 
 unsafe extern "C" fn deregister(_: sys::ncclComm_t, _: *mut c_void) -> sys::ncclResult_t {
+    SUCCESS
+}
+
+unsafe extern "C" fn register_window(
+    _: sys::ncclComm_t,
+    _: *mut c_void,
+    _: usize,
+    window: *mut sys::ncclWindow_t,
+    _: c_int,
+) -> sys::ncclResult_t {
+    // SAFETY: as above.
+    unsafe { window.write(std::ptr::null_mut()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn deregister_window(
+    _: sys::ncclComm_t,
+    _: sys::ncclWindow_t,
+) -> sys::ncclResult_t {
     SUCCESS
 }
 
