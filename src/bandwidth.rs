@@ -1,36 +1,28 @@
-//! Bandwidth of an all-to-all, by nccl-tests' definitions.
+//! Bandwidth by nccl-tests' definitions.
 
 /// Bandwidths in GB/s (10⁹ bytes).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
-    /// Bytes that each rank sends, itself included, over time.
+    /// Bytes of one rank over time.
     pub algorithm: f64,
-    /// The share of that which leaves the rank: what a link between ranks has to carry.
+    /// What of that a link between ranks has to carry.
     pub bus: f64,
 }
 
-/// The bandwidth of an all-to-all of `total_bytes` per rank in `seconds`.
-///
-/// ```
-/// let bandwidth = nccl_tools::bandwidth::all_to_all(4_000_000_000, 4, 2.0);
-/// assert_eq!((bandwidth.algorithm, bandwidth.bus), (2.0, 1.5));
-/// ```
-#[must_use]
-pub fn all_to_all(total_bytes: u64, ranks: usize, seconds: f64) -> Bandwidth {
-    let algorithm = total_bytes as f64 / 1e9 / seconds;
-    let ranks = ranks as f64;
-    Bandwidth {
-        algorithm,
-        bus: algorithm * ((ranks - 1.0) / ranks),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_rank_uses_no_bus() {
-        assert_eq!(all_to_all(1 << 20, 1, 1e-3).bus, 0.0);
+impl Bandwidth {
+    /// The bandwidth of an operation with `bytes` per rank in `seconds`, of which `factor` is for the bus.
+    ///
+    /// ```
+    /// use nccl_tools::bandwidth::Bandwidth;
+    /// let all_to_all_of_four = Bandwidth::of(4_000_000_000, 2.0, 3.0 / 4.0);
+    /// assert_eq!((all_to_all_of_four.algorithm, all_to_all_of_four.bus), (2.0, 1.5));
+    /// ```
+    #[must_use]
+    pub fn of(bytes: u64, seconds: f64, factor: f64) -> Self {
+        let algorithm = bytes as f64 / 1e9 / seconds;
+        Self {
+            algorithm,
+            bus: algorithm * factor,
+        }
     }
 }

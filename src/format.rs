@@ -25,7 +25,7 @@ pub fn preamble(program: &str, headers: u32, library: u32, options: &Options) ->
         "# nccl-tests version {NCCL_TESTS_VERSION} nccl-headers={headers} nccl-library={library}\n\
          # Collective test starting: {program}\n\
          # nThread {} nGpus {} minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} \
-         iters: {} agg iters: {} validation: {} graph: 0 unalign: {}\n",
+         iters: {} agg iters: {} validation: {} graph: {} unalign: {}\n",
         options.threads,
         options.gpus,
         options.sweep.min,
@@ -34,6 +34,7 @@ pub fn preamble(program: &str, headers: u32, library: u32, options: &Options) ->
         options.iterations,
         options.aggregate,
         options.checks,
+        options.graph,
         options.unalign,
     );
     text.push_str(match options.blocking {
@@ -136,10 +137,12 @@ pub struct Cells {
 pub struct Row {
     /// Bytes per rank.
     pub bytes: u64,
-    /// Elements per pair of ranks.
+    /// Elements per pair of ranks, or per rank.
     pub count: u64,
     /// The element type.
     pub element: &'static str,
+    /// The operator; `none` where nothing is reduced.
+    pub redop: String,
     /// Another buffer receives than sends.
     pub out_of_place: Cells,
     /// The buffer that sends receives.
@@ -202,18 +205,19 @@ impl Columns {
         )
     }
 
-    /// A row. An all-to-all has no reduction (`none`) and no root (`-1`).
+    /// A row. No operation here has a root (`-1`).
     #[must_use]
     pub fn row(self, row: &Row) -> String {
         let Row {
             bytes,
             count,
             element,
+            redop,
             ..
         } = row;
         let mut text = format!(
-            "{bytes:>12}  {count:>12}  {element:>8}  {:>6}  {:>6}",
-            "none", -1
+            "{bytes:>12}  {count:>12}  {element:>8}  {redop:>6}  {:>6}",
+            -1
         );
         for cells in [&row.out_of_place, &row.in_place] {
             text.push_str(&cells.text());

@@ -20,6 +20,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("NCCL runs on Linux, and so does everything here");
 
+pub mod algorithm;
 pub mod bandwidth;
 pub mod bench;
 pub mod build_info;
@@ -35,12 +36,15 @@ pub mod measure;
 pub mod options;
 pub mod overhead;
 pub mod perf;
+pub mod plot;
 pub mod printf;
+pub mod program;
 pub mod progress;
 pub mod queueing;
 pub mod raw;
 pub mod report;
 pub mod self_test;
+pub mod shape;
 pub mod sizes;
 pub mod spawn;
 pub mod statistics;

@@ -34,6 +34,9 @@ impl SelfTest {
         }
     }
 
+    /// The bit that is spoiled: so many units away that no tolerance allows for it.
+    pub const FLIPPED: u8 = 0x10;
+
     /// Which of `len` received bytes `rank` has to spoil: one in the middle.
     #[must_use]
     pub fn flipped_byte(self, rank: usize, len: usize) -> Option<usize> {

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::{Collective, Placement, Ranks, gather, not_our_numbers};
+use super::{Collective, Placement, Ranks, gather, graph, not_our_numbers};
 use crate::failure::Failure;
 use crate::options::{Blocking, Options};
-use crate::sizes::Shape;
+use crate::shape::Shape;
 use crate::statistics::Summary;
 
 /// What one measurement came to.
@@ -53,7 +53,10 @@ pub(super) fn measure(
     collective.finish()?;
     ranks.barrier()?;
 
-    let timed = time(options, ranks, collective, shape, placement)?;
+    let timed = match options.graph {
+        0 => time(options, ranks, collective, shape, placement)?,
+        launches => graph::time(options, launches, ranks, collective, shape, placement)?,
+    };
     let seconds = options.average.of(&gather(ranks, timed.seconds)?);
     let per_iteration = match timed.iterations {
         Some(times) => Some(per_iteration(options, ranks, &times)?),
@@ -66,8 +69,12 @@ pub(super) fn measure(
         let repetition = TIMED_REPETITION + 1 + repetition * u64::from(options.checks);
         let repetition = repetition + u64::from(check);
         collective.fill(shape, placement, repetition)?;
-        collective.start(shape, placement, &[0])?;
-        collective.finish()?;
+        if options.graph > 0 {
+            graph::once(collective, shape, placement)?;
+        } else {
+            collective.start(shape, placement, &[0])?;
+            collective.finish()?;
+        }
         let here = collective.count_wrong(shape, placement, repetition)?;
         wrong_here = here > 0;
         let all: u64 = gather(ranks, here as f64)?
@@ -89,10 +96,12 @@ pub(super) fn measure(
     })
 }
 
-struct Timed {
-    seconds: f64,
-    host_seconds: f64,
-    iterations: Option<Vec<f64>>,
+/// What a loop came to on this rank, for one operation.
+pub(super) struct Timed {
+    pub(super) seconds: f64,
+    pub(super) host_seconds: f64,
+    /// Each iteration, with `-I 1`.
+    pub(super) iterations: Option<Vec<f64>>,
 }
 
 /// The timed loop.
@@ -183,7 +192,7 @@ pub(super) fn shifts_of(options: &Options, shape: Shape, iteration: u64, shifts:
 /// How many bytes of its buffers the operations of `shape` walk through: `-e`, or what a group needs,
 /// in whole groups, so that no two of one group meet.
 fn buffer_bytes(options: &Options, shape: Shape) -> u64 {
-    let group = shape.total_bytes() * u64::from(options.aggregate);
+    let group = shape.bytes * u64::from(options.aggregate);
     match options.sweep.max.checked_div(group) {
         Some(groups) if options.aggregate > 1 => group * groups.max(1),
         _ => options.sweep.max,

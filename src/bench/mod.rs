@@ -9,9 +9,13 @@
 //! 3. the times of the ranks become one, by `-a`;
 //! 4. fresh data is written, one more operation is run, and every element of every rank is compared.
 //!
+//! With `-G` the iterations of step 2 are captured once as a graph, which is launched as often as was asked
+//! for (`graph`).
+//!
 //! All of it first from one buffer to the other, then in place. Every rank runs the same code with the
 //! same numbers, so that all of them meet at the same barriers.
 
+mod graph;
 mod measure;
 mod memcpy;
 mod ratio;
@@ -24,7 +28,7 @@ pub use sweep::{Reporter, Row, Setting, Totals, sweep};
 
 use crate::failure::Failure;
 use crate::options::Average;
-use crate::sizes::Shape;
+use crate::shape::{Case, Shape};
 
 /// The ranks of a world, seen from one of them, on the host.
 pub trait Ranks {
@@ -58,6 +62,9 @@ pub enum Placement {
 
 /// What is measured, seen from one rank.
 pub trait Collective {
+    /// What a size of `bytes` per rank stands for.
+    fn shape(&self, bytes: u64, case: Case) -> Shape;
+
     /// Writes what this rank sends in `repetition` to the beginning of the buffer that sends, and zeros
     /// to that of the one that receives.
     ///
@@ -71,6 +78,30 @@ pub trait Collective {
     /// # Errors
     /// When it could not be enqueued.
     fn start(&mut self, shape: Shape, placement: Placement, shifts: &[u64]) -> Result<(), Failure>;
+
+    /// Captures one operation for each of the shifts, those of an iteration as one group, iteration after
+    /// iteration.
+    ///
+    /// # Errors
+    /// When they cannot be captured.
+    fn capture(
+        &mut self,
+        shape: Shape,
+        placement: Placement,
+        iterations: &[Vec<u64>],
+    ) -> Result<(), Failure>;
+
+    /// Enqueues what was captured.
+    ///
+    /// # Errors
+    /// When it could not be enqueued.
+    fn launch(&mut self) -> Result<(), Failure>;
+
+    /// Lets go of what was captured, after [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn release(&mut self) -> Result<(), Failure>;
 
     /// Waits for everything that was enqueued.
     ///
@@ -114,6 +145,9 @@ pub trait Collective {
     /// # Errors
     /// When the device fails.
     fn finish_copies(&mut self) -> Result<(), Failure>;
+
+    /// What there is to say about a measurement beside its row, if that was asked for.
+    fn notes(&self, shape: Shape, seconds: f64) -> Vec<String>;
 }
 
 /// What each rank has for `value`, in order.

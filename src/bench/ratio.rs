@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Collective, Placement, Ranks, not_our_numbers};
 use crate::failure::Failure;
 use crate::options::Options;
-use crate::sizes::Shape;
+use crate::shape::Shape;
 use crate::statistics::median;
 
 /// How the time of an operation compares with that of a copy.
@@ -45,7 +45,7 @@ pub(super) fn compare(
     shape: Shape,
     seconds: f64,
 ) -> Result<Option<Ratio>, Failure> {
-    let bytes = shape.total_bytes();
+    let bytes = shape.bytes;
     if bytes == 0 {
         return Ok(None);
     }

@@ -2,19 +2,18 @@
 
 use super::measure::{measure, needed_bytes};
 use super::{Collective, Measurement, Placement, Ranks, Ratio, gather, ratio};
-use crate::bandwidth;
-use crate::element::Element;
+use crate::algorithm::Algorithm;
 use crate::failure::Failure;
 use crate::options::Options;
-use crate::sizes::Shape;
+use crate::shape::{Case, Shape};
 
-/// What is measured: the options, and the element types that the library and the device have.
+/// What is measured: the options, and the cases that the library and the device have.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// The options.
     pub options: &'a Options,
-    /// The types, in order.
-    pub elements: &'a [Element],
+    /// The cases, in order; those of an algorithm stand together.
+    pub cases: &'a [Case],
 }
 
 impl Setting<'_> {
@@ -29,7 +28,7 @@ impl Setting<'_> {
 /// A finished row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Size and type.
+    /// Size, type, operator and algorithm.
     pub shape: Shape,
     /// From one buffer to the other.
     pub out_of_place: Measurement,
@@ -37,6 +36,8 @@ pub struct Row {
     pub in_place: Measurement,
     /// Against a copy.
     pub ratio: Option<Ratio>,
+    /// What else there is to say.
+    pub notes: Vec<String>,
 }
 
 /// What all rows came to.
@@ -52,6 +53,12 @@ pub struct Totals {
 pub trait Reporter {
     /// Something is about to be measured: the first, second … of so many.
     fn progress(&mut self, row: usize, rows: usize, shape: Shape, doing: &str);
+
+    /// A table begins: that of an algorithm, where there are several.
+    ///
+    /// # Errors
+    /// When its head cannot be printed.
+    fn table(&mut self, algorithm: Option<&'static Algorithm>) -> Result<(), Failure>;
 
     /// A row is complete.
     ///
@@ -71,14 +78,18 @@ pub fn sweep(
     reporter: &mut impl Reporter,
 ) -> Result<Totals, Failure> {
     let options = setting.options;
-    let size = ranks.size();
-    let rows = options.sweep.sizes().count() * setting.elements.len();
+    let rows = options.sweep.sizes().count() * setting.cases.len();
     let (mut wrong_here, mut repetition, mut number) = (0u64, 0u64, 0);
     let (mut bus_sum, mut measurements) = (0.0, 0u64);
-    for &element in setting.elements {
+    let mut table = None;
+    for &case in setting.cases {
+        if table != Some(case.algorithm) {
+            reporter.table(case.algorithm)?;
+            table = Some(case.algorithm);
+        }
         ranks.barrier()?;
         for bytes in options.sweep.warm_up_sizes() {
-            let shape = Shape::new(bytes, element, size);
+            let shape = collective.shape(bytes, case);
             reporter.progress(number, rows, shape, "warming up");
             for iteration in 0..u64::from(options.warm_up) {
                 let shift = shape.shift(iteration, options.sweep.max);
@@ -92,7 +103,7 @@ pub fn sweep(
             .is_none_or(|cycles| cycle < u64::from(cycles))
         {
             for bytes in options.sweep.sizes() {
-                let shape = Shape::new(bytes, element, size);
+                let shape = collective.shape(bytes, case);
                 number = (number % rows) + 1;
                 let mut one = |placement, doing: &str| {
                     reporter.progress(number, rows, shape, doing);
@@ -100,8 +111,7 @@ pub fn sweep(
                     let measured =
                         measure(options, ranks, collective, shape, placement, repetition)?;
                     wrong_here += u64::from(measured.wrong_here);
-                    let speed = bandwidth::all_to_all(shape.total_bytes(), size, measured.seconds);
-                    bus_sum += speed.bus;
+                    bus_sum += shape.speed(measured.seconds).bus;
                     measurements += 1;
                     Ok::<_, Failure>(measured)
                 };
@@ -113,11 +123,16 @@ pub fn sweep(
                 } else {
                     None
                 };
+                let notes = [&out_of_place, &in_place]
+                    .iter()
+                    .flat_map(|measured| collective.notes(shape, measured.seconds))
+                    .collect();
                 reporter.row(&Row {
                     shape,
                     out_of_place,
                     in_place,
                     ratio,
+                    notes,
                 })?;
             }
             cycle += 1;

@@ -3,8 +3,10 @@
 use std::sync::{Arc, Barrier, Mutex};
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::element;
-use crate::options::{Command, Options, parse};
+use crate::options::{Algorithms, Command, Options, parse};
+use crate::program;
 use crate::verify::Source;
 
 struct Board {
@@ -48,11 +50,18 @@ struct Asked {
     shifts: Vec<Vec<u64>>,
     finishes: usize,
     marks: Vec<usize>,
+    /// What was captured, how often it was launched, and how often it was let go of.
+    captured: Vec<Vec<Vec<u64>>>,
+    launches: usize,
+    releases: usize,
     copies: u64,
 }
 
 struct Vectors {
+    /// What a launch does.
+    graph: Option<(Shape, Placement, Vec<Vec<u64>>)>,
     rank: usize,
+    size: usize,
     board: Arc<Board>,
     buffers: [Vec<u8>; 2],
     asked: Asked,
@@ -71,9 +80,44 @@ impl Vectors {
 }
 
 impl Collective for Vectors {
+    fn shape(&self, bytes: u64, case: Case) -> Shape {
+        Shape::split(bytes, case, self.size)
+    }
+
+    fn capture(
+        &mut self,
+        shape: Shape,
+        placement: Placement,
+        iterations: &[Vec<u64>],
+    ) -> Result<(), Failure> {
+        assert!(self.graph.is_none(), "one at a time");
+        self.asked.captured.push(iterations.to_vec());
+        self.graph = Some((shape, placement, iterations.to_vec()));
+        Ok(())
+    }
+
+    fn launch(&mut self) -> Result<(), Failure> {
+        self.asked.launches += 1;
+        let (shape, placement, iterations) = self.graph.clone().unwrap();
+        for shifts in iterations {
+            self.start(shape, placement, &shifts)?;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), Failure> {
+        assert!(self.graph.take().is_some());
+        self.asked.releases += 1;
+        Ok(())
+    }
+
+    fn notes(&self, shape: Shape, _: f64) -> Vec<String> {
+        vec![format!("{} B", shape.bytes)]
+    }
+
     fn fill(&mut self, shape: Shape, placement: Placement, repetition: u64) -> Result<(), Failure> {
         let (send, recv) = Self::sides(placement);
-        let total = shape.total_bytes() as usize;
+        let total = shape.bytes as usize;
         self.buffers[recv][..total].fill(0);
         Source::new(repetition, self.rank).fill(0, &mut self.buffers[send][..total]);
         Ok(())
@@ -82,7 +126,7 @@ impl Collective for Vectors {
     fn start(&mut self, shape: Shape, placement: Placement, shifts: &[u64]) -> Result<(), Failure> {
         self.asked.shifts.push(shifts.to_vec());
         let (send, recv) = Self::sides(placement);
-        let (total, part) = (shape.total_bytes() as usize, shape.part_bytes() as usize);
+        let (total, part) = (shape.bytes as usize, shape.part_bytes() as usize);
         for &shift in shifts {
             let shift = shift as usize;
             let sent = self.buffers[send][shift..shift + total].to_vec();
@@ -119,7 +163,7 @@ impl Collective for Vectors {
         let wrong = (0..shape.ranks).map(|peer| {
             let received = &self.buffers[recv][peer * part..(peer + 1) * part];
             let start = (self.rank * part) as u64;
-            Source::new(repetition, peer).count_wrong(start, received, shape.element.size)
+            Source::new(repetition, peer).count_wrong(start, received, shape.element().size)
         });
         Ok(wrong.sum())
     }
@@ -146,21 +190,29 @@ impl Collective for Vectors {
 }
 
 #[derive(Default)]
-struct Rows(Vec<Row>);
+struct Rows {
+    rows: Vec<Row>,
+    tables: Vec<Option<&'static str>>,
+}
 
 impl Reporter for Rows {
     fn progress(&mut self, row: usize, rows: usize, _: Shape, _: &str) {
         assert!(row <= rows);
     }
 
+    fn table(&mut self, algorithm: Option<&'static Algorithm>) -> Result<(), Failure> {
+        self.tables.push(algorithm.map(|algorithm| algorithm.name));
+        Ok(())
+    }
+
     fn row(&mut self, row: &Row) -> Result<(), Failure> {
-        self.0.push(row.clone());
+        self.rows.push(row.clone());
         Ok(())
     }
 }
 
 fn options(line: &str) -> Options {
-    match parse(line.split_whitespace()) {
+    match parse(&program::ALL_TO_ALL, line.split_whitespace()) {
         Ok(Command::Run(options)) => *options,
         other => panic!("{other:?}"),
     }
@@ -168,6 +220,7 @@ fn options(line: &str) -> Options {
 
 struct Outcome {
     rows: Vec<Row>,
+    tables: Vec<Option<&'static str>>,
     totals: Totals,
     asked: Asked,
 }
@@ -178,6 +231,11 @@ fn run(size: usize, line: &str, spoil: Option<u64>) -> Vec<Outcome> {
     let elements = options
         .element
         .map_or(element::ALL.to_vec(), |element| vec![element]);
+    let algorithms = match &options.algorithms {
+        Algorithms::Named(algorithms) => algorithms.iter().copied().map(Some).collect(),
+        _ => vec![None],
+    };
+    let cases = Case::all(&algorithms, &elements, &[None]);
     let board = Arc::new(Board {
         barrier: Barrier::new(size),
         gathered: Mutex::new(vec![Vec::new(); size]),
@@ -186,13 +244,15 @@ fn run(size: usize, line: &str, spoil: Option<u64>) -> Vec<Outcome> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..size)
             .map(|rank| {
-                let (options, elements) = (&options, &elements);
+                let (options, cases) = (&options, &cases);
                 let board = Arc::clone(&board);
                 scope.spawn(move || {
-                    let setting = Setting { options, elements };
+                    let setting = Setting { options, cases };
                     let bytes = setting.buffer_bytes() as usize;
                     let mut vectors = Vectors {
+                        graph: None,
                         rank,
+                        size,
                         board: Arc::clone(&board),
                         buffers: [vec![0; bytes], vec![0; bytes]],
                         asked: Asked::default(),
@@ -203,7 +263,8 @@ fn run(size: usize, line: &str, spoil: Option<u64>) -> Vec<Outcome> {
                     let mut rows = Rows::default();
                     let totals = sweep(setting, &ranks, &mut vectors, &mut rows).unwrap();
                     Outcome {
-                        rows: rows.0,
+                        rows: rows.rows,
+                        tables: rows.tables,
                         totals,
                         asked: vectors.asked,
                     }
@@ -311,6 +372,57 @@ fn iterations_are_reported_by_the_slowest_rank() {
         assert_eq!(iterations.summary.mean, 0.375);
         assert_eq!(outcomes[0].asked.marks.len(), 2 * marks, "-z {blocking}");
     }
+}
+
+#[test]
+fn a_graph_holds_all_iterations_and_is_launched_as_often_as_asked_for() {
+    let outcomes = run(2, "-b 64 -e 64 -n 3 -m 2 -w 0 -G 5", None);
+    let row = &outcomes[0].rows[0];
+    assert_eq!(
+        (row.out_of_place.wrong, row.in_place.wrong),
+        (Some(0), Some(0))
+    );
+    assert_eq!(row.ratio, None);
+    let asked = &outcomes[0].asked;
+    let timed = vec![vec![0, 64]; 3];
+    let verified = vec![vec![0]];
+    assert_eq!(
+        asked.captured,
+        [&timed, &verified, &timed, &verified].map(Vec::clone)
+    );
+    assert_eq!((asked.launches, asked.releases), (2 * (5 + 1), 4));
+}
+
+#[test]
+fn a_graph_that_moves_wrong_data_is_noticed() {
+    let outcomes = run(2, "-b 64 -e 64 -n 3 -G 2", Some(1));
+    let row = &outcomes[0].rows[0];
+    assert_eq!(
+        (row.out_of_place.wrong, row.in_place.wrong),
+        (Some(0), Some(1))
+    );
+}
+
+#[test]
+fn each_algorithm_has_a_table_with_all_sizes_of_all_types() {
+    let line = "-b 64 -e 128 -n 1 -d all --algo grouped,native --memcpy_ratio 0";
+    let outcomes = run(2, line, None);
+    assert_eq!(outcomes[0].tables, [Some("grouped"), Some("native")]);
+    let rows = &outcomes[0].rows;
+    assert_eq!(rows.len(), 2 * 2 * element::ALL.len());
+    let algorithm = |row: &Row| row.shape.case.algorithm.map(|algorithm| algorithm.name);
+    assert!(
+        rows[..rows.len() / 2]
+            .iter()
+            .all(|row| algorithm(row) == Some("grouped"))
+    );
+    assert!(
+        rows[rows.len() / 2..]
+            .iter()
+            .all(|row| algorithm(row) == Some("native"))
+    );
+    // What is said beside a row: once for each placement.
+    assert_eq!(rows[0].notes, ["64 B", "64 B"]);
 }
 
 #[test]

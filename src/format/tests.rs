@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::options::{Command, parse};
+use crate::program;
 
 fn cells(time_us: f64, algorithm: f64, bus: f64, wrong: Option<u64>) -> Cells {
     Cells {
@@ -18,6 +19,7 @@ fn row() -> Row {
         bytes: 1024,
         count: 64,
         element: "float",
+        redop: "none".to_owned(),
         out_of_place: cells(12.345, 0.0829, 0.0622, Some(0)),
         in_place: cells(1_234_567.8, 1234.5, 98765.4, None),
         timestamp: Some("2026-01-02 03:04:05".to_owned()),
@@ -143,9 +145,10 @@ fn ninety_percent_of_the_needed_bandwidth_is_enough() {
 
 #[test]
 fn the_preamble_repeats_the_options() {
-    let Ok(Command::Run(options)) =
-        parse("-b 8 -e 128M -f 2 -z 3 -I 1 -K 2 -p 1 -t 2".split_whitespace())
-    else {
+    let Ok(Command::Run(options)) = parse(
+        &program::ALL_TO_ALL,
+        "-b 8 -e 128M -f 2 -z 3 -I 1 -K 2 -p 1 -t 2".split_whitespace(),
+    ) else {
         panic!("these options are fine")
     };
     assert_eq!(

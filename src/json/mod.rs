@@ -1,7 +1,7 @@
 //! The JSON file of `-J`: nccl-tests' version 3, key by key.
 //!
-//! What it does not have comes in further keys, after its own: `producer`, `emulator`, `spawn` and
-//! `memcpy_ratio`. One thing is different on purpose: `env` holds `NCCL_*` and `CUDA_*` only, and
+//! What it does not have comes in further keys, after its own: `producer`, `emulator`, `spawn` and `buffers`,
+//! and in each result `algorithm`, `memcpy_ratio` and `per_rank_times_us`. One thing is different on purpose: `env` holds `NCCL_*` and `CUDA_*` only, and
 //! nothing that looks secret, because reports get published.
 
 mod value;
@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 pub use value::Value;
 
-use crate::bandwidth;
 use crate::bench::{Measurement, Row, Totals};
 use crate::build_info::BUILD;
 use crate::clock;
@@ -58,7 +57,7 @@ pub fn reserve(path: &Path) -> Result<PathBuf, Failure> {
 pub fn complete(path: &Path, error: &str) {
     if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
         // The person has heard of the failure; that this could not be written adds nothing.
-        let _ = Report::new(path.to_owned(), 0).write(&[error.to_owned()], None, "");
+        let _ = Report::new(path.to_owned(), 0).write(&[error.to_owned()], None, "", "");
     }
 }
 
@@ -68,6 +67,8 @@ pub struct Report {
     path: PathBuf,
     start: Vec<(&'static str, Value)>,
     config: Vec<(&'static str, Value)>,
+    /// For each rank the place of its process among all processes.
+    processes: Vec<usize>,
     results: Vec<Value>,
     end: Vec<(&'static str, Value)>,
 }
@@ -91,6 +92,7 @@ impl Report {
             path,
             start,
             config: Vec::new(),
+            processes: Vec::new(),
             results: Vec::new(),
             end: Vec::new(),
         }
@@ -108,6 +110,7 @@ impl Report {
             Step::Factor(factor) => ("step_factor", factor),
             Step::Bytes(bytes) => ("step_bytes", bytes),
         };
+        self.processes = processes(devices);
         let device = |line: &DeviceLine| {
             Value::Object(vec![
                 ("rank", line.rank.into()),
@@ -129,7 +132,7 @@ impl Report {
             ("iterations", options.iterations.into()),
             ("aggregated_iterations", options.aggregate.into()),
             ("validation", options.checks.into()),
-            ("graph", 0u32.into()),
+            ("graph", options.graph.into()),
             (
                 "blocking_collectives",
                 (options.blocking != Blocking::Never).into(),
@@ -145,7 +148,7 @@ impl Report {
     pub fn row(&mut self, options: &Options, row: &Row) {
         let shape = row.shape;
         let placement = |measured: &Measurement| {
-            let speed = bandwidth::all_to_all(shape.total_bytes(), shape.ranks, measured.seconds);
+            let speed = shape.speed(measured.seconds);
             let (key, seconds) = match options.cpu_time {
                 true => ("cpu_time", measured.host_seconds),
                 false => ("time", measured.seconds),
@@ -158,19 +161,21 @@ impl Report {
             ])
         };
         let mut entries = vec![
-            ("size", shape.total_bytes().into()),
+            ("size", shape.bytes.into()),
             ("count", shape.count.into()),
-            ("type", shape.element.name.into()),
-            ("redop", "none".into()),
+            ("type", shape.element().name.into()),
+            ("redop", shape.case.redop().into()),
             ("root", format!("{:>6}", -1).into()),
             ("out_of_place", placement(&row.out_of_place)),
         ];
-        let iterations = |measured| per_iteration(options, measured);
+        let iterations = |measured| per_iteration(options, measured, &self.processes);
         entries.extend(iterations(&row.out_of_place).map(|value| ("out_of_place_per_iter", value)));
         entries.push(("in_place", placement(&row.in_place)));
         entries.extend(iterations(&row.in_place).map(|value| ("in_place_per_iter", value)));
         entries.push(("actual_iterations", options.iterations.into()));
         entries.push(("experiment_name", "".into()));
+        let algorithm = shape.case.algorithm;
+        entries.extend(algorithm.map(|algorithm| ("algorithm", algorithm.name.into())));
         entries.extend(row.ratio.map(|ratio| {
             let value = Value::Object(vec![
                 ("memcpy_us", (ratio.copy_seconds * 1e6).into()),
@@ -217,6 +222,7 @@ impl Report {
         errors: &[String],
         emulator: Option<&str>,
         spawn: &str,
+        buffers: &str,
     ) -> Result<(), Failure> {
         let mut entries = self.start;
         if !self.config.is_empty() {
@@ -229,6 +235,7 @@ impl Report {
         entries.push(("producer", BUILD.line().into()));
         entries.push(("emulator", emulator.into()));
         entries.push(("spawn", spawn.into()));
+        entries.push(("buffers", buffers.into()));
         let text = Value::Object(entries).to_string();
         let written = File::create(&self.path).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
@@ -246,7 +253,7 @@ impl Report {
     }
 }
 
-fn per_iteration(options: &Options, measured: &Measurement) -> Option<Value> {
+fn per_iteration(options: &Options, measured: &Measurement, processes: &[usize]) -> Option<Value> {
     let iterations = measured.per_iteration.as_ref()?;
     let summary = &iterations.summary;
     let microseconds = |times: &[f64]| times.iter().map(|time| time * 1e6).collect::<Value>();
@@ -262,15 +269,51 @@ fn per_iteration(options: &Options, measured: &Measurement) -> Option<Value> {
         ("cv_pct", summary.variation_percent().into()),
         ("times_us", microseconds(&iterations.longest)),
     ];
-    if iterations.by_rank.len() > 1 {
-        let rows = iterations
-            .by_rank
-            .iter()
-            .map(|times| microseconds(times))
-            .collect();
-        entries.push(("per_process_max_times_us", Value::List(rows)));
+    let rows = |times: &[Vec<f64>]| times.iter().map(|times| microseconds(times)).collect();
+    let by_process = by_process(&iterations.by_rank, processes);
+    if by_process.len() > 1 {
+        entries.push(("per_process_max_times_us", Value::List(rows(&by_process))));
+    }
+    if by_process.len() < iterations.by_rank.len() {
+        let by_rank = Value::List(rows(&iterations.by_rank));
+        entries.push(("per_rank_times_us", by_rank));
     }
     Some(Value::Object(entries))
+}
+
+/// For each rank the place of its process among all processes, in the order of their first ranks.
+fn processes(devices: &[DeviceLine]) -> Vec<usize> {
+    let mut known: Vec<(&str, u32)> = Vec::new();
+    devices
+        .iter()
+        .map(|line| {
+            let process = (line.host.as_str(), line.pid);
+            known
+                .iter()
+                .position(|&one| one == process)
+                .unwrap_or_else(|| {
+                    known.push(process);
+                    known.len() - 1
+                })
+        })
+        .collect()
+}
+
+/// For each process, and each iteration, the longest time of its ranks, which may be threads.
+fn by_process(by_rank: &[Vec<f64>], processes: &[usize]) -> Vec<Vec<f64>> {
+    let mut all: Vec<Vec<f64>> = Vec::new();
+    for (rank, times) in by_rank.iter().enumerate() {
+        let process = processes.get(rank).copied().unwrap_or(rank);
+        match all.get_mut(process) {
+            None => all.push(times.clone()),
+            Some(longest) => {
+                for (longest, &time) in longest.iter_mut().zip(times) {
+                    *longest = longest.max(time);
+                }
+            }
+        }
+    }
+    all
 }
 
 /// The variables that say how NCCL, CUDA and this program were set up.

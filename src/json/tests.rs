@@ -2,11 +2,12 @@ use super::*;
 use crate::bench::{PerIteration, Ratio};
 use crate::element;
 use crate::options::{Command, parse};
-use crate::sizes::Shape;
+use crate::program;
+use crate::shape::{Case, Shape};
 use crate::statistics::Summary;
 
 fn options(line: &str) -> Options {
-    match parse(line.split_whitespace()) {
+    match parse(&program::ALL_TO_ALL, line.split_whitespace()) {
         Ok(Command::Run(options)) => *options,
         other => panic!("{other:?}"),
     }
@@ -51,13 +52,14 @@ fn report(line: &str, per_iteration: bool, ended: bool) -> serde_json::Value {
     report.row(
         &options,
         &Row {
-            shape: Shape::new(4000, element::FLOAT, 4),
+            shape: Shape::split(4000, Case::of(element::FLOAT), 4),
             out_of_place: measurement(per_iteration),
             in_place: Measurement {
                 wrong: None,
                 ..measurement(per_iteration)
             },
             ratio: Some(ratio),
+            notes: Vec::new(),
         },
     );
     if ended {
@@ -73,7 +75,12 @@ fn report(line: &str, per_iteration: bool, ended: bool) -> serde_json::Value {
         report.totals(&totals, &footer);
     }
     report
-        .write(&["late".to_owned()], Some("the emulator"), "threads")
+        .write(
+            &["late".to_owned()],
+            Some("the emulator"),
+            "threads",
+            "cuMemAlloc",
+        )
         .unwrap();
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -5,17 +5,25 @@
 //! ends), and that what cannot be obeyed is refused in one sentence instead of being replaced by a
 //! default.
 
+mod combine;
 mod number;
 mod table;
+mod usage;
+mod value;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nccl::ReduceOp;
 use table::{Entry, Name};
+pub use usage::usage;
+use value::Value;
 
+use crate::algorithm::Algorithm;
 use crate::element::{self, Element};
 use crate::failure::Failure;
+use crate::program::Program;
 use crate::sizes::{Step, Sweep};
 
 /// When the host waits during a measurement (`-z`).
@@ -44,6 +52,18 @@ pub enum Average {
     Max,
 }
 
+/// Which ways are measured (`--algo`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Algorithms {
+    /// Nothing was said: the first of the program's, if it has several.
+    #[default]
+    Default,
+    /// These, in this order.
+    Named(Vec<&'static Algorithm>),
+    /// All that the library has.
+    All,
+}
+
 /// What ranks are (`--spawn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spawn {
@@ -54,7 +74,7 @@ pub enum Spawn {
 }
 
 /// What the command line asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// `-b`, `-e`, `-f` and `-i`.
     pub sweep: Sweep,
@@ -106,6 +126,16 @@ pub struct Options {
     pub spawn: Option<Spawn>,
     /// `--memcpy_ratio`
     pub memcpy_ratio: bool,
+    /// `-o`; none for a program whose rows have no operator.
+    pub operators: Vec<ReduceOp>,
+    /// `-G`; 0: no graphs.
+    pub graph: u32,
+    /// `-R 1`
+    pub register: bool,
+    /// `--algo`
+    pub algorithms: Algorithms,
+    /// `--plot`
+    pub plot: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -140,6 +170,11 @@ impl Default for Options {
             ranks: None,
             spawn: None,
             memcpy_ratio: true,
+            operators: Vec::new(),
+            graph: 0,
+            register: false,
+            algorithms: Algorithms::Default,
+            plot: None,
         }
     }
 }
@@ -151,7 +186,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const MOST_RANKS: i64 = 1024;
 
 /// What parsing came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Measure.
     Run(Box<Options>),
@@ -167,24 +202,29 @@ struct Pending {
     ranks: Option<usize>,
     threads_given: bool,
     gpus_given: bool,
+    memcpy_ratio: Option<bool>,
 }
 
-/// Reads the arguments, without the program's name.
+/// Reads the arguments of `program`, without its name.
 ///
 /// ```
-/// use nccl_tools::options::{parse, Command};
-/// let Ok(Command::Run(options)) = parse(["-b8", "-e", "1.5K", "--iters=5"]) else { panic!() };
+/// use nccl_tools::{options::{parse, Command}, program};
+/// let arguments = ["-b8", "-e", "1.5K", "--iters=5"];
+/// let Ok(Command::Run(options)) = parse(&program::ALL_TO_ALL, arguments) else { panic!() };
 /// assert_eq!((options.sweep.min, options.sweep.max, options.iterations), (8, 1536, 5));
 /// ```
 ///
 /// # Errors
 /// One sentence that names the option and what it needs; [`Exit::Usage`](crate::failure::Exit::Usage).
-pub fn parse<I>(arguments: I) -> Result<Command, Failure>
+pub fn parse<I>(program: &Program, arguments: I) -> Result<Command, Failure>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
     let mut options = Options::default();
+    if program.has_operator {
+        options.operators.push(ReduceOp::Sum);
+    }
     let mut pending = Pending::default();
     let mut parser = lexopt::Parser::from_args(arguments);
     loop {
@@ -215,9 +255,9 @@ where
                 entry.value
             ))
         })?;
-        apply(entry, &value, &mut options, &mut pending)?;
+        apply(program, entry, &value, &mut options, &mut pending)?;
     }
-    combine(&mut options, &pending)?;
+    combine::combine(&mut options, &pending)?;
     Ok(Command::Run(Box::new(options)))
 }
 
@@ -229,6 +269,7 @@ fn unknown_long(name: &str, candidates: &[&str]) -> Failure {
 }
 
 fn apply(
+    program: &Program,
     entry: &Entry,
     value: &OsStr,
     options: &mut Options,
@@ -246,7 +287,12 @@ fn apply(
         Name::Cycles => options.cycles = Some(option.count(0)?).filter(|&cycles| cycles > 0),
         Name::Check => options.checks = option.count(0)?,
         Name::DataType => options.element = option.element()?,
-        Name::Op => option.one_of(&["sum", "prod", "min", "max", "avg", "mulsum", "all"])?,
+        Name::Op => {
+            let operators = option.operators(program)?;
+            if program.has_operator {
+                options.operators = operators;
+            }
+        }
         Name::Root => drop(option.between(0, i64::from(i32::MAX))?),
         Name::Blocking => {
             options.blocking = match option.between(0, 3)? {
@@ -279,11 +325,11 @@ fn apply(
                 seconds => Duration::from_secs(seconds as u64),
             }
         }
-        Name::OutputFile => options.output_file = Some(option.json_file()?),
+        Name::OutputFile => options.output_file = Some(option.file("json")?),
         Name::CtaPolicy => options.cta_policy = Some(option.between(0, 2)? as u32),
-        Name::Register => option.only_zero("buffer registration", 2)?,
-        Name::Graph => option.only_zero("capturing the iterations in a CUDA graph", i64::MAX)?,
-        Name::Device => option.only_zero("an all-to-all by own kernels", i64::MAX)?,
+        Name::Register => options.register = option.register()?,
+        Name::Graph => options.graph = option.count(0)?,
+        Name::Device => option.only_zero("an operation by own kernels", i64::MAX)?,
         Name::DeviceCtas => drop(option.between(1, 128)?),
         Name::Threads => {
             options.threads = option.between(1, MOST_RANKS)? as u32;
@@ -301,181 +347,12 @@ fn apply(
                 _ => Spawn::Processes,
             });
         }
-        Name::MemcpyRatio => options.memcpy_ratio = option.switch()?,
+        Name::MemcpyRatio => pending.memcpy_ratio = Some(option.switch()?),
+        Name::Algorithm => options.algorithms = option.algorithms(program)?,
+        Name::Plot => options.plot = Some(option.file("svg")?),
         Name::Help => {}
     }
     Ok(())
-}
-
-/// Joins what depends on several options, and refuses what contradicts itself.
-fn combine(options: &mut Options, pending: &Pending) -> Result<(), Failure> {
-    options.sweep.step = match (pending.step_factor, pending.step_bytes) {
-        (Some(factor), _) if factor > 1 => Step::Factor(factor as u64),
-        (_, Some(bytes)) => Step::Bytes(bytes),
-        // As in nccl-tests, a factor of 1 is none, and the step 1 MiB.
-        (Some(_), None) => Step::Bytes(1 << 20),
-        (None, None) => Step::Factor(2),
-    };
-    let Sweep { min, max, step } = options.sweep;
-    if min > max {
-        return Err(Failure::usage(format!(
-            "the first size (-b) is {min} bytes, more than the last (-e), which is {max}"
-        )));
-    }
-    if min < max && step == Step::Bytes(0) {
-        return Err(Failure::usage(
-            "sizes that grow by 0 bytes (-i) never reach the last (-e)",
-        ));
-    }
-    if min == 0 && max > 0 && matches!(step, Step::Factor(_)) {
-        return Err(Failure::usage(
-            "0 bytes (-b) multiplied (-f) stay 0: begin with at least 1, or add with -i",
-        ));
-    }
-    if options.per_iteration_skip > 0 && !options.per_iteration {
-        return Err(Failure::usage(
-            "-K leaves iterations out of -I's summary, and needs -I 1",
-        ));
-    }
-    if options.per_iteration_skip >= options.iterations {
-        return Err(Failure::usage(format!(
-            "-K {} leaves none of the {} iterations (-n)",
-            options.per_iteration_skip, options.iterations
-        )));
-    }
-    if pending.threads_given && options.spawn.is_none() {
-        options.spawn = Some(Spawn::Threads);
-    }
-    if pending.threads_given && options.spawn == Some(Spawn::Processes) {
-        return Err(Failure::usage(
-            "-t asks for ranks as threads, --spawn for processes",
-        ));
-    }
-    let product = options.threads as usize * options.gpus as usize;
-    options.ranks = match pending.ranks {
-        Some(ranks) if (pending.threads_given || pending.gpus_given) && ranks != product => {
-            return Err(Failure::usage(format!(
-                "--ranks {ranks} contradicts -t {} and -g {}, which make {product}",
-                options.threads, options.gpus
-            )));
-        }
-        Some(ranks) => Some(ranks),
-        None if pending.threads_given || pending.gpus_given => Some(product),
-        None => None,
-    };
-    if product > MOST_RANKS as usize {
-        return Err(Failure::usage(format!(
-            "-t {} and -g {} make {product} ranks; {MOST_RANKS} are the most on one machine",
-            options.threads, options.gpus
-        )));
-    }
-    Ok(())
-}
-
-/// The value of one option, on its way to a type.
-struct Value<'a> {
-    entry: &'a Entry,
-    text: &'a OsStr,
-}
-
-impl Value<'_> {
-    fn refused(&self, why: &str) -> Failure {
-        Failure::usage(format!(
-            "{} {}: {why}",
-            self.entry.spelled(),
-            self.text.to_string_lossy()
-        ))
-    }
-
-    fn between(&self, low: i64, high: i64) -> Result<i64, Failure> {
-        let number = self.text.to_str().and_then(number::integer);
-        number
-            .filter(|number| (low..=high).contains(number))
-            .ok_or_else(|| {
-                self.refused(&match high {
-                    i64::MAX => format!("a whole number from {low} on is needed"),
-                    _ => format!("a whole number from {low} to {high} is needed"),
-                })
-            })
-    }
-
-    fn count(&self, low: i64) -> Result<u32, Failure> {
-        // As in nccl-tests these are C ints.
-        Ok(self.between(low, i64::from(i32::MAX))? as u32)
-    }
-
-    fn switch(&self) -> Result<bool, Failure> {
-        Ok(self.between(0, 1)? == 1)
-    }
-
-    fn size(&self) -> Result<u64, Failure> {
-        let text = self.text.to_str().unwrap_or("?");
-        number::size(text).map_err(|why| self.refused(&format!("this {why}")))
-    }
-
-    fn one_of(&self, names: &[&str]) -> Result<(), Failure> {
-        if names.iter().any(|name| self.text == *name) {
-            Ok(())
-        } else {
-            Err(self.refused(&format!("one of {} is needed", names.join(", "))))
-        }
-    }
-
-    fn element(&self) -> Result<Option<Element>, Failure> {
-        let text = self.text.to_str().unwrap_or_default();
-        if text == "all" {
-            return Ok(None);
-        }
-        Element::named(text).map(Some).ok_or_else(|| {
-            let names: Vec<_> = element::ALL.iter().map(|element| element.name).collect();
-            self.refused(&format!("one of {}, or all is needed", names.join(", ")))
-        })
-    }
-
-    fn json_file(&self) -> Result<PathBuf, Failure> {
-        let path = PathBuf::from(self.text);
-        match path.extension() {
-            Some(extension) if extension.eq_ignore_ascii_case("json") => Ok(path),
-            _ => Err(self.refused("only JSON can be written, to a name that ends in .json")),
-        }
-    }
-
-    /// For what nccl-tests can and this program cannot: 0 switches it off, and that is granted.
-    fn only_zero(&self, what: &str, most: i64) -> Result<(), Failure> {
-        match self.between(0, most)? {
-            0 => Ok(()),
-            _ => Err(self.refused(&format!("{what} is not available in this program"))),
-        }
-    }
-}
-
-/// What `--help` prints.
-#[must_use]
-pub fn usage(program: &str) -> String {
-    let mut text = format!(
-        "Time and verify NCCL's all-to-all, with the options and the output of nccl-tests.\n\n\
-         Usage: {program} [options]\n\n\
-         Without options: as many ranks as there are GPUs, or four emulated ones, as processes\n\
-         that this program starts itself. Under torchrun, srun or mpirun it is one rank.\n\n\
-         Options (default in parentheses):\n"
-    );
-    for entry in table::TABLE {
-        let letter = entry
-            .letter
-            .map_or("   ".to_owned(), |letter| format!("-{letter},"));
-        let name = format!("{letter} --{} {}", entry.long, entry.value);
-        let words = entry.help.split_whitespace().collect::<Vec<_>>().join(" ");
-        text.push_str(&format!("  {name:<34} {words}\n"));
-    }
-    text.push_str(
-        "\nExit code: 0 all is well, 1 a rank died or something else failed, 2 bad input,\n\
-         3 NCCL or CUDA failed, 4 timeout, 7 wrong elements or too slow, 128+N a rank was\n\
-         killed by signal N.\n\n\
-         Environment: NCCL_TESTS_DEVICE (first device), NCCL_TESTS_MIN_BW (exit code 7 below\n\
-         0.9 of it), NCCL_TOOLS_SELF_TEST=flip:RANK (spoil a received byte on RANK before it is\n\
-         verified, to see that a wrong element is noticed).\n",
-    );
-    text
 }
 
 #[cfg(test)]

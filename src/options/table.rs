@@ -38,6 +38,8 @@ pub(crate) enum Name {
     Ranks,
     Spawn,
     MemcpyRatio,
+    Algorithm,
+    Plot,
 }
 
 /// One option: its name here, nccl-tests' letter (none for our own), the long name, what its value
@@ -87,16 +89,19 @@ pub(crate) const TABLE: &[Entry] = table! {
     Gpus Some('g'), "ngpus", "N", "ranks, one per GPU; times -t";
     ParallelInit Some('p'), "parallel_init", "0/1", "changes only the header: ranks always \
         start in parallel";
-    Op Some('o'), "op", "OP", "accepted: an all-to-all reduces nothing";
-    Root Some('r'), "root", "N", "accepted: an all-to-all has no root";
-    Register Some('R'), "local_register", "0", "buffer registration: not available yet";
+    Op Some('o'), "op", "OP", "sum, prod, max, min, avg or all, where something is reduced (sum)";
+    Root Some('r'), "root", "N", "accepted: nothing here has a root";
+    Register Some('R'), "local_register", "0/1", "register the buffers with the communicator (0)";
     CtaPolicy Some('x'), "cta_policy", "0-2", "CTA policy: 0 default, 1 efficiency, 2 zero (unset)";
-    Graph Some('G'), "cudagraph", "0", "CUDA graphs: not available yet";
+    Graph Some('G'), "cudagraph", "N", "capture the iterations once as a CUDA graph and launch it N times; \
+        0: no graph (0)";
     Device Some('D'), "device_implementation", "0", "own kernels: not available";
     DeviceCtas Some('V'), "device_cta_count", "N", "accepted: belongs to -D";
     Ranks None, "ranks", "N", "number of ranks (one per GPU, or 4 emulated ones)";
     Spawn None, "spawn", "HOW", "processes or threads (processes)";
-    MemcpyRatio None, "memcpy_ratio", "0/1", "compare with an interleaved memcpy (1)";
+    MemcpyRatio None, "memcpy_ratio", "0/1", "compare with an interleaved memcpy (1; 0 with -G)";
+    Algorithm None, "algo", "NAMES", "ways to measure, with commas, or all (auto)";
+    Plot None, "plot", "FILE", "also draw bandwidth and latency; FILE ends in .svg";
     Help Some('h'), "help", "", "print this";
 };
 

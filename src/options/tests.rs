@@ -1,15 +1,16 @@
 use super::*;
 use crate::failure::Exit;
+use crate::program;
 
 fn options(line: &str) -> Options {
-    match parse(line.split_whitespace()) {
+    match parse(&program::ALL_TO_ALL, line.split_whitespace()) {
         Ok(Command::Run(options)) => *options,
         other => panic!("{line}: {other:?}"),
     }
 }
 
 fn refusal(line: &str) -> String {
-    match parse(line.split_whitespace()) {
+    match parse(&program::ALL_TO_ALL, line.split_whitespace()) {
         Err(failure) => {
             assert_eq!(failure.exit(), Exit::Usage, "{line}");
             failure.to_string()
@@ -96,8 +97,8 @@ fn ranks_may_be_said_in_nccl_tests_way() {
 
 #[test]
 fn help_wins_over_what_follows_it() {
-    assert_eq!(parse(["-h", "-Q"]), Ok(Command::Help));
-    let text = usage("all_to_all_perf");
+    assert_eq!(parse(&program::ALL_TO_ALL, ["-h", "-Q"]), Ok(Command::Help));
+    let text = usage("all_to_all_perf", &program::ALL_TO_ALL);
     for entry in table::TABLE {
         assert!(text.contains(entry.long), "{}", entry.long);
     }
@@ -133,8 +134,19 @@ fn what_cannot_be_obeyed_is_refused_in_one_sentence_that_names_the_option() {
         ("-T -1", &["-T"]),
         ("-K 3", &["-K", "-I"]),
         ("-I 1 -n 5 -K 5", &["-K", "-n"]),
-        ("-R 2", &["-R", "not available"]),
-        ("-G 3", &["-G", "not available"]),
+        ("-R 2", &["-R 2", "ncclCommWindowRegister", "-R 1"]),
+        ("-R 3", &["-R", "0 to 2"]),
+        ("-G -1", &["-G"]),
+        ("-G 3 -I 1", &["-I", "-G 3"]),
+        ("-G 3 -z 3", &["-z", "-G 3"]),
+        ("-G 3 --memcpy_ratio 1", &["--memcpy_ratio", "-G 3"]),
+        (
+            "--algo fastest",
+            &["--algo", "fastest", "auto, native, grouped"],
+        ),
+        ("--algo native,native", &["--algo", "native", "twice"]),
+        ("--algo native,", &["--algo"]),
+        ("--plot out.png", &["--plot", ".svg"]),
         ("-D 1", &["-D", "not available"]),
         ("-V 200", &["-V"]),
         ("-Q", &["-Q", "--help"]),
@@ -158,4 +170,71 @@ fn what_cannot_be_obeyed_is_refused_in_one_sentence_that_names_the_option() {
             );
         }
     }
+}
+
+#[test]
+fn algorithms_are_named_in_the_order_in_which_they_are_measured() {
+    let names = |line: &str| match options(line).algorithms {
+        Algorithms::Named(algorithms) => algorithms.iter().map(|one| one.name).collect(),
+        other => vec![match other {
+            Algorithms::All => "all",
+            _ => "default",
+        }],
+    };
+    assert_eq!(names(""), ["default"]);
+    assert_eq!(names("--algo grouped"), ["grouped"]);
+    assert_eq!(names("--algo native,auto"), ["native", "auto"]);
+    assert_eq!(names("--algo all"), ["all"]);
+    let failure = parse(&program::ALL_REDUCE, ["--algo", "native"]).unwrap_err();
+    assert!(failure.to_string().contains("only one way"), "{failure}");
+}
+
+#[test]
+fn what_cannot_be_grouped_is_refused_with_groups() {
+    let alone: &'static Algorithm = Box::leak(Box::new(Algorithm {
+        name: "alone",
+        in_groups: false,
+        ..program::ALL_TO_ALL.algorithms[0]
+    }));
+    let own = Program {
+        algorithms: std::slice::from_ref(alone),
+        ..program::ALL_TO_ALL
+    };
+    let parse = |line: &str| parse(&own, line.split_whitespace());
+    assert!(parse("--algo alone").is_ok());
+    for line in ["--algo alone -m 2", "--algo alone -G 2"] {
+        let failure = parse(line).unwrap_err().to_string();
+        assert!(
+            failure.contains("alone") && failure.contains("-m and -G"),
+            "{failure}"
+        );
+    }
+    // All means all that can be had.
+    assert!(parse("--algo all -G 2").is_ok());
+}
+
+#[test]
+fn operators_are_for_programs_whose_rows_have_one() {
+    let operators = |program, line: &str| match parse(program, line.split_whitespace()) {
+        Ok(Command::Run(options)) => options.operators,
+        other => panic!("{line}: {other:?}"),
+    };
+    assert_eq!(operators(&program::ALL_REDUCE, ""), [ReduceOp::Sum]);
+    assert_eq!(operators(&program::ALL_REDUCE, "-o avg"), [ReduceOp::Avg]);
+    assert_eq!(operators(&program::SEND_RECV, "-o all").len(), 5);
+    assert_eq!(operators(&program::ALL_TO_ALL, "-o mulsum"), []);
+    assert_eq!(operators(&program::ALL_TO_ALL, "-o all"), []);
+    let failure = parse(&program::ALL_REDUCE, ["-o", "mulsum"]).unwrap_err();
+    assert!(failure.to_string().contains("mulsum"), "{failure}");
+}
+
+#[test]
+fn graphs_and_registered_buffers_are_asked_for_as_in_nccl_tests() {
+    let options = options("-G 3 -R 1 --plot out.svg");
+    assert_eq!((options.graph, options.register), (3, true));
+    assert!(
+        !options.memcpy_ratio,
+        "which compares operations outside of graphs"
+    );
+    assert_eq!(options.plot, Some(PathBuf::from("out.svg")));
 }

@@ -2,16 +2,18 @@
 
 use std::io::{self, Write};
 
-use crate::bandwidth;
+use crate::algorithm::Algorithm;
 use crate::bench::{HostCopy, Measurement, Reporter, Row, Totals};
 use crate::build_info::BUILD;
 use crate::clock;
 use crate::failure::{Exit, Failure};
 use crate::format::{self, Cells, Columns, DeviceLine, Footer};
 use crate::json::Report;
-use crate::options::Options;
+use crate::options::{Algorithms, Options};
+use crate::plot::{Heading, Plot};
+use crate::program::Program;
 use crate::progress::Progress;
-use crate::sizes::Shape;
+use crate::shape::Shape;
 
 /// What the header has to say beyond nccl-tests'.
 #[derive(Clone, Debug)]
@@ -32,6 +34,7 @@ pub(super) struct Facts {
 
 /// Prints on rank 0, and keeps quiet on the others.
 pub(super) struct Printer {
+    program: &'static Program,
     options: Options,
     facts: Facts,
     columns: Columns,
@@ -40,13 +43,23 @@ pub(super) struct Printer {
     progress: Progress,
     report: Option<Report>,
     ratios: Vec<String>,
+    buffers: &'static str,
+    plot: Plot,
+    /// Ranks, and the devices' name.
+    devices: (usize, String),
 }
 
 impl Printer {
     /// Rank 0's printer to standard output.
-    pub(super) fn speaking(options: &Options, facts: Facts, report: Option<Report>) -> Self {
+    pub(super) fn speaking(
+        program: &'static Program,
+        options: &Options,
+        facts: Facts,
+        report: Option<Report>,
+    ) -> Self {
         let progress = Progress::on_a_terminal();
         Self::new(
+            program,
             options,
             facts,
             Some(Box::new(io::stdout())),
@@ -56,11 +69,12 @@ impl Printer {
     }
 
     /// The other ranks'.
-    pub(super) fn silent(options: &Options, facts: Facts) -> Self {
-        Self::new(options, facts, None, Progress::silent(), None)
+    pub(super) fn silent(program: &'static Program, options: &Options, facts: Facts) -> Self {
+        Self::new(program, options, facts, None, Progress::silent(), None)
     }
 
     fn new(
+        program: &'static Program,
         options: &Options,
         facts: Facts,
         out: Option<Box<dyn Write>>,
@@ -74,6 +88,7 @@ impl Printer {
         };
         let options = options.clone();
         Self {
+            program,
             options,
             facts,
             columns,
@@ -81,6 +96,9 @@ impl Printer {
             progress,
             report,
             ratios: Vec::new(),
+            buffers: "",
+            plot: Plot::default(),
+            devices: (0, String::new()),
         }
     }
 
@@ -108,6 +126,8 @@ impl Printer {
             library,
             ..
         } = &self.facts;
+        let name = devices.first().map_or("", |line| line.name.as_str());
+        self.devices = (devices.len(), name.to_owned());
         let mut text = String::new();
         if let Some(report) = &mut self.report {
             report.config(&self.options, devices);
@@ -148,10 +168,13 @@ impl Printer {
                 "# Emulated             : {emulator}, no GPU: times are those of this machine's CPUs\n"
             ));
         }
-        text.push_str(
-            "# In-place columns     : NCCL has no all-to-all in place; measured is one into the \
-             other buffer, and a copy back\n",
-        );
+        if !self.program.in_place {
+            text.push_str(&format!(
+                "# In-place columns     : NCCL has no {} in place; measured is one into the other buffer, and a \
+                 copy back\n",
+                self.program.what
+            ));
+        }
         text
     }
 
@@ -163,10 +186,18 @@ impl Printer {
         ))
     }
 
-    /// The head of the table.
-    pub(super) fn header(&mut self) -> Result<(), Failure> {
-        let header = self.columns.header();
-        self.print(&header)
+    /// What is known when there are buffers.
+    pub(super) fn before_tables(
+        &mut self,
+        buffers: &'static str,
+        left_out: &[String],
+    ) -> Result<(), Failure> {
+        self.buffers = buffers;
+        let mut text = format!("# Buffers              : {buffers}\n");
+        for line in left_out {
+            text.push_str(&format!("# algorithm            : {line}\n"));
+        }
+        self.print(&text)
     }
 
     /// The end of the table and everything below it.
@@ -191,11 +222,16 @@ impl Printer {
                 None => "on the device".to_owned(),
             };
             text.push_str(&format!(
-                "# memcpy ratio         : time of the all-to-all / time of a copy of as many bytes by \
+                "# memcpy ratio         : time of the {} / time of a copy of as many bytes by \
                  every rank at once, {what};\n\
-                 #                        medians of 7 turns each, taken alternately\n"
+                 #                        medians of 7 turns each, taken alternately\n",
+                self.program.what
             ));
             text.push_str(&self.ratios.concat());
+        }
+        if let (Some(path), true) = (&self.options.plot, self.out.is_some()) {
+            self.plot.write(path, &self.heading())?;
+            text.push_str(&format!("# Plot                 : {}\n", path.display()));
         }
         text.push_str(&footer.text(&self.facts.program, memory));
         text.push_str(&format::last_error(None));
@@ -204,6 +240,50 @@ impl Printer {
             report.totals(totals, &footer);
         }
         Ok(footer)
+    }
+
+    /// What the picture says of itself.
+    fn heading(&self) -> Heading {
+        let (facts, options) = (&self.facts, &self.options);
+        let (ranks, device) = &self.devices;
+        let s = if *ranks == 1 { "" } else { "s" };
+        let graph = match options.graph {
+            0 => String::new(),
+            launches => format!(", {launches} launches of a graph"),
+        };
+        Heading {
+            title: format!("{}: {ranks} rank{s} on {device}", facts.program),
+            details: format!(
+                "{}; {}; out of place, {} iterations{graph}; nccl-tools {}",
+                clock::now(),
+                facts.library_text.split(" at ").next().unwrap_or_default(),
+                options.iterations,
+                BUILD.version,
+            ),
+            warning: facts.emulator.as_ref().map(|_| {
+                "Emulated: these are times of this machine's CPUs, and say nothing about a GPU."
+                    .to_owned()
+            }),
+            time: match options.cpu_time {
+                true => "time of the host to enqueue one operation",
+                false => "time of one operation",
+            },
+        }
+    }
+
+    /// How a curve, or the line of a ratio, is told from the others: by what differs between them.
+    fn label(&self, shape: Shape) -> Vec<String> {
+        let options = &self.options;
+        let algorithm = shape.case.algorithm;
+        let algorithm = algorithm.filter(|_| options.algorithms != Algorithms::Default);
+        let element = options.element.is_none().then_some(shape.element().name);
+        let op = shape.case.op.filter(|_| options.operators.len() > 1);
+        let parts = [
+            algorithm.map(|algorithm| algorithm.name.to_owned()),
+            element.map(str::to_owned),
+            op.map(|op| op.to_string()),
+        ];
+        parts.into_iter().flatten().collect()
     }
 
     /// Writes the JSON file, if there is one, with the reason of a bad end.
@@ -215,6 +295,7 @@ impl Printer {
                 &errors,
                 self.facts.emulator.as_deref(),
                 &self.facts.ranks_text,
+                self.buffers,
             ),
             None => Ok(()),
         }
@@ -223,15 +304,26 @@ impl Printer {
 
 impl Reporter for Printer {
     fn progress(&mut self, row: usize, rows: usize, shape: Shape, doing: &str) {
-        let (bytes, element) = (shape.total_bytes(), shape.element.name);
+        let (bytes, element) = (shape.bytes, shape.element().name);
         self.progress
             .show(|| format!("{row}/{rows}: {bytes} B of {element}, {doing}"));
+    }
+
+    fn table(&mut self, algorithm: Option<&'static Algorithm>) -> Result<(), Failure> {
+        let mut text = String::new();
+        if let (Some(algorithm), false) =
+            (algorithm, self.options.algorithms == Algorithms::Default)
+        {
+            text.push_str(&format!("#\n# algorithm: {}\n", algorithm.name));
+        }
+        text.push_str(&self.columns.header());
+        self.print(&text)
     }
 
     fn row(&mut self, row: &Row) -> Result<(), Failure> {
         let shape = row.shape;
         let cells = |measured: &Measurement| {
-            let speed = bandwidth::all_to_all(shape.total_bytes(), shape.ranks, measured.seconds);
+            let speed = shape.speed(measured.seconds);
             let seconds = if self.columns.cpu_time {
                 measured.host_seconds
             } else {
@@ -249,18 +341,24 @@ impl Reporter for Printer {
             }
         };
         let text = self.columns.row(&format::Row {
-            bytes: shape.total_bytes(),
+            bytes: shape.bytes,
             count: shape.count,
-            element: shape.element.name,
+            element: shape.element().name,
+            redop: shape.case.redop(),
             out_of_place: cells(&row.out_of_place),
             in_place: cells(&row.in_place),
             timestamp: self.columns.timestamps.then(clock::now),
         });
         if let Some(ratio) = row.ratio {
+            let element = shape.element().name.to_owned();
+            let label = self
+                .label(shape)
+                .into_iter()
+                .filter(|word| *word != element);
+            let label: String = label.map(|word| format!(" {word}")).collect();
             self.ratios.push(format!(
-                "# memcpy ratio {:>12} B {:>8} : {:6.2} ({:.2} .. {:.2}), {:.2} us / {:.2} us\n",
-                shape.total_bytes(),
-                shape.element.name,
+                "# memcpy ratio {:>12} B {element:>8}{label} : {:6.2} ({:.2} .. {:.2}), {:.2} us / {:.2} us\n",
+                shape.bytes,
                 ratio.ratio,
                 ratio.lowest,
                 ratio.highest,
@@ -271,132 +369,16 @@ impl Reporter for Printer {
         if let Some(report) = &mut self.report {
             report.row(&self.options, row);
         }
+        let name = match &self.label(shape)[..] {
+            [] => shape.element().name.to_owned(),
+            words => words.join(", "),
+        };
+        self.plot.add(&name, row, self.columns.cpu_time);
+        let notes = row.notes.iter().map(|note| format!("# {note}\n"));
+        let text = notes.collect::<String>() + &text;
         self.print(&text)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-    use crate::bench::Ratio;
-    use crate::element;
-
-    #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Page {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn facts(emulator: Option<&str>) -> Facts {
-        Facts {
-            program: "all_to_all_perf".into(),
-            headers: 23203,
-            library: 23203,
-            library_text: "NCCL 2.32.3 at /lib".into(),
-            ranks_text: "2 threads".into(),
-            emulator: emulator.map(str::to_owned),
-        }
-    }
-
-    fn printed(emulator: Option<&str>) -> String {
-        let page = Page::default();
-        let out = Box::new(page.clone());
-        let options = Options::default();
-        let mut printer = Printer::new(
-            &options,
-            facts(emulator),
-            Some(out),
-            Progress::silent(),
-            None,
-        );
-        let device = DeviceLine {
-            rank: 0,
-            pid: 1,
-            host: "h".into(),
-            device: 0,
-            pci: [0; 3],
-            name: "d".into(),
-        };
-        printer.begin(&[device]).unwrap();
-        printer.header().unwrap();
-        let measured = Measurement {
-            seconds: 1e-5,
-            host_seconds: 1e-6,
-            wrong: Some(0),
-            wrong_here: false,
-            per_iteration: None,
-        };
-        let row = Row {
-            shape: Shape::new(1024, element::FLOAT, 2),
-            out_of_place: measured.clone(),
-            in_place: measured,
-            ratio: Some(Ratio {
-                copy_seconds: 1e-6,
-                operation_seconds: 2e-6,
-                ratio: 2.0,
-                lowest: 1.9,
-                highest: 2.1,
-            }),
-        };
-        printer.row(&row).unwrap();
-        printer
-            .end(
-                &Totals {
-                    out_of_bounds: 0,
-                    average_bus: 0.25,
-                },
-                None,
-                None,
-            )
-            .unwrap();
-        printer.finish(None).unwrap();
-        let bytes = page.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
-    }
-
-    #[test]
-    fn rows_are_the_only_lines_that_are_no_comments() {
-        let text = printed(Some("an emulator"));
-        let rows: Vec<_> = text
-            .lines()
-            .filter(|line| !line.starts_with('#') && !line.is_empty())
-            .collect();
-        let [row] = rows[..] else { panic!("{text}") };
-        assert!(row.starts_with("        1024           128     float    none      -1    10.00"));
-        assert!(
-            text.ends_with("# Collective test concluded: all_to_all_perf\n#\n\n"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn an_emulator_is_named_and_a_gpu_is_not_called_one() {
-        let emulated = printed(Some("the emulator"));
-        assert!(
-            emulated.contains("# Emulated             : the emulator"),
-            "{emulated}"
-        );
-        assert!(emulated.contains("by the CPU"), "{emulated}");
-        let real = printed(None);
-        assert!(!real.contains("mulat"), "{real}");
-        assert!(real.contains("on the device"), "{real}");
-    }
-
-    #[test]
-    fn the_ratio_stands_in_comments_below_the_rows() {
-        let text = printed(None);
-        let line =
-            "# memcpy ratio         1024 B    float :   2.00 (1.90 .. 2.10), 2.00 us / 1.00 us";
-        assert!(text.contains(line), "{text}");
-    }
-}
+mod tests;

@@ -4,33 +4,37 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use nccl::{Communicator, Config, CtaPolicy, Library, World};
+use nccl::{Communicator, Config, CtaPolicy, Library, OwnedBuffer, World};
 
+use super::choice::choose;
 use super::devices::{self, Device, Emulation};
 use super::failure::cuda;
+use super::operation::Operation;
 use super::printer::{Facts, Printer};
 use super::ranks::WorldRanks;
-use crate::bench::{Collective, Ranks, Setting, sweep};
+use super::runner::Runner;
+use crate::bench::{Ranks, Setting, Totals, sweep};
 use crate::failure::{Exit, Failure};
 use crate::json::Report;
 use crate::options::Options;
+use crate::shape::Case;
 
-/// What a rank has when its measurements begin; a collective is made from it.
-pub struct Rank {
+/// What a rank has when its measurements begin.
+pub(super) struct Rank {
     /// Who the others are.
-    pub world: Arc<World>,
+    pub(super) world: Arc<World>,
     /// The device.
-    pub context: Arc<CudaContext>,
+    pub(super) context: Arc<CudaContext>,
     /// The stream of all operations.
-    pub stream: Arc<CudaStream>,
+    pub(super) stream: Arc<CudaStream>,
     /// All ranks.
-    pub communicator: Communicator,
+    pub(super) communicator: Communicator,
     /// The options, with sizes that fit.
-    pub options: Options,
+    pub(super) options: Options,
     /// The bytes that each buffer needs.
-    pub buffer_bytes: usize,
+    pub(super) buffer_bytes: usize,
     /// Whether there is a GPU.
-    pub emulation: Emulation,
+    pub(super) emulation: Emulation,
 }
 
 /// What all ranks of this process have in common.
@@ -50,11 +54,7 @@ pub(super) struct Common {
 }
 
 /// Runs one rank to its end.
-pub(super) fn run<C: Collective>(
-    common: &Common,
-    world: World,
-    make: impl Fn(Rank) -> Result<C, Failure>,
-) -> Result<(), Failure> {
+pub(super) fn run<O: Operation>(common: &Common, world: World) -> Result<(), Failure> {
     let library = Library::load()?;
     let world = world.with_timeout(common.options.timeout);
     let facts = facts(common, &library)?;
@@ -63,11 +63,11 @@ pub(super) fn run<C: Collective>(
             .json
             .clone()
             .map(|path| Report::new(path, facts.library));
-        Printer::speaking(&common.options, facts, report)
+        Printer::speaking(O::PROGRAM, &common.options, facts, report)
     } else {
-        Printer::silent(&common.options, facts)
+        Printer::silent(O::PROGRAM, &common.options, facts)
     };
-    let result = measure(common, &library, Arc::new(world), make, &mut printer);
+    let result = measure::<O>(common, &library, Arc::new(world), &mut printer);
     // The reason that counts is the first one.
     let written = printer.finish(result.as_ref().err());
     result.and(written)
@@ -88,15 +88,16 @@ fn facts(common: &Common, library: &Library) -> Result<Facts, Failure> {
     })
 }
 
-fn measure<C: Collective>(
+fn measure<O: Operation>(
     common: &Common,
     library: &Library,
     world: Arc<World>,
-    make: impl Fn(Rank) -> Result<C, Failure>,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
     let ranks = WorldRanks(&world);
     let mut options = common.options.clone();
+    let operation = O::new(&options)?;
+    operation.check(&options, world.size())?;
     let ordinal = devices::of_rank(
         world.local_rank(),
         devices::first_device()?,
@@ -136,6 +137,7 @@ fn measure<C: Collective>(
         options.sweep.max = fitting;
         options.sweep.min = options.sweep.min.min(fitting);
         printer.reduced(fitting)?;
+        operation.check(&options, world.size())?;
     }
     let capability = devices
         .iter()
@@ -143,47 +145,64 @@ fn measure<C: Collective>(
         .min()
         .unwrap_or(0);
     let elements = devices::elements(&options, library, capability)?;
+    let choice = choose(O::PROGRAM, &options, library)?;
+    let operators: Vec<_> = match &options.operators[..] {
+        [] => vec![None],
+        operators => operators.iter().copied().map(Some).collect(),
+    };
+    let cases = Case::all(&choice.algorithms, &elements, &operators);
 
     let stream = match options.null_stream {
         true => context.default_stream(),
         false => context.new_stream().map_err(cuda("making a stream"))?,
     };
-    let free = || match context.mem_get_info() {
-        Ok((free, _)) => Ok(free as i64),
-        Err(error) => Err(cuda("asking for the free memory")(error)),
-    };
-    let before = free()?;
+    let before = free_memory(&context)?;
     let communicator = world
         .communicator("perf")
         .stream(&stream)
-        .config(config(&options, library)?)
+        .config(operation.configure(config(&options, library)?, library))
         .timeout(options.timeout)
         .build()?;
-    let with_communicator = free()?;
-    let buffer_bytes = Setting {
-        options: &options,
-        elements: &elements,
-    }
-    .buffer_bytes();
-    let mut collective = make(Rank {
-        world: Arc::clone(&world),
-        context: Arc::clone(&context),
-        stream,
-        communicator,
-        options: options.clone(),
-        buffer_bytes: usize::try_from(buffer_bytes)
-            .map_err(|_| Failure::usage("the buffers are larger than memory can be"))?,
-        emulation: common.emulation,
-    })?;
-    let with_buffers = free()?;
-
-    printer.header()?;
+    let with_communicator = free_memory(&context)?;
     let setting = Setting {
         options: &options,
-        elements: &elements,
+        cases: &cases,
     };
-    let totals = sweep(setting, &ranks, &mut collective, printer)?;
-    let after = free()?;
+    let bytes = usize::try_from(setting.buffer_bytes())
+        .map_err(|_| Failure::usage("the buffers are larger than memory can be"))?;
+    let rank = Rank {
+        world: Arc::clone(&world),
+        context: Arc::clone(&context),
+        stream: Arc::clone(&stream),
+        communicator: communicator.clone(),
+        options: options.clone(),
+        buffer_bytes: bytes,
+        emulation: common.emulation,
+    };
+    let run = Run {
+        setting,
+        left_out: &choice.left_out,
+        printer,
+    };
+    // As nccl-tests allocates.
+    let (with_buffers, after, totals) = if options.register {
+        let registered = || communicator.register(communicator.buffer::<u8>(bytes)?);
+        let buffers = [registered()?, registered()?];
+        let text = match buffers.iter().all(|buffer| buffer.is_effective()) {
+            true => "ncclMemAlloc, registered",
+            false => "ncclMemAlloc, registered, of which NCCL makes no use",
+        };
+        run.with(operation, rank, buffers, text)?
+    } else if library.version() >= nccl::Version::new(2, 19, 1) {
+        let buffers = [communicator.buffer(bytes)?, communicator.buffer(bytes)?];
+        run.with(operation, rank, buffers, "ncclMemAlloc")?
+    } else {
+        let plain = || {
+            let bytes = stream.alloc_zeros::<u8>(bytes);
+            bytes.map_err(cuda("allocating a buffer"))
+        };
+        run.with(operation, rank, [plain()?, plain()?], "cuMemAlloc")?
+    };
     let memory = [
         before - with_communicator,
         with_communicator - with_buffers,
@@ -192,7 +211,6 @@ fn measure<C: Collective>(
     let memory = largest(&ranks, memory)?;
     let footer = printer.end(&totals, needed_bus()?, options.memory.then_some(memory))?;
     // All ranks end alike, whoever received the wrong element.
-    drop(collective);
     ranks.barrier()?;
     if totals.out_of_bounds > 0 {
         let (n, s) = (
@@ -214,6 +232,41 @@ fn measure<C: Collective>(
         ));
     }
     Ok(())
+}
+
+/// What is left to do when there are buffers, of whatever kind.
+struct Run<'a> {
+    setting: Setting<'a>,
+    left_out: &'a [String],
+    printer: &'a mut Printer,
+}
+
+impl Run<'_> {
+    /// Measures everything, and says how much memory there was before and after.
+    fn with<O: Operation, B: OwnedBuffer<Element = u8>>(
+        self,
+        operation: O,
+        rank: Rank,
+        buffers: [B; 2],
+        text: &'static str,
+    ) -> Result<(i64, i64, Totals), Failure> {
+        let world = Arc::clone(&rank.world);
+        let context = Arc::clone(&rank.context);
+        let before = free_memory(&context)?;
+        let mut runner = Runner::new(operation, rank, buffers)?;
+        self.printer.before_tables(text, self.left_out)?;
+        let ranks = WorldRanks(&world);
+        let totals = sweep(self.setting, &ranks, &mut runner, self.printer)?;
+        Ok((before, free_memory(&context)?, totals))
+    }
+}
+
+/// The free memory of the device in bytes.
+fn free_memory(context: &CudaContext) -> Result<i64, Failure> {
+    match context.mem_get_info() {
+        Ok((free, _)) => Ok(free as i64),
+        Err(error) => Err(cuda("asking for the free memory")(error)),
+    }
 }
 
 /// What nccl-tests sets, and what `-x` asks for.

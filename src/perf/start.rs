@@ -7,37 +7,35 @@ use std::process::{Command, ExitCode};
 
 use nccl::{Library, Rendezvous, World};
 
+use super::choice::choose;
 use super::devices::{self, Emulation};
-use super::rank::{self, Common, Rank};
-use crate::bench::Collective;
+use super::operation::Operation;
+use super::rank::{self, Common};
 use crate::failure::{Exit, Failure};
 use crate::json;
 use crate::options::{self, Options, Spawn};
+use crate::plot;
 use crate::progress;
 use crate::spawn::{Job, Launcher, Outcome, lifeline, threads};
 
 /// Tells a rank which file was reserved for the JSON output.
 const JSON_VARIABLE: &str = "NCCL_TOOLS_JSON";
 
-/// A benchmark program: reads the arguments, starts ranks or is one, measures what `make` makes, and
-/// says how it went.
-pub fn main<C, F>(make: F) -> ExitCode
-where
-    C: Collective + 'static,
-    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
-{
+/// A benchmark program: reads the arguments, starts ranks or is one, measures the operation, and says
+/// how it went.
+pub fn main<O: Operation + 'static>() -> ExitCode {
     lifeline::watch();
     let mut arguments = std::env::args_os();
     let program = program_name(arguments.next());
-    let options = match options::parse(arguments) {
+    let options = match options::parse(O::PROGRAM, arguments) {
         Ok(options::Command::Help) => {
-            print!("{}", options::usage(&program));
+            print!("{}", options::usage(&program, O::PROGRAM));
             return ExitCode::SUCCESS;
         }
         Ok(options::Command::Run(options)) => *options,
         Err(failure) => return end(&program, &failure),
     };
-    match run(&program, options, make) {
+    match run::<O>(&program, options) {
         Ok(code) => code,
         Err(failure) => end(&program, &failure),
     }
@@ -73,11 +71,7 @@ fn lookup(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn run<C, F>(program: &str, options: Options, make: F) -> Result<ExitCode, Failure>
-where
-    C: Collective + 'static,
-    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
-{
+fn run<O: Operation + 'static>(program: &str, options: Options) -> Result<ExitCode, Failure> {
     for name in ["NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"] {
         if lookup(name).is_some() {
             return Err(Failure::usage(format!(
@@ -87,17 +81,16 @@ where
     }
     rank::needed_bus()?;
     match Launcher::detect(lookup) {
-        Some(launcher) => one_rank(program, options, launcher, make),
-        None => start(program, options, make),
+        Some(launcher) => one_rank::<O>(program, options, launcher),
+        None => start::<O>(program, options),
     }
 }
 
 /// This process is a rank.
-fn one_rank<C: Collective>(
+fn one_rank<O: Operation>(
     program: &str,
     options: Options,
     launcher: Launcher,
-    make: impl Fn(Rank) -> Result<C, Failure>,
 ) -> Result<ExitCode, Failure> {
     let launched = launcher != Launcher::Itself;
     if launched && (options.ranks.is_some() || options.spawn.is_some()) {
@@ -118,6 +111,9 @@ fn one_rank<C: Collective>(
         (None, Some(path)) if world.rank() == 0 => Some(json::reserve(path)?),
         (None, _) => None,
     };
+    if let (Some(path), 0) = (&options.plot, world.rank()) {
+        plot::check(path)?;
+    }
     let ranks = world.size();
     let common = Common {
         program: program.to_owned(),
@@ -128,16 +124,12 @@ fn one_rank<C: Collective>(
         launched,
         json,
     };
-    rank::run(&common, world, make)?;
+    rank::run::<O>(&common, world)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// This process starts the ranks.
-fn start<C, F>(program: &str, options: Options, make: F) -> Result<ExitCode, Failure>
-where
-    C: Collective + 'static,
-    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
-{
+fn start<O: Operation + 'static>(program: &str, options: Options) -> Result<ExitCode, Failure> {
     let first = devices::first_device()?;
     let wanted = options.ranks.unwrap_or(devices::EMULATED_RANKS);
     let emulation = devices::install(first + wanted)?;
@@ -151,6 +143,9 @@ where
     devices::check_fit(ranks, first, devices)?;
     devices::check_sizes(&options, devices::total_memory(first)?)?;
     devices::elements(&options, &library, u32::MAX)?;
+    choose(O::PROGRAM, &options, &library)?;
+    O::new(&options)?.check(&options, ranks)?;
+    options.plot.as_deref().map(plot::check).transpose()?;
     let json = options
         .output_file
         .as_deref()
@@ -168,21 +163,18 @@ where
                 launched: false,
                 json,
             };
-            start_threads(common, ranks, make)
+            start_threads::<O>(common, ranks)
         }
     }
 }
 
-fn start_threads<C, F>(common: Common, ranks: usize, make: F) -> Result<ExitCode, Failure>
-where
-    C: Collective + 'static,
-    F: Fn(Rank) -> Result<C, Failure> + Clone + Send + Sync + 'static,
-{
+fn start_threads<O: Operation + 'static>(
+    common: Common,
+    ranks: usize,
+) -> Result<ExitCode, Failure> {
     let (program, json) = (common.program.clone(), common.json.clone());
     let worlds = World::threads(ranks);
-    let ended = threads::run(worlds, None, move |_, world| {
-        rank::run(&common, world, make.clone())
-    });
+    let ended = threads::run(worlds, None, move |_, world| rank::run::<O>(&common, world));
     let Err(failure) = ended else {
         return Ok(ExitCode::SUCCESS);
     };

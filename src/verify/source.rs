@@ -1,10 +1,4 @@
-//! Data that can be recognised anywhere, and counting what is not as it should be.
-//!
-//! There are no kernels here, so data is made and checked on the host. What a rank sends is a stream
-//! of pseudo-random 8-byte words, a function of (repetition, rank, position) alone, cut into elements
-//! of whatever type: an all-to-all only moves bytes, so that every bit pattern is fair, NaNs included.
-//! Neither side has to keep or exchange anything to know what should arrive, and a block that comes
-//! from the wrong rank, the wrong place or the previous repetition does not match.
+//! What a rank sends where bytes are only moved.
 
 /// Identifies the data of one rank in one repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +72,7 @@ impl Source {
 }
 
 /// A bijection of 64 bits whose every output bit depends on every input bit.
-fn mix(mut x: u64) -> u64 {
+pub(super) fn mix(mut x: u64) -> u64 {
     x ^= x >> 32;
     x = x.wrapping_mul(0xD6E8_FEB8_6659_FD93);
     x ^= x >> 32;
