@@ -49,6 +49,7 @@ pub mod sizes;
 pub mod spawn;
 pub mod statistics;
 pub mod testing;
+pub mod traffic;
 pub mod verify;
 
 /// The example in the README is compiled and run with the tests.

@@ -29,6 +29,11 @@ pub trait Operation: Sized {
         Ok(())
     }
 
+    /// What all ranks have to have alike, as bytes that differ where it does.
+    fn agreement(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
     /// Changes what the communicator is created with.
     fn configure(&self, config: Config, _library: &Library) -> Config {
         config

@@ -125,6 +125,13 @@ fn measure<O: Operation>(
             )
         })?;
     devices::check_distinct(&devices)?;
+    let agreements = ranks.all_gather(&operation.agreement())?;
+    if let Some(rank) = agreements.iter().position(|other| *other != agreements[0]) {
+        return Err(Failure::usage(format!(
+            "rank {rank} has other data than rank 0 for the {}: give all ranks the same files and variables",
+            O::PROGRAM.what
+        )));
+    }
     let lines: Vec<_> = devices.iter().map(|device| device.line.clone()).collect();
     printer.begin(&lines)?;
 
