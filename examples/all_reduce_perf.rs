@@ -40,6 +40,11 @@ impl Operation for AllReduce {
         Shape::whole(bytes, case, ranks, 2.0 * (n - 1.0) / n)
     }
 
+    fn lacks(&self, case: Case, ranks: usize) -> Option<&'static str> {
+        let lacks = ranks == 1 && case.element.is_float8() && case.op == Some(ReduceOp::Avg);
+        lacks.then_some("NCCL has no mean of 8-bit floats of one rank")
+    }
+
     fn contents(&self, shape: Shape, _: usize) -> Contents {
         Contents::Reduced(op(shape))
     }

@@ -12,7 +12,7 @@ use crate::program::Program;
 pub(super) struct Choice {
     /// In order; one that has no name where there is only one way.
     pub(super) algorithms: Vec<Option<&'static Algorithm>>,
-    /// A line for each that was left out of `--algo all`.
+    /// A line for each that was left out.
     pub(super) left_out: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ fn among(
                     None => choice.algorithms.push(Some(algorithm)),
                     Some(why) => choice
                         .left_out
-                        .push(format!("{} is left out: {why}", algorithm.name)),
+                        .push(format!("algorithm {} is left out: {why}", algorithm.name)),
                 }
             }
         }
@@ -100,7 +100,10 @@ mod tests {
         let choice = among(TABLE, &options, old).unwrap();
         assert!(!names(&choice).contains(&"native"), "{choice:?}");
         assert!(names(&choice).contains(&"grouped"), "{choice:?}");
-        assert_eq!(choice.left_out, ["native is left out: it needs 2.28.3"]);
+        assert_eq!(
+            choice.left_out,
+            ["algorithm native is left out: it needs 2.28.3"]
+        );
         let choice = among(TABLE, &options, |_| None).unwrap();
         assert_eq!(
             (choice.algorithms.len(), choice.left_out.len()),

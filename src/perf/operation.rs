@@ -34,6 +34,11 @@ pub trait Operation: Sized {
         Vec::new()
     }
 
+    /// Why NCCL cannot do this case among as many ranks, if it cannot.
+    fn lacks(&self, _case: Case, _ranks: usize) -> Option<&'static str> {
+        None
+    }
+
     /// Changes what the communicator is created with.
     fn configure(&self, config: Config, _library: &Library) -> Config {
         config

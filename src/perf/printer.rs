@@ -195,7 +195,7 @@ impl Printer {
         self.buffers = buffers;
         let mut text = format!("# Buffers              : {buffers}\n");
         for line in left_out {
-            text.push_str(&format!("# algorithm            : {line}\n"));
+            text.push_str(&format!("# {line}\n"));
         }
         self.print(&text)
     }

@@ -152,12 +152,20 @@ fn measure<O: Operation>(
         .min()
         .unwrap_or(0);
     let elements = devices::elements(&options, library, capability)?;
-    let choice = choose(O::PROGRAM, &options, library)?;
+    let mut choice = choose(O::PROGRAM, &options, library)?;
     let operators: Vec<_> = match &options.operators[..] {
         [] => vec![None],
         operators => operators.iter().copied().map(Some).collect(),
     };
-    let cases = Case::all(&choice.algorithms, &elements, &operators);
+    let mut cases = Case::all(&choice.algorithms, &elements, &operators);
+    let lacking = |case: &Case| operation.lacks(*case, world.size());
+    if let Some(why) = cases.iter().find_map(lacking) {
+        cases.retain(|case| lacking(case).is_none());
+        if cases.is_empty() {
+            return Err(Failure::usage(why));
+        }
+        choice.left_out.push(format!("left out: {why}"));
+    }
 
     let stream = match options.null_stream {
         true => context.default_stream(),

@@ -1,9 +1,10 @@
 //! Running the example, as a person does, with a limit on how long that may take.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -11,14 +12,26 @@ use rustix::process::{Pid, Signal};
 /// How long one run may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The example that belongs to this test binary, built if it is not there or is old.
-pub(crate) fn example() -> &'static Path {
-    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLE.get_or_init(|| nccl_tools::testing::example("all_to_all_perf"))
+/// All programs.
+pub(crate) const PROGRAMS: [&str; 4] = [
+    "all_to_all_perf",
+    "all_to_all_v_perf",
+    "sendrecv_perf",
+    "all_reduce_perf",
+];
+
+/// The program that belongs to this test binary, built if it is not there or is old.
+fn example(program: &'static str) -> PathBuf {
+    static BUILT: Mutex<Option<HashMap<&str, PathBuf>>> = Mutex::new(None);
+    let mut built = BUILT.lock().unwrap();
+    let built = built.get_or_insert_default().entry(program);
+    built
+        .or_insert_with(|| nccl_tools::testing::example(program))
+        .clone()
 }
 
-/// Variables by which launchers tell a process that it is a rank.
-pub(crate) const LAUNCHERS: [&str; 11] = [
+/// Variables by which launchers tell a process that it is a rank, and others that change what is done.
+pub(crate) const LAUNCHERS: [&str; 15] = [
     "NCCL_RUN_RANK",
     "NCCL_RUN_WORLD_SIZE",
     "RANK",
@@ -30,11 +43,20 @@ pub(crate) const LAUNCHERS: [&str; 11] = [
     "SLURM_PROCID",
     "SLURM_STEP_ID",
     "NCCL_TOOLS_SELF_TEST",
+    "NCCL_TESTS_ALLTOALLV_SPREAD",
+    "NCCL_TESTS_ALLTOALLV_MATRIX_FILE",
+    "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
+    "NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY",
 ];
 
-/// The example on the emulator, wherever this runs: with GPUs the figures would be others.
+/// `all_to_all_perf` on the emulator.
 pub(crate) fn command(arguments: &str) -> Command {
-    let mut command = Command::new(example());
+    command_of("all_to_all_perf", arguments)
+}
+
+/// A program on the emulator, wherever this runs: with GPUs the figures would be others.
+pub(crate) fn command_of(program: &'static str, arguments: &str) -> Command {
+    let mut command = Command::new(example(program));
     command
         .args(arguments.split_whitespace())
         .env("NCCL_EMULATOR", "1");
@@ -61,8 +83,12 @@ pub(crate) fn run(arguments: &str) -> Run {
 }
 
 pub(crate) fn run_with(arguments: &str, variables: &[(&str, &str)]) -> Run {
+    run_of("all_to_all_perf", arguments, variables)
+}
+
+pub(crate) fn run_of(program: &'static str, arguments: &str, variables: &[(&str, &str)]) -> Run {
     finish(
-        command(arguments)
+        command_of(program, arguments)
             .envs(variables.iter().copied())
             .spawn()
             .unwrap(),
@@ -116,6 +142,14 @@ impl Run {
             .lines()
             .filter(|line| !line.starts_with('#') && !line.is_empty());
         rows.map(|row| row.split_whitespace().collect()).collect()
+    }
+
+    /// That all measurements were verified, and nothing was wrong.
+    pub(crate) fn expect_nothing_wrong(&self) {
+        assert!(!self.rows().is_empty(), "{self:#?}");
+        for row in self.rows() {
+            assert_eq!((row[8], row[12]), ("0", "0"), "{row:?}");
+        }
     }
 
     /// The lines about devices.

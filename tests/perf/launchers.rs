@@ -21,7 +21,7 @@ fn launched(variables: impl Fn(usize, usize) -> Vec<(&'static str, String)>) {
     }
 }
 
-fn free_port() -> String {
+pub(crate) fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
 }
@@ -51,19 +51,22 @@ fn under_nccl_run_it_is_one_rank() {
     );
 }
 
+/// What torchrun tells a rank.
+pub(crate) fn torchrun(rank: usize, size: usize, port: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", size.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("LOCAL_WORLD_SIZE", size.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_owned()),
+    ]
+}
+
 #[test]
 fn under_torchrun_it_is_one_rank() {
     let port = free_port();
-    launched(|rank, size| {
-        vec![
-            ("RANK", rank.to_string()),
-            ("WORLD_SIZE", size.to_string()),
-            ("LOCAL_RANK", rank.to_string()),
-            ("LOCAL_WORLD_SIZE", size.to_string()),
-            ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", port.clone()),
-        ]
-    });
+    launched(|rank, size| torchrun(rank, size, &port));
 }
 
 #[test]
