@@ -251,10 +251,12 @@ impl Printer {
             0 => String::new(),
             launches => format!(", {launches} launches of a graph"),
         };
+        let element = options.element.map(|element| format!("{}, ", element.name));
+        let element = element.unwrap_or_default();
         Heading {
             title: format!("{}: {ranks} rank{s} on {device}", facts.program),
             details: format!(
-                "{}; {}; out of place, {} iterations{graph}; nccl-tools {}",
+                "{}; {}; {element}out of place, {} iterations{graph}; nccl-tools {}",
                 clock::now(),
                 facts.library_text.split(" at ").next().unwrap_or_default(),
                 options.iterations,
@@ -265,8 +267,8 @@ impl Printer {
                     .to_owned()
             }),
             time: match options.cpu_time {
-                true => "time of the host to enqueue one operation",
-                false => "time of one operation",
+                true => "host time to enqueue one operation",
+                false => "latency: time of one operation",
             },
         }
     }

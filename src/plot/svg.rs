@@ -22,6 +22,9 @@ const COLOURS: [&str; 7] = [
 /// After all colours the same again, in pieces.
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
+/// Of more curves, spreads would only hide each other.
+const MOST_SPREADS: usize = 6;
+
 /// What one panel shows.
 struct Panel<'a> {
     title: String,
@@ -75,7 +78,7 @@ pub(super) fn draw(series: &[Series], heading: &Heading) -> String {
     y -= GAP - 42.0;
     let what = "size (bytes per rank; K, M and G are powers of 1024)";
     text(&mut body, (LEFT + RIGHT) / 2.0, y, "", what);
-    if points().any(|point| point.spread.is_some()) {
+    if series.len() <= MOST_SPREADS && points().any(|point| point.spread.is_some()) {
         y += 20.0;
         let what =
             "bars: from the fastest iteration to what 99 of 100 do not exceed, by CUDA events";
@@ -107,14 +110,13 @@ fn draw_panel(
     let (x, y) = (18.0, (top + bottom) / 2.0);
     let turned = format!("transform=\"rotate(-90 {x} {y})\"");
     text(body, x, y, &turned, &panel.title);
-    let values = series
-        .iter()
-        .flat_map(|series| &series.points)
-        .flat_map(|point| {
-            let spread = point.spread.filter(|_| panel.has_spread);
-            let ends = spread.map_or([f64::NAN; 2], |(low, high)| [low, high]);
-            [(panel.of)(point), ends[0], ends[1]]
-        });
+    let shows_spread = panel.has_spread && series.len() <= MOST_SPREADS;
+    let points = series.iter().flat_map(|series| &series.points);
+    let values = points.filter(|point| point.bytes > 0.0).flat_map(|point| {
+        let spread = point.spread.filter(|_| shows_spread);
+        let (low, high) = spread.unwrap_or((f64::NAN, f64::NAN));
+        [(panel.of)(point), low, high]
+    });
     let quantities = Axis::of_quantities(values, bottom, top);
     let (Some(sizes), Some(quantities)) = (sizes, quantities) else {
         text(
@@ -143,6 +145,7 @@ fn draw_panel(
             text(body, LEFT - 8.0, y + 4.5, "class=\"end\"", &name);
         }
     }
+    let all = series.len();
     for (index, series) in series.iter().enumerate() {
         let mut points: Vec<&Point> = series.points.iter().collect();
         points.sort_by(|a, b| a.bytes.total_cmp(&b.bytes));
@@ -156,15 +159,17 @@ fn draw_panel(
         for &(x, y) in &places {
             marker(body, index, x, y);
         }
-        for point in points
+        // Beside each other, or the last one would hide the others.
+        let beside = 5.0 * (index as f64 - (all - 1) as f64 / 2.0);
+        let spreads = points
             .iter()
-            .filter(|point| panel.has_spread && point.bytes > 0.0)
-        {
+            .filter(|point| shows_spread && point.bytes > 0.0);
+        for point in spreads {
             if let Some((low, high)) = point.spread.filter(|(low, _)| *low > 0.0) {
                 let _ = writeln!(
                     body,
-                    "<path d=\"M{:.1} {:.1}V{:.1}\" stroke=\"{}\" stroke-opacity=\"0.45\" stroke-width=\"4\"/>",
-                    sizes.at(point.bytes),
+                    "<path d=\"M{:.1} {:.1}V{:.1}\" stroke=\"{}\" stroke-opacity=\"0.4\" stroke-width=\"4\"/>",
+                    sizes.at(point.bytes) + beside,
                     quantities.at(low),
                     quantities.at(high),
                     colour(index)
@@ -174,32 +179,20 @@ fn draw_panel(
     }
 }
 
-/// Names with their lines and marks, in rows; returns where the last row stands.
+/// Names with their lines and marks, in rows and columns; returns where the last row stands.
 fn legend(body: &mut String, series: &[Series], top: f64) -> f64 {
-    let width = |series: &Series| 46.0 + LETTER * series.name.chars().count() as f64 + 24.0;
-    let mut rows: Vec<Vec<usize>> = vec![Vec::new()];
-    let mut used = 0.0;
-    for (index, one) in series.iter().enumerate() {
-        if used + width(one) > RIGHT - LEFT && used > 0.0 {
-            rows.push(Vec::new());
-            used = 0.0;
-        }
-        used += width(one);
-        rows.last_mut().expect("there is one").push(index);
+    let letters = series.iter().map(|series| series.name.chars().count());
+    let width = 46.0 + LETTER * letters.max().unwrap_or(0) as f64 + 20.0;
+    let columns = (((RIGHT - LEFT) / width) as usize).clamp(1, series.len().max(1));
+    let left = (WIDTH - width * columns as f64 + 20.0) / 2.0;
+    for (index, series) in series.iter().enumerate() {
+        let x = left + width * (index % columns) as f64;
+        let y = top + 20.0 * (index / columns) as f64;
+        line(body, index, &[(x, y - 4.5), (x + 36.0, y - 4.5)]);
+        marker(body, index, x + 18.0, y - 4.5);
+        text(body, x + 44.0, y, "class=\"start\"", &series.name);
     }
-    let mut y = top;
-    for (number, row) in rows.iter().enumerate() {
-        y = top + 20.0 * number as f64;
-        let whole: f64 = row.iter().map(|&index| width(&series[index])).sum();
-        let mut x = (WIDTH - whole) / 2.0;
-        for &index in row {
-            line(body, index, &[(x, y - 4.5), (x + 36.0, y - 4.5)]);
-            marker(body, index, x + 18.0, y - 4.5);
-            text(body, x + 44.0, y, "class=\"start\"", &series[index].name);
-            x += width(&series[index]);
-        }
-    }
-    y
+    top + 20.0 * (series.len().saturating_sub(1) / columns) as f64
 }
 
 fn colour(index: usize) -> &'static str {
