@@ -342,6 +342,21 @@ impl Check<'_> {
                 counts,
             )?;
         }
+        let others: [(&str, &[&str]); 4] = [
+            ("all_to_all_perf", &["--algo", "all", "-G", "2", "-R", "1"]),
+            ("all_to_all_v_perf", &[]),
+            ("sendrecv_perf", &[]),
+            ("all_reduce_perf", &["-d", "all", "-o", "all"]),
+        ];
+        for (program, more) in others {
+            let mut command = self.for_processes(&format!("examples/{program}"));
+            command
+                .args(["--ranks", "2", "--spawn", spawn, "-b", "1K", "-e", "1M"])
+                .args(["-f", "32", "-n", "5"])
+                .args(more);
+            let name = [&[program], more].concat().join(" ");
+            self.run(&name, command, MINUTE * 5, true)?;
+        }
         Ok(())
     }
 

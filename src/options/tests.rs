@@ -98,12 +98,24 @@ fn ranks_may_be_said_in_nccl_tests_way() {
 #[test]
 fn help_wins_over_what_follows_it() {
     assert_eq!(parse(&program::ALL_TO_ALL, ["-h", "-Q"]), Ok(Command::Help));
-    let text = usage("all_to_all_perf", &program::ALL_TO_ALL);
-    for entry in table::TABLE {
-        assert!(text.contains(entry.long), "{}", entry.long);
-    }
-    for line in text.lines() {
-        assert!(line.chars().count() <= 120, "{line}");
+    use program::{ALL_REDUCE, ALL_TO_ALL, ALL_TO_ALL_V, SEND_RECV};
+    for program in [&ALL_TO_ALL, &ALL_TO_ALL_V, &SEND_RECV, &ALL_REDUCE] {
+        let text = usage("some_perf", program);
+        for entry in table::TABLE {
+            let missing = entry.name == Name::Algorithm && program.algorithms.is_empty();
+            assert_eq!(
+                text.contains(&format!("--{}", entry.long)),
+                !missing,
+                "{}",
+                entry.long
+            );
+        }
+        for line in text.lines() {
+            assert!(line.chars().count() <= 120, "{line}");
+        }
+        for algorithm in program.algorithms {
+            assert!(text.contains(algorithm.about), "{text}");
+        }
     }
 }
 

@@ -339,7 +339,8 @@ mod tests {
     fn integers_wrap_and_means_are_rounded_towards_zero() {
         let ranks = 3;
         let of = |op| Numbers::new(Element::named("int8").unwrap(), op, ranks, 4);
-        let cases: [(ReduceOp, fn(i8, i8) -> i8); 4] = [
+        type Two = fn(i8, i8) -> i8;
+        let cases: [(ReduceOp, Two); 4] = [
             (ReduceOp::Sum, i8::wrapping_add),
             (ReduceOp::Prod, i8::wrapping_mul),
             (ReduceOp::Max, i8::max),

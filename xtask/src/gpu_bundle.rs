@@ -55,11 +55,6 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "it counts what the emulator makes of it",
     ),
     ("example", "root_cause", "it needs no GPU"),
-    (
-        "test",
-        "all_to_all_perf",
-        "it runs on the emulator wherever it is",
-    ),
     ("test", "before_nccl", "it fails before NCCL is asked"),
     ("test", "events", "it needs no GPU"),
     ("test", "compile_fail", "it runs the compiler"),
@@ -81,6 +76,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "nccl_run", "it needs no GPU"),
     ("test", "observability", "it reads the sources"),
     ("test", "observer", "it needs no GPU"),
+    ("test", "perf", "it runs on the emulator wherever it is"),
     ("test", "preflight", "it needs no GPU"),
     ("test", "recordings", "it needs no GPU"),
     ("test", "rendezvous", "it needs no GPU"),
@@ -463,15 +459,11 @@ mod tests {
         let own = |(kind, name): &(&str, &str)| ((*kind).to_owned(), (*name).to_owned());
         let mut all: Vec<_> = LEFT_OUT.iter().map(|left| own(&(left.0, left.1))).collect();
         assert!(chosen(&all).unwrap().is_empty());
-        all.extend(
-            [("lib", "all_to_all_perf"), ("example", "all_to_all_perf")]
-                .iter()
-                .map(own),
-        );
+        all.extend([("lib", "perf"), ("example", "perf")].iter().map(own));
         let [benchmark] = &chosen(&all).unwrap()[..] else {
             panic!("one program");
         };
-        assert_eq!(*benchmark, own(&("example", "all_to_all_perf")));
+        assert_eq!(*benchmark, own(&("example", "perf")));
         let error = chosen(&all[1..]).unwrap_err().to_string();
         assert!(error.contains("there is no bench channel"), "{error}");
     }
