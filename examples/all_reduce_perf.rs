@@ -50,7 +50,7 @@ impl Operation for AllReduce {
     }
 
     fn issue<'a>(
-        &self,
+        &mut self,
         communicator: &'a Communicator,
         call: Call,
         operands: Operands<'a>,

@@ -54,7 +54,7 @@ impl Operation for AllToAll {
     }
 
     fn issue<'a>(
-        &self,
+        &mut self,
         communicator: &'a Communicator,
         call: Call,
         operands: Operands<'a>,

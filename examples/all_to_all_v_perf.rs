@@ -25,51 +25,57 @@ fn main() -> ExitCode {
     perf::main::<AllToAllV>()
 }
 
-struct AllToAllV(Traffic);
-
-impl AllToAllV {
+struct AllToAllV {
+    traffic: Traffic,
     /// How many elements this rank sends to each, and receives from each.
-    fn counts(&self, call: Call) -> [Vec<usize>; 2] {
-        let (shape, own) = (call.shape, call.rank);
-        let elements = |bytes: u64| bytes as usize / shape.element().size;
-        let sent = (0..shape.ranks).map(|peer| elements(self.0.bytes(shape, own, peer)));
-        let received = (0..shape.ranks).map(|peer| elements(self.0.bytes(shape, peer, own)));
-        [sent.collect(), received.collect()]
-    }
+    counts: [Vec<usize>; 2],
 }
 
 impl Operation for AllToAllV {
     const PROGRAM: &'static Program = &program::ALL_TO_ALL_V;
 
     fn new(_: &Options) -> Result<Self, Failure> {
-        Traffic::from_environment().map(Self)
+        Ok(Self {
+            traffic: Traffic::from_environment()?,
+            counts: [Vec::new(), Vec::new()],
+        })
     }
 
     fn check(&self, options: &Options, ranks: usize) -> Result<(), Failure> {
-        self.0.check(options.sweep, ranks)
+        self.traffic.check(options.sweep, ranks)
     }
 
     fn agreement(&self) -> Vec<u8> {
-        self.0.fingerprint()
+        self.traffic.fingerprint()
     }
 
     fn shape(&self, bytes: u64, case: Case, ranks: usize) -> Shape {
-        self.0.shape(bytes, case, ranks)
+        self.traffic.shape(bytes, case, ranks)
     }
 
     fn contents(&self, shape: Shape, rank: usize) -> Contents {
-        Contents::Copied(self.0.blocks(shape, rank))
+        Contents::Copied(self.traffic.blocks(shape, rank))
+    }
+
+    fn prepare(&mut self, _: &Communicator, call: Call) -> Result<(), Failure> {
+        let (shape, own) = (call.shape, call.rank);
+        let bytes = |from, to| self.traffic.bytes(shape, from, to) as usize;
+        let size = shape.element().size;
+        let sent = (0..shape.ranks).map(|peer| bytes(own, peer) / size);
+        let received = (0..shape.ranks).map(|peer| bytes(peer, own) / size);
+        self.counts = [sent.collect(), received.collect()];
+        Ok(())
     }
 
     fn issue<'a>(
-        &self,
+        &mut self,
         communicator: &'a Communicator,
         call: Call,
         operands: Operands<'a>,
     ) -> nccl::Result<Request> {
         let (x, y) = operands.elements(call.data_type())?;
-        let [sent, received] = self.counts(call);
-        communicator.all_to_all_v(x, &sent, y, &received)
+        let [sent, received] = &self.counts;
+        communicator.all_to_all_v(x, sent, y, received)
     }
 
     fn record<'a>(
@@ -79,11 +85,11 @@ impl Operation for AllToAllV {
         operands: Operands<'a>,
     ) -> nccl::Result<()> {
         let (x, y) = operands.elements(call.data_type())?;
-        let [sent, received] = self.counts(call);
-        group.all_to_all_v(x, &sent, y, &received)
+        let [sent, received] = &self.counts;
+        group.all_to_all_v(x, sent, y, received)
     }
 
     fn notes(&self, shape: Shape, seconds: f64) -> Vec<String> {
-        self.0.summary(shape, seconds)
+        self.traffic.summary(shape, seconds)
     }
 }

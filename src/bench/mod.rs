@@ -65,6 +65,12 @@ pub trait Collective {
     /// What a size of `bytes` per rank stands for.
     fn shape(&self, bytes: u64, case: Case) -> Shape;
 
+    /// Makes what operations of `shape` need; called before the first of them, on all ranks at the same time.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    fn prepare(&mut self, shape: Shape) -> Result<(), Failure>;
+
     /// Writes what this rank sends in `repetition` to the beginning of the buffer that sends, and zeros
     /// to that of the one that receives.
     ///

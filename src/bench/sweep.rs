@@ -91,6 +91,7 @@ pub fn sweep(
         for bytes in options.sweep.warm_up_sizes() {
             let shape = collective.shape(bytes, case);
             reporter.progress(number, rows, shape, "warming up");
+            collective.prepare(shape)?;
             for iteration in 0..u64::from(options.warm_up) {
                 let shift = shape.shift(iteration, options.sweep.max);
                 collective.start(shape, Placement::OutOfPlace, &[shift])?;
@@ -105,6 +106,7 @@ pub fn sweep(
             for bytes in options.sweep.sizes() {
                 let shape = collective.shape(bytes, case);
                 number = (number % rows) + 1;
+                collective.prepare(shape)?;
                 let mut one = |placement, doing: &str| {
                     reporter.progress(number, rows, shape, doing);
                     repetition += 1;

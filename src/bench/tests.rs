@@ -53,6 +53,7 @@ struct Asked {
     /// What was captured, how often it was launched, and how often it was let go of.
     captured: Vec<Vec<Vec<u64>>>,
     launches: usize,
+    prepared: Option<Shape>,
     releases: usize,
     copies: u64,
 }
@@ -82,6 +83,11 @@ impl Vectors {
 impl Collective for Vectors {
     fn shape(&self, bytes: u64, case: Case) -> Shape {
         Shape::split(bytes, case, self.size)
+    }
+
+    fn prepare(&mut self, shape: Shape) -> Result<(), Failure> {
+        self.asked.prepared = Some(shape);
+        Ok(())
     }
 
     fn capture(
@@ -124,6 +130,11 @@ impl Collective for Vectors {
     }
 
     fn start(&mut self, shape: Shape, placement: Placement, shifts: &[u64]) -> Result<(), Failure> {
+        assert_eq!(
+            self.asked.prepared,
+            Some(shape),
+            "it comes before the operations"
+        );
         self.asked.shifts.push(shifts.to_vec());
         let (send, recv) = Self::sides(placement);
         let (total, part) = (shape.bytes as usize, shape.part_bytes() as usize);

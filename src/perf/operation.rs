@@ -50,6 +50,14 @@ pub trait Operation: Sized {
     /// What `rank` has to receive. What it sends is at the beginning of the buffer.
     fn contents(&self, shape: Shape, rank: usize) -> Contents;
 
+    /// Makes what operations of a shape need, before they are timed. All ranks do so at the same time.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    fn prepare(&mut self, _communicator: &Communicator, _call: Call) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Puts one operation into a group.
     ///
     /// # Errors
@@ -66,7 +74,7 @@ pub trait Operation: Sized {
     /// # Errors
     /// NCCL's.
     fn issue<'a>(
-        &self,
+        &mut self,
         communicator: &'a Communicator,
         call: Call,
         operands: Operands<'a>,

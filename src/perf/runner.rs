@@ -85,7 +85,7 @@ fn is_copied_back<O: Operation>(placement: Placement) -> bool {
 
 /// One operation as one call, several as one group.
 fn issue<'a, O: Operation>(
-    operation: &O,
+    operation: &mut O,
     communicator: &'a Communicator,
     call: Call,
     operations: usize,
@@ -128,6 +128,11 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
         self.operation.shape(bytes, case, self.rank.world.size())
     }
 
+    fn prepare(&mut self, shape: Shape) -> Result<(), Failure> {
+        let call = self.call(shape);
+        self.operation.prepare(&self.rank.communicator, call)
+    }
+
     fn fill(&mut self, shape: Shape, placement: Placement, repetition: u64) -> Result<(), Failure> {
         let span = self.span(shape, &[0]);
         if span.is_empty() {
@@ -154,7 +159,7 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
     fn start(&mut self, shape: Shape, placement: Placement, shifts: &[u64]) -> Result<(), Failure> {
         let (span, call) = (self.span(shape, shifts), self.call(shape));
         let swapped = is_copied_back::<O>(placement);
-        let (operation, communicator) = (&self.operation, &self.rank.communicator);
+        let (operation, communicator) = (&mut self.operation, &self.rank.communicator);
         let (send, mut recv) = self.buffers.apart(swapped)?;
         let recv = recv.slice_mut(span.clone());
         let operands = match placement == Placement::InPlace && !swapped {
