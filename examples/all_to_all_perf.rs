@@ -15,6 +15,7 @@
 use std::process::ExitCode;
 
 use nccl::{AllToAllAlgorithm, Communicator, Erased, ErasedMut, Group, Request};
+use nccl_tools::algorithm::Algorithm;
 use nccl_tools::failure::Failure;
 use nccl_tools::options::Options;
 use nccl_tools::perf::{self, Call, Operands, Operation};
@@ -26,7 +27,11 @@ fn main() -> ExitCode {
     perf::main::<AllToAll>()
 }
 
-struct AllToAll;
+struct AllToAll {
+    ranks_per_node: Option<usize>,
+    /// For ways that need one.
+    plan: Option<nccl::AllToAll>,
+}
 
 fn way(call: Call) -> AllToAllAlgorithm {
     let algorithm = call.shape.case.algorithm;
@@ -36,8 +41,11 @@ fn way(call: Call) -> AllToAllAlgorithm {
 impl Operation for AllToAll {
     const PROGRAM: &'static Program = &program::ALL_TO_ALL;
 
-    fn new(_: &Options) -> Result<Self, Failure> {
-        Ok(Self)
+    fn new(options: &Options) -> Result<Self, Failure> {
+        Ok(Self {
+            ranks_per_node: options.ranks_per_node,
+            plan: None,
+        })
     }
 
     fn shape(&self, bytes: u64, case: Case, ranks: usize) -> Shape {
@@ -53,6 +61,22 @@ impl Operation for AllToAll {
         Contents::Copied((0..shape.ranks).map(block).collect())
     }
 
+    fn prepare(&mut self, communicator: &Communicator, call: Call) -> Result<(), Failure> {
+        let planned = |algorithm: &&Algorithm| algorithm.planned && call.shape.count > 0;
+        self.plan = match call.shape.case.algorithm.filter(planned) {
+            None => None,
+            Some(algorithm) => {
+                let plan = nccl::AllToAll::plan(communicator);
+                let mut plan = plan.per_peer_of(call.data_type(), call.shape.count as usize);
+                if let Some(ranks) = self.ranks_per_node {
+                    plan = plan.ranks_per_node(ranks);
+                }
+                Some(plan.algorithm(algorithm.way).build()?)
+            }
+        };
+        Ok(())
+    }
+
     fn issue<'a>(
         &mut self,
         communicator: &'a Communicator,
@@ -60,7 +84,12 @@ impl Operation for AllToAll {
         operands: Operands<'a>,
     ) -> nccl::Result<Request> {
         let (x, y) = operands.elements(call.data_type())?;
-        communicator.all_to_all_with(x, y, way(call))
+        match &mut self.plan {
+            Some(plan) => plan.enqueue(x, y),
+            // A plan for nothing.
+            None if call.shape.count == 0 => communicator.all_to_all(x, y),
+            None => communicator.all_to_all_with(x, y, way(call)),
+        }
     }
 
     fn record<'a>(

@@ -1,5 +1,7 @@
 //! The ways of an all-to-all that `--algo` chooses from: one line each, and nothing else to change.
 
+use std::num::NonZeroUsize;
+
 use nccl::{AllToAllAlgorithm, Capability};
 
 /// One way.
@@ -15,31 +17,52 @@ pub struct Algorithm {
     pub needs: Option<Capability>,
     /// Whether groups take it, and with them `-m` and `-G`.
     pub in_groups: bool,
+    /// Whether it is a plan's (`nccl::AllToAll`), made before it is timed.
+    pub planned: bool,
+    /// Whether it makes sense only between several nodes.
+    pub between_nodes: bool,
+    /// Whether it needs symmetric windows and the policy that leaves the multiprocessors alone (`-R 2 -x 2`).
+    pub by_copy_engines: bool,
+}
+
+/// One call of NCCL's own, or one group.
+const CALL: Algorithm = Algorithm {
+    name: "auto",
+    about: "what the crate chooses for a single call",
+    way: AllToAllAlgorithm::Auto,
+    needs: None,
+    in_groups: true,
+    planned: false,
+    between_nodes: false,
+    by_copy_engines: false,
+};
+
+/// Several groups one after another.
+const STEPS: Algorithm = Algorithm {
+    in_groups: false,
+    ..CALL
+};
+
+const PLAN: Algorithm = Algorithm {
+    planned: true,
+    ..STEPS
+};
+
+const fn number(number: usize) -> NonZeroUsize {
+    NonZeroUsize::new(number).unwrap()
 }
 
 /// All ways; the first is taken without `--algo`.
+#[rustfmt::skip]
 pub const TABLE: &[Algorithm] = &[
-    Algorithm {
-        name: "auto",
-        about: "what the crate chooses",
-        way: AllToAllAlgorithm::Auto,
-        needs: None,
-        in_groups: true,
-    },
-    Algorithm {
-        name: "native",
-        about: "ncclAlltoAll",
-        way: AllToAllAlgorithm::Native,
-        needs: Some(Capability::NativeAllToAll),
-        in_groups: true,
-    },
-    Algorithm {
-        name: "grouped",
-        about: "a message to and from every rank, in one group",
-        way: AllToAllAlgorithm::Grouped,
-        needs: None,
-        in_groups: true,
-    },
+    CALL,
+    Algorithm { name: "native", about: "ncclAlltoAll", way: AllToAllAlgorithm::Native, needs: Some(Capability::NativeAllToAll), ..CALL },
+    Algorithm { name: "grouped", about: "a message to and from every rank, in one group", way: AllToAllAlgorithm::Grouped, ..CALL },
+    Algorithm { name: "chunked", about: "four groups, each with a quarter of every message", way: AllToAllAlgorithm::Chunked { pieces: number(4) }, ..STEPS },
+    Algorithm { name: "pairwise", about: "a group for each peer", way: AllToAllAlgorithm::Pairwise { width: number(1) }, ..STEPS },
+    Algorithm { name: "plan", about: "a persistent plan, by the way that the cost model chooses", way: AllToAllAlgorithm::Auto, ..PLAN },
+    Algorithm { name: "two-level", about: "a plan: first inside of the nodes, then between them", way: AllToAllAlgorithm::TwoLevel, between_nodes: true, ..PLAN },
+    Algorithm { name: "copy-engine", about: "a plan: NCCL's own call without multiprocessors; needs -R 2 and -x 2", way: AllToAllAlgorithm::CopyEngine, by_copy_engines: true, ..PLAN },
 ];
 
 #[cfg(test)]

@@ -64,6 +64,17 @@ pub enum Algorithms {
     All,
 }
 
+/// What NCCL is told of the buffers beforehand (`-R`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// Nothing.
+    No,
+    /// Each rank its own (`ncclCommRegister`).
+    Local,
+    /// All ranks together, as a symmetric window (`ncclCommWindowRegister`).
+    Window,
+}
+
 /// What ranks are (`--spawn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spawn {
@@ -130,10 +141,12 @@ pub struct Options {
     pub operators: Vec<ReduceOp>,
     /// `-G`; 0: no graphs.
     pub graph: u32,
-    /// `-R 1`
-    pub register: bool,
+    /// `-R`
+    pub register: Register,
     /// `--algo`
     pub algorithms: Algorithms,
+    /// `--ranks_per_node`
+    pub ranks_per_node: Option<usize>,
     /// `--plot`
     pub plot: Option<PathBuf>,
 }
@@ -172,8 +185,9 @@ impl Default for Options {
             memcpy_ratio: true,
             operators: Vec::new(),
             graph: 0,
-            register: false,
+            register: Register::No,
             algorithms: Algorithms::Default,
+            ranks_per_node: None,
             plot: None,
         }
     }
@@ -349,6 +363,9 @@ fn apply(
         }
         Name::MemcpyRatio => pending.memcpy_ratio = Some(option.switch()?),
         Name::Algorithm => options.algorithms = option.algorithms(program)?,
+        Name::RanksPerNode => {
+            options.ranks_per_node = Some(option.between(1, MOST_RANKS)? as usize);
+        }
         Name::Plot => options.plot = Some(option.file("svg")?),
         Name::Help => {}
     }

@@ -39,6 +39,7 @@ pub(crate) enum Name {
     Spawn,
     MemcpyRatio,
     Algorithm,
+    RanksPerNode,
     Plot,
 }
 
@@ -91,7 +92,8 @@ pub(crate) const TABLE: &[Entry] = table! {
         start in parallel";
     Op Some('o'), "op", "OP", "sum, prod, max, min, avg or all, where something is reduced (sum)";
     Root Some('r'), "root", "N", "accepted: nothing here has a root";
-    Register Some('R'), "local_register", "0/1", "register the buffers with the communicator (0)";
+    Register Some('R'), "local_register", "0-2", "register the buffers with the communicator: 1 each rank its own, \
+        2 as symmetric windows (0)";
     CtaPolicy Some('x'), "cta_policy", "0-2", "CTA policy: 0 default, 1 efficiency, 2 zero (unset)";
     Graph Some('G'), "cudagraph", "N", "capture the iterations once as a CUDA graph and launch it N times; \
         0: no graph (0)";
@@ -101,6 +103,7 @@ pub(crate) const TABLE: &[Entry] = table! {
     Spawn None, "spawn", "HOW", "processes or threads (processes)";
     MemcpyRatio None, "memcpy_ratio", "0/1", "compare with an interleaved memcpy (1; 0 with -G)";
     Algorithm None, "algo", "NAMES", "ways to measure, with commas, or all (auto)";
+    RanksPerNode None, "ranks_per_node", "N", "take every N ranks for a node, for ways that differ between nodes (by hosts)";
     Plot None, "plot", "FILE", "also draw bandwidth and latency; FILE ends in .svg";
     Help Some('h'), "help", "", "print this";
 };

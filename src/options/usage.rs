@@ -16,7 +16,9 @@ pub fn usage(name: &str, program: &Program) -> String {
         program.title
     );
     for entry in table::TABLE {
-        if entry.name == Name::Algorithm && program.algorithms.is_empty() {
+        if [Name::Algorithm, Name::RanksPerNode].contains(&entry.name)
+            && program.algorithms.is_empty()
+        {
             continue;
         }
         let letter = entry

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use nccl::ReduceOp;
 
-use super::Algorithms;
 use super::number;
 use super::table::Entry;
+use super::{Algorithms, Register};
 use crate::algorithm::Algorithm;
 use crate::element::{self, Element};
 use crate::failure::Failure;
@@ -104,14 +104,12 @@ impl Value<'_> {
         }
     }
 
-    pub(super) fn register(&self) -> Result<bool, Failure> {
-        match self.between(0, 2)? {
-            2 => Err(self.refused(
-                "symmetric windows (ncclCommWindowRegister) are not available: the nccl crate does not have \
-                 them yet; -R 1 registers the buffers",
-            )),
-            register => Ok(register == 1),
-        }
+    pub(super) fn register(&self) -> Result<Register, Failure> {
+        Ok(match self.between(0, 2)? {
+            0 => Register::No,
+            1 => Register::Local,
+            _ => Register::Window,
+        })
     }
 
     pub(super) fn algorithms(&self, program: &Program) -> Result<Algorithms, Failure> {

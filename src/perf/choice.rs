@@ -4,7 +4,7 @@ use nccl::Library;
 
 use crate::algorithm::Algorithm;
 use crate::failure::Failure;
-use crate::options::{Algorithms, Options};
+use crate::options::{Algorithms, Options, Register};
 use crate::program::Program;
 
 /// The ways, and why some are left out.
@@ -21,8 +21,18 @@ pub(super) fn choose(
     program: &Program,
     options: &Options,
     library: &Library,
+    ranks: usize,
+    hosts: usize,
 ) -> Result<Choice, Failure> {
     let lacks = |algorithm: &Algorithm| {
+        let nodes = options.ranks_per_node.map_or(hosts, |each| ranks / each);
+        if algorithm.between_nodes && nodes < 2 {
+            return Some("it needs several nodes, which --ranks_per_node makes of one".to_owned());
+        }
+        let zero = options.register == Register::Window && options.cta_policy == Some(2);
+        if algorithm.by_copy_engines && !zero {
+            return Some("it needs symmetric windows and the zero policy: -R 2 -x 2".to_owned());
+        }
         let capability = algorithm.needs.filter(|&needs| !library.has(needs))?;
         Some(format!(
             "it needs NCCL {}, and this is {}",

@@ -1,5 +1,6 @@
 //! One rank, from its world to its last row.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::runner::Runner;
 use crate::bench::{Ranks, Setting, Totals, sweep};
 use crate::failure::{Exit, Failure};
 use crate::json::Report;
-use crate::options::Options;
+use crate::options::{Options, Register};
 use crate::shape::Case;
 
 /// What a rank has when its measurements begin.
@@ -152,7 +153,8 @@ fn measure<O: Operation>(
         .min()
         .unwrap_or(0);
     let elements = devices::elements(&options, library, capability)?;
-    let mut choice = choose(O::PROGRAM, &options, library)?;
+    let hosts: BTreeSet<_> = devices.iter().map(|device| &device.line.host).collect();
+    let mut choice = choose(O::PROGRAM, &options, library, world.size(), hosts.len())?;
     let operators: Vec<_> = match &options.operators[..] {
         [] => vec![None],
         operators => operators.iter().copied().map(Some).collect(),
@@ -200,12 +202,18 @@ fn measure<O: Operation>(
         printer,
     };
     // As nccl-tests allocates.
-    let (with_buffers, after, totals) = if options.register {
-        let registered = || communicator.register(communicator.buffer::<u8>(bytes)?);
+    let (with_buffers, after, totals) = if options.register != Register::No {
+        let registered = || match options.register {
+            Register::Window => communicator.register_window(communicator.buffer::<u8>(bytes)?),
+            _ => communicator.register(communicator.buffer::<u8>(bytes)?),
+        };
         let buffers = [registered()?, registered()?];
-        let text = match buffers.iter().all(|buffer| buffer.is_effective()) {
-            true => "ncclMemAlloc, registered",
-            false => "ncclMemAlloc, registered, of which NCCL makes no use",
+        let effective = buffers.iter().all(|buffer| buffer.is_effective());
+        let text = match (options.register, effective) {
+            (Register::Window, true) => "ncclMemAlloc, in symmetric windows",
+            (Register::Window, false) => "ncclMemAlloc; NCCL has no symmetric windows here",
+            (_, true) => "ncclMemAlloc, registered",
+            (_, false) => "ncclMemAlloc, registered, of which NCCL makes no use",
         };
         run.with(operation, rank, buffers, text)?
     } else if library.version() >= nccl::Version::new(2, 19, 1) {

@@ -143,7 +143,7 @@ fn start<O: Operation + 'static>(program: &str, options: Options) -> Result<Exit
     devices::check_fit(ranks, first, devices)?;
     devices::check_sizes(&options, devices::total_memory(first)?)?;
     devices::elements(&options, &library, u32::MAX)?;
-    choose(O::PROGRAM, &options, &library)?;
+    choose(O::PROGRAM, &options, &library, ranks, 1)?;
     O::new(&options)?.check(&options, ranks)?;
     options.plot.as_deref().map(plot::check).transpose()?;
     let json = options

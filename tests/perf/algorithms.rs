@@ -17,10 +17,17 @@ fn tables(stdout: &str) -> Vec<&str> {
 fn every_algorithm_has_its_table_and_is_verified() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("out.json");
-    let line = format!("{SHORT} --ranks 3 --algo all -J {}", path.display());
+    let line = format!(
+        "{SHORT} --ranks 4 --ranks_per_node 2 --algo all -J {}",
+        path.display()
+    );
     let run = run(&line).expect(0);
     run.expect_nothing_wrong();
-    let all: Vec<_> = TABLE.iter().map(|algorithm| algorithm.name).collect();
+    let all: Vec<_> = TABLE
+        .iter()
+        .filter(|algorithm| !algorithm.by_copy_engines)
+        .map(|algorithm| algorithm.name)
+        .collect();
     assert_eq!(tables(&run.stdout), all);
     assert_eq!(run.rows().len(), 3 * all.len());
     let heads = run
@@ -71,5 +78,20 @@ fn a_ratio_says_whose_it_is() {
     for name in ["grouped", "native"] {
         let line = format!("# memcpy ratio         1024 B    float {name} : ");
         assert!(run.stdout.contains(&line), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn ways_between_nodes_need_nodes_and_those_of_copy_engines_need_windows() {
+    let all = run(&format!("{SHORT} --ranks 2 --algo all")).expect(0);
+    for name in ["two-level", "copy-engine"] {
+        assert!(
+            all.stdout
+                .contains(&format!("# algorithm {name} is left out: ")),
+            "{}",
+            all.stdout
+        );
+        let alone = run(&format!("{SHORT} --ranks 2 --algo {name}")).expect(2);
+        assert_eq!(alone.stderr.lines().count(), 1, "{alone:#?}");
     }
 }

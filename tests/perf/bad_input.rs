@@ -35,7 +35,7 @@ fn bad_input_is_one_sentence_and_exit_code_two() {
             &[],
             "/no/such/directory",
         ),
-        ("-R 2", &[], "ncclCommWindowRegister"),
+        ("-R 3", &[], "0 to 2"),
         ("--ranks 0", &[], "--ranks"),
         ("--ranks many", &[], "many"),
         ("--spawn fibers", &[], "fibers"),

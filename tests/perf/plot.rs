@@ -47,7 +47,10 @@ fn all_algorithms_are_in_one_picture() {
     ))
     .expect(0);
     let svg = std::fs::read_to_string(&path).unwrap();
-    for algorithm in TABLE {
+    for algorithm in TABLE
+        .iter()
+        .filter(|one| !one.by_copy_engines && !one.between_nodes)
+    {
         assert!(
             svg.contains(&format!(">{}</text>", algorithm.name)),
             "{svg}"
