@@ -342,7 +342,8 @@ impl Check<'_> {
                 counts,
             )?;
         }
-        let others: [(&str, &[&str]); 4] = [
+        let others: [(&str, &[&str]); 5] = [
+            ("all_to_all_perf", &["--algo", "all"]),
             ("all_to_all_perf", &["--algo", "all", "-G", "2", "-R", "1"]),
             ("all_to_all_v_perf", &[]),
             ("sendrecv_perf", &[]),

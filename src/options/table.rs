@@ -92,7 +92,7 @@ pub(crate) const TABLE: &[Entry] = table! {
         start in parallel";
     Op Some('o'), "op", "OP", "sum, prod, max, min, avg or all, where something is reduced (sum)";
     Root Some('r'), "root", "N", "accepted: nothing here has a root";
-    Register Some('R'), "local_register", "0-2", "register the buffers with the communicator: 1 each rank its own, \
+    Register Some('R'), "local_register", "0-2", "register the buffers: 1 each rank its own, \
         2 as symmetric windows (0)";
     CtaPolicy Some('x'), "cta_policy", "0-2", "CTA policy: 0 default, 1 efficiency, 2 zero (unset)";
     Graph Some('G'), "cudagraph", "N", "capture the iterations once as a CUDA graph and launch it N times; \
