@@ -1,4 +1,4 @@
-//! The ways of an all-to-all that `--algo` chooses from: one line each, and nothing else to change.
+//! The ways of an all-to-all that `--algo` chooses from: one entry each, and nothing else to change.
 
 use std::num::NonZeroUsize;
 
@@ -53,16 +53,53 @@ const fn number(number: usize) -> NonZeroUsize {
 }
 
 /// All ways; the first is taken without `--algo`.
-#[rustfmt::skip]
 pub const TABLE: &[Algorithm] = &[
     CALL,
-    Algorithm { name: "native", about: "ncclAlltoAll", way: AllToAllAlgorithm::Native, needs: Some(Capability::NativeAllToAll), ..CALL },
-    Algorithm { name: "grouped", about: "a message to and from every rank, in one group", way: AllToAllAlgorithm::Grouped, ..CALL },
-    Algorithm { name: "chunked", about: "four groups, each with a quarter of every message", way: AllToAllAlgorithm::Chunked { pieces: number(4) }, ..STEPS },
-    Algorithm { name: "pairwise", about: "a group for each peer", way: AllToAllAlgorithm::Pairwise { width: number(1) }, ..STEPS },
-    Algorithm { name: "plan", about: "a persistent plan, by the way that the cost model chooses", way: AllToAllAlgorithm::Auto, ..PLAN },
-    Algorithm { name: "two-level", about: "a plan: first inside of the nodes, then between them", way: AllToAllAlgorithm::TwoLevel, between_nodes: true, ..PLAN },
-    Algorithm { name: "copy-engine", about: "a plan: NCCL's own call without multiprocessors; needs -R 2 and -x 2", way: AllToAllAlgorithm::CopyEngine, by_copy_engines: true, ..PLAN },
+    Algorithm {
+        name: "native",
+        about: "ncclAlltoAll",
+        way: AllToAllAlgorithm::Native,
+        needs: Some(Capability::NativeAllToAll),
+        ..CALL
+    },
+    Algorithm {
+        name: "grouped",
+        about: "a message to and from every rank, in one group",
+        way: AllToAllAlgorithm::Grouped,
+        ..CALL
+    },
+    Algorithm {
+        name: "chunked",
+        about: "four groups, each with a quarter of every message",
+        way: AllToAllAlgorithm::Chunked { pieces: number(4) },
+        ..STEPS
+    },
+    Algorithm {
+        name: "pairwise",
+        about: "a group for each peer",
+        way: AllToAllAlgorithm::Pairwise { width: number(1) },
+        ..STEPS
+    },
+    Algorithm {
+        name: "plan",
+        about: "a persistent plan, by the way that the cost model chooses",
+        way: AllToAllAlgorithm::Auto,
+        ..PLAN
+    },
+    Algorithm {
+        name: "two-level",
+        about: "a plan: first inside of the nodes, then between them",
+        way: AllToAllAlgorithm::TwoLevel,
+        between_nodes: true,
+        ..PLAN
+    },
+    Algorithm {
+        name: "copy-engine",
+        about: "a plan: NCCL's own call without multiprocessors; needs -R 2 and -x 2",
+        way: AllToAllAlgorithm::CopyEngine,
+        by_copy_engines: true,
+        ..PLAN
+    },
 ];
 
 #[cfg(test)]
