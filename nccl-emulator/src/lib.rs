@@ -20,7 +20,7 @@
 //! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where
 //! a GPU would only sometimes fail: work runs in stream order and not before it must; memory that
 //! is freed too early, used out of bounds or by the host is caught, and [`violations()`] says which
-//! allocation it was. It runs no kernels.
+//! allocation it was. It executes no PTX; of a program's [kernels](kernels), a Rust function runs in their place.
 //!
 //! # Settings
 //!
@@ -41,7 +41,7 @@
 //! was forked from one that uses the emulator must exec, as with CUDA.
 //!
 //! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and say once on stderr why:
-//! modules and kernels; graphs that come from anything but a capture, and memory that a graph
+//! kernels that are not known ([`kernels`]); graphs that come from anything but a capture, and memory that a graph
 //! allocates; virtual memory management and CUDA IPC; managed memory, and host memory mapped for a device;
 //! memory pools besides the one of each device; fills in two dimensions, copies in three, and in two but from device to device; memory
 //! operations in streams; external memory and semaphores. What of NCCL is missing, its functions
@@ -62,6 +62,7 @@ mod elf;
 mod exec;
 pub mod faults;
 mod install;
+pub mod kernels;
 mod memory;
 mod nccl;
 mod options;

@@ -6,6 +6,7 @@
 mod arguments;
 mod bindings;
 mod check_bindings;
+mod check_ptx;
 mod check_symbols;
 mod conformance;
 mod fault_table;
@@ -56,6 +57,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "fail if the bindings differ from that header, or nccl-sys from that library",
         run: check_bindings::run,
+    },
+    Chore {
+        name: "check-ptx",
+        arguments: "",
+        purpose: "fail if NVIDIA's assembler refuses the kernels of the crate `nccl`",
+        run: check_ptx::run,
     },
     Chore {
         name: "check-symbols",

@@ -15,6 +15,7 @@ mod graph;
 mod host;
 mod lookup;
 mod memory;
+mod module;
 mod pointer;
 mod refused;
 pub(crate) mod result;
@@ -68,6 +69,7 @@ pub(crate) fn symbols() -> Vec<Symbol> {
     all.extend(host::symbols());
     all.extend(copy::symbols());
     all.extend(rows::symbols());
+    all.extend(module::symbols());
     all.extend(refused::symbols());
     all.extend(refused::ignored());
     all
@@ -86,6 +88,7 @@ pub(crate) fn has_faults_at(function: &str) -> bool {
     all.extend(host::symbols());
     all.extend(copy::symbols());
     all.extend(rows::symbols());
+    all.extend(module::symbols());
     all.iter()
         .filter_map(|(name, _)| name.to_str().ok())
         .any(|name| without_version(name) == function && name != SAME)
@@ -211,6 +214,7 @@ mod tests {
             (include_str!("host.rs"), host::symbols()),
             (include_str!("copy.rs"), copy::symbols()),
             (include_str!("rows.rs"), rows::symbols()),
+            (include_str!("module.rs"), module::symbols()),
         ];
         for (text, symbols) in files {
             for (name, _) in symbols {
@@ -225,7 +229,7 @@ mod tests {
                 assert!(looks, "{name}");
             }
         }
-        assert!(!has_faults_at("cuLaunchKernel"));
+        assert!(!has_faults_at("cuLaunchCooperativeKernel"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::CUresult;
 use crate::elf::Symbol;
 
 const NO_KERNELS: &str =
-    "the emulator runs no kernels: only memory, streams, events and NCCL are emulated";
+    "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";
 const NO_NODES: &str =
     "the emulator's graphs come from captures: nodes cannot be added, changed or looked at";
 const NO_VMM: &str =
@@ -29,9 +29,14 @@ const NO_CALLBACKS: &str = "the emulator has no stream callbacks: use cuLaunchHo
 
 /// Says why a function is refused, the first time.
 pub(super) fn say(function: &'static str, reason: &str) {
-    static SAID: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    say_of(function, function, reason);
+}
+
+/// Says why a function is refused for `what`, the first time.
+pub(super) fn say_of(what: &str, function: &'static str, reason: &str) {
+    static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.get_or_insert_default().insert(function) {
+    if said.get_or_insert_default().insert(what.to_owned()) {
         eprintln!("nccl-emulator: {function} returns CUDA_ERROR_NOT_SUPPORTED: {reason}");
     }
 }
@@ -58,12 +63,10 @@ macro_rules! refused {
 
 refused! {
     NO_KERNELS:
-        cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
-        cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
-        cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleGetLoadingMode
+        cuLaunchKernelEx cuLaunchCooperativeKernel cuModuleLoadFatBinary cuModuleGetGlobal_v2
         cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLibraryGetKernel cuLibraryGetModule
         cuLibraryGetGlobal cuKernelGetFunction cuKernelGetAttribute cuKernelSetAttribute
-        cuFuncGetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cuFuncGetModule cuFuncGetName
+        cuFuncGetModule cuFuncGetName
         cuLinkCreate_v2 cuLinkAddData_v2 cuLinkAddFile_v2 cuLinkComplete cuLinkDestroy
         cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
         cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags

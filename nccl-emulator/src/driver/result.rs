@@ -34,6 +34,8 @@ results! {
     ERROR_NO_DEVICE = 100, c"no CUDA-capable device is detected";
     ERROR_INVALID_DEVICE = 101, c"invalid device ordinal";
     ERROR_INVALID_CONTEXT = 201, c"invalid device context";
+    ERROR_INVALID_PTX = 218, c"a PTX JIT compilation failed";
+    ERROR_FILE_NOT_FOUND = 301, c"file not found";
     ERROR_OPERATING_SYSTEM = 304, c"OS call failed or operation not supported on this OS";
     ERROR_INVALID_HANDLE = 400, c"invalid resource handle";
     ERROR_ILLEGAL_STATE = 401, c"the operation cannot be performed in the present state";
@@ -46,6 +48,7 @@ results! {
     ERROR_CONTEXT_IS_DESTROYED = 709, c"context is destroyed";
     ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712, c"part or all of the requested memory range is already mapped";
     ERROR_HOST_MEMORY_NOT_REGISTERED = 713, c"pointer does not correspond to a registered memory region";
+    ERROR_MISALIGNED_ADDRESS = 716, c"misaligned address";
     ERROR_LAUNCH_FAILED = 719, c"unspecified launch failure";
     ERROR_NOT_PERMITTED = 800, c"operation not permitted";
     ERROR_NOT_SUPPORTED = 801, c"operation not supported";

@@ -82,7 +82,7 @@ pub(crate) const OPERATIONS: Elsewhere = &[
     ),
     (
         "an error of CUDA's that was there before NCCL was called, on a GPU; Xid",
-        "needs a GPU: the emulator runs no kernels",
+        "needs a GPU: the emulator executes no kernels of a GPU",
     ),
 ];
 

@@ -1,0 +1,296 @@
+//! One launch, as the function that runs in the place of the kernel sees it.
+
+use std::fmt;
+
+use super::Parameter;
+use crate::memory;
+use crate::violations::{Violation, ViolationKind};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A number that kernels take as an argument and keep in memory: integers of 8 to 64 bits, `f32`, `f64`.
+///
+/// ```
+/// fn bytes<T: nccl_emulator::kernels::Plain>(values: &[T]) -> usize {
+///     size_of_val(values)
+/// }
+/// assert_eq!(bytes(&[1u16, 2]), 4);
+/// ```
+pub trait Plain: sealed::Sealed + Copy + Default + 'static {}
+
+macro_rules! plain {
+    ($($type:ty)*) => {
+        $(
+            impl sealed::Sealed for $type {}
+            impl Plain for $type {}
+        )*
+    };
+}
+
+plain!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
+
+/// One launch of a kernel: its grid, its arguments, and the memory of its device; see
+/// [`provide`](super::provide).
+///
+/// Memory is named by its address. Each access is checked: that the memory is there, is not freed, is
+/// long enough and of this device, and that the address is a multiple of the element's size, without which a
+/// GPU fails (`CUDA_ERROR_MISALIGNED_ADDRESS`). The first access that is not right fails the context
+/// when the function returns, whatever it returns.
+pub struct Launch<'a> {
+    pub(super) name: &'a str,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared: u32,
+    pub(super) device: i32,
+    pub(super) parameters: &'a [Parameter],
+    pub(super) arguments: &'a [u8],
+    /// The first bad access.
+    pub(super) failed: Option<Failed>,
+}
+
+/// A bad access.
+pub(super) struct Failed {
+    pub(super) violation: Violation,
+    pub(super) misaligned: bool,
+}
+
+impl Launch<'_> {
+    /// The name of the kernel.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("hello", |launch| {
+    ///     println!("{} was launched", launch.name());
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name
+    }
+
+    /// The number of blocks, in x, y and z.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("one_block_per_row", |launch| {
+    ///     let [rows, ..] = launch.grid();
+    ///     launch.write(launch.argument::<u64>(0), &vec![0u32; rows as usize])
+    /// });
+    /// ```
+    #[must_use]
+    pub fn grid(&self) -> [u32; 3] {
+        self.grid
+    }
+
+    /// The number of threads of a block, in x, y and z.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("one_warp", |launch| {
+    ///     assert_eq!(launch.block(), [32, 1, 1]);
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn block(&self) -> [u32; 3] {
+        self.block
+    }
+
+    /// The bytes of shared memory that the launch asked for, besides those of the kernel itself.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("in_shared_memory", |launch| {
+    ///     assert!(launch.shared_bytes() >= 4 * launch.block()[0]);
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared
+    }
+
+    /// The number of arguments.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("of_three", |launch| {
+    ///     assert_eq!(launch.arguments(), 3);
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn arguments(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// An argument, as it was when the kernel was launched. A pointer is a `u64`.
+    ///
+    /// # Panics
+    /// When there is no such argument, or it has another size: the context is lost then, as after a
+    /// kernel that traps.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("axpy", |launch| {
+    ///     let (a, n) = (launch.argument::<f32>(0), launch.argument::<u32>(1) as usize);
+    ///     let (x, y) = (launch.argument::<u64>(2), launch.argument::<u64>(3));
+    ///     let (x, before): (Vec<f32>, Vec<f32>) = (launch.read(x, n)?, launch.read(y, n)?);
+    ///     let after: Vec<f32> = x.iter().zip(&before).map(|(x, y)| a * x + y).collect();
+    ///     launch.write(y, &after)
+    /// });
+    /// ```
+    #[must_use]
+    pub fn argument<T: Plain>(&self, index: usize) -> T {
+        let bytes = self.argument_bytes(index);
+        assert!(
+            bytes.len() == size_of::<T>(),
+            "argument {index} of the kernel {} has {} bytes, not {}",
+            self.name,
+            bytes.len(),
+            size_of::<T>()
+        );
+        // SAFETY: there are as many bytes, and any are a value of a plain number.
+        unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+    }
+
+    /// The bytes of an argument, for one that is a struct.
+    ///
+    /// # Panics
+    /// When there is no such argument.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("of_a_struct", |launch| {
+    ///     assert_eq!(launch.argument_bytes(0).len(), 24);
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn argument_bytes(&self, index: usize) -> &[u8] {
+        let Some(&Parameter { offset, size }) = self.parameters.get(index) else {
+            panic!(
+                "the kernel {} has {} arguments, and none of number {index}",
+                self.name,
+                self.parameters.len()
+            )
+        };
+        &self.arguments[offset..offset + size]
+    }
+
+    /// Copies `len` elements out of device memory.
+    ///
+    /// # Errors
+    /// What is wrong with the memory, or with the address.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("look", |launch| {
+    ///     let values: Vec<i32> = launch.read(launch.argument(0), 8)?;
+    ///     println!("{values:?}");
+    ///     Ok(())
+    /// });
+    /// ```
+    pub fn read<T: Plain>(&mut self, address: u64, len: usize) -> Result<Vec<T>, Violation> {
+        let mut values = vec![T::default(); len];
+        let bytes = size_of_val(values.as_slice());
+        self.aligned(address, size_of::<T>())?;
+        self.access(address, bytes, |memory| {
+            // SAFETY: as many bytes are readable at both, and the vector is nobody else's.
+            unsafe { std::ptr::copy_nonoverlapping(memory, values.as_mut_ptr().cast(), bytes) };
+        })?;
+        Ok(values)
+    }
+
+    /// Copies elements into device memory.
+    ///
+    /// # Errors
+    /// What is wrong with the memory, or with the address.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("zeros", |launch| {
+    ///     launch.write(launch.argument(0), &[0.0f32; 16])
+    /// });
+    /// ```
+    pub fn write<T: Plain>(&mut self, address: u64, values: &[T]) -> Result<(), Violation> {
+        let bytes = size_of_val(values);
+        self.aligned(address, size_of::<T>())?;
+        self.access(address, bytes, |memory| {
+            // SAFETY: as many bytes are readable at one and writable at the other.
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), memory, bytes) };
+        })
+    }
+
+    /// Copies bytes from device memory to device memory; the two may overlap.
+    ///
+    /// # Errors
+    /// What is wrong with the memory.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("copy", |launch| {
+    ///     let (to, from) = (launch.argument(0), launch.argument(1));
+    ///     launch.copy(to, from, launch.argument::<u64>(2) as usize)
+    /// });
+    /// ```
+    pub fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), Violation> {
+        let bytes_of: Vec<u8> = self.read(from, bytes)?;
+        self.write(to, &bytes_of)
+    }
+
+    fn aligned(&mut self, address: u64, size: usize) -> Result<(), Violation> {
+        if address.is_multiple_of(size as u64) {
+            return Ok(());
+        }
+        let text = format!("{address:#x} is no multiple of the {size} bytes of an element");
+        let violation = Violation::new(ViolationKind::Misuse, Some(self.device), text);
+        Err(self.fail(violation, true))
+    }
+
+    fn access(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        touch: impl FnOnce(*mut u8),
+    ) -> Result<(), Violation> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.try_access(address, bytes as u64, touch)
+            .map_err(|violation| self.fail(violation, false))
+    }
+
+    fn try_access(
+        &self,
+        address: u64,
+        bytes: u64,
+        touch: impl FnOnce(*mut u8),
+    ) -> Result<(), Violation> {
+        let (device, span) = memory::resolve(address, bytes)?;
+        if device != self.device {
+            let own = self.device;
+            let text =
+                format!("{address:#x} is memory of device {device}, the kernel runs on {own}");
+            return Err(Violation::new(ViolationKind::Misuse, Some(own), text));
+        }
+        let pool = memory::pool(device).map_err(|_| {
+            let text = format!("device {device} has no memory");
+            Violation::new(ViolationKind::UnknownAddress, Some(device), text)
+        })?;
+        let mapping = pool.mapping();
+        touch(mapping.view(&span)?);
+        mapping.still_valid(&span)
+    }
+
+    fn fail(&mut self, violation: Violation, misaligned: bool) -> Violation {
+        self.failed.get_or_insert_with(|| Failed {
+            violation: violation.clone(),
+            misaligned,
+        });
+        violation
+    }
+}
+
+impl fmt::Debug for Launch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("name", &self.name)
+            .field("grid", &self.grid)
+            .field("block", &self.block)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! `check-ptx`: NVIDIA's assembler takes the kernels of the crate `nccl`, for old and for new GPUs.
+//!
+//! The driver of the machine that loads them translates them in the same way. `ptxas` comes from NVIDIA's
+//! packages for Python, at the versions below, into `.cache/ptxas-VERSION`. What cannot be fetched fails the chore.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::arguments::Arguments;
+use crate::{Result, workspace};
+
+/// The kernels.
+const KERNELS: &str = "nccl/src/expert_parallel/kernels.ptx";
+
+/// An assembler, and what it is to make: the oldest GPUs that it knows, and newer ones. CUDA 13 dropped those
+/// before 7.5; what was written for 7.0 is to work on all that came later.
+struct Assembler {
+    package: &'static str,
+    version: &'static str,
+    targets: &'static [&'static str],
+}
+
+const ASSEMBLERS: [Assembler; 2] = [
+    Assembler {
+        package: "nvidia-cuda-nvcc-cu12",
+        version: "12.9.86",
+        targets: &["sm_70", "sm_80", "sm_90", "sm_100"],
+    },
+    Assembler {
+        package: "nvidia-cuda-nvcc",
+        version: "13.5.37",
+        targets: &["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
+    },
+];
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result {
+    arguments.finish()?;
+    let kernels = workspace::root().join(KERNELS);
+    let output = tempfile::NamedTempFile::new()?;
+    for assembler in ASSEMBLERS {
+        let ptxas = fetch(&assembler)?;
+        for target in assembler.targets {
+            let assembled = workspace::run(
+                Command::new(&ptxas)
+                    .arg(format!("--gpu-name={target}"))
+                    .arg("--warning-as-error")
+                    .arg(&kernels)
+                    .arg("--output-file")
+                    .arg(output.path()),
+            );
+            let version = assembler.version;
+            assembled.map_err(|error| format!("{KERNELS} with ptxas {version}: {error}"))?;
+            println!("ptxas {version:<8} {target:<7} assembled");
+        }
+    }
+    Ok(())
+}
+
+/// The assembler, downloaded if it is not there yet.
+fn fetch(assembler: &Assembler) -> Result<PathBuf> {
+    let Assembler {
+        package, version, ..
+    } = assembler;
+    let cache = workspace::root().join(".cache");
+    let directory = cache.join(format!("ptxas-{version}"));
+    let ptxas = directory.join("ptxas");
+    if ptxas.is_file() {
+        return Ok(ptxas);
+    }
+    eprintln!("downloading ptxas {version} to {}", directory.display());
+    fs::create_dir_all(&directory)
+        .map_err(|error| format!("cannot write to {}: {error}", directory.display()))?;
+    // Complete, or not under that name.
+    let download = tempfile::tempdir_in(&cache)?;
+    workspace::run(
+        Command::new("python3")
+            .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:"])
+            .args([
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-cache-dir",
+                "--dest",
+            ])
+            .arg(download.path())
+            .arg(format!("{package}=={version}")),
+    )
+    .map_err(|error| format!("{error}\nPython 3 with pip is needed to download {package}"))?;
+    workspace::run(
+        Command::new("python3")
+            .args(["-c", UNPACK])
+            .arg(download.path()),
+    )?;
+    fs::rename(download.path().join("ptxas"), &ptxas)?;
+    Ok(ptxas)
+}
+
+/// Takes the assembler out of the one wheel in a directory.
+const UNPACK: &str = r#"
+import glob, os, shutil, sys, zipfile
+(directory,) = sys.argv[1:]
+(wheel,) = glob.glob(os.path.join(directory, "*.whl"))
+path = os.path.join(directory, "ptxas")
+with zipfile.ZipFile(wheel) as archive:
+    (member,) = [name for name in archive.namelist() if name.endswith("/bin/ptxas")]
+    with archive.open(member) as source, open(path, "wb") as file:
+        shutil.copyfileobj(source, file)
+os.chmod(path, 0o755)
+"#;
