@@ -31,6 +31,7 @@
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
 //! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
 //! - [`CapturedPlan`]: operations that are captured once and launched many times.
+//! - [`ExpertParallel`]: mixture of experts: routing, dispatch and combine.
 //! - [`stats()`]: how much was done, and how it stands.
 //! - [`launch`]: the processes of ranks: starting, watching, restarting them.
 //! - [`Error`]: what went wrong, where, and what to do.
@@ -71,6 +72,7 @@ pub use config::{Config, CtaPolicy};
 pub use dtype::{DataType, NcclType};
 pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
 pub use error_report::{ErrorReport, ReportedOperation};
+pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 pub use group::Group;
 pub use groups::{Groups, Requests, group};
 pub use library::{Capability, Library};
@@ -101,6 +103,7 @@ mod error;
 mod error_report;
 mod events;
 mod expendable;
+mod expert_parallel;
 mod ffi;
 mod group;
 mod groups;

@@ -57,11 +57,17 @@ pub enum OperationKind {
     Capture,
     /// A launch of a captured plan.
     Replay,
+    /// [`ExpertParallel::route`](crate::ExpertParallel::route).
+    Route,
+    /// [`ExpertParallel::dispatch`](crate::ExpertParallel::dispatch).
+    Dispatch,
+    /// [`ExpertParallel::combine`](crate::ExpertParallel::combine).
+    Combine,
 }
 
 impl OperationKind {
     /// All kinds, each at its number.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -83,6 +89,9 @@ impl OperationKind {
         Self::Abort,
         Self::Capture,
         Self::Replay,
+        Self::Route,
+        Self::Dispatch,
+        Self::Combine,
     ];
 
     /// The kind whose number (`as u8`) this is.
@@ -125,6 +134,9 @@ impl fmt::Display for OperationKind {
             Self::Abort => "abort",
             Self::Capture => "capture",
             Self::Replay => "replay",
+            Self::Route => "route",
+            Self::Dispatch => "dispatch",
+            Self::Combine => "combine",
         })
     }
 }

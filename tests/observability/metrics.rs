@@ -111,7 +111,7 @@ fn values_are_those_of_the_page(text: &str) {
 }
 
 /// As [`OperationKind`] prints them, those that are counted.
-const OPERATIONS: [&str; 15] = [
+const OPERATIONS: [&str; 18] = [
     "all_reduce",
     "broadcast",
     "reduce",
@@ -127,6 +127,9 @@ const OPERATIONS: [&str; 15] = [
     "capture",
     "replay",
     "split",
+    "route",
+    "dispatch",
+    "combine",
 ];
 
 const AGE: &str = "nccl_peer_heartbeat_age_seconds";

@@ -19,7 +19,7 @@
 //! - `kept`: what dropped plans and registrations still need of it;
 //! - `meeting`: the ranks tell each other whether they can take part; `grow`: a communicator with more ranks;
 //! - `split`, `shrink`: communicators of some of the ranks; `revoke`: stopped, and kept for that;
-//! - `replay`: the launch of a captured plan;
+//! - `compute`: kernels and copies of this crate's own; `replay`: the launch of a captured plan;
 //! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
 //!   that may be given up;
 //! - `everybody`: all communicators of the process, and their abort together.
@@ -27,6 +27,7 @@
 mod build;
 mod builder;
 mod check;
+mod compute;
 mod everybody;
 mod frame;
 mod free;

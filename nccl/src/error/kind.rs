@@ -190,6 +190,41 @@ pub enum ErrorKind {
         difference: String,
     },
 
+    /// An expert was given more tokens than it has room for; told by the rank that sent them and by the one that
+    /// has the expert.
+    #[error(
+        "rank {rank} routed {tokens} tokens to expert {expert}, which has room for {capacity} of each rank; the last \
+         {} were lost, and what is combined for them is not a number", tokens - capacity
+    )]
+    ExpertCapacity {
+        /// The rank whose tokens they are.
+        rank: usize,
+        /// The expert.
+        expert: usize,
+        /// How many of its tokens the rank routed there.
+        tokens: usize,
+        /// How many of them there is room for.
+        capacity: usize,
+    },
+
+    /// Tokens were routed to experts that do not exist.
+    #[error(
+        "rank {rank} routed {entries} times to an expert that does not exist: they are 0 to {}, and any negative \
+         number stands for none; what is combined for those tokens is not a number", experts - 1
+    )]
+    NoSuchExpert {
+        /// The rank whose tokens they are.
+        rank: usize,
+        /// How often.
+        entries: usize,
+        /// The number of experts.
+        experts: usize,
+    },
+
+    /// Elements that the kernels cannot weigh and add up.
+    #[error("{0} cannot be weighed and added up: f32, f16 and bf16 can")]
+    NotWeighed(crate::DataType),
+
     /// A deadline passed.
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {

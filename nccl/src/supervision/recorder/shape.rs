@@ -36,7 +36,10 @@ fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> S
     match kind {
         // As many shapes as operations.
         OperationKind::Group | OperationKind::Capture | OperationKind::Replay => Shape::default(),
-        OperationKind::AllToAllV => Shape {
+        OperationKind::AllToAllV
+        | OperationKind::Route
+        | OperationKind::Dispatch
+        | OperationKind::Combine => Shape {
             data_type: Some(first.data_type),
             ..Shape::default()
         },

@@ -1,0 +1,49 @@
+//! Kernels and copies of this crate's own, ordered like an operation.
+//!
+//! They stand before or behind the messages of one operation, on the same stream, and have no number of their
+//! own. Their buffers are borrowed, as those of any operation: on every path the streams of the buffers wait for
+//! whatever got onto the stream before the borrow ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::frame::Frame;
+use super::issue::Lent;
+use super::{Inner, order};
+use crate::error::{Error, Result};
+use crate::operation::{Operation, OperationKind};
+use crate::supervision::inside::{self, Place};
+
+impl Inner {
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's, and calls NCCL for nothing.
+    ///
+    /// # Errors
+    /// What the checks of the stream say; nothing was launched then, and the communicator is as good as before.
+    /// What `launch` says: the communicator is aborted, because the other ranks go on to messages that this one
+    /// does not send.
+    pub(crate) fn compute(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        kind: OperationKind,
+        limit: Duration,
+        describe: impl Fn() -> Operation,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let ordered = {
+            let (handle, _) = self.handle.take(Some(kind), limit)?;
+            self.ready(&handle)?;
+            let _inside = inside::enter(self, Place::Issue, limit);
+            self.prepare(&handle, frame)?;
+            let lent = Lent;
+            let launched = launch();
+            let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
+            std::mem::forget(lent);
+            launched.and(ordered)
+        };
+        ordered.map_err(|error: Error| {
+            let error = error.during(describe);
+            self.abandon(&error, frame);
+            error
+        })
+    }
+}

@@ -1,0 +1,351 @@
+//! The kernels: loaded, launched, unloaded.
+//!
+//! They are PTX, which the driver translates for its GPU. Each is launched once when it is loaded, on nothing: a first
+//! launch may wait for the device, which ranks of one process could not afford later, when one waits for the other.
+
+use std::ffi::{CStr, CString, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+
+use super::layout::Sizes;
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::reaper::{self, Behind, Remains, Turn};
+
+/// Its kernels and what they do; the emulator knows them by these names.
+const PTX: &str = include_str!("kernels.ptx");
+
+/// Threads that copy one row.
+const COPYING: u32 = 128;
+/// Threads that add up one row, or a part of it.
+const ADDING: u32 = 256;
+/// Parts of a row, at most.
+const PARTS: usize = 65_535;
+
+/// See the module.
+pub(super) struct Kernels {
+    module: CUmodule,
+    stream: Arc<CudaStream>,
+    /// Recorded when this is dropped; made before, so that it cannot fail then.
+    last: ManuallyDrop<CudaEvent>,
+    route: Function,
+    /// For words of 16, 4 and 1 bytes.
+    permute: [(u64, Function); 3],
+    combine: [(DataType, Function); 3],
+}
+
+#[derive(Clone, Copy)]
+struct Function(CUfunction);
+
+// SAFETY: handles of the driver's, which any thread may use; the context is bound before.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; nothing changes behind a shared reference.
+unsafe impl Sync for Kernels {}
+
+/// What a routing is made from and into.
+pub(super) struct Route {
+    pub(super) topk: CUdeviceptr,
+    pub(super) slots: CUdeviceptr,
+    pub(super) tokens: CUdeviceptr,
+    pub(super) counts: CUdeviceptr,
+    pub(super) entries: usize,
+}
+
+/// Rows that are copied to their slots.
+pub(super) struct Permute {
+    pub(super) x: CUdeviceptr,
+    pub(super) tokens: CUdeviceptr,
+    pub(super) y: CUdeviceptr,
+    pub(super) row_bytes: usize,
+    pub(super) slots: usize,
+}
+
+/// Rows that are weighed and added up.
+pub(super) struct Combine {
+    pub(super) y: CUdeviceptr,
+    pub(super) slots: CUdeviceptr,
+    pub(super) weights: CUdeviceptr,
+    pub(super) out: CUdeviceptr,
+    pub(super) tokens: usize,
+    pub(super) top_k: usize,
+    pub(super) width: usize,
+}
+
+impl Kernels {
+    /// Loads them, and launches each once on `stream`; `nothing` is memory of at least four bytes, all zeros.
+    pub(super) fn load(stream: &Arc<CudaStream>, nothing: CUdeviceptr) -> Result<Self> {
+        let context = stream.context();
+        let last = context
+            .new_event(None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let module = Module::load(context)?;
+        let function = |name| module.function(name);
+        let kernels = Self {
+            route: function(c"nccl_expert_parallel_route")?,
+            permute: [
+                (16, function(c"nccl_expert_parallel_permute_16")?),
+                (4, function(c"nccl_expert_parallel_permute_4")?),
+                (1, function(c"nccl_expert_parallel_permute_1")?),
+            ],
+            combine: [
+                (
+                    DataType::FLOAT32,
+                    function(c"nccl_expert_parallel_combine_f32")?,
+                ),
+                (
+                    DataType::FLOAT16,
+                    function(c"nccl_expert_parallel_combine_f16")?,
+                ),
+                (
+                    DataType::BFLOAT16,
+                    function(c"nccl_expert_parallel_combine_bf16")?,
+                ),
+            ],
+            module: module.keep(),
+            stream: Arc::clone(stream),
+            last: ManuallyDrop::new(last),
+        };
+        kernels.launch_all(nothing)?;
+        Ok(kernels)
+    }
+
+    fn launch_all(&self, nothing: CUdeviceptr) -> Result<()> {
+        // SAFETY: no entries and no experts: what is written is one zero.
+        unsafe {
+            let route = [nothing, nothing, nothing, nothing];
+            self.launch_route(route, [0; 4])?;
+            for (_, function) in self.permute {
+                // One row without bytes, for a token of number 0.
+                self.launch_permute(function, [nothing; 3], 0, 1)?;
+            }
+            for (_, function) in self.combine {
+                self.launch_combine(function, [nothing; 4], (1, 0, 0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives entries their slots.
+    ///
+    /// # Safety
+    /// The addresses are those of as many numbers as `sizes` and the entries need, on the stream's device, and valid
+    /// until the stream has got there.
+    pub(super) unsafe fn route(&self, what: &Route, sizes: &Sizes) -> Result<()> {
+        let addresses = [what.topk, what.slots, what.tokens, what.counts];
+        // All fit: the sizes were checked.
+        let numbers = [
+            what.entries as u32,
+            sizes.top_k as u32,
+            sizes.experts as u32,
+            sizes.capacity as u32,
+        ];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_route(addresses, numbers) }
+    }
+
+    unsafe fn launch_route(&self, addresses: [CUdeviceptr; 4], numbers: [u32; 4]) -> Result<()> {
+        let [topk, slots, tokens, counts] = &addresses;
+        let [entries, top_k, experts, capacity] = &numbers;
+        let arguments = &mut [
+            argument(topk),
+            argument(slots),
+            argument(tokens),
+            argument(counts),
+            argument(entries),
+            argument(top_k),
+            argument(experts),
+            argument(capacity),
+        ];
+        // SAFETY: as the kernel takes them; the caller promises that the addresses are good.
+        unsafe { self.launch(self.route, [numbers[2] + 1, 1], 32, arguments) }
+    }
+
+    /// Copies rows to their slots.
+    ///
+    /// # Safety
+    /// As [`route`](Self::route): `slots` tokens, the rows that they name, and `slots` rows to write.
+    pub(super) unsafe fn permute(&self, what: &Permute) -> Result<()> {
+        let bits = what.x | what.y | what.row_bytes as u64;
+        let fits = |&&(bytes, _): &&(u64, Function)| bits.is_multiple_of(bytes);
+        let Some(&(bytes, function)) = self.permute.iter().find(fits) else {
+            unreachable!("anything is a multiple of one")
+        };
+        let addresses = [what.x, what.tokens, what.y];
+        let words = what.row_bytes as u64 / bytes;
+        // SAFETY: the caller's promise. The slots fit: the sizes were checked.
+        unsafe { self.launch_permute(function, addresses, words, what.slots as u32) }
+    }
+
+    unsafe fn launch_permute(
+        &self,
+        function: Function,
+        [x, tokens, y]: [CUdeviceptr; 3],
+        words: u64,
+        slots: u32,
+    ) -> Result<()> {
+        let arguments = &mut [
+            argument(&x),
+            argument(&tokens),
+            argument(&y),
+            argument(&words),
+        ];
+        // SAFETY: as in `launch_route`.
+        unsafe { self.launch(function, [slots, 1], COPYING, arguments) }
+    }
+
+    /// Whether rows of this type can be weighed.
+    pub(super) fn weighs(&self, data_type: DataType) -> Result<()> {
+        self.combine_of(data_type).map(drop)
+    }
+
+    fn combine_of(&self, data_type: DataType) -> Result<Function> {
+        let found = self.combine.iter().find(|(known, _)| *known == data_type);
+        found
+            .map(|&(_, function)| function)
+            .ok_or_else(|| Error::new(ErrorKind::NotWeighed(data_type)))
+    }
+
+    /// Weighs and adds up rows of `data_type`, for at least one token.
+    ///
+    /// # Safety
+    /// As [`route`](Self::route): a slot and a weight for each entry, the rows that they name, and a row to write for
+    /// each token.
+    pub(super) unsafe fn combine(&self, what: &Combine, data_type: DataType) -> Result<()> {
+        let function = self.combine_of(data_type)?;
+        let addresses = [what.y, what.slots, what.weights, what.out];
+        // Both fit: the sizes were checked.
+        let numbers = (what.tokens as u32, what.top_k as u32, what.width as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_combine(function, addresses, numbers) }
+    }
+
+    unsafe fn launch_combine(
+        &self,
+        function: Function,
+        [y, slots, weights, out]: [CUdeviceptr; 4],
+        (tokens, top_k, width): (u32, u32, u64),
+    ) -> Result<()> {
+        let arguments = &mut [
+            argument(&y),
+            argument(&slots),
+            argument(&weights),
+            argument(&out),
+            argument(&top_k),
+            argument(&width),
+        ];
+        let parts = (width as usize).div_ceil(ADDING as usize).clamp(1, PARTS) as u32;
+        // SAFETY: as in `launch_route`.
+        unsafe { self.launch(function, [tokens, parts], ADDING, arguments) }
+    }
+
+    /// # Safety
+    /// The arguments are as many as the kernel has, each of its size.
+    unsafe fn launch(
+        &self,
+        function: Function,
+        [x, y]: [u32; 2],
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the module is loaded while this lives, the stream lives, and the caller promises the rest.
+        unsafe {
+            result::launch_kernel(function.0, (x, y, 1), (threads, 1, 1), 0, stream, arguments)
+        }
+        .map_err(Error::cuda("launching a kernel (cuLaunchKernel)"))
+    }
+}
+
+/// Where the driver finds an argument during the call.
+fn argument<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// A module that is unloaded when this is dropped: on the way to [`Kernels`], when nothing of it runs.
+struct Module<'c> {
+    module: CUmodule,
+    context: &'c CudaContext,
+}
+
+impl<'c> Module<'c> {
+    fn load(context: &'c Arc<CudaContext>) -> Result<Self> {
+        context.bind_to_thread().map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        let text = CString::new(PTX).unwrap_or_default();
+        // SAFETY: a text that ends with a zero.
+        let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
+            .map_err(Error::cuda("loading the kernels (cuModuleLoadData)"))?;
+        Ok(Self { module, context })
+    }
+
+    fn function(&self, name: &CStr) -> Result<Function> {
+        // SAFETY: the module is loaded.
+        unsafe { result::module::get_function(self.module, name.into()) }
+            .map(Function)
+            .map_err(Error::cuda("looking up a kernel (cuModuleGetFunction)"))
+    }
+
+    fn keep(self) -> CUmodule {
+        ManuallyDrop::new(self).module
+    }
+}
+
+impl Drop for Module<'_> {
+    fn drop(&mut self) {
+        reaper::bind(self.context);
+        // SAFETY: loaded, and unloaded once.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+/// The module of kernels that were dropped. Unloading waits for the device, so that it is the reaper's.
+struct Unloaded {
+    module: CUmodule,
+    behind: Behind,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: as for `Kernels`.
+unsafe impl Send for Unloaded {}
+
+impl Remains for Unloaded {
+    fn poll(&mut self) -> Turn {
+        match self.behind.is_over() {
+            true => Turn::Over,
+            false => Turn::Wait,
+        }
+    }
+
+    fn release(self: Box<Self>) {
+        drop(Module {
+            module: self.module,
+            context: self.stream.context(),
+        });
+    }
+
+    fn describe(&self) -> String {
+        String::from("the kernels of an expert parallel, whose stream did not come to its end")
+    }
+}
+
+impl Drop for Kernels {
+    /// Never waits.
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let last = unsafe { ManuallyDrop::take(&mut self.last) };
+        if reaper::is_closed() {
+            std::mem::forget(last);
+            return;
+        }
+        let unloaded = Unloaded {
+            module: self.module,
+            behind: Behind::new(Arc::clone(&self.stream), last),
+            stream: Arc::clone(&self.stream),
+        };
+        reaper::take(Box::new(unloaded), reaper::LIMIT);
+    }
+}

@@ -1,0 +1,209 @@
+//! How many experts there are, who has them, and how rows lie in buffers.
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// How the rows that a rank receives lie in its buffer; `capacity` rows for each pair of a source rank and an
+/// expert of this rank.
+///
+/// ```
+/// assert_eq!(nccl::ExpertLayout::default(), nccl::ExpertLayout::RankMajor);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Layout {
+    /// `[source rank][own expert][capacity]`: one message to and from each rank.
+    #[default]
+    RankMajor,
+    /// `[own expert][source rank][capacity]`: all rows of an expert side by side, as a grouped matrix
+    /// multiplication takes them. One message for each rank and expert.
+    ExpertMajor,
+}
+
+/// The numbers of an [`ExpertParallel`](super::ExpertParallel), checked. The experts are dealt out in blocks:
+/// expert `e` lives on rank `e / own`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) ranks: usize,
+    pub(super) experts: usize,
+    /// Experts of each rank.
+    pub(super) own: usize,
+    pub(super) top_k: usize,
+    /// Tokens of this rank, at most.
+    pub(super) max_tokens: usize,
+    /// Rows for each pair of a source rank and an expert.
+    pub(super) capacity: usize,
+    /// Bytes of all payloads of a token together, at most.
+    pub(super) max_row_bytes: usize,
+    pub(super) layout: Layout,
+}
+
+/// Where the rows of a second payload begin in the staging memory.
+pub(super) const ALIGNMENT: usize = 256;
+
+/// What a kernel counts with 31 bits.
+const MOST: usize = i32::MAX as usize;
+
+impl Sizes {
+    /// The rows of what is sent, and of what is received.
+    pub(super) fn rows(&self) -> usize {
+        self.experts * self.capacity
+    }
+
+    /// The numbers of the device's list of counts: what this rank sends to each expert, how often it named none
+    /// that exists, and what it receives from each rank for each own expert.
+    pub(super) fn counts(&self) -> usize {
+        2 * self.experts + 1
+    }
+
+    /// Where the received ones begin.
+    pub(super) fn received_counts(&self) -> usize {
+        self.experts + 1
+    }
+
+    /// Bytes of the staging memory: rows, and a gap before those of a second payload.
+    pub(super) fn staging(&self) -> usize {
+        self.rows() * self.max_row_bytes + ALIGNMENT
+    }
+
+    /// Refuses what cannot work.
+    pub(super) fn check(&self) -> Result<()> {
+        let refuse =
+            |field, reason: String| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
+        let given = [
+            ("experts", self.experts),
+            ("top_k", self.top_k),
+            ("max_tokens", self.max_tokens),
+            ("capacity", self.capacity),
+            ("max_row_bytes", self.max_row_bytes),
+        ];
+        for (field, value) in given {
+            if value == 0 {
+                return refuse(field, String::from("it has to be given, and at least 1"));
+            }
+        }
+        if !self.experts.is_multiple_of(self.ranks) {
+            let Self { experts, ranks, .. } = self;
+            return refuse(
+                "experts",
+                format!("{experts} experts cannot be dealt out evenly to {ranks} ranks"),
+            );
+        }
+        if self.top_k > self.experts {
+            let Self { experts, top_k, .. } = self;
+            return refuse("top_k", format!("{top_k} of {experts} experts"));
+        }
+        let entries = self.max_tokens.checked_mul(self.top_k);
+        if entries.is_none_or(|entries| entries > MOST - 32) {
+            return refuse(
+                "max_tokens",
+                format!("with top_k, there are more than {MOST} entries"),
+            );
+        }
+        let rows = self.experts.checked_mul(self.capacity);
+        // A thread of a kernel looks 32 rows further.
+        if rows.is_none_or(|rows| rows > MOST - 32) {
+            return refuse(
+                "capacity",
+                format!("with the experts, there are more than {MOST} rows"),
+            );
+        }
+        let bytes = self.rows().checked_mul(self.max_row_bytes);
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize - ALIGNMENT) {
+            return refuse(
+                "max_row_bytes",
+                String::from("the rows are more than a device can address"),
+            );
+        }
+        Ok(())
+    }
+
+    /// The parts that are messages: for each rank, where the rows lie that this rank has for the experts there
+    /// (in the order of the experts), where those lie that belong to its own experts (in the buffer of the
+    /// layout), and how many they are.
+    pub(super) fn messages(self) -> impl Iterator<Item = Message> {
+        let per_rank = self.own * self.capacity;
+        let (parts, rows) = match self.layout {
+            Layout::RankMajor => (1, per_rank),
+            Layout::ExpertMajor => (self.own, self.capacity),
+        };
+        (0..self.ranks).flat_map(move |peer| {
+            (0..parts).map(move |part| Message {
+                peer,
+                by_expert: peer * per_rank + part * rows,
+                by_layout: match self.layout {
+                    Layout::RankMajor => peer * per_rank,
+                    Layout::ExpertMajor => (part * self.ranks + peer) * self.capacity,
+                },
+                rows,
+            })
+        })
+    }
+}
+
+/// See [`Sizes::messages`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Message {
+    pub(super) peer: usize,
+    pub(super) by_expert: usize,
+    pub(super) by_layout: usize,
+    pub(super) rows: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(layout: Layout) -> Sizes {
+        Sizes {
+            ranks: 3,
+            experts: 6,
+            own: 2,
+            top_k: 2,
+            max_tokens: 4,
+            capacity: 4,
+            max_row_bytes: 8,
+            layout,
+        }
+    }
+
+    #[test]
+    fn every_row_is_in_one_message_on_either_side() {
+        for layout in [Layout::RankMajor, Layout::ExpertMajor] {
+            let sizes = sizes(layout);
+            let (mut by_expert, mut by_layout) = (vec![0; sizes.rows()], vec![0; sizes.rows()]);
+            for message in sizes.messages() {
+                for row in 0..message.rows {
+                    by_expert[message.by_expert + row] += 1;
+                    by_layout[message.by_layout + row] += 1;
+                    // Where the expert's rows are sent is where the expert is.
+                    let expert = (message.by_expert + row) / sizes.capacity;
+                    assert_eq!(expert / sizes.own, message.peer);
+                }
+            }
+            assert_eq!(
+                (&by_expert, &by_layout),
+                (&vec![1; 24], &vec![1; 24]),
+                "{layout:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_that_cannot_work_are_refused_by_name() {
+        assert!(sizes(Layout::RankMajor).check().is_ok());
+        let refused = |change: fn(&mut Sizes)| {
+            let mut sizes = sizes(Layout::RankMajor);
+            change(&mut sizes);
+            match sizes.check().map_err(|error| error.to_string()) {
+                Err(text) => text,
+                Ok(()) => panic!("{sizes:?}"),
+            }
+        };
+        assert!(refused(|sizes| sizes.experts = 7).contains("7 experts"));
+        assert!(refused(|sizes| sizes.top_k = 0).contains("`top_k`"));
+        assert!(refused(|sizes| sizes.top_k = 7).contains("7 of 6"));
+        assert!(refused(|sizes| sizes.max_tokens = 1 << 31).contains("`max_tokens`"));
+        assert!(refused(|sizes| sizes.capacity = 1 << 31).contains("`capacity`"));
+        assert!(refused(|sizes| sizes.max_row_bytes = usize::MAX).contains("`max_row_bytes`"));
+    }
+}
