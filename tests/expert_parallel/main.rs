@@ -3,6 +3,7 @@
 //! Random worlds: a failure names its seed. `NCCL_TEST_SEED=N` runs that one.
 
 mod reference;
+mod single;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -7,6 +7,7 @@ use cudarc::driver::DevicePtr;
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
 use super::{ExpertParallel, Staging};
+use crate::all_to_all::Algorithm;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -137,8 +138,8 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// Allocates the staging memory, loads the kernels, and compares the numbers with those of the other ranks, all of
-    /// which have to build at the same time. Waits for that, at most as long as the communicator's operations may
+    /// Allocates the staging memory, loads the kernels, connects the ranks, and compares their numbers; all have to
+    /// build at the same time. Waits for that, at most as long as the communicator's operations may
     /// take.
     ///
     /// # Errors
@@ -224,12 +225,14 @@ impl<'c> ExpertParallelBuilder<'c> {
         let stream = self.comm.stream();
         let exchange = Error::cuda("exchanging numbers with the other ranks");
         let told = (|| {
-            let x = stream.clone_htod(&own)?;
+            let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
             let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
             Ok((x, y))
         })();
         let (x, mut y) = told.map_err(exchange)?;
-        self.comm.all_gather(&x, &mut y)?.wait()?;
+        // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
+        let grouped = Algorithm::Grouped;
+        self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
         let told = stream
             .clone_dtoh(&y)
             .map_err(Error::cuda("exchanging numbers with the other ranks"))?;
