@@ -2,6 +2,8 @@
 //!
 //! Random worlds: a failure names its seed. `NCCL_TEST_SEED=N` runs that one.
 
+mod interpreter;
+mod ptx;
 mod reference;
 mod single;
 #[path = "../support/mod.rs"]
