@@ -26,6 +26,7 @@ table! {
     nccl::CommunicatorBuilder<'static>: Send Unpin;
     nccl::Config: Send Sync Clone Unpin;
     nccl::CostModel: Send Sync Copy Unpin;
+    nccl::Counts: Send Sync Clone Unpin;
     nccl::CtaPolicy: Send Sync Copy Unpin;
     nccl::DataType: Send Sync Copy Unpin;
     nccl::Erased<'static>: Send Sync Unpin;
@@ -33,6 +34,9 @@ table! {
     nccl::Error: Send Sync Unpin;
     nccl::ErrorKind: Send Sync Unpin;
     nccl::Explanation: Send Sync Clone Unpin;
+    nccl::ExpertLayout: Send Sync Copy Unpin;
+    nccl::ExpertParallel: Send Sync Unpin;
+    nccl::ExpertParallelBuilder<'static>: Send Unpin;
     nccl::Group<'static>: Send Unpin;
     nccl::Groups<'static>: Send Unpin;
     nccl::launch::Event: Send Sync Clone Unpin;
@@ -68,6 +72,7 @@ table! {
     nccl::stats::RanksByState: Send Sync Copy Unpin;
     nccl::stats::WorldStats: Send Sync Clone Unpin;
     nccl::Stats: Send Sync Clone Unpin;
+    nccl::Routing: Send Sync Unpin;
     nccl::StreamRefusal: Send Sync Copy Unpin;
     nccl::Subgroup<'static>: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;

@@ -9,8 +9,10 @@ mod single;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
-use nccl::cudarc::driver::{CudaSlice, CudaStream};
+use nccl::cudarc::driver::{CudaSlice, CudaStream, DriverError};
 use nccl::{Communicator, ErrorKind, ExpertLayout, ExpertParallel, Routing, World};
 use reference::{Case, Element, Step, Weighed, assert_same, expert};
 use support::{Ranks, ranks_as_processes};
@@ -109,15 +111,11 @@ fn random_rows<T: Element>(random: &mut fastrand::Rng, step: &Step, width: usize
 }
 
 /// To the device; also nothing.
-fn up<T: Element>(stream: &std::sync::Arc<CudaStream>, values: &[T]) -> nccl::Result<CudaSlice<T>>
-where
-    T: nccl::cudarc::driver::DeviceRepr,
-{
-    let copied = match values {
+fn up<T: Element>(stream: &Arc<CudaStream>, values: &[T]) -> Result<CudaSlice<T>, DriverError> {
+    match values {
         [] => stream.null::<T>(),
         values => stream.clone_htod(values),
-    };
-    Ok(copied.expect("memory"))
+    }
 }
 
 fn flat<T: Copy>(values: &[Vec<T>]) -> Vec<T> {
@@ -137,17 +135,14 @@ fn experts_work<T: Weighed>(case: &Case, rank: usize, y: &[T], width: usize) -> 
 }
 
 /// Routes, dispatches, lets the experts work, and combines; compares all of it.
-fn one_step<T: Weighed + nccl::cudarc::driver::DeviceRepr>(
+fn one_step<T: Weighed>(
     what: &str,
     ep: &mut ExpertParallel,
     routing: &mut Routing,
     case: &Case,
     random: &mut fastrand::Rng,
     width: usize,
-) -> Outcome
-where
-    T: nccl::cudarc::driver::ValidAsZeroBits,
-{
+) -> Outcome {
     let rank = ep.communicator().rank();
     let stream = ep.communicator().stream().clone();
     let step = random_step(random, case);
@@ -190,7 +185,7 @@ fn counts_are_right(what: &str, routing: &Routing, case: &Case, step: &Step, ran
     let full = all[rank]
         .iter()
         .chain(received.iter().flatten())
-        .any(|count| too_many(count));
+        .any(too_many);
     match routing.counts() {
         Ok(counts) => {
             assert!(!full, "{what}: an expert was full");

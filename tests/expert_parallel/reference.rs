@@ -3,6 +3,7 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use nccl::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use nccl::{ExpertLayout, NcclType};
 
 /// One arrangement of experts.
@@ -26,7 +27,7 @@ pub(crate) struct Step {
 }
 
 /// An element whose bits can be compared.
-pub(crate) trait Element: NcclType + PartialEq + fmt::Debug {
+pub(crate) trait Element: NcclType + DeviceRepr + ValidAsZeroBits + fmt::Debug {
     const ZERO: Self;
     /// Any bits.
     fn random(random: &mut fastrand::Rng) -> Self;

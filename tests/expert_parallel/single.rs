@@ -513,3 +513,35 @@ fn a_rank_that_does_not_come_is_waited_for_no_longer_than_the_limit() {
         Ok(())
     });
 }
+
+#[test]
+fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
+    if !needs_emulator("a launch that fails on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world: World| -> Outcome {
+        let comm = start(&world)?;
+        let stream = comm.stream().clone();
+        let ep = made(&comm, &CASE, 4)?;
+        let mut routing = ep.routing()?;
+        let topk = stream.clone_htod(&[0i32, 1])?;
+        const OUT_OF_MEMORY: u32 = 2;
+        let fault = (world.rank() == 0).then(|| {
+            let here = faults::at_call("cuLaunchKernel").on_this_thread();
+            here.fail(OUT_OF_MEMORY)
+        });
+        let routed = ep.route(&topk, &mut routing);
+        let error = match fault {
+            Some(_) => routed.expect_err("it cannot be launched"),
+            // Perhaps the message was on its way before the other rank failed.
+            None => routed
+                .and_then(|_| routing.counts())
+                .expect_err("nobody answers"),
+        };
+        let fault = error.fault().unwrap_or_else(|| panic!("{error}"));
+        assert_eq!(fault.rank(), 0, "{error}");
+        assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
+        world.barrier("told")?;
+        Ok(())
+    });
+}

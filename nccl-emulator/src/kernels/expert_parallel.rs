@@ -16,9 +16,9 @@ const LOST: i32 = -2;
 pub(super) fn function(name: &str) -> Option<Function> {
     Some(match name {
         "nccl_expert_parallel_route" => Arc::new(route),
-        "nccl_expert_parallel_permute_16" => Arc::new(|launch| permute::<16>(launch)),
-        "nccl_expert_parallel_permute_4" => Arc::new(|launch| permute::<4>(launch)),
-        "nccl_expert_parallel_permute_1" => Arc::new(|launch| permute::<1>(launch)),
+        "nccl_expert_parallel_permute_16" => Arc::new(permute::<16>),
+        "nccl_expert_parallel_permute_4" => Arc::new(permute::<4>),
+        "nccl_expert_parallel_permute_1" => Arc::new(permute::<1>),
         "nccl_expert_parallel_combine_f32" => Arc::new(combine::<f32>),
         "nccl_expert_parallel_combine_f16" => Arc::new(combine::<F16>),
         "nccl_expert_parallel_combine_bf16" => Arc::new(combine::<Bf16>),

@@ -29,21 +29,22 @@ impl Inner {
         describe: impl Fn() -> Operation,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let ordered = {
-            let (handle, _) = self.handle.take(Some(kind), limit)?;
-            self.ready(&handle)?;
+        let before = |error: Error| self.conclude_before(error.during(&describe));
+        let launched = {
+            let (handle, _) = self.handle.take(Some(kind), limit).map_err(before)?;
+            self.ready(&handle).map_err(before)?;
             let _inside = inside::enter(self, Place::Issue, limit);
-            self.prepare(&handle, frame)?;
+            self.prepare(&handle, frame).map_err(before)?;
             let lent = Lent;
             let launched = launch();
             let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
             std::mem::forget(lent);
             launched.and(ordered)
         };
-        ordered.map_err(|error: Error| {
-            let error = error.during(describe);
+        launched.map_err(|error| {
+            let error = error.during(&describe);
             self.abandon(&error, frame);
-            error
+            self.conclude(error).during(describe)
         })
     }
 }

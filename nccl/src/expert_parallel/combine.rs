@@ -80,7 +80,7 @@ impl ExpertParallel {
         let prepared = self.prepare_combine(routing, expert_out, weights, out);
         let (frame, combine) =
             prepared.map_err(|error| self.comm.failed_check(KIND, shape, error))?;
-        let request = self.issued(&frame, KIND, shape)?;
+        let request = self.comm.issue(&frame, KIND, shape)?;
         if combine.tokens > 0 {
             self.launched(&frame, KIND, shape, || {
                 // SAFETY: a slot and a weight for each choice of the tokens that were routed, and a row of `out` for

@@ -138,7 +138,7 @@ impl ExpertParallel {
                 unsafe { self.kernels.permute(permute) }
             })
         })?;
-        self.issued(&frame, KIND, shape)
+        self.comm.issue(&frame, KIND, shape)
     }
 
     /// Checks everything, and takes the buffers.

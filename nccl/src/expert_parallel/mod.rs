@@ -41,7 +41,6 @@ use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
-use crate::request::Request;
 use kernels::Kernels;
 use layout::Sizes;
 
@@ -125,7 +124,6 @@ impl ExpertParallel {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn builder(comm: &Communicator) -> ExpertParallelBuilder<'_> {
         ExpertParallelBuilder::new(comm)
     }
@@ -235,6 +233,7 @@ impl ExpertParallel {
         }
     }
 
+    /// Puts kernels on the stream, between the joins with those of the buffers in the frame.
     fn launched(
         &self,
         frame: &Frame<'_>,
@@ -245,13 +244,7 @@ impl ExpertParallel {
         let inner = &self.comm.inner;
         let started = std::time::Instant::now();
         let describe = || inner.operation(kind, shape, None, started);
-        inner
-            .compute(frame, kind, self.comm.limit, describe, launch)
-            .map_err(|error| inner.conclude_before(error.during(describe)))
-    }
-
-    fn issued(&self, frame: &Frame<'_>, kind: OperationKind, shape: Shape) -> Result<Request> {
-        self.comm.issue(frame, kind, shape)
+        inner.compute(frame, kind, self.comm.limit, describe, launch)
     }
 }
 

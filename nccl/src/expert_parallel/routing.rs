@@ -155,7 +155,7 @@ impl ExpertParallel {
             // say; all are leased by the frame.
             unsafe { self.kernels.route(&route, sizes) }
         })?;
-        let request = self.issued(&frame, KIND, SHAPE)?;
+        let request = self.comm.issue(&frame, KIND, SHAPE)?;
         *routed = Some(Routed {
             tokens: entries / sizes.top_k,
             sequence: request.sequence(),
