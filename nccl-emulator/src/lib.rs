@@ -20,7 +20,7 @@
 //! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where
 //! a GPU would only sometimes fail: work runs in stream order and not before it must; memory that
 //! is freed too early, used out of bounds or by the host is caught, and [`violations()`] says which
-//! allocation it was. It executes no PTX; of a program's [kernels](kernels), a Rust function runs in their place.
+//! allocation it was. It executes no PTX; of a program's [`kernels`], a Rust function runs in their place.
 //!
 //! # Settings
 //!
