@@ -525,6 +525,8 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         let ep = made(&comm, &CASE, 4)?;
         let mut routing = ep.routing()?;
         let topk = stream.clone_htod(&[0i32, 1])?;
+        // Otherwise the other rank may still be waiting for what it builds.
+        world.barrier("built")?;
         const OUT_OF_MEMORY: u32 = 2;
         let fault = (world.rank() == 0).then(|| {
             let here = faults::at_call("cuLaunchKernel").on_this_thread();
