@@ -173,10 +173,14 @@ fn plans_of_all_to_all_allocate_nothing() {
             let mut hundred =
                 || (0..100).for_each(|_| drop(plan.enqueue_in_place(&mut y).unwrap()));
             hundred();
-            // The emulator's stream keeps each copy in memory of its own; nothing else does.
-            let copies = 100 * plan_copies;
+            // The emulator's stream keeps each copy in memory of its own, and now and then makes its queue longer. One for each of
+            // the exchanges would be a hundred more.
+            let copies = 100 * plan_copies as u64;
             let (count, _) = allocations(hundred);
-            assert_eq!(count, copies as u64, "in place, {what}");
+            assert!(
+                (copies..copies + 50).contains(&count),
+                "in place, {what}: {count}"
+            );
             let counts: Vec<usize> = (0..ranks).map(|peer| peer % 3).collect();
             let parts = Parts::packed(&counts);
             let plan = AllToAll::plan(comm)
