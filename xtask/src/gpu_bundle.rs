@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! run.sh              starts the check: run.sh [quick|full] [--emulated]
-//! gpu-check           what run.sh starts: unpacks the rest, runs every step, writes the reports
+//! gpu-check.gz        what run.sh unpacks and starts: unpacks the rest, runs every step, writes the reports
 //! programs.tar.xz     release binaries of tests, examples, benches and programs; NCCL's headers, and the
 //!                     sources of nccl-tests if --nccl-tests named a checkout of them
 //! libnccl.so.2.xz     the release of NCCL that nccl-sys binds, with code for sm_90 only (slim.rs)
@@ -46,6 +46,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "it measures how soon ranks hear, and needs no GPU",
     ),
     ("bench", "rendezvous", "it needs no GPU"),
+    ("example", "all_to_all_model", "it prints what formulas say"),
     ("example", "going_on", "it needs no GPU"),
     ("example", "metrics", "it shows what tests look at"),
     ("example", "opentelemetry", "it shows what tests look at"),
@@ -153,7 +154,7 @@ fn bundle(options: &Options) -> Result {
     let mut glibc = (0, 0);
     for artifact in &artifacts {
         let target = match artifact.kind.as_str() {
-            "bin" if artifact.name == "gpu-check" => out.join(&artifact.name),
+            "bin" if artifact.name == "gpu-check" => work.path().join(&artifact.name),
             "bin" => programs.join(&artifact.name),
             "test" => programs.join("deps").join(&artifact.name),
             "example" => programs.join("examples").join(&artifact.name),
@@ -168,6 +169,10 @@ fn bundle(options: &Options) -> Result {
         )?;
         glibc = glibc.max(needed_glibc(&target)?);
     }
+    // What unpacks the rest: by the means of any machine.
+    let check = work.path().join("gpu-check");
+    run_command(Command::new("gzip").arg("-9n").arg(&check))?;
+    fs::copy(check.with_extension("gz"), out.join("gpu-check.gz"))?;
     if glibc > NEWEST_GLIBC {
         let (found, most) = (format!("{glibc:?}"), format!("{NEWEST_GLIBC:?}"));
         return Err(format!(
