@@ -375,7 +375,7 @@ fn what_is_not_there_says_so() {
     context(0);
     let null = std::ptr::null_mut::<c_void>();
     for code in [
-        call!(c"cuModuleLoadData", null.cast() => *mut *mut c_void, null => *const c_void),
+        call!(c"cuModuleLoadFatBinary", null.cast() => *mut *mut c_void, null => *const c_void),
         call!(c"cuGraphCreate", null.cast() => *mut *mut c_void, 0 => c_uint),
         call!(c"cuMemAllocManaged", null.cast() => *mut u64, 1 => usize, 1 => c_uint),
         call!(c"cuIpcGetMemHandle", null => *mut c_void, 0 => u64),

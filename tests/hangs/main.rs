@@ -219,6 +219,12 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, comm.register(buffer).map(drop))
         }
+        Program::RegisterWindow => {
+            let buffer = comm.buffer::<f32>(8).expect("memory");
+            meet();
+            let begun = hang();
+            timed(begun, comm.register_window(buffer).map(drop))
+        }
         Program::IntoInner | Program::DropRegistered => {
             let buffer = comm.buffer::<f32>(8).expect("memory");
             let registered = comm.register(buffer).expect("it is registered");

@@ -34,6 +34,7 @@ pub(crate) enum Program {
     Buffer,
     DropBuffer,
     Register,
+    RegisterWindow,
     IntoInner,
     DropRegistered,
     PreMulSum,
@@ -223,6 +224,7 @@ impl Row {
             Program::Buffer => "`Communicator::buffer`",
             Program::DropBuffer => "drop of a `Buffer`",
             Program::Register => "`register`",
+            Program::RegisterWindow => "`register_window`",
             Program::IntoInner => "`Registered::into_inner`",
             Program::DropRegistered => "drop of a `Registered`",
             Program::PreMulSum => "`pre_mul_sum`",
@@ -261,10 +263,6 @@ impl Row {
 pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
     ("ncclCommInitRank", "always blocks"),
     ("ncclCommInitAll", "always blocks"),
-    (
-        "ncclCommWindowRegister",
-        "one-sided operations are not part of this crate",
-    ),
     ("ncclCommSuspend", "suspending is not part of this crate"),
     ("cuEventSynchronize", "waits without a limit"),
     ("cuStreamSynchronize", "waits without a limit"),
@@ -470,6 +468,13 @@ pub(crate) const ROWS: &[Row] = {
         row(
             P::Register,
             "ncclCommRegister",
+            Error(OUT, NOT_BACK),
+            OperationAndAbort,
+            Told,
+        ),
+        row(
+            P::RegisterWindow,
+            "ncclCommWindowRegister",
             Error(OUT, NOT_BACK),
             OperationAndAbort,
             Told,

@@ -79,7 +79,7 @@ impl Communicator {
         let (inner, limit) = (Arc::clone(&self.inner), self.limit);
         let made = expendable::call(
             // Waiting for a turn, and for the other ranks, ends by itself.
-            deadline_after(limit.saturating_mul(2).saturating_add(SLACK)),
+            deadline_after(limit.saturating_add(SLACK)),
             || false,
             move || {
                 let before = |error| Failed::Before(error);
@@ -87,11 +87,11 @@ impl Communicator {
                 let bound = inner.context.bind_to_thread().map_err(binding);
                 bound.map_err(before)?;
                 reaper::relax_capture_mode();
+                let started = Instant::now();
                 let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
                 let raw = inner.ready(&guard).map_err(before)?;
                 let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
                 let at: *mut *mut c_void = &raw mut *place.0;
-                let started = Instant::now();
                 let launched = inner.launch(raw, started, limit, || {
                     // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
                     // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
