@@ -344,6 +344,13 @@ impl Inner {
             })
         };
         settled(CALL)?;
+        // What was ended before NCCL was asked, or meanwhile, is no success that came a moment later.
+        if interrupted() {
+            let limit = self.timeouts.init;
+            return Err(here(
+                Unsettled::Interrupted.into_error("joining the ranks", limit),
+            ));
+        }
         let (Some(switch), Some(config)) = (&self.switch, &configs.child) else {
             return Ok(raw);
         };
