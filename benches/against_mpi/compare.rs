@@ -1,0 +1,136 @@
+//! What is measured, and what it comes to.
+
+use nccl_tools::statistics::median;
+
+use super::options::Options;
+use super::team::Team;
+use super::{Operation, Outcome};
+
+/// How long a turn is to be: long beside a barrier, the clock, and a time slice of the kernel's.
+const TURN: f64 = 0.025;
+/// Repetitions in a turn, at least and at most.
+const REPETITIONS: std::ops::RangeInclusive<usize> = 3..=50_000;
+
+/// One operation at one size: the seconds that it took each competitor, round by round.
+pub(crate) struct Comparison {
+    pub(crate) operation: Operation,
+    pub(crate) ranks: usize,
+    pub(crate) bytes: usize,
+    pub(crate) ours: Vec<f64>,
+    pub(crate) mpi: Vec<f64>,
+    pub(crate) memcpy: Vec<f64>,
+}
+
+/// A median, and the least and the greatest.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) greatest: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(values: &[f64]) -> Self {
+        Self {
+            median: median(values).unwrap_or(f64::NAN),
+            least: values.iter().copied().fold(f64::INFINITY, f64::min),
+            greatest: values.iter().copied().fold(0.0, f64::max),
+        }
+    }
+}
+
+impl Comparison {
+    /// Ours over theirs, round by round: what disturbs a round disturbs both.
+    pub(crate) fn ratio(&self, others: &[f64]) -> Spread {
+        let ratios: Vec<f64> = self
+            .ours
+            .iter()
+            .zip(others)
+            .map(|(ours, other)| ours / other)
+            .collect();
+        Spread::of(&ratios)
+    }
+}
+
+/// All operations and sizes with so many ranks.
+pub(crate) fn all(
+    ranks: usize,
+    options: &Options,
+    ours: &mut Team,
+    theirs: &mut Team,
+) -> Outcome<Vec<Comparison>> {
+    let mut cases = Vec::new();
+    if ranks == 2 {
+        cases.push((Operation::SendRecv, 8));
+    }
+    for operation in [Operation::AllToAll, Operation::AllReduce] {
+        cases.extend(options.sizes().map(|bytes| (operation, bytes)));
+    }
+    // Every page of every buffer is used once before anything is timed, also by the peers that map it.
+    ours.time(Operation::AllToAll, options.max, 1)?;
+    theirs.time(Operation::AllToAll, options.max, 1)?;
+    let mut results = Vec::new();
+    for (operation, bytes) in cases {
+        ours.check(operation, bytes)?;
+        theirs.check(operation, bytes)?;
+        let done = compare(operation, ranks, bytes, options.rounds, ours, theirs)?;
+        eprintln!(
+            "{ranks} ranks, {} of {bytes} B: emulator {:.2} us, Open MPI {:.2} us, memcpy {:.2} us",
+            operation.name(),
+            Spread::of(&done.ours).median * 1e6,
+            Spread::of(&done.mpi).median * 1e6,
+            Spread::of(&done.memcpy).median * 1e6
+        );
+        results.push(done);
+    }
+    Ok(results)
+}
+
+fn compare(
+    operation: Operation,
+    ranks: usize,
+    bytes: usize,
+    rounds: usize,
+    ours: &mut Team,
+    theirs: &mut Team,
+) -> Outcome<Comparison> {
+    let mut turn = |competitor: usize, count: usize| match competitor {
+        0 => ours.time(operation, bytes, count),
+        1 => theirs.time(operation, bytes, count),
+        _ => theirs.time(Operation::Memcpy, bytes, count),
+    };
+    let mut counts = [0; 3];
+    for (competitor, count) in counts.iter_mut().enumerate() {
+        *count = repetitions(|count| turn(competitor, count))?;
+    }
+    let mut times: [Vec<f64>; 3] = Default::default();
+    for round in 0..rounds {
+        for place in 0..3 {
+            let competitor = (round + place) % 3;
+            times[competitor].push(turn(competitor, counts[competitor])?);
+        }
+    }
+    let [ours, mpi, memcpy] = times;
+    Ok(Comparison {
+        operation,
+        ranks,
+        bytes,
+        ours,
+        mpi,
+        memcpy,
+    })
+}
+
+/// How many fit into a turn.
+fn repetitions(mut time: impl FnMut(usize) -> Outcome<f64>) -> Outcome<usize> {
+    let mut count = *REPETITIONS.start();
+    loop {
+        let seconds = time(count)?;
+        let fitting = ((TURN / seconds) as usize).clamp(*REPETITIONS.start(), *REPETITIONS.end());
+        // From a good part of a turn one can tell the whole.
+        if fitting <= 8 * count {
+            return Ok(fitting);
+        }
+        count = 4 * count;
+    }
+}

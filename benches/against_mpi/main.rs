@@ -1,0 +1,217 @@
+//! How fast the emulator moves data between processes, beside Open MPI and beside copies of the same bytes.
+//!
+//! ```text
+//! cargo bench --bench against_mpi                        all of it; writes docs/results/against-mpi.md and .svg
+//! cargo bench --bench against_mpi -- --output DIRECTORY --rounds 7 --min 1K --max 64M --ranks 2,4
+//! ```
+//!
+//! Needs Open MPI and its compiler: Debian's openmpi-bin and libopenmpi-dev. `benches/mpi/all_to_all.c` is built
+//! by this program, and started by mpirun.
+//!
+//! For each number of ranks there are two teams of processes, ours and MPI's; rank i of both is bound to the same
+//! core. Both connect to this program and sleep until they are told to do an operation a number of times. For each
+//! operation and size, the emulator, MPI and memcpy (by MPI's ranks, all at once) take turns, in another order each
+//! round. A turn begins behind a barrier, and is as long as from when its first rank begins until its last is done.
+//!
+//! - `team`: processes that do what they are told; `rank`: ours; `cores`: which rank runs where;
+//! - `compare`: what is measured; `page`, `chart`: what becomes of it.
+
+mod chart;
+mod compare;
+mod cores;
+mod options;
+mod page;
+mod rank;
+mod team;
+
+use std::error::Error;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use options::Options;
+use team::Team;
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Says to a process that it is a rank of ours: its number, how many there are, and the bytes of a buffer.
+const RANK: &str = "NCCL_AGAINST_MPI_RANK";
+/// The socket that it is told its orders by.
+const SOCKET: &str = "NCCL_AGAINST_MPI_SOCKET";
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    AllToAll,
+    AllReduce,
+    /// One message to and one from the other rank of a pair, in a group.
+    SendRecv,
+    /// A copy by each rank, all at once.
+    Memcpy,
+}
+
+impl Operation {
+    const ALL: [Self; 4] = [
+        Self::AllToAll,
+        Self::AllReduce,
+        Self::SendRecv,
+        Self::Memcpy,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllToAll => "all-to-all",
+            Self::AllReduce => "all-reduce",
+            Self::SendRecv => "send+recv",
+            Self::Memcpy => "memcpy",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|operation| operation.name() == name)
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match std::env::var(RANK) {
+        Ok(role) => be_a_rank(&role),
+        Err(_) => drive(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("against_mpi: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn be_a_rank(role: &str) -> Outcome {
+    let numbers: Result<Vec<usize>, _> = role.split(' ').map(str::parse).collect();
+    let [rank, ranks, room] = numbers?[..] else {
+        return Err(format!("{RANK}={role}: three numbers are needed").into());
+    };
+    rank::run(rank, ranks, room, &std::env::var(SOCKET)?)
+}
+
+fn drive() -> Outcome {
+    let Some(options) = Options::parse()? else {
+        return Ok(());
+    };
+    let (mpirun, mpicc) = (
+        version("mpirun", "--version"),
+        version("mpicc", "--version"),
+    );
+    let (Some(mpi), Some(compiler)) = (mpirun, mpicc) else {
+        return Err(
+            "mpirun or mpicc is missing, or does not run; both come with Open MPI. On Debian and Ubuntu:\n    \
+             apt-get install openmpi-bin libopenmpi-dev"
+                .into(),
+        );
+    };
+    if !mpi.contains("Open MPI") {
+        return Err(format!("mpirun is not that of Open MPI, but says {mpi:?}").into());
+    }
+    let directory = tempfile::Builder::new().prefix("against-mpi-").tempdir()?;
+    let program = build(directory.path())?;
+    let before = page::load();
+    let mut results = Vec::new();
+    for &ranks in &options.ranks {
+        let mut ours = start_ours(ranks, &options, directory.path())?;
+        let mut theirs = start_mpi(ranks, &options, directory.path(), &program)?;
+        check_cores(ranks, &ours, &theirs)?;
+        results.extend(compare::all(ranks, &options, &mut ours, &mut theirs)?);
+    }
+    let machine = page::Machine {
+        mpi,
+        compiler,
+        before,
+        after: page::load(),
+    };
+    std::fs::create_dir_all(&options.output)?;
+    let (text, picture) = (
+        options.output.join("against-mpi.md"),
+        options.output.join("against-mpi.svg"),
+    );
+    std::fs::write(&text, page::write(&options, &machine, &results))?;
+    std::fs::write(&picture, chart::draw(&results))?;
+    eprintln!("wrote {} and {}", text.display(), picture.display());
+    Ok(())
+}
+
+/// The first line of what a program says of itself.
+fn version(program: &str, option: &str) -> Option<String> {
+    let output = Command::new(program).arg(option).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    output
+        .status
+        .success()
+        .then(|| text.lines().next().unwrap_or("").to_owned())
+}
+
+/// Compiles the program for MPI.
+fn build(directory: &Path) -> Outcome<std::path::PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/mpi/all_to_all.c");
+    let program = directory.join("all_to_all");
+    let status = Command::new("mpicc")
+        .args(["-O3", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status()?;
+    match status.success() {
+        true => Ok(program),
+        false => Err(format!("mpicc could not compile {}: {status}", source.display()).into()),
+    }
+}
+
+fn start_ours(ranks: usize, options: &Options, directory: &Path) -> Outcome<Team> {
+    let program = std::env::current_exe()?;
+    let mut team = Team::start("emulator", ranks, directory, |socket| {
+        let rank = |rank: usize| {
+            let mut command = Command::new(&program);
+            command
+                .env(RANK, format!("{rank} {ranks} {}", options.max))
+                .env(SOCKET, socket);
+            command
+        };
+        (0..ranks).map(rank).collect()
+    })?;
+    let first = team.introductions().next().ok_or("no ranks")?;
+    let id = first.rsplit(' ').next().ok_or("no id")?.to_owned();
+    team.tell(&id)?;
+    Ok(team)
+}
+
+fn start_mpi(ranks: usize, options: &Options, directory: &Path, program: &Path) -> Outcome<Team> {
+    let cores = cores::allowed()?.len();
+    Team::start("Open MPI", ranks, directory, |socket| {
+        let mut command = Command::new("mpirun");
+        command
+            .args(options::mpirun(ranks, cores))
+            .arg(program)
+            .arg(socket)
+            .arg(options.max.to_string());
+        command.stdin(std::process::Stdio::null());
+        vec![command]
+    })
+}
+
+/// Rank i of both is on the same core, and on that alone.
+fn check_cores(ranks: usize, ours: &Team, theirs: &Team) -> Outcome {
+    let cores = cores::allowed()?;
+    for (name, team) in [("emulator", ours), ("Open MPI", theirs)] {
+        for (rank, introduction) in team.introductions().enumerate() {
+            let bound = introduction.split(' ').next().unwrap_or("none");
+            let expected = cores::of_rank(rank, &cores).to_string();
+            if bound != expected {
+                return Err(format!(
+                    "rank {rank} of {ranks} of {name} is bound to cores {bound}, not to {expected} alone: the two \
+                     programs are not bound alike, and cannot be compared"
+                )
+                .into());
+            }
+        }
+    }
+    Ok(())
+}

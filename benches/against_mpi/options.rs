@@ -1,0 +1,126 @@
+//! What the command line says.
+
+use std::path::{Path, PathBuf};
+
+use super::Outcome;
+
+/// See the module.
+pub(crate) struct Options {
+    /// Where the page and the picture go.
+    pub(crate) output: PathBuf,
+    /// Turns of each competitor, for each operation and size.
+    pub(crate) rounds: usize,
+    /// The sizes, in bytes of a rank's send buffer: all powers of two from the one to the other.
+    pub(crate) min: usize,
+    pub(crate) max: usize,
+    /// Numbers of ranks.
+    pub(crate) ranks: Vec<usize>,
+    /// The command, for the page.
+    pub(crate) command: String,
+}
+
+const USAGE: &str = "\
+cargo bench --bench against_mpi [-- OPTIONS]
+    --output DIRECTORY   where against-mpi.md and against-mpi.svg go (docs/results of this repository)
+    --rounds N           turns of each competitor for each operation and size (9; at least 3)
+    --min BYTES          the smallest size (1K)
+    --max BYTES          the largest size (64M)
+    --ranks LIST         numbers of ranks, each even (2,4)";
+
+impl Options {
+    /// The options; `None`: the person wanted to know which there are.
+    pub(crate) fn parse() -> Outcome<Option<Self>> {
+        use lexopt::Arg::Long;
+        let mut options = Self {
+            output: Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results"),
+            rounds: 9,
+            min: 1 << 10,
+            max: 64 << 20,
+            ranks: vec![2, 4],
+            command: String::from("cargo bench --bench against_mpi"),
+        };
+        let arguments: Vec<String> = std::env::args()
+            .skip(1)
+            .filter(|argument| argument != "--bench")
+            .collect();
+        if !arguments.is_empty() {
+            options.command += &format!(" -- {}", arguments.join(" "));
+        }
+        let mut parser = lexopt::Parser::from_args(&arguments);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Long("output") => options.output = parser.value()?.into(),
+                Long("rounds") => options.rounds = text(&mut parser)?.parse()?,
+                Long("min") => options.min = size(&text(&mut parser)?)?,
+                Long("max") => options.max = size(&text(&mut parser)?)?,
+                Long("ranks") => {
+                    let numbers = text(&mut parser)?;
+                    options.ranks = numbers
+                        .split(',')
+                        .map(str::parse)
+                        .collect::<Result<_, _>>()?;
+                }
+                Long("help") => {
+                    println!("{USAGE}");
+                    return Ok(None);
+                }
+                other => return Err(format!("{}\n{USAGE}", other.unexpected()).into()),
+            }
+        }
+        // Each rank of a pair needs the other one, and each of many a part of the smallest size.
+        let fits = |&ranks: &usize| ranks > 0 && ranks % 2 == 0 && 4 * ranks <= options.min;
+        let powers = options.min.is_power_of_two()
+            && options.max.is_power_of_two()
+            && options.min <= options.max;
+        if options.rounds < 3
+            || !powers
+            || options.ranks.is_empty()
+            || !options.ranks.iter().all(fits)
+        {
+            return Err(format!("these options do not fit together\n{USAGE}").into());
+        }
+        Ok(Some(options))
+    }
+
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
+        let max = self.max;
+        std::iter::successors(Some(self.min), |size| Some(2 * size))
+            .take_while(move |&size| size <= max)
+    }
+}
+
+fn text(parser: &mut lexopt::Parser) -> Outcome<String> {
+    Ok(parser
+        .value()?
+        .into_string()
+        .map_err(|_| "an option's value is no text")?)
+}
+
+fn size(text: &str) -> Outcome<usize> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        _ => (text, 0),
+    };
+    Ok(digits.parse::<usize>()? << shift)
+}
+
+/// What mpirun is told about `ranks` ranks: one to a core, in turns.
+pub(crate) fn mpirun(ranks: usize, cores: usize) -> Vec<String> {
+    let mut words = vec!["--allow-run-as-root", "--map-by", "core"];
+    match ranks > cores {
+        false => words.extend(["--bind-to", "core"]),
+        // Those that wait let the others have the core.
+        true => words.extend([
+            "--oversubscribe",
+            "--bind-to",
+            "core:overload-allowed",
+            "--mca",
+            "mpi_yield_when_idle",
+            "1",
+        ]),
+    }
+    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+    words.extend(["-np".to_owned(), ranks.to_string()]);
+    words
+}

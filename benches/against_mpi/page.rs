@@ -1,0 +1,337 @@
+//! The page in `docs/results`.
+
+use std::fmt::Write as _;
+
+use nccl_tools::build_info::BUILD;
+use nccl_tools::statistics::median;
+
+use super::Operation;
+use super::compare::{Comparison, Spread};
+use super::options::{self, Options};
+
+/// What the figures depend on.
+pub(crate) struct Machine {
+    pub(crate) mpi: String,
+    pub(crate) compiler: String,
+    /// The load before and after.
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+/// The load of the last one, five and fifteen minutes.
+pub(crate) fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(", ")
+}
+
+/// The page.
+pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]) -> String {
+    let mut page = String::from(
+        "# The emulator against Open MPI and memcpy\n\nWritten by `cargo bench --bench against_mpi`. No GPU: these \
+         figures say nothing about one.\n\n",
+    );
+    let _ = writeln!(
+        page,
+        "- command: `{}`, {}\n- {}\n- {}, mpicc: {}\n- {}\n- load (1, 5 and 15 minutes) before: {}; after: {}\n",
+        options.command,
+        nccl_tools::clock::now(),
+        BUILD.line(),
+        machine.mpi,
+        machine.compiler,
+        processor(),
+        machine.before,
+        machine.after
+    );
+    how(&mut page, options, results);
+    verdicts(&mut page, results);
+    page += "![Time over size](against-mpi.svg)\n";
+    for &ranks in &options.ranks {
+        for operation in [
+            Operation::SendRecv,
+            Operation::AllToAll,
+            Operation::AllReduce,
+        ] {
+            let of_it = |one: &&Comparison| one.operation == operation && one.ranks == ranks;
+            let rows: Vec<_> = results.iter().filter(of_it).collect();
+            table(&mut page, operation, ranks, &rows);
+        }
+    }
+    page
+}
+
+fn how(page: &mut String, options: &Options, results: &[Comparison]) {
+    let cores = super::cores::allowed().map_or(0, |cores| cores.len());
+    let mut commands: Vec<String> = Vec::new();
+    for &ranks in &options.ranks {
+        commands.push(format!(
+            "`mpirun {}`",
+            options::mpirun(ranks, cores).join(" ")
+        ));
+    }
+    let _ = writeln!(
+        page,
+        "## How this was measured\n\n\
+         Ranks are processes of one machine, rank i of every program bound to core i modulo {cores} (each says where it \
+         is; another place would end the run). The emulator's are called by NCCL's C functions, 20 operations and then a \
+         `cuStreamSynchronize`, as in nccl-tests; MPI's by {}: `MPI_Alltoall` and `MPI_Allreduce` of floats, \
+         `MPI_Sendrecv` of bytes (`benches/mpi/all_to_all.c`). memcpy is the C library's, by all of MPI's ranks at the \
+         same time, in memory of malloc's. Sizes are bytes of a rank's send buffer. Buffers shift from one operation to \
+         the next through {} MiB, as in nccl-tests, so none stays in a first-level cache. Before a size is timed, one \
+         operation of each program is checked, element by element.\n\n\
+         The three take turns in one run, {} turns each for each line, in another order each round; those that wait \
+         sleep outside of NCCL and MPI. A turn takes about 25 ms, or three operations; it is from when its first rank \
+         begins, behind a barrier, until its last one is done, by one monotonic clock, divided by the number of \
+         operations. Times are medians of the turns, in brackets the least and the greatest; ratios are medians of the \
+         ratios within a round, so that what disturbs a round counts on both sides.\n",
+        commands.join(" and "),
+        options.max >> 20,
+        options.rounds
+    );
+    let noise = |of: fn(&Comparison) -> &Vec<f64>| {
+        let widths: Vec<f64> = results
+            .iter()
+            .map(|one| Spread::of(of(one)))
+            .map(|spread| (spread.greatest - spread.least) / spread.median * 100.0)
+            .collect();
+        median(&widths).unwrap_or(f64::NAN)
+    };
+    let _ = writeln!(
+        page,
+        "Noise: between the least and the greatest turn of a line lie {:.0} % of its median for the emulator, {:.0} % for \
+         Open MPI and {:.0} % for memcpy (medians over all lines).\n",
+        noise(|one| &one.ours),
+        noise(|one| &one.mpi),
+        noise(|one| &one.memcpy)
+    );
+}
+
+/// A limit on some of the results.
+struct Goal {
+    what: &'static str,
+    operation: Operation,
+    ranks: usize,
+    sizes: std::ops::RangeInclusive<usize>,
+    of: fn(&Comparison) -> f64,
+    must: f64,
+    aim: f64,
+    unit: &'static str,
+}
+
+const ALL: usize = usize::MAX;
+
+fn goals() -> Vec<Goal> {
+    let over_memcpy: fn(&Comparison) -> f64 = |one| one.ratio(&one.memcpy).median;
+    let over_mpi: fn(&Comparison) -> f64 = |one| one.ratio(&one.mpi).median;
+    let microseconds: fn(&Comparison) -> f64 = |one| Spread::of(&one.ours).median * 1e6;
+    let goal = |what, operation, ranks, sizes, of, (must, aim), unit| Goal {
+        what,
+        operation,
+        ranks,
+        sizes,
+        of,
+        must,
+        aim,
+        unit,
+    };
+    use Operation::{AllReduce, AllToAll, SendRecv};
+    vec![
+        goal(
+            "8 B send+recv in a group",
+            SendRecv,
+            2,
+            8..=8,
+            microseconds,
+            (2.0, 0.6),
+            " µs",
+        ),
+        goal(
+            "all-to-all ≥ 4 MiB over memcpy",
+            AllToAll,
+            2,
+            4 << 20..=ALL,
+            over_memcpy,
+            (1.25, 1.10),
+            "",
+        ),
+        goal(
+            "all-to-all to 16 KiB over Open MPI",
+            AllToAll,
+            2,
+            0..=16 << 10,
+            over_mpi,
+            (1.25, 1.0),
+            "",
+        ),
+        goal(
+            "all-to-all above 16 KiB over Open MPI",
+            AllToAll,
+            2,
+            (16 << 10) + 1..=ALL,
+            over_mpi,
+            (1.0, 1.0),
+            "",
+        ),
+        goal(
+            "all-to-all over Open MPI",
+            AllToAll,
+            4,
+            0..=ALL,
+            over_mpi,
+            (f64::INFINITY, 1.0),
+            "",
+        ),
+        goal(
+            "all-reduce ≥ 1 MiB over memcpy",
+            AllReduce,
+            2,
+            1 << 20..=ALL,
+            over_memcpy,
+            (3.0, 2.0),
+            "",
+        ),
+    ]
+}
+
+fn verdicts(page: &mut String, results: &[Comparison]) {
+    *page += "## Against what the emulator is to reach\n\nThe worst size counts, by its median.\n\n\
+              | what | ranks | at most | aim | worst | |\n|---|---|---|---|---|---|\n";
+    for goal in goals() {
+        let fits = |one: &&Comparison| {
+            one.operation == goal.operation
+                && one.ranks == goal.ranks
+                && goal.sizes.contains(&one.bytes)
+        };
+        let measured: Vec<_> = results
+            .iter()
+            .filter(fits)
+            .map(|one| ((goal.of)(one), one.bytes))
+            .collect();
+        let Some(&(value, bytes)) = measured.iter().max_by(|a, b| a.0.total_cmp(&b.0)) else {
+            continue;
+        };
+        let above = |limit: f64| measured.iter().filter(|(value, _)| *value > limit).count();
+        let verdict = match (above(goal.must), above(goal.aim)) {
+            (0, 0) if goal.must.is_finite() => "met, and the aim".to_owned(),
+            (0, 0) => "aim met".to_owned(),
+            (0, some) if goal.must.is_finite() => {
+                format!("met; aim missed at {some} of {} sizes", measured.len())
+            }
+            (0, some) => format!("aim missed at {some} of {} sizes", measured.len()),
+            (some, _) => format!("**missed** at {some} of {} sizes", measured.len()),
+        };
+        let must = if goal.must.is_finite() {
+            format!("{}{}", goal.must, goal.unit)
+        } else {
+            "reported".to_owned()
+        };
+        let _ = writeln!(
+            page,
+            "| {} | {} | {must} | {}{} | {value:.2}{} ({}) | {verdict} |",
+            goal.what,
+            goal.ranks,
+            goal.aim,
+            goal.unit,
+            goal.unit,
+            size(bytes)
+        );
+    }
+    *page += "\n";
+}
+
+fn table(page: &mut String, operation: Operation, ranks: usize, rows: &[&Comparison]) {
+    if rows.is_empty() {
+        return;
+    }
+    let name = match operation {
+        Operation::SendRecv => "Send and receive in a group",
+        Operation::AllToAll => "All-to-all",
+        Operation::AllReduce => "All-reduce, sum of floats",
+        Operation::Memcpy => "memcpy",
+    };
+    let _ = writeln!(
+        page,
+        "\n## {name}, {ranks} ranks\n\n\
+         | size | emulator (µs) | Open MPI (µs) | memcpy (µs) | emulator / Open MPI | emulator / memcpy |\n\
+         |--:|--:|--:|--:|--:|--:|"
+    );
+    for row in rows {
+        let time = |seconds: &[f64]| {
+            let Spread {
+                median,
+                least,
+                greatest,
+            } = Spread::of(seconds);
+            format!(
+                "{} ({}–{})",
+                number(median * 1e6),
+                number(least * 1e6),
+                number(greatest * 1e6)
+            )
+        };
+        let ratio = |others: &[f64]| {
+            let Spread {
+                median,
+                least,
+                greatest,
+            } = row.ratio(others);
+            format!(
+                "{} ({}–{})",
+                number(median),
+                number(least),
+                number(greatest)
+            )
+        };
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {} |",
+            size(row.bytes),
+            time(&row.ours),
+            time(&row.mpi),
+            time(&row.memcpy),
+            ratio(&row.mpi),
+            ratio(&row.memcpy)
+        );
+    }
+}
+
+/// Three digits, as far as there are places for them.
+fn number(value: f64) -> String {
+    match value {
+        100.0.. => format!("{value:.0}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// A size in bytes.
+pub(crate) fn size(bytes: usize) -> String {
+    match bytes {
+        0x10_0000.. => format!("{} MiB", bytes >> 20),
+        0x400.. => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// The processor, how many there are, and the system.
+fn processor() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = read("/proc/cpuinfo");
+    let model = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let model = model.map_or("unknown processor", |model| {
+        model.trim_start_matches([' ', '\t', ':'])
+    });
+    let cores = super::cores::allowed().map_or(0, |cores| cores.len());
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let virtual_machine = if cpus.contains("hypervisor") {
+        ", a virtual machine"
+    } else {
+        ""
+    };
+    format!(
+        "{cores} cores ({model}){virtual_machine}, Linux {}, huge pages of shared memory: {}",
+        kernel.trim(),
+        nccl_tools::bench::HostCopy::huge_pages()
+    )
+}

@@ -1,0 +1,224 @@
+//! The ranks that use the emulator, by NCCL's C functions. What they are told is what `benches/mpi/all_to_all.c`
+//! is told, and they answer alike.
+
+use std::ffi::{c_char, c_void};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use nccl::cudarc::driver::{CudaContext, result};
+use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Reduction, ncclUniqueId};
+use nccl_tools::raw::operations::Stream;
+use nccl_tools::raw::{Address, Comm, Memory};
+use nccl_tools::{nccl_call, perf};
+
+use super::{Operation, Outcome, cores};
+
+/// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
+const BATCH: usize = 20;
+
+struct Rank {
+    rank: usize,
+    ranks: usize,
+    /// The size of each buffer.
+    room: usize,
+    comm: Comm,
+    cuda: std::sync::Arc<nccl::cudarc::driver::CudaStream>,
+    stream: Stream,
+    from: Memory,
+    to: Memory,
+    scalar: Memory,
+}
+
+/// Is rank `rank` of `ranks` until the driver is gone.
+pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outcome {
+    // Before anything else: threads that the emulator starts shall be on the same core.
+    cores::bind(rank)?;
+    perf::install(ranks).map_err(|failure| failure.to_string())?;
+    let mut driver = UnixStream::connect(socket)?;
+    let mut lines = BufReader::new(driver.try_clone()?).lines();
+    let mut id = ncclUniqueId::default();
+    if rank == 0 {
+        succeed(nccl_call!(ncclGetUniqueId(&mut id)), "ncclGetUniqueId")?;
+    }
+    let own = cores::allowed()?
+        .iter()
+        .map(usize::to_string)
+        .collect::<Vec<_>>();
+    let hex: String = id
+        .internal
+        .iter()
+        .map(|&byte| format!("{:02x}", byte as u8))
+        .collect();
+    writeln!(driver, "rank {rank} {} {hex}", own.join(","))?;
+    let hex = lines.next().ok_or("no id")??;
+    for (at, byte) in id.internal.iter_mut().enumerate() {
+        let digits = hex.get(2 * at..2 * at + 2).ok_or("too short an id")?;
+        *byte = u8::from_str_radix(digits, 16)? as c_char;
+    }
+    let rank = Rank::new(rank, ranks, room, id)?;
+    writeln!(driver, "ready")?;
+    for line in lines {
+        let answer = rank.obey(&line?)?;
+        writeln!(driver, "{answer}")?;
+    }
+    succeed(rank.comm.destroy(), "ncclCommDestroy")
+}
+
+fn succeed(code: u32, function: &str) -> Outcome {
+    match code {
+        0 => Ok(()),
+        code => Err(format!(
+            "{function} returned {code}: {}",
+            nccl_tools::raw::last_error()
+        )
+        .into()),
+    }
+}
+
+impl Rank {
+    fn new(rank: usize, ranks: usize, room: usize, id: ncclUniqueId) -> Outcome<Self> {
+        let context = CudaContext::new(rank)?;
+        let cuda = context.new_stream()?;
+        let mut comm = Comm::NULL;
+        let (n, own) = (ranks as i32, rank as i32);
+        succeed(
+            nccl_call!(ncclCommInitRank(&mut comm.0, n, id, own)),
+            "ncclCommInitRank",
+        )?;
+        Ok(Self {
+            rank,
+            ranks,
+            room,
+            comm,
+            stream: Stream::of(&cuda),
+            cuda,
+            from: allocate(room)?,
+            to: allocate(room)?,
+            scalar: allocate(size_of::<f32>())?,
+        })
+    }
+
+    fn obey(&self, order: &str) -> Outcome<String> {
+        let words: Vec<&str> = order.split(' ').collect();
+        match words[..] {
+            ["run", operation, bytes, count] => {
+                let operation = Operation::named(operation).ok_or("no such operation")?;
+                self.time(operation, bytes.parse()?, count.parse()?)
+            }
+            ["check", operation, bytes] => {
+                let operation = Operation::named(operation).ok_or("no such operation")?;
+                let right = self.is_right(operation, bytes.parse()?)?;
+                Ok(String::from(if right { "right" } else { "wrong" }))
+            }
+            _ => Err(format!("{order:?} is no order").into()),
+        }
+    }
+
+    fn time(&self, operation: Operation, bytes: usize, count: usize) -> Outcome<String> {
+        self.barrier()?;
+        let begun = now();
+        for turn in 0..count {
+            self.start(operation, bytes, turn)?;
+            if (turn + 1) % BATCH == 0 {
+                self.cuda.synchronize()?;
+            }
+        }
+        self.cuda.synchronize()?;
+        Ok(format!("{begun} {}", now()))
+    }
+
+    /// All are here when it returns.
+    fn barrier(&self) -> Outcome {
+        let (x, stream) = (self.scalar.pointer(), self.stream.raw());
+        let (kind, sum) = (Kind::ncclFloat32, Reduction::ncclSum);
+        let code = nccl_call!(ncclAllReduce(x, x, 1, kind, sum, self.comm.0, stream));
+        succeed(code, "ncclAllReduce")?;
+        Ok(self.cuda.synchronize()?)
+    }
+
+    /// Enqueues one operation on `bytes`. Buffers shift from one to the next as in nccl-tests.
+    fn start(&self, operation: Operation, bytes: usize, turn: usize) -> Outcome {
+        let shift = bytes * (turn % (self.room / bytes).max(1));
+        let (from, to) = (self.from.from(shift), self.to.from(shift));
+        let (x, y, stream) = (from.pointer(), to.pointer(), self.stream.raw());
+        let (kind, sum, count) = (
+            Kind::ncclFloat32,
+            Reduction::ncclSum,
+            bytes / size_of::<f32>(),
+        );
+        let (part, comm) = (count / self.ranks, self.comm.0);
+        match operation {
+            Operation::AllToAll => {
+                let code = nccl_call!(ncclAlltoAll(x, y, part, kind, comm, stream));
+                succeed(code, "ncclAlltoAll")
+            }
+            Operation::AllReduce => {
+                let code = nccl_call!(ncclAllReduce(x, y, count, kind, sum, comm, stream));
+                succeed(code, "ncclAllReduce")
+            }
+            Operation::SendRecv => {
+                let (kind, peer) = (Kind::ncclInt8, self.rank as i32 ^ 1);
+                nccl_call!(ncclGroupStart());
+                nccl_call!(ncclSend(x, bytes, kind, peer, comm, stream));
+                nccl_call!(ncclRecv(y, bytes, kind, peer, comm, stream));
+                succeed(nccl_call!(ncclGroupEnd()), "ncclGroupEnd")
+            }
+            Operation::Memcpy => Err("copies are made by the other program".into()),
+        }
+    }
+
+    fn is_right(&self, operation: Operation, bytes: usize) -> Outcome<bool> {
+        let count = bytes / size_of::<f32>();
+        let part = count / self.ranks;
+        let sent: Vec<f32> = (0..count).map(|index| element(self.rank, index)).collect();
+        let mut received = vec![-1f32; count];
+        let (from, to) = (
+            self.from.pointer().addr() as u64,
+            self.to.pointer().addr() as u64,
+        );
+        // SAFETY: both buffers are at least as long as the vectors, and nothing is pending on them.
+        unsafe {
+            result::memcpy_htod_sync(from, &sent)?;
+            result::memcpy_htod_sync(to, &received)?;
+        }
+        self.start(operation, bytes, 0)?;
+        self.cuda.synchronize()?;
+        // SAFETY: as above.
+        unsafe { result::memcpy_dtoh_sync(&mut received, to) }?;
+        let expected = |index: usize| match operation {
+            Operation::AllToAll => element(index / part, self.rank * part + index % part),
+            Operation::AllReduce => (0..self.ranks).map(|rank| element(rank, index)).sum(),
+            Operation::SendRecv | Operation::Memcpy => element(self.rank ^ 1, index),
+        };
+        Ok(received
+            .iter()
+            .enumerate()
+            .all(|(index, &value)| value == expected(index)))
+    }
+}
+
+/// What `rank` sends at `index`: sums of it are exact.
+fn element(rank: usize, index: usize) -> f32 {
+    (rank + 1) as f32 + (index % 251) as f32
+}
+
+/// Memory of the device, by NCCL's own function, with every page in place.
+fn allocate(bytes: usize) -> Outcome<Memory> {
+    let mut pointer: *mut c_void = std::ptr::null_mut();
+    succeed(
+        nccl_call!(ncclMemAlloc(&mut pointer, bytes)),
+        "ncclMemAlloc",
+    )?;
+    // SAFETY: as many bytes were just allocated.
+    unsafe { result::memset_d8_sync(pointer.addr() as u64, 0, bytes) }?;
+    Ok(Memory {
+        at: Address(pointer),
+        len: bytes,
+    })
+}
+
+/// Nanoseconds of the clock that all processes share, and MPI's ranks read.
+fn now() -> i64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
