@@ -32,6 +32,7 @@ pub mod failure;
 pub mod format;
 pub mod gpu_check;
 pub mod json;
+pub mod machine;
 pub mod measure;
 pub mod options;
 pub mod overhead;

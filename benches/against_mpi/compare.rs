@@ -6,8 +6,6 @@ use super::options::Options;
 use super::team::Team;
 use super::{Operation, Outcome};
 
-/// How long a turn is to be: long beside a barrier, the clock, and a time slice of the kernel's.
-const TURN: f64 = 0.025;
 /// Repetitions in a turn, at least and at most.
 const REPETITIONS: std::ops::RangeInclusive<usize> = 3..=50_000;
 
@@ -73,7 +71,7 @@ pub(crate) fn all(
     for (operation, bytes) in cases {
         ours.check(operation, bytes)?;
         theirs.check(operation, bytes)?;
-        let done = compare(operation, ranks, bytes, options.rounds, ours, theirs)?;
+        let done = compare(operation, ranks, bytes, options, ours, theirs)?;
         eprintln!(
             "{ranks} ranks, {} of {bytes} B: emulator {:.2} us, Open MPI {:.2} us, memcpy {:.2} us",
             operation.name(),
@@ -90,7 +88,7 @@ fn compare(
     operation: Operation,
     ranks: usize,
     bytes: usize,
-    rounds: usize,
+    options: &Options,
     ours: &mut Team,
     theirs: &mut Team,
 ) -> Outcome<Comparison> {
@@ -101,10 +99,10 @@ fn compare(
     };
     let mut counts = [0; 3];
     for (competitor, count) in counts.iter_mut().enumerate() {
-        *count = repetitions(|count| turn(competitor, count))?;
+        *count = repetitions(options.turn, |count| turn(competitor, count))?;
     }
     let mut times: [Vec<f64>; 3] = Default::default();
-    for round in 0..rounds {
+    for round in 0..options.rounds {
         for place in 0..3 {
             let competitor = (round + place) % 3;
             times[competitor].push(turn(competitor, counts[competitor])?);
@@ -122,15 +120,15 @@ fn compare(
 }
 
 /// How many fit into a turn.
-fn repetitions(mut time: impl FnMut(usize) -> Outcome<f64>) -> Outcome<usize> {
+fn repetitions(turn: f64, mut time: impl FnMut(usize) -> Outcome<f64>) -> Outcome<usize> {
     let mut count = *REPETITIONS.start();
     loop {
         let seconds = time(count)?;
-        let fitting = ((TURN / seconds) as usize).clamp(*REPETITIONS.start(), *REPETITIONS.end());
+        let fitting = ((turn / seconds) as usize).clamp(*REPETITIONS.start(), *REPETITIONS.end());
         // From a good part of a turn one can tell the whole.
         if fitting <= 8 * count {
             return Ok(fitting);
         }
-        count = 4 * count;
+        count *= 4;
     }
 }

@@ -13,12 +13,11 @@
 //! operation and size, the emulator, MPI and memcpy (by MPI's ranks, all at once) take turns, in another order each
 //! round. A turn begins behind a barrier, and is as long as from when its first rank begins until its last is done.
 //!
-//! - `team`: processes that do what they are told; `rank`: ours; `cores`: which rank runs where;
+//! - `team`: processes that do what they are told; `rank`: ours; `options`: the command line;
 //! - `compare`: what is measured; `page`, `chart`: what becomes of it.
 
 mod chart;
 mod compare;
-mod cores;
 mod options;
 mod page;
 mod rank;
@@ -28,6 +27,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use nccl_tools::machine;
 use options::Options;
 use team::Team;
 
@@ -115,7 +115,7 @@ fn drive() -> Outcome {
     }
     let directory = tempfile::Builder::new().prefix("against-mpi-").tempdir()?;
     let program = build(directory.path())?;
-    let before = page::load();
+    let before = machine::load();
     let mut results = Vec::new();
     for &ranks in &options.ranks {
         let mut ours = start_ours(ranks, &options, directory.path())?;
@@ -127,7 +127,7 @@ fn drive() -> Outcome {
         mpi,
         compiler,
         before,
-        after: page::load(),
+        after: machine::load(),
     };
     std::fs::create_dir_all(&options.output)?;
     let (text, picture) = (
@@ -184,7 +184,7 @@ fn start_ours(ranks: usize, options: &Options, directory: &Path) -> Outcome<Team
 }
 
 fn start_mpi(ranks: usize, options: &Options, directory: &Path, program: &Path) -> Outcome<Team> {
-    let cores = cores::allowed()?.len();
+    let cores = machine::cores()?.len();
     Team::start("Open MPI", ranks, directory, |socket| {
         let mut command = Command::new("mpirun");
         command
@@ -199,11 +199,11 @@ fn start_mpi(ranks: usize, options: &Options, directory: &Path, program: &Path) 
 
 /// Rank i of both is on the same core, and on that alone.
 fn check_cores(ranks: usize, ours: &Team, theirs: &Team) -> Outcome {
-    let cores = cores::allowed()?;
+    let cores = machine::cores()?;
     for (name, team) in [("emulator", ours), ("Open MPI", theirs)] {
         for (rank, introduction) in team.introductions().enumerate() {
             let bound = introduction.split(' ').next().unwrap_or("none");
-            let expected = cores::of_rank(rank, &cores).to_string();
+            let expected = machine::core_of(rank, &cores).to_string();
             if bound != expected {
                 return Err(format!(
                     "rank {rank} of {ranks} of {name} is bound to cores {bound}, not to {expected} alone: the two \

@@ -13,6 +13,8 @@ pub(crate) struct Options {
     /// The sizes, in bytes of a rank's send buffer: all powers of two from the one to the other.
     pub(crate) min: usize,
     pub(crate) max: usize,
+    /// How many seconds a turn is to take.
+    pub(crate) turn: f64,
     /// Numbers of ranks.
     pub(crate) ranks: Vec<usize>,
     /// The command, for the page.
@@ -25,6 +27,7 @@ cargo bench --bench against_mpi [-- OPTIONS]
     --rounds N           turns of each competitor for each operation and size (9; at least 3)
     --min BYTES          the smallest size (1K)
     --max BYTES          the largest size (64M)
+    --turn MILLISECONDS  how long a turn is to take (20)
     --ranks LIST         numbers of ranks, each even (2,4)";
 
 impl Options {
@@ -36,6 +39,7 @@ impl Options {
             rounds: 9,
             min: 1 << 10,
             max: 64 << 20,
+            turn: 0.02,
             ranks: vec![2, 4],
             command: String::from("cargo bench --bench against_mpi"),
         };
@@ -53,6 +57,7 @@ impl Options {
                 Long("rounds") => options.rounds = text(&mut parser)?.parse()?,
                 Long("min") => options.min = size(&text(&mut parser)?)?,
                 Long("max") => options.max = size(&text(&mut parser)?)?,
+                Long("turn") => options.turn = text(&mut parser)?.parse::<f64>()? * 1e-3,
                 Long("ranks") => {
                     let numbers = text(&mut parser)?;
                     options.ranks = numbers

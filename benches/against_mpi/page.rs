@@ -18,12 +18,6 @@ pub(crate) struct Machine {
     pub(crate) after: String,
 }
 
-/// The load of the last one, five and fifteen minutes.
-pub(crate) fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').take(3).collect::<Vec<_>>().join(", ")
-}
-
 /// The page.
 pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]) -> String {
     let mut page = String::from(
@@ -38,7 +32,7 @@ pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]
         BUILD.line(),
         machine.mpi,
         machine.compiler,
-        processor(),
+        nccl_tools::machine::line(),
         machine.before,
         machine.after
     );
@@ -60,7 +54,7 @@ pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]
 }
 
 fn how(page: &mut String, options: &Options, results: &[Comparison]) {
-    let cores = super::cores::allowed().map_or(0, |cores| cores.len());
+    let cores = nccl_tools::machine::cores().map_or(0, |cores| cores.len());
     let mut commands: Vec<String> = Vec::new();
     for &ranks in &options.ranks {
         commands.push(format!(
@@ -79,13 +73,14 @@ fn how(page: &mut String, options: &Options, results: &[Comparison]) {
          the next through {} MiB, as in nccl-tests, so none stays in a first-level cache. Before a size is timed, one \
          operation of each program is checked, element by element.\n\n\
          The three take turns in one run, {} turns each for each line, in another order each round; those that wait \
-         sleep outside of NCCL and MPI. A turn takes about 25 ms, or three operations; it is from when its first rank \
+         sleep outside of NCCL and MPI. A turn takes about {} ms, or three operations; it is from when its first rank \
          begins, behind a barrier, until its last one is done, by one monotonic clock, divided by the number of \
          operations. Times are medians of the turns, in brackets the least and the greatest; ratios are medians of the \
          ratios within a round, so that what disturbs a round counts on both sides.\n",
         commands.join(" and "),
         options.max >> 20,
-        options.rounds
+        options.rounds,
+        options.turn * 1e3
     );
     let noise = |of: fn(&Comparison) -> &Vec<f64>| {
         let widths: Vec<f64> = results
@@ -310,28 +305,4 @@ pub(crate) fn size(bytes: usize) -> String {
         0x400.. => format!("{} KiB", bytes >> 10),
         _ => format!("{bytes} B"),
     }
-}
-
-/// The processor, how many there are, and the system.
-fn processor() -> String {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpus = read("/proc/cpuinfo");
-    let model = cpus
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"));
-    let model = model.map_or("unknown processor", |model| {
-        model.trim_start_matches([' ', '\t', ':'])
-    });
-    let cores = super::cores::allowed().map_or(0, |cores| cores.len());
-    let kernel = read("/proc/sys/kernel/osrelease");
-    let virtual_machine = if cpus.contains("hypervisor") {
-        ", a virtual machine"
-    } else {
-        ""
-    };
-    format!(
-        "{cores} cores ({model}){virtual_machine}, Linux {}, huge pages of shared memory: {}",
-        kernel.trim(),
-        nccl_tools::bench::HostCopy::huge_pages()
-    )
 }

@@ -9,9 +9,9 @@ use nccl::cudarc::driver::{CudaContext, result};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Reduction, ncclUniqueId};
 use nccl_tools::raw::operations::Stream;
 use nccl_tools::raw::{Address, Comm, Memory};
-use nccl_tools::{nccl_call, perf};
+use nccl_tools::{machine, nccl_call, perf};
 
-use super::{Operation, Outcome, cores};
+use super::{Operation, Outcome};
 
 /// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
 const BATCH: usize = 20;
@@ -32,7 +32,7 @@ struct Rank {
 /// Is rank `rank` of `ranks` until the driver is gone.
 pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outcome {
     // Before anything else: threads that the emulator starts shall be on the same core.
-    cores::bind(rank)?;
+    machine::bind(rank)?;
     perf::install(ranks).map_err(|failure| failure.to_string())?;
     let mut driver = UnixStream::connect(socket)?;
     let mut lines = BufReader::new(driver.try_clone()?).lines();
@@ -40,7 +40,7 @@ pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outco
     if rank == 0 {
         succeed(nccl_call!(ncclGetUniqueId(&mut id)), "ncclGetUniqueId")?;
     }
-    let own = cores::allowed()?
+    let own = machine::cores()?
         .iter()
         .map(usize::to_string)
         .collect::<Vec<_>>();

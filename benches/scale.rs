@@ -1,0 +1,432 @@
+//! How the emulator does with many ranks: 2 to 256, as threads of one process, against a model.
+//!
+//! ```text
+//! cargo bench --bench scale                              all of it; writes docs/results/scale.md
+//! cargo bench --bench scale -- --output DIRECTORY --ranks 256 --rounds 7
+//! ```
+//!
+//! Each number of ranks runs in a process of its own, so that its memory can be told. In it, every thread makes a
+//! communicator of the world a number of times; then, for each size, all-to-alls are enqueued and waited for, in turns
+//! behind a barrier of the threads. A turn lasts from when its first rank begins until its last one is done.
+//!
+//! The model: `T = 2 barrier(n) + ceil(n/c) n m/B` for n ranks on c cores and m bytes per pair, where
+//! `barrier(n) = ceil(n/c) barrier(c)`. `barrier` and B are what two ranks need for 64 B and for 64 KiB in the same run.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Instant;
+
+use nccl::World;
+use nccl::cudarc::driver::CudaContext;
+use nccl_tools::build_info::BUILD;
+use nccl_tools::spawn::threads;
+use nccl_tools::statistics::median;
+use nccl_tools::{machine, perf};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Says to a process how many ranks and rounds are to be measured in it.
+const ROLE: &str = "NCCL_SCALE_ROLE";
+/// Bytes for each pair of ranks.
+const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
+/// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
+const BATCH: usize = 20;
+/// Seconds that a turn is to take.
+const TURN: f64 = 0.02;
+
+fn main() -> ExitCode {
+    let outcome = match std::env::var(ROLE) {
+        Ok(role) => measure(&role),
+        Err(_) => drive(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("scale: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The least, the median and the greatest of some turns, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    least: f64,
+    median: f64,
+    greatest: f64,
+}
+
+impl Times {
+    fn of(seconds: &[f64]) -> Self {
+        Self {
+            least: seconds.iter().copied().fold(f64::INFINITY, f64::min),
+            median: median(seconds).unwrap_or(f64::NAN),
+            greatest: seconds.iter().copied().fold(0.0, f64::max),
+        }
+    }
+}
+
+// One number of ranks.
+
+/// When something began and ended on each rank.
+struct Turns {
+    barrier: Barrier,
+    begun: Instant,
+    spans: Mutex<Vec<(f64, f64)>>,
+}
+
+impl Turns {
+    /// Does something on every rank, and tells all of them how long that took.
+    fn time(&self, body: impl FnOnce() -> Outcome) -> Outcome<f64> {
+        self.barrier.wait();
+        let begun = self.begun.elapsed().as_secs_f64();
+        let outcome = body();
+        let ended = self.begun.elapsed().as_secs_f64();
+        self.spans.lock().expect("no panic").push((begun, ended));
+        self.barrier.wait();
+        let span = {
+            let spans = self.spans.lock().expect("no panic");
+            let first = spans
+                .iter()
+                .map(|span| span.0)
+                .fold(f64::INFINITY, f64::min);
+            spans.iter().map(|span| span.1).fold(0.0, f64::max) - first
+        };
+        if self.barrier.wait().is_leader() {
+            self.spans.lock().expect("no panic").clear();
+        }
+        outcome.map(|()| span)
+    }
+}
+
+/// Prints what is measured: a name, and numbers.
+fn measure(role: &str) -> Outcome {
+    let (ranks, rounds) = role.split_once(' ').ok_or("two numbers are needed")?;
+    let (ranks, rounds): (usize, usize) = (ranks.parse()?, rounds.parse()?);
+    perf::install(ranks).map_err(|failure| failure.to_string())?;
+    let turns = Arc::new(Turns {
+        barrier: Barrier::new(ranks),
+        begun: Instant::now(),
+        spans: Mutex::default(),
+    });
+    let outcome = threads::run(World::threads(ranks), None, move |rank, world| {
+        be_a_rank(rank, &world, rounds, &turns).map_err(|error| error.to_string())
+    });
+    outcome.map_err(|failure| failure.to_string().into())
+}
+
+fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcome {
+    let say = |name: &str, times: &[f64]| {
+        if rank == 0 {
+            let Times {
+                least,
+                median,
+                greatest,
+            } = Times::of(times);
+            println!("{name} {least:e} {median:e} {greatest:e}");
+        }
+    };
+    machine::bind(rank)?;
+    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    turns.barrier.wait();
+    let before = resident()?;
+    let mut inits = Vec::new();
+    let mut comm = None;
+    for round in 0..=rounds {
+        let mut made = None;
+        let seconds = turns.time(|| {
+            made = Some(
+                world
+                    .communicator(&format!("round {round}"))
+                    .stream(&stream)
+                    .build()?,
+            );
+            Ok(())
+        })?;
+        // The first one also finds the library.
+        if round > 0 {
+            inits.push(seconds);
+        }
+        if round < rounds {
+            made.ok_or("no communicator")?.finalize()?;
+        } else {
+            comm = made;
+        }
+    }
+    let comm = comm.ok_or("no communicator")?;
+    say("init", &inits);
+    for bytes in SIZES {
+        turns.barrier.wait();
+        let room = available()?;
+        turns.barrier.wait();
+        let all = 2 * world.size() * world.size() * bytes;
+        if all > room / 2 {
+            if rank == 0 {
+                println!("skipped {bytes} {all}");
+            }
+            continue;
+        }
+        let x = stream.alloc_zeros::<u8>(world.size() * bytes)?;
+        let mut y = stream.alloc_zeros::<u8>(world.size() * bytes)?;
+        let mut run = |count: usize| {
+            turns.time(|| {
+                for turn in 0..count {
+                    drop(comm.all_to_all(&x, &mut y)?);
+                    if (turn + 1) % BATCH == 0 {
+                        stream.synchronize()?;
+                    }
+                }
+                Ok(stream.synchronize()?)
+            })
+        };
+        // Connections, and every page.
+        run(1)?;
+        if bytes == SIZES[0] && rank == 0 {
+            println!(
+                "memory {:e} {:e} {:e}",
+                (resident()? - before) / world.size() as f64,
+                segments()?.0,
+                segments()?.1
+            );
+        }
+        // The same on all ranks, as are the times.
+        let count = ((TURN / run(2)? * 2.0) as usize).clamp(1, 2000);
+        let times = (0..rounds).map(|_| Ok(run(count)? / count as f64));
+        let times: Outcome<Vec<f64>> = times.collect();
+        say(&format!("all-to-all-{bytes}"), &times?);
+    }
+    comm.finalize()?;
+    Ok(())
+}
+
+/// A line of a file of the kernel's, in bytes.
+fn kilobytes(path: &str, name: &str) -> Outcome<f64> {
+    let text = std::fs::read_to_string(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|rest| rest.split_whitespace().next());
+    Ok(number
+        .ok_or_else(|| format!("{path} has no {name}"))?
+        .parse::<f64>()?
+        * 1024.0)
+}
+
+/// What this process has in memory.
+fn resident() -> Outcome<f64> {
+    kilobytes("/proc/self/status", "VmRSS:")
+}
+
+fn available() -> Outcome<usize> {
+    Ok(kilobytes("/proc/meminfo", "MemAvailable:")? as usize)
+}
+
+/// The size of the segments of communicators, and what is in memory of them.
+fn segments() -> Outcome<(f64, f64)> {
+    let maps = std::fs::read_to_string("/proc/self/smaps")?;
+    let (mut inside, mut size, mut resident) = (false, 0.0, 0.0);
+    for line in maps.lines() {
+        let number = || {
+            line.split_whitespace()
+                .nth(1)
+                .and_then(|word| word.parse::<f64>().ok())
+                .unwrap_or(0.0)
+        };
+        if !line.split(' ').next().unwrap_or("").ends_with(':') {
+            inside = line.contains("nccl-emulator:communicator");
+        } else if inside && line.starts_with("Size:") {
+            size += number() * 1024.0;
+        } else if inside && line.starts_with("Rss:") {
+            resident += number() * 1024.0;
+        }
+    }
+    Ok((size, resident))
+}
+
+// All of them.
+
+struct Row {
+    ranks: usize,
+    init: Times,
+    /// Of a rank; of the segment, and what is in memory of it.
+    memory: [f64; 3],
+    /// For each size; `None`: there was not enough memory.
+    all_to_all: Vec<Option<Times>>,
+}
+
+fn drive() -> Outcome {
+    let (mut output, mut most, mut rounds) = (default_output(), 256, 7);
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
+    let mut words = arguments.iter();
+    while let Some(option) = words.next() {
+        let value = words
+            .next()
+            .ok_or_else(|| format!("{option} needs a value"))?;
+        match option.as_str() {
+            "--output" => output = PathBuf::from(value),
+            "--ranks" => most = value.parse()?,
+            "--rounds" => rounds = value.parse()?,
+            _ => return Err(format!("{option}: there are --output, --ranks and --rounds").into()),
+        }
+    }
+    let before = machine::load();
+    let mut rows = Vec::new();
+    for ranks in std::iter::successors(Some(2usize), |ranks| Some(2 * ranks))
+        .take_while(|&ranks| ranks <= most)
+    {
+        let row = row(ranks, rounds)?;
+        eprintln!(
+            "{ranks} ranks: init {:.2} ms, {:?}",
+            row.init.median * 1e3,
+            row.all_to_all
+        );
+        rows.push(row);
+    }
+    std::fs::create_dir_all(&output)?;
+    let path = output.join("scale.md");
+    std::fs::write(&path, page(&arguments.join(" "), rounds, &before, &rows))?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+fn default_output() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results")
+}
+
+fn row(ranks: usize, rounds: usize) -> Outcome<Row> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let output = command
+        .env(ROLE, format!("{ranks} {rounds}"))
+        .stderr(std::process::Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("{ranks} ranks: {}", output.status).into());
+    }
+    let text = String::from_utf8(output.stdout)?;
+    let find = |name: &str| -> Outcome<Option<[f64; 3]>> {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let Some(line) = line else { return Ok(None) };
+        let numbers: Result<Vec<f64>, _> = line.split(' ').map(str::parse).collect();
+        Ok(Some(
+            numbers?
+                .try_into()
+                .map_err(|_| format!("{name}: not three numbers"))?,
+        ))
+    };
+    let times = |[least, median, greatest]: [f64; 3]| Times {
+        least,
+        median,
+        greatest,
+    };
+    let all_to_all = SIZES.map(|bytes| Ok(find(&format!("all-to-all-{bytes}"))?.map(times)));
+    Ok(Row {
+        ranks,
+        init: times(find("init")?.ok_or("no init")?),
+        memory: find("memory")?.ok_or("no memory")?,
+        all_to_all: all_to_all.into_iter().collect::<Outcome<_>>()?,
+    })
+}
+
+fn page(arguments: &str, rounds: usize, before: &str, rows: &[Row]) -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let shares = |ranks: usize| ranks.div_ceil(cores) as f64;
+    let arguments = if arguments.is_empty() {
+        String::new()
+    } else {
+        format!(" -- {arguments}")
+    };
+    let mut page = format!(
+        "# Many ranks on the emulator\n\nWritten by `cargo bench --bench scale{arguments}`, {}. No GPU: these figures \
+         say nothing about one.\n\n- {}\n- {}\n- load (1, 5 and 15 \
+         minutes) before: {before}; after: {}\n\nRanks are threads of one process, rank i bound to core i modulo {cores}, and use the crate \
+         `nccl`. Times are from when the first rank begins, behind a barrier, until the last one is done: medians of \
+         {rounds} turns, in brackets the least and the greatest. An init is `communicator(…).build()` with the check of \
+         what must agree. All-to-alls are enqueued 20 at a time before the stream is waited for, as many in a turn as fit \
+         into 20 ms, and at most 2000.\n",
+        nccl_tools::clock::now(),
+        BUILD.line(),
+        machine::line(),
+        machine::load()
+    );
+    let Some(two) = rows.first() else { return page };
+    let (Some(least), Some(greatest)) = (two.all_to_all[0], two.all_to_all[2]) else {
+        return page;
+    };
+    let barrier = least.median / 2.0;
+    // Bytes per second of a rank that does as many pairs as there are ranks.
+    let speed = (2 * SIZES[2]) as f64 / (greatest.median - least.median);
+    let _ = writeln!(
+        page,
+        "\nColumns in *italics* are a model, not measured: with c = {cores} cores, an init takes ⌈n/c⌉ times what it takes \
+         two ranks, and an all-to-all of m bytes per pair 2 ⌈n/c⌉ b + ⌈n/c⌉ n m/B, where b = {:.2} µs and B = {:.1} GB/s \
+         are what two ranks needed in this run (for 64 B, and for 64 KiB). The model knows no cost of a message; \"per \
+         message\" is the measured time times c over n², which is that cost while messages are small.\n",
+        barrier * 1e6,
+        speed * 1e-9
+    );
+    init_table(&mut page, rows, shares);
+    for (at, bytes) in SIZES.into_iter().enumerate() {
+        let _ = writeln!(
+            page,
+            "\n## All-to-all, {bytes} B per pair\n\n| ranks | time (µs) | *model (µs)* | time / *model* | per message (µs) |\n\
+             |--:|--:|--:|--:|--:|"
+        );
+        for row in rows {
+            let (ranks, share) = (row.ranks, shares(row.ranks));
+            let model = 2.0 * share * barrier + share * (ranks * bytes) as f64 / speed;
+            let Some(time) = row.all_to_all[at] else {
+                let gigabytes = (2 * ranks * ranks * bytes) >> 30;
+                let _ = writeln!(
+                    page,
+                    "| {ranks} | not measured: {gigabytes} GiB of buffers | *{:.0}* | | |",
+                    model * 1e6
+                );
+                continue;
+            };
+            let message = time.median * cores as f64 / (ranks * ranks) as f64;
+            let _ = writeln!(
+                page,
+                "| {ranks} | {:.1} ({:.1}–{:.1}) | *{:.1}* | {:.2} | {:.2} |",
+                time.median * 1e6,
+                time.least * 1e6,
+                time.greatest * 1e6,
+                model * 1e6,
+                time.median / model,
+                message * 1e6
+            );
+        }
+    }
+    page
+}
+
+fn init_table(page: &mut String, rows: &[Row], shares: impl Fn(usize) -> f64) {
+    *page += "## Init, and memory\n\nMemory per rank is by how much the process grew (VmRSS) from when every rank had a device \
+              and a stream until the first all-to-all of 64 B was done, over the number of ranks: that of the library and of \
+              its communicator. The segment is what the ranks of a communicator share, once for all; its second number is \
+              what of it is in memory.\n\n\
+              | ranks | init (ms) | *model (ms)* | time / *model* | memory per rank (KiB) | segment (KiB) |\n\
+              |--:|--:|--:|--:|--:|--:|\n";
+    let Some(two) = rows.first() else { return };
+    for row in rows {
+        let model = two.init.median * shares(row.ranks) / shares(2);
+        let _ = writeln!(
+            page,
+            "| {} | {:.2} ({:.2}–{:.2}) | *{:.2}* | {:.2} | {:.0} | {:.0}, {:.0} |",
+            row.ranks,
+            row.init.median * 1e3,
+            row.init.least * 1e3,
+            row.init.greatest * 1e3,
+            model * 1e3,
+            row.init.median / model,
+            row.memory[0] / 1024.0,
+            row.memory[1] / 1024.0,
+            row.memory[2] / 1024.0
+        );
+    }
+}
