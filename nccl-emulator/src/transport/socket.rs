@@ -260,7 +260,14 @@ impl Socket {
                 header = libc::CMSG_NXTHDR(&message, header);
             }
         }
-        if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        if message.msg_flags & libc::MSG_CTRUNC != 0 {
+            // There is room for all that are ever sent.
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "this process may not open as many files as it needs: raise its limit (ulimit -n)",
+            ));
+        }
+        if message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "the message is larger than expected",

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{MAX_BYTES, Message};
 use crate::exec::Bell;
-use crate::memory;
+use crate::memory::{self, Mapping};
 use crate::nccl::abort::TICK;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, REMOTE, Result, SYSTEM};
 use crate::nccl::communicator::Session;
@@ -90,27 +91,22 @@ fn meet(
         rank: rank as i32,
         info: Box::new(info),
     };
-    let parts = match socket
+    match socket
         .send(&hello.encode(), &[pool.fd()])
         .map_err(Trouble::Io)
-        .and_then(|()| receive_parts(&socket, aborted))
+        .and_then(|()| receive_parts(&socket, ranks, aborted))
     {
-        Ok(Some(parts)) => parts,
-        Ok(None) => return Err(INTERNAL),
+        Ok(Some(parts)) => Ok(parts.into_session(rank)),
+        Ok(None) => Err(INTERNAL),
         Err(Trouble::Refused(why)) => {
             warn!("Bootstrap : {why}");
-            return Err(INVALID_USAGE);
+            Err(INVALID_USAGE)
         }
         Err(Trouble::Io(error)) => {
             warn!("Bootstrap : {error}");
-            return Err(SYSTEM);
+            Err(SYSTEM)
         }
-    };
-    drop(socket);
-    assemble(parts, ranks, rank).map_err(|why| {
-        warn!("Bootstrap : {why}");
-        SYSTEM
-    })
+    }
 }
 
 /// Connects to the root. Retries while nobody listens, as long as NCCL does: the root may be about
@@ -170,10 +166,65 @@ impl From<io::Error> for Trouble {
     }
 }
 
+/// What the root hands out, mapped: where many ranks are threads of one process, that cannot hold every
+/// descriptor of all of them until the last one has its own.
 struct Parts {
     token: u64,
-    segment: OwnedFd,
-    pools: Vec<OwnedFd>,
+    segment: Segment,
+    /// Which of the pools is that of each rank.
+    of_ranks: Vec<usize>,
+    /// For each pool, in the order in which they come, what its descriptor has to be of.
+    tokens: Vec<u128>,
+    pools: Vec<Arc<Mapping>>,
+}
+
+impl Parts {
+    /// What comes with the welcome.
+    fn new(token: u64, pools: usize, segment: &OwnedFd, ranks: usize) -> io::Result<Self> {
+        let segment = Segment::open(segment.as_fd(), ranks).map_err(|error| {
+            io::Error::other(format!(
+                "the communicator's segment cannot be mapped: {error}"
+            ))
+        })?;
+        let mut tokens = vec![None; pools];
+        let mut of_ranks = Vec::with_capacity(ranks);
+        for rank in 0..ranks {
+            let info = segment.info(rank);
+            let token = u128::from(info.pool_token[0]) << 64 | u128::from(info.pool_token[1]);
+            let of_rank = tokens.get_mut(info.pool as usize);
+            *of_rank.ok_or_else(|| {
+                io::Error::other(format!("the root does not send the pool of rank {rank}"))
+            })? = Some(token);
+            of_ranks.push(info.pool as usize);
+        }
+        let tokens: Option<_> = tokens.into_iter().collect();
+        Ok(Self {
+            token,
+            segment,
+            of_ranks,
+            tokens: tokens.ok_or_else(|| io::Error::other("the root sends a pool of no rank"))?,
+            pools: Vec::with_capacity(pools),
+        })
+    }
+
+    fn add(&mut self, pool: OwnedFd) -> io::Result<()> {
+        let token = self.tokens.get(self.pools.len());
+        let token = *token.ok_or_else(|| io::Error::other("the root sends too many pools"))?;
+        self.pools.push(
+            memory::import(pool, token).map_err(|error| io::Error::other(error.to_string()))?,
+        );
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.pools.len() == self.tokens.len()
+    }
+
+    fn into_session(self, rank: usize) -> Session {
+        let pool = |&at: &usize| Arc::clone(&self.pools[at]);
+        let pools = self.of_ranks.iter().map(pool).collect();
+        Session::new(self.segment, rank, self.token, pools)
+    }
 }
 
 /// Waits for the welcome, the pools, and the end of the connection; `None` when aborted. If the root
@@ -181,10 +232,10 @@ struct Parts {
 /// them.
 fn receive_parts(
     socket: &Socket,
+    ranks: usize,
     aborted: Aborted<'_>,
 ) -> std::result::Result<Option<Parts>, Trouble> {
-    let mut welcome: Option<(u64, u32, OwnedFd)> = None;
-    let mut pools = Vec::new();
+    let mut parts: Option<Parts> = None;
     let mut open = true;
     let invalid = || {
         Trouble::Io(io::Error::new(
@@ -196,15 +247,10 @@ fn receive_parts(
         if aborted() {
             return Ok(None);
         }
-        let complete = |(_, count, _): &(u64, u32, OwnedFd)| *count as usize == pools.len();
-        if !open && welcome.as_ref().is_some_and(complete) {
-            return Ok(welcome.map(|(token, _, segment)| Parts {
-                token,
-                segment,
-                pools,
-            }));
-        }
         if !open {
+            if parts.as_ref().is_some_and(Parts::is_complete) {
+                return Ok(parts);
+            }
             thread::sleep(TICK);
             continue;
         }
@@ -222,38 +268,21 @@ fn receive_parts(
             Received::Message(bytes, mut fds) => {
                 match Message::decode(&buffer[..bytes]).ok_or_else(invalid)? {
                     Message::Welcome { token, pools } => {
-                        welcome = Some((token, pools, fds.pop().ok_or_else(invalid)?));
+                        let segment = fds.pop().ok_or_else(invalid)?;
+                        parts = Some(Parts::new(token, pools as usize, &segment, ranks)?);
                     }
-                    Message::Pools => pools.append(&mut fds),
+                    Message::Pools => {
+                        let parts = parts.as_mut().ok_or_else(invalid)?;
+                        fds.into_iter().try_for_each(|pool| parts.add(pool))?;
+                    }
                     Message::Refused { why } => return Err(Trouble::Refused(why)),
                     _ => return Err(invalid()),
                 }
             }
         }
-        let complete = |(_, count, _): &(u64, u32, OwnedFd)| *count as usize == pools.len();
-        if open && welcome.as_ref().is_some_and(complete) {
+        if open && parts.as_ref().is_some_and(Parts::is_complete) {
             // The root goes on to the next rank; if it is gone, nobody minds.
             let _ = socket.send(&Message::Received.encode(), &[]);
         }
     }
-}
-
-/// Maps what was received.
-fn assemble(parts: Parts, ranks: usize, rank: usize) -> std::result::Result<Session, String> {
-    let segment = Segment::open(parts.segment.as_fd(), ranks)
-        .map_err(|error| format!("the communicator's segment cannot be mapped: {error}"))?;
-    let mut fds: Vec<Option<OwnedFd>> = parts.pools.into_iter().map(Some).collect();
-    let mut mapped = vec![None; fds.len()];
-    let mut pools = Vec::with_capacity(ranks);
-    for rank in 0..ranks {
-        let info = segment.info(rank);
-        let at = info.pool as usize;
-        if let Some(fd) = fds.get_mut(at).and_then(Option::take) {
-            let token = u128::from(info.pool_token[0]) << 64 | u128::from(info.pool_token[1]);
-            mapped[at] = Some(memory::import(fd, token).map_err(|error| error.to_string())?);
-        }
-        let pool = mapped.get(at).cloned().flatten();
-        pools.push(pool.ok_or_else(|| format!("the root did not send the pool of rank {rank}"))?);
-    }
-    Ok(Session::new(segment, rank, parts.token, pools))
 }
