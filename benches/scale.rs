@@ -10,7 +10,8 @@
 //! behind a barrier of the threads. A turn lasts from when its first rank begins until its last one is done.
 //!
 //! The model: `T = 2 barrier(n) + ceil(n/c) n m/B` for n ranks on c cores and m bytes per pair, where
-//! `barrier(n) = ceil(n/c) barrier(c)`. `barrier` and B are what two ranks need for 64 B and for 64 KiB in the same run.
+//! `barrier(n) = ceil(n/c) barrier(2)`, and B is the speed at which a rank of two moves as many bytes, n m. Both
+//! constants together are what two ranks need for n m bytes each, measured in the same run.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -35,7 +36,15 @@ const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 /// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
 const BATCH: usize = 20;
 /// Seconds that a turn is to take.
-const TURN: f64 = 0.02;
+const TURN: f64 = 0.005;
+
+/// The bytes per pair that are measured with so many ranks: with two, what the model needs for all.
+fn sizes(ranks: usize) -> Vec<usize> {
+    match ranks {
+        2 => (6..=23).map(|power| 1 << power).collect(),
+        _ => SIZES.to_vec(),
+    }
+}
 
 fn main() -> ExitCode {
     let outcome = match std::env::var(ROLE) {
@@ -146,9 +155,20 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
             );
             Ok(())
         })?;
-        // The first one also finds the library.
+        // The first one also finds the library, and is the one whose memory is told.
         if round > 0 {
             inits.push(seconds);
+        } else {
+            let made = made.as_ref().ok_or("no communicator")?;
+            let x = stream.alloc_zeros::<u8>(world.size() * SIZES[0])?;
+            let mut y = stream.alloc_zeros::<u8>(world.size() * SIZES[0])?;
+            made.all_to_all(&x, &mut y)?.wait()?;
+            turns.barrier.wait();
+            if rank == 0 {
+                let (size, used) = segments()?;
+                let each = (resident()? - before) / world.size() as f64;
+                println!("memory {each:e} {size:e} {used:e}");
+            }
         }
         if round < rounds {
             made.ok_or("no communicator")?.finalize()?;
@@ -158,7 +178,7 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
     }
     let comm = comm.ok_or("no communicator")?;
     say("init", &inits);
-    for bytes in SIZES {
+    for bytes in sizes(world.size()) {
         turns.barrier.wait();
         let room = available()?;
         turns.barrier.wait();
@@ -184,14 +204,6 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
         };
         // Connections, and every page.
         run(1)?;
-        if bytes == SIZES[0] && rank == 0 {
-            println!(
-                "memory {:e} {:e} {:e}",
-                (resident()? - before) / world.size() as f64,
-                segments()?.0,
-                segments()?.1
-            );
-        }
         // The same on all ranks, as are the times.
         let count = ((TURN / run(2)? * 2.0) as usize).clamp(1, 2000);
         let times = (0..rounds).map(|_| Ok(run(count)? / count as f64));
@@ -251,12 +263,20 @@ struct Row {
     init: Times,
     /// Of a rank; of the segment, and what is in memory of it.
     memory: [f64; 3],
-    /// For each size; `None`: there was not enough memory.
-    all_to_all: Vec<Option<Times>>,
+    /// By bytes per pair; those for which there was not enough memory are missing.
+    all_to_all: Vec<(usize, Times)>,
+}
+
+impl Row {
+    /// What an all-to-all of so many bytes per pair took.
+    fn at(&self, bytes: usize) -> Option<Times> {
+        let found = self.all_to_all.iter().find(|(size, _)| *size == bytes);
+        found.map(|(_, times)| *times)
+    }
 }
 
 fn drive() -> Outcome {
-    let (mut output, mut most, mut rounds) = (default_output(), 256, 7);
+    let (mut output, mut most, mut rounds) = (default_output(), 256, 15);
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench")
@@ -279,11 +299,7 @@ fn drive() -> Outcome {
         .take_while(|&ranks| ranks <= most)
     {
         let row = row(ranks, rounds)?;
-        eprintln!(
-            "{ranks} ranks: init {:.2} ms, {:?}",
-            row.init.median * 1e3,
-            row.all_to_all
-        );
+        eprintln!("{ranks} ranks: init {:.2} ms", row.init.median * 1e3);
         rows.push(row);
     }
     std::fs::create_dir_all(&output)?;
@@ -324,12 +340,17 @@ fn row(ranks: usize, rounds: usize) -> Outcome<Row> {
         median,
         greatest,
     };
-    let all_to_all = SIZES.map(|bytes| Ok(find(&format!("all-to-all-{bytes}"))?.map(times)));
+    let mut all_to_all = Vec::new();
+    for bytes in sizes(ranks) {
+        if let Some(found) = find(&format!("all-to-all-{bytes}"))? {
+            all_to_all.push((bytes, times(found)));
+        }
+    }
     Ok(Row {
         ranks,
         init: times(find("init")?.ok_or("no init")?),
         memory: find("memory")?.ok_or("no memory")?,
-        all_to_all: all_to_all.into_iter().collect::<Outcome<_>>()?,
+        all_to_all,
     })
 }
 
@@ -348,30 +369,23 @@ fn page(arguments: &str, rounds: usize, before: &str, rows: &[Row]) -> String {
          `nccl`. Times are from when the first rank begins, behind a barrier, until the last one is done: medians of \
          {rounds} turns, in brackets the least and the greatest. An init is `communicator(…).build()` with the check of \
          what must agree. All-to-alls are enqueued 20 at a time before the stream is waited for, as many in a turn as fit \
-         into 20 ms, and at most 2000.\n",
+         into 5 ms, and at most 2000.\n",
         nccl_tools::clock::now(),
         BUILD.line(),
         machine::line(),
         machine::load()
     );
     let Some(two) = rows.first() else { return page };
-    let (Some(least), Some(greatest)) = (two.all_to_all[0], two.all_to_all[2]) else {
-        return page;
-    };
-    let barrier = least.median / 2.0;
-    // Bytes per second of a rank that does as many pairs as there are ranks.
-    let speed = (2 * SIZES[2]) as f64 / (greatest.median - least.median);
     let _ = writeln!(
         page,
-        "\nColumns in *italics* are a model, not measured: with c = {cores} cores, an init takes ⌈n/c⌉ times what it takes \
-         two ranks, and an all-to-all of m bytes per pair 2 ⌈n/c⌉ b + ⌈n/c⌉ n m/B, where b = {:.2} µs and B = {:.1} GB/s \
-         are what two ranks needed in this run (for 64 B, and for 64 KiB). The model knows no cost of a message; \"per \
-         message\" is the measured time times c over n², which is that cost while messages are small.\n",
-        barrier * 1e6,
-        speed * 1e-9
+        "\nColumns in *italics* are a model, not measured: n ranks on c = {cores} cores take ⌈n/c⌉ times what two ranks take. For \
+         an all-to-all that is T = 2 barrier(n) + ⌈n/c⌉ n m/B, with barrier(n) = ⌈n/c⌉ barrier(2) and B the speed at which a \
+         rank of two moves as many bytes, n m, in one message; both constants together are what two ranks needed in this run \
+         for n m bytes each. The model knows no cost of a message, of which there are n² instead of 4: \"per message\" is the \
+         measured time times c over n², and that cost while messages are small.\n"
     );
     init_table(&mut page, rows, shares);
-    for (at, bytes) in SIZES.into_iter().enumerate() {
+    for bytes in SIZES {
         let _ = writeln!(
             page,
             "\n## All-to-all, {bytes} B per pair\n\n| ranks | time (µs) | *model (µs)* | time / *model* | per message (µs) |\n\
@@ -379,8 +393,11 @@ fn page(arguments: &str, rounds: usize, before: &str, rows: &[Row]) -> String {
         );
         for row in rows {
             let (ranks, share) = (row.ranks, shares(row.ranks));
-            let model = 2.0 * share * barrier + share * (ranks * bytes) as f64 / speed;
-            let Some(time) = row.all_to_all[at] else {
+            let Some(alike) = two.at(ranks * bytes / 2) else {
+                continue;
+            };
+            let model = alike.median * share / shares(2);
+            let Some(time) = row.at(bytes) else {
                 let gigabytes = (2 * ranks * ranks * bytes) >> 30;
                 let _ = writeln!(
                     page,
@@ -407,8 +424,8 @@ fn page(arguments: &str, rounds: usize, before: &str, rows: &[Row]) -> String {
 
 fn init_table(page: &mut String, rows: &[Row], shares: impl Fn(usize) -> f64) {
     *page += "## Init, and memory\n\nMemory per rank is by how much the process grew (VmRSS) from when every rank had a device \
-              and a stream until the first all-to-all of 64 B was done, over the number of ranks: that of the library and of \
-              its communicator. The segment is what the ranks of a communicator share, once for all; its second number is \
+              and a stream until the first all-to-all of 64 B of the first communicator was done, over the number of ranks; \
+              with few ranks, most of it is the program's own. The segment is what the ranks of a communicator share, once for all; its second number is \
               what of it is in memory.\n\n\
               | ranks | init (ms) | *model (ms)* | time / *model* | memory per rank (KiB) | segment (KiB) |\n\
               |--:|--:|--:|--:|--:|--:|\n";
