@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use nccl_tools::plot::axis::{self, Axis};
+
 use super::Operation;
 use super::compare::{Comparison, Spread};
-use super::page;
 
 const PANEL: (f64, f64) = (400.0, 300.0);
 const GAP: (f64, f64) = (80.0, 70.0);
@@ -21,11 +22,6 @@ const CURVES: [Curve; 3] = [
     }),
 ];
 
-/// Where a logarithm lies between two others, from 0 to 1.
-fn share(value: f64, (least, greatest): (f64, f64)) -> f64 {
-    (value / least).ln() / (greatest / least).ln()
-}
-
 pub(crate) fn draw(results: &[Comparison]) -> String {
     let shown: Vec<_> = results
         .iter()
@@ -37,24 +33,15 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
             panels.push((one.operation, one.ranks));
         }
     }
-    // One scale for all panels.
-    let times = || {
-        shown
-            .iter()
-            .flat_map(|one| CURVES.map(|(_, _, of)| Spread::of(of(one))))
+    // One scale for all panels, of which each has its place.
+    let ends = |one: &&Comparison| {
+        let times = CURVES.map(|(_, _, of)| Spread::of(of(one)));
+        times
+            .into_iter()
+            .flat_map(|time| [time.least, time.greatest])
     };
-    let least = times().map(|time| time.least).fold(f64::INFINITY, f64::min);
-    let greatest = times().map(|time| time.greatest).fold(0.0, f64::max);
-    let seconds = (
-        10f64.powf(least.log10().floor()),
-        10f64.powf(greatest.log10().ceil()),
-    );
-    let sizes = shown.iter().map(|one| one.bytes as f64);
-    let bytes = (
-        sizes.clone().fold(f64::INFINITY, f64::min) / 1.5,
-        sizes.fold(0.0, f64::max) * 1.5,
-    );
-
+    let seconds: Vec<f64> = shown.iter().flat_map(ends).collect();
+    let bytes: Vec<f64> = shown.iter().map(|one| one.bytes as f64).collect();
     let rows = panels.len().div_ceil(2);
     let width = CORNER.0 + 2.0 * PANEL.0 + GAP.0 + 20.0;
     let height = CORNER.1 + rows as f64 * (PANEL.1 + GAP.1) + 10.0;
@@ -85,13 +72,12 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
     for (index, (operation, ranks)) in panels.into_iter().enumerate() {
         let left = CORNER.0 + (index % 2) as f64 * (PANEL.0 + GAP.0);
         let top = CORNER.1 + (index / 2) as f64 * (PANEL.1 + GAP.1);
-        let place = |at: f64, time: f64| {
-            (
-                left + PANEL.0 * share(at, bytes),
-                top + PANEL.1 * (1.0 - share(time, seconds)),
-            )
+        let sizes = Axis::of_sizes(bytes.iter().copied(), left, left + PANEL.0);
+        let times = Axis::of_quantities(seconds.iter().copied(), top + PANEL.1, top);
+        let (Some(sizes), Some(times)) = (sizes, times) else {
+            continue;
         };
-        grid(&mut svg, (left, top), (bytes, seconds), &place);
+        grid(&mut svg, (left, top), sizes, times);
         let _ = writeln!(
             svg,
             "<text x=\"{:.0}\" y=\"{:.0}\" font-weight=\"bold\">{}, {ranks} ranks</text>",
@@ -106,9 +92,9 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
                 .filter(|one| one.operation == operation && one.ranks == ranks)
             {
                 let time = Spread::of(of(one));
-                let (x, y) = place(one.bytes as f64, time.median);
-                let (_, low) = place(1.0, time.least);
-                let (_, high) = place(1.0, time.greatest);
+                let x = sizes.at(one.bytes as f64);
+                let [y, low, high] =
+                    [time.median, time.least, time.greatest].map(|seconds| times.at(seconds));
                 path += &format!("{}{x:.1} {y:.1}", if path.is_empty() { 'M' } else { 'L' });
                 let _ = writeln!(
                     svg,
@@ -126,46 +112,33 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
 }
 
 /// The frame, and what is written beside it.
-fn grid(
-    svg: &mut String,
-    (left, top): (f64, f64),
-    (bytes, seconds): ((f64, f64), (f64, f64)),
-    place: &dyn Fn(f64, f64) -> (f64, f64),
-) {
+fn grid(svg: &mut String, (left, top): (f64, f64), sizes: Axis, times: Axis) {
     let (right, bottom) = (left + PANEL.0, top + PANEL.1);
-    let first = bytes.0.log2().ceil() as i32;
-    let last = bytes.1.log2().floor() as i32;
-    for power in (first..=last).filter(|power| power % 2 == 0) {
-        let size = 2f64.powi(power);
-        let (x, _) = place(size, seconds.0);
+    for bytes in sizes.powers_of_two(40.0) {
+        let x = sizes.at(bytes);
         let _ = writeln!(
             svg,
             "<path d=\"M{x:.1} {top}V{bottom}\" stroke=\"#ddd\"/><text x=\"{x:.1}\" y=\"{:.0}\">{}</text>",
             bottom + 16.0,
-            page::size(size as usize)
-                .replace(" MiB", "M")
-                .replace(" KiB", "K")
+            axis::size(bytes)
         );
     }
-    let (first, last) = (
-        seconds.0.log10().round() as i32,
-        seconds.1.log10().round() as i32,
-    );
-    for power in first..=last {
-        let (_, y) = place(bytes.0, 10f64.powi(power));
-        let name = match power {
-            0.. => format!("{} s", 10f64.powi(power)),
-            -3.. => format!("{} ms", 10f64.powi(power + 3)),
-            -6.. => format!("{} µs", 10f64.powi(power + 6)),
-            _ => format!("{} ns", 10f64.powi(power + 9).round()),
-        };
+    for (seconds, written) in times.round_numbers() {
+        let y = times.at(seconds);
+        let colour = if written { "#ccc" } else { "#eee" };
         let _ = writeln!(
             svg,
-            "<path d=\"M{left} {y:.1}H{right}\" stroke=\"#ddd\"/><text x=\"{:.0}\" y=\"{:.1}\" \
-             text-anchor=\"end\">{name}</text>",
-            left - 6.0,
-            y + 4.0
+            "<path d=\"M{left} {y:.1}H{right}\" stroke=\"{colour}\"/>"
         );
+        if written {
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                left - 6.0,
+                y + 4.0,
+                axis::time(seconds)
+            );
+        }
     }
     let _ = writeln!(
         svg,

@@ -24,10 +24,10 @@ pub(crate) struct Options {
 const USAGE: &str = "\
 cargo bench --bench against_mpi [-- OPTIONS]
     --output DIRECTORY   where against-mpi.md and against-mpi.svg go (docs/results of this repository)
-    --rounds N           turns of each competitor for each operation and size (9; at least 3)
+    --rounds N           turns of each competitor for each operation and size (21; at least 3)
     --min BYTES          the smallest size (1K)
     --max BYTES          the largest size (64M)
-    --turn MILLISECONDS  how long a turn is to take (20)
+    --turn MILLISECONDS  how long a turn is to take (3)
     --ranks LIST         numbers of ranks, each even (2,4)";
 
 impl Options {
@@ -36,10 +36,10 @@ impl Options {
         use lexopt::Arg::Long;
         let mut options = Self {
             output: Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results"),
-            rounds: 9,
+            rounds: 21,
             min: 1 << 10,
             max: 64 << 20,
-            turn: 0.02,
+            turn: 0.003,
             ranks: vec![2, 4],
             command: String::from("cargo bench --bench against_mpi"),
         };

@@ -299,7 +299,7 @@ fn number(value: f64) -> String {
 }
 
 /// A size in bytes.
-pub(crate) fn size(bytes: usize) -> String {
+fn size(bytes: usize) -> String {
     match bytes {
         0x10_0000.. => format!("{} MiB", bytes >> 20),
         0x400.. => format!("{} KiB", bytes >> 10),

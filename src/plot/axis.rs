@@ -2,7 +2,7 @@
 
 /// An axis from the least to the greatest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Axis {
+pub struct Axis {
     least: f64,
     greatest: f64,
     /// Where both lie on the paper.
@@ -12,7 +12,8 @@ pub(super) struct Axis {
 
 impl Axis {
     /// An axis for `values` with their powers of two at both ends; `None` without values.
-    pub(super) fn of_sizes(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Self> {
+    #[must_use]
+    pub fn of_sizes(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Self> {
         let (least, greatest) = bounds(values)?;
         // A single size stands in the middle.
         let beside = if least == greatest { 2.0 } else { 1.0 };
@@ -25,11 +26,8 @@ impl Axis {
     }
 
     /// An axis for `values` from a round number to a round number; `None` without values.
-    pub(super) fn of_quantities(
-        values: impl Iterator<Item = f64>,
-        from: f64,
-        to: f64,
-    ) -> Option<Self> {
+    #[must_use]
+    pub fn of_quantities(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Self> {
         let (least, greatest) = bounds(values)?;
         // Room for the marks at both ends.
         let (low, high) = (least / 1.1, greatest * 1.1);
@@ -44,14 +42,16 @@ impl Axis {
     }
 
     /// Where `value` lies on the paper.
-    pub(super) fn at(self, value: f64) -> f64 {
+    #[must_use]
+    pub fn at(self, value: f64) -> f64 {
         let share = (value / self.least).log2() / (self.greatest / self.least).log2();
         self.from + share * (self.to - self.from)
     }
 
     /// The round numbers on the axis, and whether they are written beside it: all while they are few, else
     /// the powers of ten.
-    pub(super) fn round_numbers(self) -> Vec<(f64, bool)> {
+    #[must_use]
+    pub fn round_numbers(self) -> Vec<(f64, bool)> {
         let all: Vec<f64> = round_numbers(self.least * 0.999, self.greatest * 1.001).collect();
         let few = all.len() <= 8;
         let written = |value: f64| few || (value.log10() - value.log10().round()).abs() < 1e-9;
@@ -61,7 +61,8 @@ impl Axis {
     }
 
     /// The powers of two on the axis that leave `apart` between them on the paper.
-    pub(super) fn powers_of_two(self, apart: f64) -> Vec<f64> {
+    #[must_use]
+    pub fn powers_of_two(self, apart: f64) -> Vec<f64> {
         let first = (self.least * 0.999).log2().ceil() as i32;
         let last = (self.greatest * 1.001).log2().floor() as i32;
         let one = (self.at(2.0) - self.at(1.0)).abs();
@@ -101,7 +102,8 @@ fn power_of_ten(digit: f64, power: i32) -> f64 {
 }
 
 /// A size in bytes as the options write it: 1K, 16M.
-pub(super) fn size(bytes: f64) -> String {
+#[must_use]
+pub fn size(bytes: f64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units
         .into_iter()
@@ -113,7 +115,8 @@ pub(super) fn size(bytes: f64) -> String {
 }
 
 /// A time with its unit.
-pub(super) fn time(seconds: f64) -> String {
+#[must_use]
+pub fn time(seconds: f64) -> String {
     let units = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= unit * 0.999);
     let (unit, name) = unit.unwrap_or((1e-9, "ns"));

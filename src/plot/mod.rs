@@ -6,7 +6,7 @@
 //! - `axis`: where a value lies, and which values are written beside an axis;
 //! - `svg`: the marks on the paper.
 
-mod axis;
+pub mod axis;
 mod svg;
 
 use std::io::Write as _;
