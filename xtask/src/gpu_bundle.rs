@@ -39,6 +39,7 @@ const ARCHITECTURE: u32 = 90;
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
 /// Tests, examples and benches that stay here, and why. They are not built either.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
+    ("bench", "against_mpi", "it measures the emulator"),
     ("bench", "channel", "it needs no GPU"),
     (
         "bench",
@@ -46,6 +47,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "it measures how soon ranks hear, and needs no GPU",
     ),
     ("bench", "rendezvous", "it needs no GPU"),
+    ("bench", "scale", "it measures the emulator"),
     ("example", "all_to_all_model", "it prints what formulas say"),
     ("example", "going_on", "it needs no GPU"),
     ("example", "metrics", "it shows what tests look at"),
