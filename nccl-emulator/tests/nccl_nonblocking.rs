@@ -179,6 +179,46 @@ fn a_first_message_without_its_peer_stays_in_progress_until_aborted() {
 }
 
 #[test]
+fn an_abort_of_one_communicator_ends_the_group_of_both() {
+    let test = "an_abort_of_one_communicator_ends_the_group_of_both";
+    alone(test, &[], || {
+        // In both orders: the group waits for one of them before the other.
+        for abort_second in [false, true] {
+            let ids = [unique_id(), unique_id()];
+            thread::scope(|scope| {
+                for rank in 0..2 {
+                    scope.spawn(move || {
+                        let both = ids.map(|id| Rank::join_nonblocking(id, 2, rank));
+                        let memory = both.each_ref().map(|rank| rank.memory(&[0u8]));
+                        let order = [
+                            &both[usize::from(abort_second)],
+                            &both[usize::from(!abort_second)],
+                        ];
+                        if rank == 0 {
+                            assert_eq!(nccl!(ncclGroupStart()), 0);
+                            for (rank, memory) in both.iter().zip(&memory) {
+                                assert_eq!(rank.send(memory, Kind::ncclUint8, 1), 0);
+                            }
+                            assert_eq!(nccl!(ncclGroupEnd()), 7);
+                            assert_eq!(order[1].state(), 7);
+                            thread::sleep(Duration::from_millis(50));
+                            assert_eq!(order[0].abort(), 0);
+                            // ncclInternalError, as in NCCL: its flag is up as well.
+                            assert_eq!(order[1].settle(), 3, "{}", last_error());
+                            assert_eq!(order[1].abort(), 0);
+                        } else {
+                            order.iter().for_each(|rank| assert_eq!(rank.abort(), 0));
+                        }
+                        both.iter().for_each(Rank::sync);
+                    });
+                }
+            });
+        }
+        assert!(nccl_emulator::violations().is_empty());
+    });
+}
+
+#[test]
 fn an_abort_before_the_poll_drops_the_group() {
     alone("an_abort_before_the_poll_drops_the_group", &[], || {
         let rank = Rank::join_nonblocking(unique_id(), 1, 0);

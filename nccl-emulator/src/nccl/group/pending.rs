@@ -16,12 +16,14 @@ use std::thread;
 
 use super::Work;
 use crate::nccl::code::{IN_PROGRESS, INTERNAL, SYSTEM};
+use crate::nccl::communicator::Communicator;
 use crate::nccl::debug::warn;
 use crate::nccl::timer;
 
 enum State {
     Waiting(Work),
-    Running,
+    /// Those whose flags end it. None if it waits for nothing.
+    Running(Vec<Arc<Communicator>>),
     Over,
 }
 
@@ -66,8 +68,16 @@ impl Pending {
     /// Takes the work, if nobody has. With `quick`, only work that waits for nothing.
     fn take(&self, quick: bool) -> Option<Work> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Running) {
-            State::Waiting(work) if !quick || !work.waits() => Some(work),
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Waiting(work) if !quick || !work.waits() => {
+                let waiting = if quick {
+                    Vec::new()
+                } else {
+                    work.communicators().cloned().collect()
+                };
+                *state = State::Running(waiting);
+                Some(work)
+            }
             other => {
                 *state = other;
                 None
@@ -115,8 +125,8 @@ impl Pending {
         }
     }
 
-    /// Drops it if nobody has begun; otherwise waits until it is over. The abort flag must be up,
-    /// or this waits for peers.
+    /// Drops it if nobody has begun; otherwise waits until it is over. A communicator's abort ends
+    /// the whole group, as in NCCL: what one waits for may be what another one is in.
     pub(crate) fn cancel(&self) {
         let mut state = self.lock();
         if let State::Waiting(work) = &*state {
@@ -124,7 +134,10 @@ impl Pending {
             *state = State::Over;
             return;
         }
-        while matches!(*state, State::Running) {
+        if let State::Running(communicators) = &*state {
+            communicators.iter().for_each(|c| c.raise_abort());
+        }
+        while matches!(*state, State::Running(_)) {
             state = self
                 .over
                 .wait(state)
