@@ -117,7 +117,8 @@ impl PointToPoint {
             }
         }
         for at in 0..self.lanes.len() {
-            if self.copying.is_some() || budget == 0 {
+            // What the peers did meanwhile is known without a look at what they write to.
+            if self.copying.is_some() || budget == 0 || self.is_done(scope) {
                 break;
             }
             match self.try_lane(scope, messages, at, &mut budget) {
