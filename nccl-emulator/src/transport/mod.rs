@@ -17,6 +17,7 @@
 
 mod copy;
 mod exchange;
+pub(crate) mod prefetch;
 mod rendezvous;
 mod segment;
 mod shared_memory;

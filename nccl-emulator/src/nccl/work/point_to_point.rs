@@ -14,11 +14,14 @@ use super::trouble::Wrong;
 use super::{Outcome, Scope};
 use crate::memory::Span;
 use crate::nccl::group::MessageTask;
-use crate::transport::{self, CHUNK, Claim, Direction, Posted};
+use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
 use crate::violations::Violation;
 
 /// A message of as many chunks wakes a sleeping peer, so that it helps.
 const WORTH_WAKING: u32 = 4;
+
+/// Lanes whose cache lines are asked for before they are needed: as many as are soon needed.
+const FETCHED: usize = 8;
 
 /// See the module.
 #[derive(Default)]
@@ -117,7 +120,8 @@ impl PointToPoint {
             }
         }
         for at in 0..self.lanes.len() {
-            if self.copying.is_some() || budget == 0 {
+            // What the peers did meanwhile is known without a look at what they write to.
+            if self.copying.is_some() || budget == 0 || self.is_done(scope) {
                 break;
             }
             match self.try_lane(scope, messages, at, &mut budget) {
@@ -173,6 +177,11 @@ impl PointToPoint {
                 number: 0,
                 span,
             });
+        }
+        // Whoever comes second needs them all, and each has been with the peer since the last message.
+        for lane in self.lanes.iter().take(FETCHED) {
+            prefetch::to_write(lane.exchange(scope));
+            prefetch::to_read(scope.session.segment.side(lane.peer, own));
         }
         for lane in &mut self.lanes {
             let message = &messages[lane.next];
