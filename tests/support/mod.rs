@@ -30,6 +30,7 @@
 pub mod apart;
 pub mod gate;
 pub mod held;
+mod hosts;
 pub mod sums;
 pub mod table;
 
@@ -224,6 +225,13 @@ impl Ranks {
         }
     }
 
+    /// Processes only: so many ranks on each host, which have names of their own and are one machine. Skipped, aloud,
+    /// where this process may not give itself a name.
+    #[must_use]
+    pub fn ranks_per_host(self, ranks: usize) -> Self {
+        self.variable(hosts::RANKS_PER_HOST, ranks.to_string())
+    }
+
     /// As [`ranks_as_processes`].
     ///
     /// # Panics
@@ -231,8 +239,14 @@ impl Ranks {
     pub fn processes<V: Verdict>(self, body: impl Fn(World) -> V) {
         let call = Call::of(&body);
         let ranks = self.ranks;
-        if call.place() == Place::Parent && !possible(ranks, "processes") {
-            return;
+        if call.place() == Place::Parent {
+            let named = self
+                .variables
+                .iter()
+                .any(|(name, _)| name == hosts::RANKS_PER_HOST);
+            if !possible(ranks, "processes") || (named && !hosts::possible()) {
+                return;
+            }
         }
         if let Some(ended) = self.run_processes(&call, body) {
             expect_success(&ended);
@@ -263,6 +277,7 @@ impl Ranks {
             Place::Rank => {
                 lifeline::watch();
                 end_with(|| {
+                    hosts::move_to_own()?;
                     install(self.ranks);
                     let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
                     let world = World::join(rendezvous).map_err(|error| error.to_string())?;

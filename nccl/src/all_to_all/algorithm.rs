@@ -39,8 +39,8 @@ pub enum Algorithm {
         /// How many.
         width: NonZeroUsize,
     },
-    /// First inside of the nodes, then one message to each other node: for many nodes and small parts. Equal parts
-    /// only, and only in a plan, which has the memory that it needs.
+    /// First inside of the nodes, then one message to each other node: for many nodes and small parts. Only in
+    /// a plan, which has the memory that it needs.
     TwoLevel,
     /// NCCL's own call by the copy engines, without multiprocessors: for buffers in symmetric windows of a communicator whose
     /// policy is [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).

@@ -45,6 +45,17 @@ impl Comparison<'_> {
         }
     }
 
+    /// What each rank tells, which is not nothing; `None` where nobody can be asked.
+    pub(crate) fn told(&self, topic: &str, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let all = self.gather(&format!("{}/{topic}", self.topic), own)?;
+        // A rank that is gone gives nothing.
+        let gone = |all: &Vec<Vec<u8>>| all.iter().position(Vec::is_empty);
+        match all.as_ref().and_then(gone) {
+            Some(rank) => Err(self.gone(rank)),
+            None => Ok(all),
+        }
+    }
+
     fn name(&self, rank: usize) -> String {
         let board = self.comm.inner.board.as_ref();
         board.map_or_else(|| format!("rank {rank}"), |board| board.name_of(rank))
@@ -99,19 +110,13 @@ impl Comparison<'_> {
 
     /// How what the ranks chose differs, each a short text; as [`operations`](Self::operations).
     pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
-        let topic = format!("{}/choice", self.topic);
-        // A rank that is gone gives nothing.
-        let part = format!("={own}");
-        let Some(all) = self.gather(&topic, part.as_bytes())? else {
+        let Some(all) = self.told("choice", format!("={own}").as_bytes())? else {
             return Ok(None);
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut parties: Vec<(String, Vec<usize>)> = Vec::new();
         for (rank, part) in all.iter().enumerate() {
-            let Some((_, choice)) = part.split_first() else {
-                return Err(self.gone(rank));
-            };
-            let choice = text(choice);
+            let choice = text(&part[1..]);
             match parties.iter_mut().find(|(known, _)| *known == choice) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => parties.push((choice, vec![rank])),

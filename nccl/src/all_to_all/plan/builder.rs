@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::choose::{Choice, Explanation};
+use super::choose::{Choice, Decision};
 use super::exchange::AllToAll;
 use super::payloads::MOST;
+use super::traffic::{Traffic, within};
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
-use crate::all_to_all::schedule::{Payload, Schedule, beside, grouped, in_place};
+use crate::all_to_all::schedule::{Payload, beside, grouped};
 use crate::all_to_all::variable::{Parts, Sides};
 use crate::communicator::Communicator;
 use crate::dtype::{DataType, NcclType};
@@ -281,21 +282,45 @@ impl<'c> AllToAllBuilder<'c> {
     fn make(mut self, started: Instant) -> Result<AllToAll> {
         let comm = self.comm;
         let number = comm.inner.plans.next();
-        let made = match self.wrong.take() {
-            Some(error) => Err(error),
-            None => self.decide(self.model.unwrap_or_default()),
+        let comparison = Comparison {
+            comm,
+            topic: format!("exchange/{number}"),
+            what: format!("the making of all-to-all plan {number}"),
+            started,
         };
-        self.compare(number, &made, started)?;
-        let (mut schedule, mut explanation) = made?;
+        let wrong = self.wrong.take();
+        let agreed = Traffic::agreed(&comparison, &self.payloads);
+        let (traffic, made) = match (wrong, agreed) {
+            // The others hear of it from the comparison that follows.
+            (Some(error), _) => (None, Err(error)),
+            (None, agreed) => {
+                let traffic = agreed?;
+                if traffic.is_none_or(|traffic| !traffic.uniform) {
+                    // To another rank they are not equally long, even if they are to this one.
+                    let payloads = self.payloads.iter_mut();
+                    payloads.for_each(|payload| payload.uniform = None);
+                }
+                let model = self.model.unwrap_or_default();
+                (traffic, self.decide(model, traffic))
+            }
+        };
+        self.compare(number, &comparison, &made)?;
+        let mut decision = made?;
         if self.measured {
             // All ranks do, and come to the same.
-            let model = CostModel::measure(comm, explanation.nodes())?;
-            (schedule, explanation) = self.decide(model)?;
+            let model = CostModel::measure(comm, decision.nodes())?;
+            decision = self.decide(model, traffic)?;
         }
+        let within = decision
+            .unknown_within()
+            .map(|nodes| within(comm, nodes, &self.payloads))
+            .transpose()?;
+        let exchange = comm.exchange_of(&self.payloads);
+        let (schedule, explanation) = decision.carry_out(exchange, within.as_ref());
         AllToAll::new(comm, self.payloads, schedule, explanation, self.in_place)
     }
 
-    fn decide(&self, model: CostModel) -> Result<(Schedule, Explanation)> {
+    fn decide(&self, model: CostModel, traffic: Option<Traffic>) -> Result<Decision> {
         if self.payloads.is_empty() || self.payloads.len() > MOST {
             return Err(record::length(
                 "the payloads of the plan",
@@ -307,18 +332,15 @@ impl<'c> AllToAllBuilder<'c> {
         let (nodes, no_nodes) = self.nodes()?;
         let choice = Choice {
             comm: self.comm,
-            payloads: &self.payloads,
             nodes,
             no_nodes,
             model,
             asked: self.algorithm,
+            traffic,
         };
         match self.in_place {
             false => choice.decide(),
-            true => choice.in_place(|exchange| {
-                let width = self.width()?;
-                Ok((in_place(exchange, width), width))
-            }),
+            true => choice.in_place(self.width()?),
         }
     }
 
@@ -389,15 +411,9 @@ impl<'c> AllToAllBuilder<'c> {
     fn compare(
         &self,
         number: u64,
-        made: &Result<(Schedule, Explanation)>,
-        started: Instant,
+        comparison: &Comparison<'_>,
+        made: &Result<Decision>,
     ) -> Result<()> {
-        let comparison = Comparison {
-            comm: self.comm,
-            topic: format!("exchange/{number}"),
-            what: format!("the making of all-to-all plan {number}"),
-            started,
-        };
         let straight = grouped(self.comm.exchange_of(&self.payloads));
         let messages = straight.steps.iter().flat_map(|step| &step.messages);
         let entries = entries_of(messages.map(|message| {
@@ -425,15 +441,15 @@ impl<'c> AllToAllBuilder<'c> {
         if let Some(difference) = comparison.operations(entries)? {
             return differ(difference);
         }
-        let Ok((_, explanation)) = made else {
+        let Ok(decision) = made else {
             return Ok(());
         };
         let choice = match self.measured {
             true => {
-                let local = explanation.nodes().ranks_per_node();
+                let local = decision.nodes().ranks_per_node();
                 format!("{} as measured, over nodes of {local}", self.algorithm)
             }
-            false => explanation.choice(),
+            false => decision.choice(),
         };
         match comparison.choices(&choice)? {
             Some(difference) => differ(difference),

@@ -5,7 +5,7 @@ use std::fmt;
 use cudarc::driver::CudaSlice;
 
 use super::builder::AllToAllBuilder;
-use super::choose::Explanation;
+use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::record::{Bases, record};

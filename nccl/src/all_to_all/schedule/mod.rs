@@ -6,7 +6,8 @@
 //!
 //! - `direct`: each block goes straight from sender to receiver: all in one group, in several groups, or with
 //!   few peers at a time; NCCL's own call.
-//! - `two_level`: blocks are collected inside of a node, and go to each other node together.
+//! - `two_level`: blocks are collected inside of a node, and go to each other node together; `two_level_of_parts`: also
+//!   where they are not equally long.
 //! - `in_place`: blocks change places between pairs of ranks.
 
 mod direct;
@@ -14,12 +15,14 @@ mod in_place;
 #[cfg(test)]
 mod tests;
 mod two_level;
+mod two_level_of_parts;
 
 use crate::dtype::DataType;
 
 pub(crate) use direct::{chunked, grouped, native, pairwise};
 pub(crate) use in_place::{beside, in_place};
 pub(crate) use two_level::{TwoLevel, two_level};
+pub(crate) use two_level_of_parts::{Within, two_level_of_parts};
 
 /// Who asks, and how much goes where.
 #[derive(Clone, Copy, Debug)]

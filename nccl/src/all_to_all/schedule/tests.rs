@@ -225,6 +225,70 @@ fn two_levels_move_every_block_over_its_rail() {
     }
 }
 
+/// What the ranks of `rank`'s node tell it.
+fn within(counts: &Counts, rank: usize, ranks_per_node: usize) -> Within {
+    let ranks = counts[0].len();
+    let (node, place) = (rank / ranks_per_node, rank % ranks_per_node);
+    let of = |counts: &Vec<Vec<usize>>| {
+        let neighbours = 0..ranks_per_node;
+        let on_rail = |neighbour: usize| {
+            let nodes = 0..ranks / ranks_per_node;
+            let row = &counts[node * ranks_per_node + neighbour];
+            nodes
+                .map(|other| row[other * ranks_per_node + place])
+                .collect()
+        };
+        neighbours.map(on_rail).collect()
+    };
+    Within {
+        ranks_per_node,
+        counts: counts.iter().map(of).collect(),
+    }
+}
+
+#[test]
+fn two_levels_move_any_counts_to_any_displacements() {
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (nodes, ranks_per_node) = (random.usize(1..=4), random.usize(1..=4));
+        let counts = random_counts(&mut random, nodes * ranks_per_node);
+        let gap = random.usize(..3);
+        let schedule = |exchange: Exchange<'_>| {
+            let schedule =
+                two_level_of_parts(exchange, &within(&counts, exchange.rank, ranks_per_node));
+            let messages = schedule.steps.iter().flat_map(|step| &step.messages);
+            let outside = |message: &&Message| {
+                message.peer / ranks_per_node != exchange.rank / ranks_per_node
+            };
+            let outside = messages.filter(outside);
+            // One to each other node and one from it, for each payload; all on the rail.
+            let most = 2 * (nodes - 1) * counts.len();
+            assert!(outside.clone().count() <= most);
+            assert!(outside.clone().all(|message| {
+                message.peer % ranks_per_node == exchange.rank % ranks_per_node
+            }));
+            schedule
+        };
+        let payloads = |rank| payloads(&counts, rank, gap);
+        execute(nodes * ranks_per_node, payloads, schedule, false);
+    }
+}
+
+#[test]
+fn what_lands_where_it_belongs_is_not_moved() {
+    let counts: Counts = vec![vec![vec![3, 0, 5, 1]; 4]];
+    let moves = |gap| {
+        let payloads = payloads(&counts, 2, gap);
+        let exchange = Exchange {
+            rank: 2,
+            ranks: 4,
+            payloads: &payloads,
+        };
+        two_level_of_parts(exchange, &within(&counts, 2, 2)).moves()
+    };
+    assert_eq!((moves(0), moves(1)), (0, 2));
+}
+
 #[test]
 fn two_levels_send_one_message_to_each_other_node() {
     let payloads = uniform(&[5], 12);

@@ -1,0 +1,230 @@
+//! What a plan tells of itself: the algorithm, the reason, and what it costs.
+
+use std::fmt;
+
+use super::traffic::Traffic;
+use crate::all_to_all::algorithm::Algorithm;
+use crate::all_to_all::model::{CostModel, Nodes};
+
+/// What a plan does, and why not otherwise; see [`AllToAll::explain`](crate::AllToAll::explain).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// let plan = nccl::AllToAll::plan(&comm).per_peer::<f32>(1024).build()?;
+/// for other in plan.explain().alternatives() {
+///     println!("{other}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    pub(super) algorithm: Algorithm,
+    pub(super) reason: String,
+    pub(super) nodes: Nodes,
+    pub(super) traffic: Traffic,
+    pub(super) groups: usize,
+    pub(super) messages: usize,
+    pub(super) copies: usize,
+    pub(super) scratch: usize,
+    pub(super) model: CostModel,
+    pub(super) alternatives: Vec<Alternative>,
+}
+
+/// An algorithm that a plan could have taken, or not.
+///
+/// ```
+/// # fn example(plan: &nccl::AllToAll) {
+/// let refused = plan.explain().alternatives().iter().filter(|other| other.refused().is_some());
+/// println!("{} algorithms cannot be used here", refused.count());
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    pub(super) algorithm: Algorithm,
+    pub(super) outcome: std::result::Result<f64, String>,
+}
+
+impl Alternative {
+    /// Which.
+    ///
+    /// ```
+    /// # fn example(other: &nccl::Alternative) {
+    /// println!("{}", other.algorithm());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// How long the model says that it takes, µs; `None` for one that cannot be used. No measurement.
+    ///
+    /// ```
+    /// # fn example(other: &nccl::Alternative) {
+    /// println!("{:?}", other.modelled_us());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn modelled_us(&self) -> Option<f64> {
+        self.outcome.as_ref().ok().copied()
+    }
+
+    /// Why it cannot be used.
+    ///
+    /// ```
+    /// # fn example(other: &nccl::Alternative) {
+    /// println!("{}", other.refused().unwrap_or("it can be used"));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.outcome.as_ref().err().map(String::as_str)
+    }
+}
+
+impl fmt::Display for Alternative {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Ok(time) => write!(f, "{}: {time:.1} µs by the model", self.algorithm),
+            Err(reason) => write!(f, "{}: no, {reason}", self.algorithm),
+        }
+    }
+}
+
+impl Explanation {
+    /// The algorithm that the plan takes; never [`Algorithm::Auto`].
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{}", plan.explain().algorithm());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// In a sentence, why this one.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{}", plan.explain().reason());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// All algorithms, with what the model says of them or why they cannot be used.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// assert!(!plan.explain().alternatives().is_empty());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn alternatives(&self) -> &[Alternative] {
+        &self.alternatives
+    }
+
+    /// How many groups NCCL is given for each exchange.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} launches", plan.explain().groups());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// How many messages this rank sends and receives in each exchange; those that NCCL makes of its own call are not
+    /// counted.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} messages", plan.explain().messages());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.messages
+    }
+
+    /// How many copies on the device there are in each exchange.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} copies", plan.explain().copies());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn copies(&self) -> usize {
+        self.copies
+    }
+
+    /// Bytes of device memory that the plan has besides the buffers.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} bytes", plan.explain().scratch_bytes());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch
+    }
+
+    /// Where the ranks are, as far as the plan knows.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{} nodes", plan.explain().nodes().count());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.nodes
+    }
+
+    /// From what the times come.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::AllToAll) {
+    /// println!("{}", plan.explain().model());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn model(&self) -> &CostModel {
+        &self.model
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {} ({} nodes of {} ranks, {})",
+            self.algorithm,
+            self.reason,
+            self.nodes.count(),
+            self.nodes.ranks_per_node(),
+            self.traffic
+        )?;
+        writeln!(
+            f,
+            "  each exchange: {} groups, {} messages, {} copies; {} bytes of its own",
+            self.groups, self.messages, self.copies, self.scratch
+        )?;
+        for other in &self.alternatives {
+            writeln!(f, "  {other}")?;
+        }
+        write!(f, "  model: {}", self.model)
+    }
+}

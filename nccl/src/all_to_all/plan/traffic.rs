@@ -1,0 +1,141 @@
+//! How much there is, which each rank knows of its own alone.
+
+use std::fmt;
+
+use crate::all_to_all::model::Nodes;
+use crate::all_to_all::record;
+use crate::all_to_all::schedule::{Part, Payload, Within};
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::plan::Comparison;
+use crate::rendezvous::{Broken, Fields, put_number};
+
+/// How much is exchanged, as all ranks know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Traffic {
+    /// Whether all parts of all ranks are equally long, and lie one behind the other.
+    pub(super) uniform: bool,
+    /// For each peer, all payloads together; of unequal parts the mean of the rank that has most to send or to receive.
+    pub(super) bytes: u64,
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self {
+                uniform: true,
+                bytes,
+            } => write!(f, "{bytes} bytes for each peer"),
+            Self {
+                uniform: false,
+                bytes,
+            } => {
+                write!(
+                    f,
+                    "unequal parts, {bytes} bytes for each peer in the mean of the busiest rank"
+                )
+            }
+        }
+    }
+}
+
+impl Traffic {
+    /// What this rank has.
+    fn own(payloads: &[Payload], ranks: usize) -> Self {
+        let block: Option<usize> = payloads
+            .iter()
+            .map(|payload| payload.uniform.map(|count| count * payload.size))
+            .sum();
+        let bytes = block.unwrap_or_else(|| {
+            let all = |parts: fn(&Payload) -> &[Part]| -> usize {
+                let bytes = |payload: &Payload| -> usize {
+                    let counts = parts(payload).iter().map(|part| part.count);
+                    counts.sum::<usize>() * payload.size
+                };
+                payloads.iter().map(bytes).sum()
+            };
+            all(|payload| &payload.send)
+                .max(all(|payload| &payload.recv))
+                .div_ceil(ranks)
+        });
+        Self {
+            uniform: block.is_some(),
+            bytes: bytes as u64,
+        }
+    }
+
+    /// What all ranks have, the same on all of them; `None` where the own parts are unequal and nobody can be asked.
+    /// Ranks that have none because something is wrong with it take part, with no payloads.
+    pub(super) fn agreed(
+        comparison: &Comparison<'_>,
+        payloads: &[Payload],
+    ) -> Result<Option<Self>> {
+        let own = Self::own(payloads, comparison.comm.world_size());
+        let mut told = vec![u8::from(own.uniform)];
+        put_number(&mut told, own.bytes);
+        let Some(all) = comparison.told("traffic", &told)? else {
+            return Ok(own.uniform.then_some(own));
+        };
+        let read = |told: &Vec<u8>| -> std::result::Result<Self, Broken> {
+            let mut fields = Fields(told);
+            let [uniform] = fields.array()?;
+            let bytes = fields.number()?;
+            fields.end()?;
+            Ok(Self {
+                uniform: uniform == 1,
+                bytes,
+            })
+        };
+        let all: std::result::Result<Vec<_>, _> = all.iter().map(read).collect();
+        let all = all.map_err(|broken| Error::rendezvous(broken.0))?;
+        let both = |a: Self, b: Self| Self {
+            uniform: a.uniform && b.uniform,
+            bytes: a.bytes.max(b.bytes),
+        };
+        Ok(Some(all.into_iter().fold(own, both)))
+    }
+}
+
+/// Asks the ranks of this node what they have for the ranks of this rank's rail, and tells them likewise: by messages of
+/// a few bytes. Waits for them.
+pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) -> Result<Within> {
+    let local = nodes.ranks_per_node();
+    let each = nodes.count() * payloads.len();
+    let for_neighbour = |neighbour: usize| {
+        payloads.iter().flat_map(move |payload| {
+            let on_rail = (0..nodes.count()).map(move |node| node * local + neighbour);
+            on_rail.map(move |peer| payload.send[peer].count as u64)
+        })
+    };
+    let own: Vec<u64> = (0..local).flat_map(for_neighbour).collect();
+    let stream = comm.stream();
+    let copied = || Error::cuda("copying the counts of a plan");
+    let x = stream.clone_htod(&own).map_err(copied())?;
+    let y = stream.alloc_zeros::<u64>(own.len());
+    let mut y = y.map_err(Error::cuda("allocating the counts of a plan"))?;
+    let node = comm.rank() / local;
+    let in_node = |peer: usize| if peer / local == node { each } else { 0 };
+    let lengths: Vec<usize> = (0..comm.world_size()).map(in_node).collect();
+    comm.all_to_all_v(&x, &lengths, &mut y, &lengths)?.wait()?;
+    let told = stream.clone_dtoh(&y).map_err(copied())?;
+    let mut counts = vec![Vec::with_capacity(local); payloads.len()];
+    for told in told.chunks(each) {
+        let payloads = payloads.iter().zip(&mut counts);
+        for (told, (payload, counts)) in told.chunks(nodes.count()).zip(payloads) {
+            let most = isize::MAX as u64 / payload.size as u64 / comm.world_size() as u64;
+            if let Some(count) = told.iter().find(|count| **count > most) {
+                return Err(record::length(
+                    "a part of another rank of the node",
+                    usize::try_from(*count).unwrap_or(usize::MAX),
+                    most as usize,
+                    "at most what a device can address",
+                ));
+            }
+            counts.push(told.iter().map(|count| *count as usize).collect());
+        }
+    }
+    Ok(Within {
+        ranks_per_node: local,
+        counts,
+    })
+}

@@ -1,0 +1,172 @@
+//! Two levels for parts of any length.
+//!
+//! As in `two_level`, blocks are collected inside of a node and go to each other node together. How long those are that a
+//! rank collects, only its neighbours know, so they tell each other before there is a schedule ([`Within`]). Blocks are
+//! sent as they lie; what comes from another node lands in the receive buffer where its parts lie one behind the other
+//! there, and in memory of the plan's own, from where it is moved, where they do not.
+
+use super::{Exchange, Message, Move, Part, Payload, Place, Region, Schedule, Step};
+
+const SPACING: usize = 256;
+
+/// What each rank of this node has for the ranks of this rank's rail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Within {
+    pub(crate) ranks_per_node: usize,
+    /// Elements by payload, then by neighbour, then by node.
+    pub(crate) counts: Vec<Vec<Vec<usize>>>,
+}
+
+/// See the module.
+pub(crate) fn two_level_of_parts(exchange: Exchange<'_>, within: &Within) -> Schedule {
+    let (mut inside, mut rail, mut last) = (Step::default(), Step::default(), Step::default());
+    let mut scratch = 0;
+    for ((number, payload), counts) in exchange.payloads().zip(&within.counts) {
+        let levels = Levels {
+            exchange,
+            number,
+            payload,
+            counts,
+            local: within.ranks_per_node,
+        };
+        scratch = levels.inside(&mut inside, &mut rail, scratch);
+        scratch = levels.from_rail(&mut rail, &mut last, scratch);
+    }
+    Schedule::of(vec![inside, rail, last], scratch)
+}
+
+struct Levels<'p> {
+    exchange: Exchange<'p>,
+    number: usize,
+    payload: &'p Payload,
+    /// By neighbour, then by node.
+    counts: &'p [Vec<usize>],
+    /// Ranks of a node.
+    local: usize,
+}
+
+impl Levels<'_> {
+    fn node(&self) -> usize {
+        self.exchange.rank / self.local
+    }
+
+    fn nodes(&self) -> std::ops::Range<usize> {
+        0..self.exchange.ranks / self.local
+    }
+
+    /// The rank of this rail on a node.
+    fn on_rail(&self, node: usize) -> usize {
+        node * self.local + self.exchange.rank % self.local
+    }
+
+    fn recv(&self, offset: usize) -> Place {
+        Place {
+            region: Region::Recv(self.number),
+            offset: offset * self.payload.size,
+        }
+    }
+
+    fn message(&self, sends: bool, at: Place, count: usize, peer: usize) -> Message {
+        Message {
+            sends,
+            at,
+            count,
+            payload: self.number,
+            peer,
+        }
+    }
+
+    /// One message for each block, and what is collected to the other nodes. The scratch is used from `scratch` on; where
+    /// it is free afterwards.
+    fn inside(&self, inside: &mut Step, rail: &mut Step, mut scratch: usize) -> usize {
+        let neighbours = 0..self.local;
+        for neighbour in neighbours.clone() {
+            for node in self.nodes() {
+                let part = self.payload.send[node * self.local + neighbour];
+                let at = Place {
+                    region: Region::Send(self.number),
+                    offset: part.offset * self.payload.size,
+                };
+                let peer = self.node() * self.local + neighbour;
+                inside.message(self.message(true, at, part.count, peer));
+            }
+        }
+        for node in self.nodes() {
+            let begin = scratch;
+            for neighbour in neighbours.clone() {
+                let peer = self.node() * self.local + neighbour;
+                let (at, count) = if node == self.node() {
+                    let part = self.payload.recv[peer];
+                    (self.recv(part.offset), part.count)
+                } else {
+                    let at = Place {
+                        region: Region::Scratch,
+                        offset: scratch,
+                    };
+                    let count = self.counts[neighbour][node];
+                    scratch += count * self.payload.size;
+                    (at, count)
+                };
+                inside.message(self.message(false, at, count, peer));
+            }
+            let at = Place {
+                region: Region::Scratch,
+                offset: begin,
+            };
+            let count = (scratch - begin) / self.payload.size;
+            rail.message(self.message(true, at, count, self.on_rail(node)));
+        }
+        // The next payload begins where any type may lie.
+        scratch.next_multiple_of(SPACING)
+    }
+
+    /// What the other nodes collected for this rank.
+    fn from_rail(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
+        for node in self.nodes().filter(|node| *node != self.node()) {
+            let parts = &self.payload.recv[node * self.local..][..self.local];
+            let parts = parts.iter().filter(|part| part.count > 0);
+            let count = parts.clone().map(|part| part.count).sum();
+            let at = match together(parts.clone()) {
+                Some(offset) => self.recv(offset),
+                None => {
+                    let begin = scratch;
+                    for part in parts {
+                        let bytes = part.count * self.payload.size;
+                        last.moves.push(Move {
+                            to: self.recv(part.offset),
+                            from: Place {
+                                region: Region::Scratch,
+                                offset: scratch,
+                            },
+                            width: bytes,
+                            rows: 1,
+                            to_pitch: bytes,
+                            from_pitch: bytes,
+                        });
+                        scratch += bytes;
+                    }
+                    Place {
+                        region: Region::Scratch,
+                        offset: begin,
+                    }
+                }
+            };
+            rail.message(self.message(false, at, count, self.on_rail(node)));
+        }
+        scratch.next_multiple_of(SPACING)
+    }
+}
+
+/// Where parts begin that lie one behind the other, in their order.
+fn together<'p>(mut parts: impl Iterator<Item = &'p Part>) -> Option<usize> {
+    let Some(first) = parts.next() else {
+        return Some(0);
+    };
+    let mut end = first.offset + first.count;
+    let follows = |part: &Part| {
+        let follows = part.offset == end;
+        end += part.count;
+        follows
+    };
+    parts.all(follows).then_some(first.offset)
+}

@@ -1,0 +1,117 @@
+//! What a plan says instead of exchanging anything wrong.
+
+use nccl::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, ErrorKind, Parts, World};
+
+use crate::Outcome;
+use crate::matrix::few;
+use crate::support::{self, ranks_as_threads};
+
+fn refused(world: &World) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("refused").stream(&stream).build()?;
+    let rank = world.rank();
+    let plan = || AllToAll::plan(&comm);
+    let text = |builder: AllToAllBuilder<'_>| match builder.build() {
+        Ok(plan) => panic!("{}", plan.explain()),
+        Err(error) => (error.to_string(), error),
+    };
+    // The ranks want different ways: the same sentence on all.
+    let by = if rank == 2 {
+        By::Pairwise { width: few(1) }
+    } else {
+        By::Grouped
+    };
+    let (said, error) = text(plan().per_peer::<f32>(4).algorithm(by));
+    assert!(
+        matches!(error.kind(), ErrorKind::PlansDiffer { plan: 1, .. }),
+        "{said}"
+    );
+    assert!(
+        said.contains("wants pairwise:1; the others grouped"),
+        "{said}"
+    );
+    assert!(said.contains("rank 2 ("), "{said}");
+    // One expects more than it is sent.
+    let mut counts = vec![3; 3];
+    let send = counts.clone();
+    if rank == 1 {
+        counts[0] = 5;
+    }
+    let (said, error) = text(plan().parts::<f32>(Parts::packed(&send), Parts::packed(&counts)));
+    assert!(
+        matches!(error.kind(), ErrorKind::PlansDiffer { plan: 2, .. }),
+        "{said}"
+    );
+    assert!(
+        said.contains("rank 1") && said.contains('5') && said.contains('3'),
+        "{said}"
+    );
+    // One has nothing to exchange: its own error there, and what it was elsewhere.
+    let empty = if rank == 0 {
+        plan()
+    } else {
+        plan().per_peer::<u8>(1)
+    };
+    let (said, error) = text(empty);
+    match rank {
+        0 => assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{said}"),
+        _ => assert!(
+            said.contains("made none, because the payloads of the plan"),
+            "{said}"
+        ),
+    }
+    // What this communicator cannot do, with the reason.
+    let cannot = |by| text(plan().per_peer::<f32>(4).algorithm(by)).0;
+    assert!(cannot(By::TwoLevel).contains("all ranks are on one node"));
+    assert!(cannot(By::CopyEngine).contains("cta_policy(CtaPolicy::Zero)"));
+    let (said, _) = text(plan().per_peer::<f32>(4).ranks_per_node(2));
+    assert!(
+        said.contains("3 ranks cannot be divided into nodes of 2"),
+        "{said}"
+    );
+    let parts = Parts::packed(&send);
+    let (said, _) = text(plan().parts::<f32>(parts, parts).algorithm(By::Native));
+    assert!(said.contains("it is for equal parts"), "{said}");
+    // Nothing of this has cost the communicator anything.
+    let mut good = plan().per_peer::<f32>(4).build()?;
+    let said = good.explain().to_string();
+    assert!(
+        said.contains("two-level: no, all ranks are on one node"),
+        "{said}"
+    );
+    assert!(
+        said.starts_with("native: the model holds it for the fastest"),
+        "{said}"
+    );
+    let (x, mut y) = (
+        stream.alloc_zeros::<f32>(12)?,
+        stream.alloc_zeros::<f32>(12)?,
+    );
+    good.enqueue(&x, &mut y)?.wait()?;
+    // Nor what is wrong with buffers, later.
+    let short = stream.alloc_zeros::<f32>(11)?;
+    let error = good.enqueue(&short, &mut y).unwrap_err();
+    assert!(error.to_string().contains("the send buffer"), "{error}");
+    let (of_u8, mut to_u8) = (stream.alloc_zeros::<u8>(12)?, stream.alloc_zeros::<u8>(12)?);
+    let error = good.enqueue(&of_u8, &mut to_u8).unwrap_err();
+    assert!(error.to_string().contains("made for"), "{error}");
+    let error = good.enqueue_in_place(&mut y).unwrap_err();
+    assert!(
+        error.to_string().contains("was not made in_place"),
+        "{error}"
+    );
+    let two = ((&x, &mut y), (&of_u8, &mut to_u8));
+    let error = good.enqueue_all(two).unwrap_err();
+    assert!(
+        error.to_string().contains("a pair for each payload"),
+        "{error}"
+    );
+    good.enqueue(&x, &mut y)?.wait()?;
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn plans_that_do_not_belong_together_are_told_on_all_ranks_before_anything_is_exchanged() {
+    ranks_as_threads(3, |world| refused(&world));
+}
