@@ -17,6 +17,8 @@ pub(crate) struct Comparison {
     pub(crate) ours: Vec<f64>,
     pub(crate) mpi: Vec<f64>,
     pub(crate) memcpy: Vec<f64>,
+    /// MPI that sends nothing before the receiver is there; empty where that is not measured.
+    pub(crate) meeting: Vec<f64>,
 }
 
 /// A median, and the least and the greatest.
@@ -50,13 +52,19 @@ impl Comparison {
     }
 }
 
+/// Those that take turns.
+pub(crate) struct Teams {
+    pub(crate) ours: Team,
+    pub(crate) theirs: Team,
+    /// See [`Comparison::meeting`].
+    pub(crate) meeting: Option<Team>,
+}
+
+/// From here on Open MPI does not send eagerly anyway.
+pub(crate) const EAGER: usize = 4 << 10;
+
 /// All operations and sizes with so many ranks.
-pub(crate) fn all(
-    ranks: usize,
-    options: &Options,
-    ours: &mut Team,
-    theirs: &mut Team,
-) -> Outcome<Vec<Comparison>> {
+pub(crate) fn all(ranks: usize, options: &Options, teams: &mut Teams) -> Outcome<Vec<Comparison>> {
     let mut cases = Vec::new();
     if ranks == 2 {
         cases.push((Operation::SendRecv, 8));
@@ -65,13 +73,17 @@ pub(crate) fn all(
         cases.extend(options.sizes().map(|bytes| (operation, bytes)));
     }
     // Every page of every buffer is used once before anything is timed, also by the peers that map it.
-    ours.time(Operation::AllToAll, options.max, 1)?;
-    theirs.time(Operation::AllToAll, options.max, 1)?;
+    let all = [&mut teams.ours, &mut teams.theirs].into_iter();
+    for team in all.chain(&mut teams.meeting) {
+        team.time(Operation::AllToAll, options.max, 1)?;
+    }
     let mut results = Vec::new();
     for (operation, bytes) in cases {
-        ours.check(operation, bytes)?;
-        theirs.check(operation, bytes)?;
-        let done = compare(operation, ranks, bytes, options, ours, theirs)?;
+        let all = [&mut teams.ours, &mut teams.theirs].into_iter();
+        for team in all.chain(&mut teams.meeting) {
+            team.check(operation, bytes)?;
+        }
+        let done = compare(operation, ranks, bytes, options, teams)?;
         eprintln!(
             "{ranks} ranks, {} of {bytes} B: emulator {:.2} us, Open MPI {:.2} us, memcpy {:.2} us",
             operation.name(),
@@ -89,26 +101,31 @@ fn compare(
     ranks: usize,
     bytes: usize,
     options: &Options,
-    ours: &mut Team,
-    theirs: &mut Team,
+    teams: &mut Teams,
 ) -> Outcome<Comparison> {
-    let mut turn = |competitor: usize, count: usize| match competitor {
-        0 => ours.time(operation, bytes, count),
-        1 => theirs.time(operation, bytes, count),
-        _ => theirs.time(Operation::Memcpy, bytes, count),
+    let meets = operation == Operation::AllToAll && bytes / ranks < EAGER;
+    let competitors = match teams.meeting {
+        Some(_) if meets => 4,
+        _ => 3,
     };
-    let mut counts = [0; 3];
-    for (competitor, count) in counts.iter_mut().enumerate() {
+    let mut turn = |competitor: usize, count: usize| match (competitor, &mut teams.meeting) {
+        (0, _) => teams.ours.time(operation, bytes, count),
+        (1, _) => teams.theirs.time(operation, bytes, count),
+        (3, Some(meeting)) => meeting.time(operation, bytes, count),
+        _ => teams.theirs.time(Operation::Memcpy, bytes, count),
+    };
+    let mut counts = [0; 4];
+    for (competitor, count) in counts.iter_mut().enumerate().take(competitors) {
         *count = repetitions(options.turn, |count| turn(competitor, count))?;
     }
-    let mut times: [Vec<f64>; 3] = Default::default();
+    let mut times: [Vec<f64>; 4] = Default::default();
     for round in 0..options.rounds {
-        for place in 0..3 {
-            let competitor = (round + place) % 3;
+        for place in 0..competitors {
+            let competitor = (round + place) % competitors;
             times[competitor].push(turn(competitor, counts[competitor])?);
         }
     }
-    let [ours, mpi, memcpy] = times;
+    let [ours, mpi, memcpy, meeting] = times;
     Ok(Comparison {
         operation,
         ranks,
@@ -116,6 +133,7 @@ fn compare(
         ours,
         mpi,
         memcpy,
+        meeting,
     })
 }
 

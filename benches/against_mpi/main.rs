@@ -8,8 +8,8 @@
 //! Needs Open MPI and its compiler: Debian's openmpi-bin and libopenmpi-dev. `benches/mpi/all_to_all.c` is built
 //! by this program, and started by mpirun.
 //!
-//! For each number of ranks there are two teams of processes, ours and MPI's; rank i of both is bound to the same
-//! core. Both connect to this program and sleep until they are told to do an operation a number of times. For each
+//! For each number of ranks there are two teams of processes, ours and MPI's, and with 2 ranks a third one: MPI that
+//! does not send eagerly. Rank i of all is bound to the same core. They connect to this program and sleep until they are told to do an operation a number of times. For each
 //! operation and size, the emulator, MPI and memcpy (by MPI's ranks, all at once) take turns, in another order each
 //! round. A turn begins behind a barrier, and is as long as from when its first rank begins until its last is done.
 //!
@@ -27,6 +27,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use compare::Teams;
 use nccl_tools::machine;
 use options::Options;
 use team::Team;
@@ -118,10 +119,19 @@ fn drive() -> Outcome {
     let before = machine::load();
     let mut results = Vec::new();
     for &ranks in &options.ranks {
-        let mut ours = start_ours(ranks, &options, directory.path())?;
-        let mut theirs = start_mpi(ranks, &options, directory.path(), &program)?;
-        check_cores(ranks, &ours, &theirs)?;
-        results.extend(compare::all(ranks, &options, &mut ours, &mut theirs)?);
+        let mpi = |name, more: &[&str]| {
+            start_mpi(name, ranks, &options, directory.path(), &program, more)
+        };
+        let mut teams = Teams {
+            ours: start_ours(ranks, &options, directory.path())?,
+            theirs: mpi("Open MPI", &[])?,
+            meeting: match ranks {
+                2 => Some(mpi("Open MPI, not eager", &options::NOT_EAGER)?),
+                _ => None,
+            },
+        };
+        check_cores(ranks, &teams)?;
+        results.extend(compare::all(ranks, &options, &mut teams)?);
     }
     let machine = page::Machine {
         mpi,
@@ -183,12 +193,20 @@ fn start_ours(ranks: usize, options: &Options, directory: &Path) -> Outcome<Team
     Ok(team)
 }
 
-fn start_mpi(ranks: usize, options: &Options, directory: &Path, program: &Path) -> Outcome<Team> {
+fn start_mpi(
+    name: &'static str,
+    ranks: usize,
+    options: &Options,
+    directory: &Path,
+    program: &Path,
+    more: &[&str],
+) -> Outcome<Team> {
     let cores = machine::cores()?.len();
-    Team::start("Open MPI", ranks, directory, |socket| {
+    Team::start(name, ranks, directory, |socket| {
         let mut command = Command::new("mpirun");
         command
             .args(options::mpirun(ranks, cores))
+            .args(more)
             .arg(program)
             .arg(socket)
             .arg(options.max.to_string());
@@ -197,10 +215,11 @@ fn start_mpi(ranks: usize, options: &Options, directory: &Path, program: &Path) 
     })
 }
 
-/// Rank i of both is on the same core, and on that alone.
-fn check_cores(ranks: usize, ours: &Team, theirs: &Team) -> Outcome {
+/// Rank i of all is on the same core, and on that alone.
+fn check_cores(ranks: usize, teams: &Teams) -> Outcome {
     let cores = machine::cores()?;
-    for (name, team) in [("emulator", ours), ("Open MPI", theirs)] {
+    let all = [("emulator", &teams.ours), ("Open MPI", &teams.theirs)].into_iter();
+    for (name, team) in all.chain(teams.meeting.iter().map(|team| ("Open MPI", team))) {
         for (rank, introduction) in team.introductions().enumerate() {
             let bound = introduction.split(' ').next().unwrap_or("none");
             let expected = machine::core_of(rank, &cores).to_string();

@@ -21,6 +21,19 @@ pub(crate) struct Options {
     pub(crate) command: String,
 }
 
+/// For mpirun: nothing is sent before the receiver is there (by the names of Open MPI 4 and of 5).
+pub(crate) const NOT_EAGER: [&str; 9] = [
+    "--mca",
+    "btl_vader_eager_limit",
+    "256",
+    "--mca",
+    "btl_vader_rndv_eager_limit",
+    "256",
+    "--mca",
+    "btl_sm_eager_limit",
+    "256",
+];
+
 const USAGE: &str = "\
 cargo bench --bench against_mpi [-- OPTIONS]
     --output DIRECTORY   where against-mpi.md and against-mpi.svg go (docs/results of this repository)

@@ -30,7 +30,7 @@ pub(crate) fn two_level_of_parts(exchange: Exchange<'_>, within: &Within) -> Sch
             local: within.ranks_per_node,
         };
         scratch = levels.inside(&mut inside, &mut rail, scratch);
-        scratch = levels.from_rail(&mut rail, &mut last, scratch);
+        scratch = levels.arrive(&mut rail, &mut last, scratch);
     }
     Schedule::of(vec![inside, rail, last], scratch)
 }
@@ -121,7 +121,7 @@ impl Levels<'_> {
     }
 
     /// What the other nodes collected for this rank.
-    fn from_rail(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
+    fn arrive(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
         for node in self.nodes().filter(|node| *node != self.node()) {
             let parts = &self.payload.recv[node * self.local..][..self.local];
             let parts = parts.iter().filter(|part| part.count > 0);
