@@ -31,8 +31,9 @@ const WARM: u64 = 200;
 /// The most bytes of a device that may be in use longer than that.
 const DEVICE: usize = 1 << 20;
 /// The most bytes by which the heap may grow with each abort, for each rank of a process, as the median of many
-/// samples says: what a process holds varies by 20 to 60 KB from one abort to the next, so that it takes hundreds. Not 0: an init that is ended leaves NCCL's root behind, and what is heard of communicators that
-/// are not there yet is kept, of the last 256.
+/// samples says: what a process holds varies by 20 to 60 KB from one abort to the next, so that it takes hundreds. Not
+/// 0: an init that is ended leaves NCCL's root behind, and what is heard of communicators that are not there yet is
+/// kept, of the last 256.
 const GROWTH: f64 = 512.0;
 /// Aborts between two samples.
 const STRIDE: u64 = 5;

@@ -71,6 +71,12 @@ pub struct Snapshot {
 }
 
 /// A rank of a world.
+///
+/// ```
+/// fn show(place: &nccl::recorder::Place) -> String {
+///     format!("rank {} of {} of job {}, epoch {}", place.rank, place.world_size, place.job, place.epoch)
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Place {
@@ -85,6 +91,12 @@ pub struct Place {
 }
 
 /// What one communicator did last.
+///
+/// ```
+/// for recording in nccl::recorder::snapshot().communicators {
+///     println!("{} (rank {}): {}", recording.name, recording.rank, recording.life);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Recording {
@@ -120,6 +132,15 @@ pub struct Recording {
 }
 
 /// A call that has a sequence number: a collective, a group, a capture, or a replay.
+///
+/// ```
+/// use nccl::recorder::{Call, Recording};
+///
+/// /// The call that the device is still at, or was never asked about.
+/// fn pending(recording: &Recording) -> Option<&Call> {
+///     recording.calls.iter().find(|call| call.done.is_none())
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
@@ -160,6 +181,15 @@ pub struct Call {
 }
 
 /// How far a call has come, as this rank knows it without asking the device.
+///
+/// ```
+/// use nccl::recorder::{CallState, Recording};
+///
+/// /// Whether a thread is inside NCCL at this moment.
+/// fn is_inside(recording: &Recording) -> bool {
+///     recording.calls.iter().any(|call| call.state == CallState::Issuing)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -177,6 +207,16 @@ pub enum CallState {
 }
 
 /// One call into NCCL.
+///
+/// ```
+/// use nccl::recorder::Call;
+///
+/// /// The bytes of all operations of a call, where all types are known.
+/// fn bytes(call: &Call) -> Option<u64> {
+///     let size = |data_type: nccl::DataType| data_type.size_in_bytes().map(|size| size as u64);
+///     call.operations.iter().map(|one| Some(one.count * size(one.data_type)?)).sum()
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RecordedOperation {
@@ -204,6 +244,15 @@ pub struct RecordedOperation {
 }
 
 /// An operator, as far as the recorder tells them apart.
+///
+/// ```
+/// use nccl::ReduceOp;
+/// use nccl::recorder::{RecordedOperation, RecordedReduction};
+///
+/// fn is_sum(operation: &RecordedOperation) -> bool {
+///     operation.reduction == Some(RecordedReduction::Op(ReduceOp::Sum))
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RecordedReduction {

@@ -45,6 +45,14 @@ pub struct Timeline {
 }
 
 /// One rank's part of a [`Timeline`].
+///
+/// ```
+/// fn show(timeline: &nccl::recorder::Timeline) {
+///     for part in &timeline.ranks {
+///         println!("rank {}: {} communicators", part.rank, part.snapshot.communicators.len());
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankRecording {
@@ -57,6 +65,14 @@ pub struct RankRecording {
 }
 
 /// A rank of which there is no recording.
+///
+/// ```
+/// fn show(timeline: &nccl::recorder::Timeline) {
+///     for missing in &timeline.missing {
+///         println!("rank {} is missing: {}", missing.rank, missing.why);
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MissingRank {
@@ -73,6 +89,14 @@ pub struct MissingRank {
 }
 
 /// How the clock of a process stands to that of another.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// fn uncertainty(clock: &nccl::recorder::Clock) -> Option<Duration> {
+///     clock.uncertainty_ns.map(Duration::from_nanos)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Clock {
@@ -86,6 +110,15 @@ pub struct Clock {
 }
 
 /// How the offset of a [`Clock`] is known.
+///
+/// ```
+/// use nccl::recorder::{ClockSource, Timeline};
+///
+/// /// Whether times of different ranks can be compared to better than what their hosts' clocks differ.
+/// fn is_measured(timeline: &Timeline) -> bool {
+///     timeline.ranks.iter().all(|part| part.clock.source != ClockSource::Wall)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

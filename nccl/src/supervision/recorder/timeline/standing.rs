@@ -6,6 +6,14 @@ use super::{RankRecording, Timeline, words};
 use crate::recorder::{CallState, Recording};
 
 /// How the ranks of one communicator stand to each other.
+///
+/// ```
+/// fn show(timeline: &nccl::recorder::Timeline) {
+///     for standing in timeline.standings() {
+///         println!("{}: {}", standing.communicator, standing.sentence);
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Standing {
