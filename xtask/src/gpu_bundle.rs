@@ -40,6 +40,7 @@ const NEWEST_GLIBC: (u32, u32) = (2, 36);
 /// Tests, examples and benches that stay here, and why. They are not built either.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("bench", "against_mpi", "it measures the emulator"),
+    ("bench", "all_to_all", "it watches the emulator"),
     ("bench", "channel", "it needs no GPU"),
     (
         "bench",
