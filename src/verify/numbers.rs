@@ -267,30 +267,18 @@ mod tests {
                     let numbers =
                         |name| Numbers::new(Element::named(name).unwrap(), op, ranks, repetition);
                     let sum = op == ReduceOp::Sum;
-                    let single = numbers("float");
-                    let parts = contributions(&single, ranks);
-                    let result = reduced!(f32, parts, backwards, |a: f32, b: f32| if sum {
-                        a + b
-                    } else {
-                        a * b
-                    });
-                    assert_eq!(single.count_wrong(3, &result), 0, "{op} of {ranks}");
-                    let double = numbers("double");
-                    let parts = contributions(&double, ranks);
-                    let result = reduced!(f64, parts, backwards, |a: f64, b: f64| if sum {
-                        a + b
-                    } else {
-                        a * b
-                    });
-                    assert_eq!(double.count_wrong(3, &result), 0, "{op} of {ranks}");
-                    let half = numbers("half");
-                    let parts = contributions(&half, ranks);
-                    let result = reduced!(f16, parts, backwards, |a: f16, b: f16| if sum {
-                        a + b
-                    } else {
-                        a * b
-                    });
-                    assert_eq!(half.count_wrong(3, &result), 0, "{op} of {ranks}");
+                    macro_rules! the_same {
+                        ($type:ty, $name:literal) => {
+                            let numbers = numbers($name);
+                            let parts = contributions(&numbers, ranks);
+                            let with = |a: $type, b: $type| if sum { a + b } else { a * b };
+                            let result = reduced!($type, parts, backwards, with);
+                            assert_eq!(numbers.count_wrong(3, &result), 0, "{op} of {ranks}");
+                        };
+                    }
+                    the_same!(f32, "float");
+                    the_same!(f64, "double");
+                    the_same!(f16, "half");
                 }
             }
         }

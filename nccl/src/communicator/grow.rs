@@ -27,7 +27,7 @@ use super::init::{BINDING, Begin, Prepared};
 use super::lifecycle::Why;
 use super::meeting::Said;
 use super::slot::Slot;
-use super::start::{Patience, Sent, as_int};
+use super::start::{Patience, Sent, as_int, came_back};
 use super::state::{Left, Way};
 use super::{Communicator, CommunicatorBuilder, Inner, LaunchMode, State};
 use crate::abort::AbortSignal;
@@ -407,13 +407,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
                 }
             },
         );
-        match called {
-            Ok(called) => called.map_err(nothing),
-            Err(NotBack::NoThread(error)) => {
-                Err(nothing(NotBack::NoThread(error).into_error(CALL, limit)))
-            }
-            Err(not_back) => Err((Left::Lost, not_back.into_error(CALL, limit))),
-        }
+        came_back(called, CALL, limit, nothing)
     })
 }
 

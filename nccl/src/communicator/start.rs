@@ -61,12 +61,28 @@ pub(super) fn start_split(
             let _ = free_with(&freeing, Way::Abort, parent, Some(&held));
         },
     );
-    match begun {
-        Ok(begun) => begun.map_err(here),
-        Err(NotBack::NoThread(error)) => {
-            Err(here(NotBack::NoThread(error).into_error(SPLIT, limit)))
+    came_back(begun, SPLIT, limit, here)
+}
+
+/// What a call came to that could be given up; `left` says what is left of the communicator where the call failed, or
+/// was not made.
+pub(super) fn came_back<T>(
+    call: std::result::Result<Result<T>, NotBack>,
+    name: &'static str,
+    limit: Duration,
+    left: impl FnOnce(Error) -> (Left<RawComm>, Error),
+) -> Result<T, (Left<RawComm>, Error)> {
+    match call {
+        Ok(result) => result.map_err(left),
+        Err(not_back) => {
+            let lost = !matches!(not_back, NotBack::NoThread(_));
+            let error = not_back.into_error(name, limit);
+            Err(if lost {
+                (Left::Lost, error)
+            } else {
+                left(error)
+            })
         }
-        Err(not_back) => Err((Left::Lost, not_back.into_error(SPLIT, limit))),
     }
 }
 
@@ -129,13 +145,7 @@ pub(super) fn start(
             }
         },
     );
-    match made {
-        Ok(made) => made.map_err(nothing),
-        Err(NotBack::NoThread(error)) => {
-            Err(nothing(NotBack::NoThread(error).into_error(CALL, limit)))
-        }
-        Err(not_back) => Err((Left::Lost, not_back.into_error(CALL, limit))),
-    }
+    came_back(made, CALL, limit, nothing)
 }
 
 /// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
