@@ -197,7 +197,7 @@ impl AllToAll {
         lend: impl FnOnce(&[Payload], &mut Frame<'a>) -> Result<Addresses>,
     ) -> Result<Request> {
         let (kind, shape) = (self.kind, self.shape);
-        let (comm, scratch) = (&self.comm, &mut self.scratch);
+        let (comm, scratch) = (&self.comm, self.scratch.as_mut());
         let recorded = Frame::new(&comm.stream).and_then(|mut frame| {
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;
