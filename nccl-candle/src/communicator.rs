@@ -1,0 +1,459 @@
+//! The communicator that takes tensors.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use candle_core::shape::Dim;
+use candle_core::{Device, Tensor};
+use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::{Communicator, ErrorKind, ReduceOp, World};
+
+use crate::collective::Collective;
+use crate::error::Error;
+use crate::gradient::Gradient;
+use crate::ops;
+use crate::staging::{Staged, Staging};
+
+type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
+
+/// The ranks that work together on tensors, seen from one of them.
+///
+/// Cheap to clone; may be used from any thread. All ranks must call the same operations in the same order, with the
+/// same shapes (but for what the table of the [crate] says) and element types. A rank that does not makes the others wait, at most
+/// as long as an operation may take; they are all told who it was then.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use nccl::{ReduceOp, World};
+/// use nccl_candle::TensorCommunicator;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// // Two ranks as threads of one process; as processes they would have `World::join`.
+/// let ranks = World::threads(2).into_iter().map(|world| {
+///     std::thread::spawn(move || -> candle_core::Result<Vec<f32>> {
+///         let comm = TensorCommunicator::join(&world, "demo", &Device::Cpu)
+///             .map_err(candle_core::Error::wrap)?;
+///         let x = Tensor::new(&[1f32, 10.], &Device::Cpu)?;
+///         comm.all_reduce(&x, ReduceOp::Sum)?.to_vec1()
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     assert_eq!(rank.join().unwrap()?, [2., 20.]);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct TensorCommunicator {
+    comm: Communicator,
+    gradient: Option<Gradient>,
+    shared: Arc<Shared>,
+}
+
+/// What clones have together.
+#[derive(Debug, Default)]
+struct Shared {
+    staging: Staging,
+    last_error: Mutex<Option<Arc<Error>>>,
+}
+
+/// The per-thread default stream.
+const PER_THREAD: usize = 0x2;
+
+/// Why candle's usual CUDA device is refused.
+pub(crate) const PER_THREAD_REASON: &str = "its stream is the per-thread default stream, which is a different stream \
+     on NCCL's threads: make the device with `Device::new_cuda_with_stream`";
+
+/// Whether a stream is the per-thread default one.
+pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
+    stream.cu_stream() as usize == PER_THREAD
+}
+
+impl TensorCommunicator {
+    /// From a communicator.
+    ///
+    /// For tensors on a CUDA device it has to be one of that device's own context: made with `device.cuda_stream()`.
+    ///
+    /// ```
+    /// use nccl::cudarc::driver::CudaContext;
+    /// use nccl_candle::TensorCommunicator;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::single();
+    /// let timeout = std::time::Duration::from_secs(20);
+    /// let comm = world.communicator("tp").stream(&stream).timeout(timeout).build()?;
+    /// let comm = TensorCommunicator::new(comm);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(comm: Communicator) -> Self {
+        Self {
+            comm,
+            gradient: None,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Makes the communicator called `name`, of all ranks of a world, for tensors on `device`.
+    ///
+    /// For [`Device::Cpu`] it uses the device of number [`World::local_rank`], a GPU's or the emulator's, and a stream
+    /// of its own there. For a CUDA device it uses that device's stream.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`](nccl::CommunicatorBuilder::build); [`Error::Device`] for candle's usual
+    /// CUDA device, which has the per-thread default stream, for Metal, and for a CUDA device without the feature `cuda`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// let world = nccl::World::single();
+    /// let comm = nccl_candle::TensorCommunicator::join(&world, "tp", &candle_core::Device::Cpu)?;
+    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn join(world: &World, name: &str, device: &Device) -> Result<Self, Error> {
+        let refuse = |reason| {
+            let (operation, comm) = ("join", name.to_owned());
+            Err(Error::Device {
+                operation,
+                comm,
+                reason,
+            })
+        };
+        let stream = match device {
+            Device::Cpu => {
+                let cuda = |what| move |error| nccl::Error::from(ErrorKind::Cuda { what, error });
+                let context = CudaContext::new(world.local_rank())
+                    .map_err(cuda("opening the device of this rank"))?;
+                context.new_stream().map_err(cuda("making a stream"))?
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => device.cuda_stream(),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => return refuse(ops::WITHOUT_CUDA),
+            Device::Metal(_) => return refuse(ops::METAL),
+        };
+        if is_per_thread(&stream) {
+            return refuse(PER_THREAD_REASON);
+        }
+        let comm = world.communicator(name).stream(&stream).build()?;
+        Ok(Self::new(comm))
+    }
+
+    /// The same communicator; what gradients of results are that every rank has. See [`Gradient`].
+    ///
+    /// ```
+    /// # fn example(comm: nccl_candle::TensorCommunicator) {
+    /// let tp = comm.with_gradient(nccl_candle::Gradient::Replicated);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_gradient(self, gradient: Gradient) -> Self {
+        Self {
+            gradient: Some(gradient),
+            ..self
+        }
+    }
+
+    /// The same communicator with another limit for its operations, as [`Communicator::within`].
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// let patient = comm.within(std::time::Duration::from_secs(300));
+    /// patient.all_reduce(x, nccl::ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self {
+            comm: self.comm.within(limit),
+            ..self.clone()
+        }
+    }
+
+    /// The communicator underneath.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator) {
+    /// if let Some(fault) = comm.communicator().fault() {
+    ///     eprintln!("{fault}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// This rank, from 0.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator) {
+    /// assert!(comm.rank() < comm.world_size());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of ranks.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, w: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// // This rank's columns of a weight.
+    /// let part = w.chunk(comm.world_size(), 1)?[comm.rank()].contiguous()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// The last error of an operation on this communicator or a clone, also when candle's own error lost it.
+    ///
+    /// What ended the communicator on all of its ranks is in [`Communicator::fault`] and [`World::fault`] as well.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) {
+    /// // As layers do that have errors of their own:
+    /// let y = comm.all_reduce(x, nccl::ReduceOp::Sum).map_err(|error| error.to_string());
+    /// if y.is_err() {
+    ///     let error = comm.last_error().unwrap();
+    ///     println!("timeout: {}", error.nccl().is_some_and(|error| error.is_timeout()));
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn last_error(&self) -> Option<Arc<Error>> {
+        let last = self.shared.last_error.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reduces the tensors of all ranks, element by element; all get the result.
+    ///
+    /// # Errors
+    /// [`Error::DType`]; [`Error::Nccl`] with all that `nccl::Communicator::all_reduce` and, on the CPU,
+    /// `nccl::Request::wait` have. Its backward pass needs [`with_gradient`](Self::with_gradient).
+    ///
+    /// Wraps `ncclAllReduce`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// let sum = comm.all_reduce(x, nccl::ReduceOp::Sum)?;
+    /// assert_eq!(sum.shape(), x.shape());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        x.contiguous()?.apply_op1(ops::AllReduce::new(self, op))
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), into the tensor itself and whatever shares its memory. Has no gradient.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Strided`] for a view that is not contiguous.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, gradient: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// comm.all_reduce_in_place(gradient, nccl::ReduceOp::Avg)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce_in_place(&self, y: &Tensor, op: ReduceOp) -> Result<()> {
+        y.inplace_op1(&ops::AllReduce::new(self, op))
+    }
+
+    /// Gives the tensor of rank `root` to all; the others pass one of the same shape and type.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and a root that does not exist.
+    ///
+    /// Wraps `ncclBroadcast`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, w: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// let w = comm.broadcast(w, 0)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor> {
+        x.contiguous()?.apply_op1(ops::Broadcast::new(self, root))
+    }
+
+    /// Puts the tensors of all ranks one behind the other along `dim`, in the order of the ranks; all get the result.
+    ///
+    /// Scalars become a tensor of one dimension. Along another dimension than the first, the result is copied once more.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and a dimension that does not exist.
+    ///
+    /// Wraps `ncclAllGather`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// use candle_core::D;
+    /// let logits = comm.all_gather(x, D::Minus1)?; // of a head whose vocabulary is split
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_gather(&self, x: &Tensor, dim: impl Dim) -> Result<Tensor> {
+        let x = match x.rank() {
+            0 => x.reshape(1)?,
+            _ => x.contiguous()?,
+        };
+        let dim = dim.to_index(x.shape(), "all_gather")?;
+        let y = x.apply_op1(ops::AllGather::new(self))?;
+        if dim == 0 {
+            return Ok(y);
+        }
+        // [n, d0, …] with the ranks moved before `dim`, and joined with it.
+        let mut dims = x.dims().to_vec();
+        let ranks = self.world_size();
+        let blocks: Vec<usize> = std::iter::once(ranks).chain(dims.iter().copied()).collect();
+        let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..blocks.len()).collect();
+        dims[dim] *= ranks;
+        y.reshape(blocks)?.permute(order)?.reshape(dims)
+    }
+
+    /// Reduces the tensors of all ranks, and gives each rank its part of the result along `dim`.
+    ///
+    /// Along another dimension than the first, the tensor is copied before.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`], and a dimension that does not exist.
+    ///
+    /// Wraps `ncclReduceScatter`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// let part = comm.reduce_scatter(x, 0, nccl::ReduceOp::Sum)?;
+    /// assert_eq!(part.dim(0)? * comm.world_size(), x.dim(0)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduce_scatter(&self, x: &Tensor, dim: impl Dim, op: ReduceOp) -> Result<Tensor> {
+        let apply = |x: &Tensor| x.apply_op1(ops::ReduceScatter::new(self, op));
+        if x.rank() == 0 {
+            return apply(x);
+        }
+        let dim = dim.to_index(x.shape(), "reduce_scatter")?;
+        if dim == 0 {
+            return apply(&x.contiguous()?);
+        }
+        // `dim` split into ranks and shares, and the ranks moved to the front.
+        let collective = Collective::ReduceScatter(op);
+        let share = collective.share(&self.comm, x.shape(), dim);
+        let share = share.map_err(|error| self.fail(error))?;
+        let mut dims = x.dims().to_vec();
+        dims[dim] = share;
+        let mut blocks = dims.clone();
+        blocks.insert(dim, self.world_size());
+        let order: Vec<usize> = std::iter::once(dim)
+            .chain(0..dim)
+            .chain(dim + 1..blocks.len())
+            .collect();
+        dims[0] *= self.world_size();
+        apply(&x.reshape(blocks)?.permute(order)?.reshape(dims)?)
+    }
+
+    /// Gives part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i` there.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`].
+    ///
+    /// Wraps `ncclAlltoAll`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator, tokens: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// let received = comm.all_to_all(tokens)?;
+    /// let back = comm.all_to_all(&received)?; // as `tokens`
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_to_all(&self, x: &Tensor) -> Result<Tensor> {
+        x.contiguous()?.apply_op1(ops::AllToAll::new(self))
+    }
+
+    /// The tensor itself, which is the same on all ranks, and from which each computes something else: the gradients of
+    /// all ranks are added up on the way back (Megatron's *f*).
+    ///
+    /// Costs nothing where no gradient is wanted, and a copy where one is.
+    ///
+    /// # Errors
+    /// Of the copy.
+    ///
+    /// ```
+    /// # fn example(tp: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor, columns: &candle_core::Tensor,
+    /// #     rows: &candle_core::Tensor) -> candle_core::Result<()> {
+    /// // Two linear layers that the ranks share: columns of the first weight, rows of the second.
+    /// let h = tp.copy_to_ranks(x)?.matmul(columns)?.relu()?;
+    /// let y = tp.all_reduce(&h.matmul(rows)?, nccl::ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn copy_to_ranks(&self, x: &Tensor) -> Result<Tensor> {
+        match x.track_op() {
+            true => x.apply_op1(ops::CopyToRanks::new(self)),
+            false => Ok(x.clone()),
+        }
+    }
+
+    /// What is kept for tensors on the CPU, and how much memory that is.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl_candle::TensorCommunicator) {
+    /// println!("{} bytes are pinned", comm.staged().bytes);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn staged(&self) -> Staged {
+        self.staging().staged()
+    }
+
+    /// Makes room for operations on CPU tensors that read and write so many bytes together, before they come.
+    ///
+    /// Allocating pinned memory can wait for a whole GPU. Where several ranks live in one process, do it before any of
+    /// them is in an operation that waits for the others.
+    ///
+    /// # Errors
+    /// CUDA's.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let world = nccl::World::single();
+    /// # let comm = nccl_candle::TensorCommunicator::join(&world, "demo", &candle_core::Device::Cpu)?;
+    /// comm.reserve(1 << 20)?;
+    /// assert_eq!(comm.staged().bytes, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reserve(&self, bytes: usize) -> Result<(), Error> {
+        Ok(self.staging().reserve(&self.comm, bytes)?)
+    }
+
+    pub(crate) fn staging(&self) -> &Staging {
+        &self.shared.staging
+    }
+
+    pub(crate) fn gradient(&self) -> Option<Gradient> {
+        self.gradient
+    }
+
+    /// Keeps an error to be read later, and makes one of candle's of it.
+    pub(crate) fn fail(&self, error: Error) -> candle_core::Error {
+        let error = Arc::new(error);
+        let wrapped = Error::wrap(&error);
+        let last = self.shared.last_error.lock();
+        *last.unwrap_or_else(PoisonError::into_inner) = Some(error);
+        wrapped
+    }
+}

@@ -1,0 +1,262 @@
+//! Where the elements of tensors on the CPU wait for the device: pinned memory and device memory, kept for the next
+//! operation.
+//!
+//! An [`Area`] belongs to one operation at a time: taken from the pool, or made when all are in use, so that a program
+//! of one thread has one and several threads never wait for each other here. What must stay true: nothing is on its
+//! stream while it is in the pool, or is dropped. The copies go by plain slices, of which cudarc does not know that
+//! they are pinned, so that nothing else waits for them. An area whose stream does not come to rest (a device that
+//! failed, a rank that does not let go) is leaked.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::{
+    CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError, PinnedHostSlice,
+};
+use nccl::{Communicator, DataType, Erased, ErasedMut, ErrorKind};
+
+use crate::collective::Collective;
+
+/// What is staged begins at multiples of this: the largest element, with room for NCCL's vector loads.
+const ALIGNMENT: usize = 256;
+
+/// The smallest area in bytes.
+const LEAST: usize = 1 << 12;
+
+/// How long copies may take behind an operation that is done; they have a stream of their own.
+const COPY_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the stream of an operation that failed is waited for before its area is leaked.
+const FAILED_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a communicator keeps for tensors on the CPU; see [`TensorCommunicator::staged`](crate::TensorCommunicator::staged).
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let world = nccl::World::single();
+/// # let comm = nccl_candle::TensorCommunicator::join(&world, "demo", &Device::Cpu)?;
+/// let x = Tensor::ones(1000, candle_core::DType::F32, &Device::Cpu)?;
+/// comm.all_to_all(&x)?;
+/// let before = comm.staged();
+/// comm.all_to_all(&x)?;
+/// assert_eq!(comm.staged(), before);
+/// assert_eq!((before.areas, before.bytes), (1, 8192)); // in and out, 4000 bytes each
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Staged {
+    /// Areas: one, unless several threads used the communicator at the same time.
+    pub areas: usize,
+    /// Their bytes of pinned memory, and as many of device memory; each area's is a power of two.
+    pub bytes: usize,
+    /// How many were ever made; does not grow while the areas are large enough.
+    pub allocations: u64,
+    /// How many were given up, because an operation in them failed and its stream did not come to rest.
+    pub leaked: u64,
+}
+
+/// The areas of a communicator.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    idle: Mutex<Vec<Area>>,
+    areas: AtomicUsize,
+    bytes: AtomicUsize,
+    allocations: AtomicU64,
+    leaked: AtomicU64,
+}
+
+/// Pinned memory and device memory, as much of each.
+#[derive(Debug)]
+struct Area {
+    host: PinnedHostSlice<u8>,
+    device: CudaSlice<u8>,
+    stream: Arc<CudaStream>,
+    /// Recorded behind an operation.
+    end: CudaEvent,
+}
+
+impl Area {
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
+        context.bind_to_thread()?;
+        let stream = context.new_stream()?;
+        // Cached, because results are read from it.
+        // SAFETY: every byte is written before it is read: by the caller, or by the device.
+        let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0)? };
+        // SAFETY: likewise.
+        let device = unsafe { stream.alloc::<u8>(bytes)? };
+        Ok(Self {
+            host,
+            device,
+            stream,
+            end: context.new_event(None)?,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.device.len()
+    }
+
+    /// The operation, between the copies; returns when the operation is over, or has failed.
+    fn run(
+        &mut self,
+        comm: &Communicator,
+        (collective, data_type): (Collective, DataType),
+        input: &[u8],
+        output: usize,
+    ) -> nccl::Result<()> {
+        let comm = comm.on(&self.stream);
+        let host = self.host.as_mut_slice().map_err(cuda("pinned memory"))?;
+        let (host_in, host_out) = host.split_at_mut(place_of_output(input.len()));
+        let (mut device_in, mut device_out) =
+            self.device.split_at_mut(place_of_output(input.len()));
+        if !input.is_empty() {
+            let host_in = &mut host_in[..input.len()];
+            host_in.copy_from_slice(input);
+            let copied = self.stream.memcpy_htod(host_in, &mut device_in);
+            copied.map_err(cuda("copying a tensor to the device (cuMemcpyHtoDAsync)"))?;
+        }
+        let request = {
+            let x = Erased::from_bytes(device_in.slice(..input.len()), data_type)?;
+            let y = ErasedMut::from_bytes(device_out.slice_mut(..output), data_type)?;
+            collective.issue(&comm, x, y)?
+        };
+        if output != 0 {
+            let copied =
+                (self.stream).memcpy_dtoh(&device_out.slice(..output), &mut host_out[..output]);
+            copied.map_err(cuda("copying a tensor from the device (cuMemcpyDtoHAsync)"))?;
+        }
+        // The question for its end is put behind the copy.
+        request.wait()
+    }
+
+    /// Whether its stream comes to rest within `limit`.
+    fn rests(&self, limit: Duration) -> bool {
+        if self.end.record(&self.stream).is_err() {
+            return false;
+        }
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(1);
+        loop {
+            match self.end.try_is_complete() {
+                Ok(true) => return true,
+                Ok(false) if begun.elapsed() < limit => {}
+                _ => return false,
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Where the result begins.
+fn place_of_output(input: usize) -> usize {
+    input.next_multiple_of(ALIGNMENT)
+}
+
+fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> nccl::Error {
+    move |error| nccl::Error::from(ErrorKind::Cuda { what, error })
+}
+
+impl Staging {
+    /// Runs a collective on host memory. When it returns, all of it is over.
+    pub(crate) fn run(
+        &self,
+        comm: &Communicator,
+        (collective, data_type): (Collective, DataType),
+        input: &[u8],
+        output: &mut [u8],
+    ) -> nccl::Result<()> {
+        let needed = place_of_output(input.len()).saturating_add(output.len());
+        // Not dropped by a panic either: leaked.
+        let mut area = ManuallyDrop::new(self.take(comm, needed)?);
+        let mut done = area.run(comm, (collective, data_type), input, output.len());
+        let limit = if done.is_ok() {
+            COPY_LIMIT
+        } else {
+            FAILED_LIMIT
+        };
+        if !area.rests(limit) {
+            self.areas.fetch_sub(1, Ordering::Relaxed);
+            self.bytes.fetch_sub(area.bytes(), Ordering::Relaxed);
+            self.leaked.fetch_add(1, Ordering::Relaxed);
+            return done.and(Err(nccl::Error::from(ErrorKind::TimedOut {
+                what: String::from("copying a tensor from the device"),
+                limit,
+            })));
+        }
+        if done.is_ok() {
+            let start = place_of_output(input.len());
+            done = match area.host.as_slice() {
+                Ok(host) => {
+                    output.copy_from_slice(&host[start..start + output.len()]);
+                    Ok(())
+                }
+                Err(error) => Err(cuda("pinned memory")(error)),
+            };
+        }
+        self.idle().push(ManuallyDrop::into_inner(area));
+        done
+    }
+
+    /// Makes one area that large, unless there is one.
+    pub(crate) fn reserve(&self, comm: &Communicator, bytes: usize) -> nccl::Result<()> {
+        let area = self.take(comm, bytes)?;
+        self.idle().push(area);
+        Ok(())
+    }
+
+    pub(crate) fn staged(&self) -> Staged {
+        Staged {
+            areas: self.areas.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            allocations: self.allocations.load(Ordering::Relaxed),
+            leaked: self.leaked.load(Ordering::Relaxed),
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Area>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An area of so many bytes or more: the smallest that is large enough, or a new one in the place of one that is
+    /// not.
+    fn take(&self, comm: &Communicator, needed: usize) -> nccl::Result<Area> {
+        let small = {
+            let mut idle = self.idle();
+            let fits = (0..idle.len())
+                .filter(|&index| idle[index].bytes() >= needed)
+                .min_by_key(|&index| idle[index].bytes());
+            match fits {
+                Some(index) => return Ok(idle.swap_remove(index)),
+                None => idle.pop(),
+            }
+        };
+        if let Some(small) = small {
+            self.areas.fetch_sub(1, Ordering::Relaxed);
+            self.bytes.fetch_sub(small.bytes(), Ordering::Relaxed);
+        }
+        let bytes = needed.max(LEAST).checked_next_power_of_two();
+        let bytes = bytes.ok_or_else(|| too_large(needed))?;
+        let area = Area::new(comm.stream().context(), bytes).map_err(cuda(
+            "memory to stage tensors in (cuMemHostAlloc, cuMemAlloc)",
+        ))?;
+        self.areas.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(area)
+    }
+}
+
+#[cold]
+fn too_large(bytes: usize) -> nccl::Error {
+    nccl::Error::from(ErrorKind::Io {
+        what: format!("staging {bytes} bytes"),
+        error: std::io::Error::from(std::io::ErrorKind::OutOfMemory),
+    })
+}
