@@ -19,8 +19,8 @@ type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
 /// The ranks that work together on tensors, seen from one of them.
 ///
 /// Cheap to clone; may be used from any thread. All ranks must call the same operations in the same order, with the
-/// same shapes (but for what the table of the [crate] says) and element types. A rank that does not makes the others wait, at most
-/// as long as an operation may take; they are all told who it was then.
+/// same shapes and element types. A rank that does not makes the others wait, at most as long as an operation may
+/// take; they are all told who it was then.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -240,8 +240,8 @@ impl TensorCommunicator {
     /// Reduces the tensors of all ranks, element by element; all get the result.
     ///
     /// # Errors
-    /// [`Error::DType`]; [`Error::Nccl`] with all that `nccl::Communicator::all_reduce` and, on the CPU,
-    /// `nccl::Request::wait` have. Its backward pass needs [`with_gradient`](Self::with_gradient).
+    /// [`Error::DType`]; [`Error::Nccl`] with all that [`Communicator::all_reduce`] and, on the CPU,
+    /// [`Request::wait`](nccl::Request::wait) have. Its backward pass needs [`with_gradient`](Self::with_gradient).
     ///
     /// Wraps `ncclAllReduce`.
     ///
@@ -328,7 +328,8 @@ impl TensorCommunicator {
     /// Along another dimension than the first, the tensor is copied before.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`], and a dimension that does not exist.
+    /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`], and a dimension that does not
+    /// exist.
     ///
     /// Wraps `ncclReduceScatter`.
     ///
@@ -364,7 +365,8 @@ impl TensorCommunicator {
         apply(&x.reshape(blocks)?.permute(order)?.reshape(dims)?)
     }
 
-    /// Gives part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i` there.
+    /// Gives part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i`
+    /// there.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`].

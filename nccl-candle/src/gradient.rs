@@ -15,7 +15,8 @@
 ///
 /// Needs no choice, because the ranks' results are different ones: reduce-scatter (sum, mean), whose gradient is
 /// all-gathered; all-to-all, whose gradient goes back the way it came;
-/// [`copy_to_ranks`](crate::TensorCommunicator::copy_to_ranks), which does nothing, and all-reduces the gradient (Megatron's *f*).
+/// [`copy_to_ranks`](crate::TensorCommunicator::copy_to_ranks), which does nothing, and all-reduces the gradient
+/// (Megatron's *f*).
 ///
 /// Products, minima and maxima have no gradient here.
 ///

@@ -79,3 +79,12 @@ mod error;
 mod gradient;
 pub mod ops;
 mod staging;
+
+/// The code of the pages compiles.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/candle.md")]
+    mod candle {}
+}

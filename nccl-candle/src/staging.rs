@@ -31,7 +31,8 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 /// How long the stream of an operation that failed is waited for before its area is leaked.
 const FAILED_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a communicator keeps for tensors on the CPU; see [`TensorCommunicator::staged`](crate::TensorCommunicator::staged).
+/// What a communicator keeps for tensors on the CPU:
+/// [`TensorCommunicator::staged`](crate::TensorCommunicator::staged).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

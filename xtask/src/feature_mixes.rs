@@ -1,4 +1,4 @@
-//! `feature-mixes`: the crate `nccl` builds alone, and beside what others ask of cudarc.
+//! `feature-mixes`: the crates `nccl` and `nccl-candle` build alone, and beside what others ask of cudarc.
 //!
 //! Cargo unifies features: a program that uses `nccl` and, say, candle gets one cudarc with the
 //! choices of both. cudarc does not build with two CUDA versions, nor with two ways of linking, so
@@ -20,6 +20,8 @@ struct Mix {
     cudarc: &'static [&'static str],
     /// A CUDA version in the environment, by cudarc's own variable.
     version: Option<&'static str>,
+    /// Whether it uses `nccl-candle`, and candle itself. With candle's feature `cuda`: `check-candle-cuda`.
+    candle: bool,
 }
 
 impl Mix {
@@ -28,6 +30,7 @@ impl Mix {
             name,
             cudarc,
             version: None,
+            candle: false,
         }
     }
 
@@ -36,6 +39,14 @@ impl Mix {
             name,
             cudarc: &[],
             version: Some(version),
+            candle: false,
+        }
+    }
+
+    const fn candle(name: &'static str, cudarc: &'static [&'static str]) -> Self {
+        Self {
+            candle: true,
+            ..Self::cudarc(name, cudarc)
         }
     }
 }
@@ -57,6 +68,7 @@ const MIXES: &[Mix] = &[
             "dynamic-linking",
         ],
     ),
+    Mix::candle("candle", &["driver", "dynamic-linking", "cuda-13000"]),
     Mix::version("cuda-11.8", "11080"),
     Mix::version("cuda-12.8", "12080"),
     Mix::version("cuda-13.4", "13040"),
@@ -106,6 +118,13 @@ fn write_program(directory: &Path, mix: &Mix) -> Result {
         // One and the same cudarc, or its types do not match.
         code += "pub fn same(context: &cudarc::driver::CudaContext)\n    \
                  -> &nccl::cudarc::driver::CudaContext { context }\n";
+    }
+    if mix.candle {
+        let bridge = workspace::root().join("nccl-candle");
+        let bridge = bridge.display().to_string();
+        manifest += &format!("nccl-candle = {{ path = {bridge:?} }}\ncandle-core = \"*\"\n");
+        code += "pub fn sum(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor)\n    \
+                 -> candle_core::Result<candle_core::Tensor> { comm.all_reduce(x, nccl::ReduceOp::Sum) }\n";
     }
     fs::create_dir_all(directory.join("src"))?;
     fs::write(directory.join("Cargo.toml"), manifest)?;

@@ -6,6 +6,7 @@
 mod arguments;
 mod bindings;
 mod check_bindings;
+mod check_candle_cuda;
 mod check_ptx;
 mod check_symbols;
 mod conformance;
@@ -59,6 +60,12 @@ const CHORES: &[Chore] = &[
         run: check_bindings::run,
     },
     Chore {
+        name: "check-candle-cuda",
+        arguments: "",
+        purpose: "fail if nccl-candle does not compile with its feature `cuda`; needs no CUDA",
+        run: check_candle_cuda::run,
+    },
+    Chore {
         name: "check-ptx",
         arguments: "",
         purpose: "fail if NVIDIA's assembler refuses the kernels of the crate `nccl`",
@@ -79,7 +86,7 @@ const CHORES: &[Chore] = &[
     Chore {
         name: "feature-mixes",
         arguments: "",
-        purpose: "build the crate `nccl` beside other choices of cudarc's features",
+        purpose: "build `nccl` and `nccl-candle` beside other choices of cudarc's features",
         run: feature_mixes::run,
     },
     Chore {

@@ -72,6 +72,6 @@ fn assert_close(found: &Tensor, expected: &Tensor, tolerance: f64) {
     let differ = found
         .iter()
         .zip(&expected)
-        .any(|(a, b)| !((a - b).abs() <= tolerance));
+        .any(|(a, b)| (a - b).abs() > tolerance || a.is_nan());
     assert!(!differ, "{found:?}\nis not\n{expected:?}");
 }
