@@ -459,3 +459,18 @@ impl TensorCommunicator {
         wrapped
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candles_usual_stream_is_told_from_one_that_nccl_can_use() {
+        nccl_emulator::install_unless_gpu().unwrap();
+        let context = CudaContext::new(0).unwrap();
+        assert!(is_per_thread(&context.per_thread_stream()));
+        assert!(!is_per_thread(&context.new_stream().unwrap()));
+        assert!(!is_per_thread(&context.default_stream()));
+        assert!(PER_THREAD_REASON.contains("new_cuda_with_stream"));
+    }
+}

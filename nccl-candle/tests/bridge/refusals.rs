@@ -62,14 +62,3 @@ fn an_error_that_candle_lost_can_be_read_beside_the_call() {
         Outcome::Ok(())
     });
 }
-
-#[test]
-fn what_takes_part_is_checked_when_the_communicator_is_made() {
-    ranks_as_threads(1, |world| {
-        let context = crate::support::device(&world)?;
-        let stream = context.per_thread_stream();
-        let refused = world.communicator("tensors").stream(&stream).build();
-        assert!(refused.unwrap_err().to_string().contains("per-thread"));
-        Outcome::Ok(())
-    });
-}

@@ -111,3 +111,32 @@ fn a_communicator_that_goes_frees_its_memory() {
         Outcome::Ok(())
     });
 }
+
+#[test]
+fn memory_that_may_still_be_in_use_is_given_up_instead_of_used_again() {
+    if !crate::support::needs_emulator("a device that fails on purpose") {
+        return;
+    }
+    ranks_as_threads(1, |world| {
+        let comm = join(&World::single())?;
+        let x = tensor(0, &[10], DType::F32)?;
+        comm.all_reduce(&x, ReduceOp::Sum)?;
+        // From now on the device fails.
+        let stream = crate::support::device(&world)?.new_stream()?;
+        let gone = stream.alloc_zeros::<u8>(64)?.leak();
+        // SAFETY: nothing on the emulator can touch memory that is not there.
+        let refused = unsafe {
+            nccl::cudarc::driver::result::free_sync(gone)?;
+            nccl::cudarc::driver::result::memset_d8_async(gone, 1, 64, stream.cu_stream())
+        };
+        assert!(refused.is_err() && stream.synchronize().is_err());
+        let error = comm.all_reduce(&x, ReduceOp::Sum).unwrap_err();
+        assert!(
+            error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{error}"
+        );
+        let staged = comm.staged();
+        assert_eq!((staged.areas, staged.bytes, staged.leaked), (0, 0, 1));
+        Outcome::Ok(())
+    });
+}
