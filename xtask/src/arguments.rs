@@ -71,6 +71,11 @@ impl Arguments {
         self.0.len() < before
     }
 
+    /// All that has not been read, for a program that reads it.
+    pub(crate) fn rest(&mut self) -> Vec<OsString> {
+        std::mem::take(&mut self.0)
+    }
+
     /// Says that nothing more is expected.
     pub(crate) fn finish(&self) -> Result {
         match self.0.first() {

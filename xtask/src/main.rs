@@ -17,6 +17,7 @@ mod gpu_bundle;
 mod header;
 mod sanitize;
 mod slim;
+mod train_tiny;
 mod workspace;
 
 /// The same description of the bindings that nccl-sys uses with its feature `bindgen`.
@@ -106,6 +107,12 @@ const CHORES: &[Chore] = &[
         arguments: "[--all|--oldest-and-newest|--release X.Y.Z|--library PATH]",
         purpose: "compare the emulator with real libraries, as far as those answer without a GPU",
         run: conformance::run,
+    },
+    Chore {
+        name: "train-tiny",
+        arguments: "[OPTIONS]",
+        purpose: "train the model of examples/inference_server; options: see --help",
+        run: train_tiny::run,
     },
     Chore {
         name: "gpu-bundle",

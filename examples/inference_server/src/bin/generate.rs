@@ -1,0 +1,144 @@
+//! Goes on with a text, on several ranks that are threads of this process.
+//!
+//! ```text
+//! cargo run --release -p inference-server --bin generate -- --ranks 4 "The communicator"
+//! ```
+//!
+//! `--help` lists the options.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use inference_server::generate::{Request, generate};
+use inference_server::model::tokenizer::{TextStream, encode};
+use inference_server::model::{self, Collectives, Decoder, Sampling, Settings, WeightsFile};
+use inference_server::ranks::on_threads;
+use lexopt::prelude::*;
+
+const HELP: &str = "\
+usage: generate [OPTIONS] TEXT
+
+  --ranks N          ranks that share the model: 1, 2, 4 or 8 (1)
+  --tokens N         how many to make (200)
+  --temperature T    0 takes the likeliest token always (0.7)
+  --top-k N          draw from so many of the likeliest tokens; 0 is all (0)
+  --top-p P          draw from the likeliest that are as probable together (1)
+  --seed N           what chance begins from (0)
+  --model PATH       the weights (the file of the repository)
+";
+
+struct Options {
+    ranks: usize,
+    model: PathBuf,
+    request: Request,
+}
+
+fn options() -> Result<Option<Options>, lexopt::Error> {
+    let mut options = Options {
+        ranks: 1,
+        model: model::tiny(),
+        request: Request {
+            prompt: Vec::new(),
+            most: 200,
+            sampling: Sampling {
+                temperature: 0.7,
+                ..Sampling::default()
+            },
+        },
+    };
+    let mut arguments = lexopt::Parser::from_env();
+    let mut text = None;
+    while let Some(argument) = arguments.next()? {
+        let sampling = &mut options.request.sampling;
+        match argument {
+            Long("ranks") => options.ranks = arguments.value()?.parse()?,
+            Long("tokens") => options.request.most = arguments.value()?.parse()?,
+            Long("temperature") => sampling.temperature = arguments.value()?.parse()?,
+            Long("top-k") => sampling.top_k = arguments.value()?.parse()?,
+            Long("top-p") => sampling.top_p = arguments.value()?.parse()?,
+            Long("seed") => sampling.seed = arguments.value()?.parse()?,
+            Long("model") => options.model = arguments.value()?.into(),
+            Long("help") => return Ok(None),
+            Value(value) if text.is_none() => text = Some(value.string()?),
+            other => return Err(other.unexpected()),
+        }
+    }
+    let text = text.ok_or("which text to go on with?")?;
+    options.request.prompt = encode(&text);
+    Ok(Some(options))
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprint!("generate: {error}\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("generate: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> model::Result<()> {
+    // As much of the cache as this one request needs, if the model has it.
+    let most = WeightsFile::open(&options.model)?
+        .config()
+        .max_position_embeddings;
+    let needed = options
+        .request
+        .prompt
+        .len()
+        .saturating_add(options.request.most);
+    let settings = Settings {
+        slots: 1,
+        positions: most.min(needed),
+        ..Settings::default()
+    };
+    let times = on_threads(options.ranks, &options.model, settings, |decoder| {
+        one_rank(decoder, &options.request)
+    })?;
+    let (tokens, seconds) = times[0];
+    eprintln!(
+        "{tokens} tokens in {seconds:.2} s on {} ranks: {:.0} tokens/s",
+        options.ranks,
+        tokens as f64 / seconds
+    );
+    Ok(())
+}
+
+/// How many tokens were made, and in how many seconds. Rank 0 says them.
+fn one_rank<C: Collectives>(
+    decoder: &mut Decoder<C>,
+    request: &Request,
+) -> model::Result<(usize, f64)> {
+    let first = decoder.ranks().rank() == 0;
+    let mut text = TextStream::default();
+    let say = |words: &str| {
+        if first {
+            print!("{words}");
+            // Nobody who reads is nobody who minds.
+            let _ = std::io::stdout().flush();
+        }
+    };
+    for &token in &request.prompt {
+        say(&text.push(token));
+    }
+    let begun = Instant::now();
+    let made = generate(decoder, std::slice::from_ref(request), 32, |_, token| {
+        say(&text.push(token));
+    })?;
+    say("\n");
+    Ok((made[0].len(), begun.elapsed().as_secs_f64()))
+}

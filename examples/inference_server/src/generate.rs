@@ -1,0 +1,126 @@
+//! Requests to their ends, with no server around: the smallest loop of continuous batching.
+//!
+//! Every rank runs the same loop with the same requests. Since all have the same logits, to the bit, all draw the same
+//! tokens, and nobody has to tell the others.
+
+use crate::model::tokenizer::END;
+use crate::model::{Collectives, Decoder, Error, Result, Row, Sampling};
+
+/// What is asked of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What the text begins with: at least one token.
+    pub prompt: Vec<u32>,
+    /// How many tokens are made at most; there are fewer where the text ends, or the cache does.
+    pub most: usize,
+    /// How they are drawn.
+    pub sampling: Sampling,
+}
+
+/// A request that has a slot.
+struct Running {
+    number: usize,
+    slot: usize,
+    /// The prompt and what was made.
+    text: Vec<u32>,
+    /// How much of it is in the cache.
+    known: usize,
+}
+
+/// Makes all requests' tokens: as many requests at once as there are slots, in the order in which they come; prompts in
+/// chunks of `chunk` tokens, mixed with the next tokens of the others. `said` is told each token as it is made, with the number
+/// of its request. What was made for each request.
+///
+/// ```
+/// use inference_server::generate::{Request, generate};
+/// use inference_server::model::tokenizer::{decode, encode};
+/// use inference_server::model::{self, Alone, Decoder, Sampling, Settings, Shape, WeightsFile};
+///
+/// let file = WeightsFile::open(model::tiny())?;
+/// let alone = Alone::new(Shape::new(file.config(), Settings::default().rows));
+/// let mut decoder = Decoder::load(&file, alone, Settings::default())?;
+/// let request = Request { prompt: encode("The communicator"), most: 20, sampling: Sampling::greedy() };
+/// let made = generate(&mut decoder, &[request], 32, |_, _| {})?;
+/// println!("{}", decode(&made[0]));
+/// # Ok::<(), model::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Unusable`] for a request without a prompt, or one that is longer than the cache; those of
+/// [`Decoder::step`].
+pub fn generate<C: Collectives>(
+    decoder: &mut Decoder<C>,
+    requests: &[Request],
+    chunk: usize,
+    mut said: impl FnMut(usize, u32),
+) -> Result<Vec<Vec<u32>>> {
+    let settings = *decoder.settings();
+    for (number, request) in requests.iter().enumerate() {
+        let (length, most) = (request.prompt.len(), settings.positions);
+        if length == 0 || length >= most {
+            let text = format!(
+                "the prompt of request {number} has {length} tokens: 1 to {} are possible",
+                most - 1
+            );
+            return Err(Error::Unusable(text));
+        }
+    }
+    let mut made = vec![Vec::new(); requests.len()];
+    let mut free: Vec<usize> = (0..settings.slots).rev().collect();
+    let mut waiting = (0..requests.len())
+        .filter(|&number| requests[number].most > 0)
+        .peekable();
+    let mut running: Vec<Running> = Vec::new();
+    while waiting.peek().is_some() || !running.is_empty() {
+        while let (Some(&number), Some(&slot)) = (waiting.peek(), free.last()) {
+            waiting.next();
+            free.pop();
+            running.push(Running {
+                number,
+                slot,
+                text: requests[number].prompt.clone(),
+                known: 0,
+            });
+        }
+        let mut rows = Vec::new();
+        // The row after which each request's next token is known.
+        let mut ends = Vec::new();
+        for one in &mut running {
+            let room = (settings.rows - rows.len()).min(chunk.max(1));
+            let to = (one.known + room).min(one.text.len());
+            rows.extend((one.known..to).map(|position| Row {
+                slot: one.slot,
+                position,
+                token: one.text[position],
+                logits: position + 1 == one.text.len(),
+            }));
+            one.known = to;
+            ends.push(rows.len().checked_sub(1));
+        }
+        let logits = decoder.step(&rows)?;
+        for (one, end) in running.iter_mut().zip(ends) {
+            let Some(logits) = end.and_then(|end| logits.row(end)) else {
+                continue;
+            };
+            if one.known < one.text.len() {
+                // The row was another's: there was no room for this one.
+                continue;
+            }
+            let token = requests[one.number].sampling.pick(logits, one.text.len());
+            one.text.push(token);
+            made[one.number].push(token);
+            said(one.number, token);
+        }
+        running.retain(|one| {
+            let request = &requests[one.number];
+            let over = one.text.len() - request.prompt.len() == request.most
+                || (one.text.len() > request.prompt.len() && one.text.last() == Some(&END))
+                || one.text.len() == settings.positions;
+            if over {
+                free.push(one.slot);
+            }
+            !over
+        });
+    }
+    Ok(made)
+}

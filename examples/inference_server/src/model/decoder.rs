@@ -1,0 +1,390 @@
+//! One rank's part of the model, and its steps.
+
+use candle_core::{Device, Tensor};
+
+use super::attention::Attention;
+use super::batch_invariant::{linear, rms_norm};
+use super::cache::LayerCache;
+use super::collectives::Collectives;
+use super::config::Config;
+use super::error::{Error, Result};
+use super::experts::{Experts, Scratch};
+use super::rotary::Rotary;
+use super::weights::{Tensors, WeightsFile};
+
+/// How large steps and the cache are.
+///
+/// ```
+/// use inference_server::model::Settings;
+/// assert_eq!(Settings::default().rows, 40); // 8 requests that are at their next token, and 32 tokens of a new one
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Rows of a step, at most: a multiple of the number of ranks. Messages always have room for all.
+    pub rows: usize,
+    /// Requests that have a place in the cache at once.
+    pub slots: usize,
+    /// Tokens of a request, at most; not more than the model's `max_position_embeddings`.
+    pub positions: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rows: 40,
+            slots: 8,
+            positions: 1024,
+        }
+    }
+}
+
+/// One token of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The request's place in the cache.
+    pub slot: usize,
+    /// The place of the token in the request's text, from 0. A row at position 0 begins a new request in the slot; one at
+    /// a position that was there already goes back to it.
+    pub position: usize,
+    /// The token.
+    pub token: u32,
+    /// Whether logits for the token after it are wanted.
+    pub logits: bool,
+}
+
+/// The logits of a step, for the rows that wanted them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Logits(Vec<Option<Vec<f32>>>);
+
+impl Logits {
+    /// Of the row with this number in the step: one for each token of the vocabulary.
+    #[must_use]
+    pub fn row(&self, row: usize) -> Option<&[f32]> {
+        self.0.get(row)?.as_deref()
+    }
+}
+
+/// One rank's part of a model.
+///
+/// ```
+/// use inference_server::model::{self, Alone, Decoder, Row, Settings, Shape, WeightsFile};
+///
+/// let file = WeightsFile::open(model::tiny())?;
+/// let settings = Settings::default();
+/// let alone = Alone::new(Shape::new(file.config(), settings.rows));
+/// let mut decoder = Decoder::load(&file, alone, settings)?;
+/// let logits = decoder.step(&[Row { slot: 0, position: 0, token: b'T'.into(), logits: true }])?;
+/// assert_eq!(logits.row(0).unwrap().len(), 256);
+/// # Ok::<(), model::Error>(())
+/// ```
+pub struct Decoder<C> {
+    config: Config,
+    settings: Settings,
+    ranks: C,
+    rotary: Rotary,
+    embedding: Vec<f32>,
+    layers: Vec<Layer>,
+    norm: Tensor,
+    head: Tensor,
+    /// How many positions of each slot have been written.
+    filled: Vec<usize>,
+    buffers: Buffers,
+}
+
+struct Layer {
+    norm: Tensor,
+    attention: Attention,
+    output: Tensor,
+    experts_norm: Tensor,
+    experts: Experts,
+    cache: LayerCache,
+}
+
+/// Memory of a step, made once; `own` is of this rank's rows, and `all` of those of all ranks.
+#[derive(Default)]
+struct Buffers {
+    all: Vec<f32>,
+    gathered: Vec<f32>,
+    own: Vec<f32>,
+    sent: Vec<f32>,
+    received: Vec<f32>,
+    normed: Vec<f32>,
+    mixed: Vec<f32>,
+    scratch: Scratch,
+}
+
+impl<C: Collectives> Decoder<C> {
+    /// Reads this rank's part of the file, and takes the memory of the cache.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`]; [`Error::Unusable`] for settings that do not fit the model or the ranks; [`Error::Weights`].
+    pub fn load(file: &WeightsFile, ranks: C, settings: Settings) -> Result<Self> {
+        let config = file.config().clone();
+        let shard = config.shard(ranks.rank(), ranks.ranks())?;
+        let Settings {
+            rows,
+            slots,
+            positions,
+        } = settings;
+        if rows == 0 || !rows.is_multiple_of(shard.ranks) || slots == 0 {
+            let text = format!(
+                "steps of {rows} rows and {slots} slots: rows have to be a multiple of the {} ranks, neither may be 0",
+                shard.ranks
+            );
+            return Err(Error::Unusable(text));
+        }
+        if positions == 0 || positions > config.max_position_embeddings {
+            let most = config.max_position_embeddings;
+            let text = format!("{positions} positions for a model of 1 to {most}");
+            return Err(Error::Unusable(text));
+        }
+        let hidden = config.hidden_size;
+        let vocabulary = [config.vocab_size, hidden];
+        let load = |layer| -> Result<Layer> {
+            let norm = |which| file.vector(&Tensors::norm(layer, which), hidden);
+            let width = shard.heads.len() * config.head_size();
+            Ok(Layer {
+                norm: norm("input_layernorm")?,
+                attention: Attention::load(file, layer, &config, &shard)?,
+                output: file.matrix(&Tensors::attention(layer, "o_proj"), [hidden, hidden])?,
+                experts_norm: norm("post_attention_layernorm")?,
+                experts: Experts::load(file, layer, &config, &shard)?,
+                cache: LayerCache::new(slots, positions, width),
+            })
+        };
+        let own = rows / shard.ranks * hidden;
+        let buffers = Buffers {
+            all: vec![0.0; rows * hidden],
+            gathered: vec![0.0; rows * hidden],
+            own: vec![0.0; own],
+            sent: vec![0.0; own],
+            received: vec![0.0; own],
+            normed: vec![0.0; own],
+            mixed: vec![0.0; own],
+            scratch: Scratch::default(),
+        };
+        Ok(Self {
+            rotary: Rotary::new(&config),
+            embedding: file
+                .matrix(Tensors::EMBEDDING, vocabulary)?
+                .flatten_all()?
+                .to_vec1()?,
+            layers: (0..config.num_hidden_layers)
+                .map(load)
+                .collect::<Result<_>>()?,
+            norm: file.vector(Tensors::NORM, hidden)?,
+            head: file.matrix(Tensors::HEAD, vocabulary)?,
+            filled: vec![0; slots],
+            buffers,
+            config,
+            settings,
+            ranks,
+        })
+    }
+
+    /// The model's numbers.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How large steps and the cache are.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What ranks do together.
+    #[must_use]
+    pub fn ranks(&self) -> &C {
+        &self.ranks
+    }
+
+    /// Goes on with another connection of the same rank, after the one before has failed: the weights stay, and all slots are
+    /// empty.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for another rank or number of ranks, which has other heads and experts: load those.
+    pub fn renew(&mut self, ranks: C) -> Result<()> {
+        let (before, now) = (
+            (self.ranks.rank(), self.ranks.ranks()),
+            (ranks.rank(), ranks.ranks()),
+        );
+        if before != now {
+            let text = format!(
+                "the part of rank {} of {} is loaded, and this is rank {} of {}: load its part",
+                before.0, before.1, now.0, now.1
+            );
+            return Err(Error::Unusable(text));
+        }
+        self.ranks = ranks;
+        self.filled.fill(0);
+        Ok(())
+    }
+
+    /// Takes all rows one step, together with the other ranks, which have to be given the same rows. Without rows,
+    /// nothing is exchanged.
+    ///
+    /// All ranks have the same logits, to the bit.
+    ///
+    /// # Errors
+    /// [`Error::Step`] for rows that cannot be: nothing has changed then. After any other error neither the cache
+    /// nor the ranks can be relied on, and the decoder has to be made anew.
+    pub fn step(&mut self, rows: &[Row]) -> Result<Logits> {
+        let filled = self.check(rows)?;
+        if rows.is_empty() {
+            return Ok(Logits::default());
+        }
+        let hidden = self.config.hidden_size;
+        for (x, row) in self.buffers.all.chunks_exact_mut(hidden).zip(rows) {
+            let token = row.token as usize;
+            x.copy_from_slice(&self.embedding[token * hidden..(token + 1) * hidden]);
+        }
+        for layer in 0..self.layers.len() {
+            self.layer(layer, rows)?;
+        }
+        let logits = self.logits(rows)?;
+        self.filled = filled;
+        Ok(logits)
+    }
+
+    /// What will be filled after these rows.
+    fn check(&self, rows: &[Row]) -> Result<Vec<usize>> {
+        let refuse = |row, reason| {
+            Err(Error::Step {
+                row,
+                rows: rows.len(),
+                reason,
+            })
+        };
+        if rows.len() > self.settings.rows {
+            let most = self.settings.rows;
+            return refuse(most, format!("a step has room for {most} rows"));
+        }
+        let mut filled = self.filled.clone();
+        let mut last = vec![None; filled.len()];
+        for (number, row) in rows.iter().enumerate() {
+            let &Row {
+                slot,
+                position,
+                token,
+                ..
+            } = row;
+            if slot >= filled.len() {
+                return refuse(
+                    number,
+                    format!("there are {} slots, no slot {slot}", filled.len()),
+                );
+            }
+            if position >= self.settings.positions {
+                let most = self.settings.positions;
+                return refuse(number, format!("position {position} of a cache of {most}"));
+            }
+            if position > filled[slot] {
+                let reason = format!(
+                    "position {position} of slot {slot}, of which {} are there",
+                    filled[slot]
+                );
+                return refuse(number, reason);
+            }
+            if last[slot].is_some_and(|last| position != last + 1) {
+                let reason =
+                    format!("position {position} of slot {slot} does not follow the one before");
+                return refuse(number, reason);
+            }
+            if token as usize >= self.config.vocab_size {
+                let most = self.config.vocab_size;
+                return refuse(number, format!("token {token} of a vocabulary of {most}"));
+            }
+            last[slot] = Some(position);
+            filled[slot] = position + 1;
+        }
+        Ok(filled)
+    }
+
+    fn layer(&mut self, number: usize, rows: &[Row]) -> Result<()> {
+        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let (rank, ranks) = (self.ranks.rank(), self.ranks.ranks());
+        let layer = &mut self.layers[number];
+        let Buffers {
+            all,
+            gathered,
+            own,
+            sent,
+            received,
+            normed,
+            mixed,
+            scratch,
+        } = &mut self.buffers;
+        let tensor = |x: &[f32]| Tensor::from_slice(x, (x.len() / hidden, hidden), &Device::Cpu);
+        let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+
+        let x = rms_norm(&tensor(&all[..rows.len() * hidden])?, &layer.norm, epsilon)?;
+        let heads = layer
+            .attention
+            .forward(&x, rows, &self.rotary, &mut layer.cache)?;
+
+        // To each rank its rows, of these heads.
+        let width = hidden / ranks;
+        let room = self.settings.rows / ranks;
+        for (row, heads) in heads.chunks_exact(width).enumerate() {
+            let place = row % ranks * room + row / ranks;
+            sent[place * width..(place + 1) * width].copy_from_slice(heads);
+        }
+        self.ranks.all_to_all(sent, received)?;
+        let mine: Vec<usize> = (rank..rows.len()).step_by(ranks).collect();
+        let mut heads = vec![0.0; mine.len() * hidden];
+        for (row, heads) in heads.chunks_exact_mut(hidden).enumerate() {
+            for (source, heads) in heads.chunks_exact_mut(width).enumerate() {
+                let place = source * room + row;
+                heads.copy_from_slice(&received[place * width..(place + 1) * width]);
+            }
+        }
+
+        // A rank that has none of these rows does its part in the messages all the same.
+        let x = match mine.is_empty() {
+            true => None,
+            false => {
+                for (own, &row) in own.chunks_exact_mut(hidden).zip(&mine) {
+                    own.copy_from_slice(&all[row * hidden..(row + 1) * hidden]);
+                }
+                let own = &mut own[..mine.len() * hidden];
+                add(own, &flat(&linear(&tensor(&heads)?, &layer.output)?)?);
+                let x = rms_norm(&tensor(own)?, &layer.experts_norm, epsilon)?;
+                normed[..own.len()].copy_from_slice(&flat(&x)?);
+                Some(x)
+            }
+        };
+        layer
+            .experts
+            .forward(x.as_ref(), normed, &mut self.ranks, scratch, mixed, room)?;
+        add(&mut own[..mine.len() * hidden], mixed);
+
+        self.ranks.all_gather(own, gathered)?;
+        for (row, x) in all.chunks_exact_mut(hidden).enumerate().take(rows.len()) {
+            let place = row % ranks * room + row / ranks;
+            x.copy_from_slice(&gathered[place * hidden..(place + 1) * hidden]);
+        }
+        Ok(())
+    }
+
+    fn logits(&self, rows: &[Row]) -> Result<Logits> {
+        let hidden = self.config.hidden_size;
+        let of = |(row, x): (&Row, &[f32])| -> Result<Option<Vec<f32>>> {
+            if !row.logits {
+                return Ok(None);
+            }
+            let x = Tensor::from_slice(x, (1, hidden), &Device::Cpu)?;
+            let x = rms_norm(&x, &self.norm, self.config.rms_norm_eps)?;
+            Ok(Some(linear(&x, &self.head)?.flatten_all()?.to_vec1()?))
+        };
+        let all = rows.iter().zip(self.buffers.all.chunks_exact(hidden));
+        Ok(Logits(all.map(of).collect::<Result<_>>()?))
+    }
+}
+
+fn add(sum: &mut [f32], other: &[f32]) {
+    for (sum, other) in sum.iter_mut().zip(other) {
+        *sum += other;
+    }
+}

@@ -1,0 +1,63 @@
+//! The model: a decoder with a mixture of experts, of which each rank has a part.
+//!
+//! ```text
+//!            all rows, all ranks            own heads                own rows, all heads
+//! x ──norm──▶ q, k, v of own heads ──▶ attention ──all-to-all──▶ output projection, + x, norm, router
+//!                                                                          │ dispatch
+//! x of all rows ◀──all-gather── + x ◀──combine── own experts, rows of all ranks
+//! ```
+//!
+//! A [`Decoder`] takes steps. A step has rows, of any mix of requests: each is one token of one request, at its position,
+//! for the slot of the cache that the request has. Every rank is given the same rows. Attention works on all rows,
+//! for the rank's heads; what follows works on the rows that are the rank's own (row `i` is rank `i % ranks`'s), for all of the
+//! model but the experts, which are where they are.
+//!
+//! **A row's result is a function of the tokens of its request up to it, and of nothing else**: not of the other rows of the
+//! step, of its place among them, of how the request was cut into steps, of the slot, or of the number of ranks; to the bit.
+//! Otherwise a request that is begun again after a rank died would go on with other words. It holds because each number
+//! is computed by the same operations in the same order: products with matrices are made by `batch_invariant`,
+//! row by row and without blocking over the batch; ranks exchange numbers, and never add up parts of a sum; and what experts
+//! give is weighed in the order of a token's choices.
+//!
+//! - [`Config`]: the numbers of a model, and by how many ranks it can be shared; [`WeightsFile`]: the file, of which a
+//!   rank reads its part;
+//! - `batch_invariant`: products and norms; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
+//! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
+//! - [`Decoder`]: all of it; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
+
+mod alone;
+mod attention;
+mod batch_invariant;
+mod cache;
+mod collectives;
+mod config;
+mod decoder;
+mod error;
+mod experts;
+mod over_nccl;
+pub(crate) mod random;
+mod rotary;
+mod sampling;
+pub mod tokenizer;
+mod weights;
+
+pub use alone::Alone;
+pub use collectives::{Arrived, Collectives, Shape};
+pub use config::{Config, Shard};
+pub use decoder::{Decoder, Logits, Row, Settings};
+pub use error::{Error, Result};
+pub use over_nccl::OverNccl;
+pub(crate) use rotary::angle as rotary_angle;
+pub use sampling::Sampling;
+pub use weights::{Tensors, WeightsFile};
+
+use std::path::PathBuf;
+
+/// The model that is part of the repository.
+#[must_use]
+pub fn tiny() -> PathBuf {
+    PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/tiny.safetensors"
+    ))
+}

@@ -1,0 +1,267 @@
+//! The model on whole texts, in a form that candle can differentiate.
+//!
+//! Each expert works on the rows that chose it, and on no others: a quarter of the work of having all work on all.
+
+use std::collections::BTreeMap;
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_nn::ops::softmax;
+
+use crate::model::{Config, Tensors, WeightsFile, random, rotary_angle};
+
+/// All parameters of a model, as f32.
+pub struct Network {
+    config: Config,
+    variables: BTreeMap<String, Var>,
+}
+
+/// What a text comes to.
+pub(super) struct Output {
+    /// `[texts * length, vocabulary]`.
+    pub(super) logits: Tensor,
+    /// How unevenly experts are used, 1 where all are alike: the mean over layers of Switch's loss.
+    pub(super) imbalance: Tensor,
+}
+
+/// What is the same in all layers.
+struct Positions {
+    cosines: Tensor,
+    sines: Tensor,
+    /// 0 where a position may look, and −∞ elsewhere.
+    mask: Tensor,
+}
+
+impl Network {
+    /// With random numbers: a function of the seed and the names of the parameters.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn new(config: &Config, seed: u64) -> Result<Self> {
+        let mut variables = BTreeMap::new();
+        for (name, shape) in Tensors::of(config) {
+            let seed = name
+                .bytes()
+                .fold(seed, |seed, byte| random::bits(seed, u64::from(byte)));
+            let count: usize = shape.iter().product();
+            // What adds to a row is smaller the more layers do so.
+            let layers = (2.0 * config.num_hidden_layers as f64).sqrt();
+            let deviation = match &shape[..] {
+                [_] => None,
+                _ if name == Tensors::EMBEDDING => Some(0.1),
+                [_, width] if name.contains("o_proj") || name.contains("w2") => {
+                    Some(1.0 / (*width as f64).sqrt() / layers)
+                }
+                shape => Some(1.0 / (shape[shape.len() - 1] as f64).sqrt()),
+            };
+            let numbers: Vec<f32> = match deviation {
+                None => vec![1.0; count],
+                Some(deviation) => (0..count as u64)
+                    .map(|i| (random::normal(seed, i) * deviation) as f32)
+                    .collect(),
+            };
+            let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu)?;
+            variables.insert(name, Var::from_tensor(&tensor)?);
+        }
+        Ok(Self {
+            config: config.clone(),
+            variables,
+        })
+    }
+
+    /// With the parameters of a file, as they are there.
+    ///
+    /// # Errors
+    /// Those of the file; candle's.
+    pub fn read(file: &WeightsFile) -> crate::Result<Self> {
+        let mut variables = BTreeMap::new();
+        for (name, shape) in Tensors::of(file.config()) {
+            let numbers = file.numbers(&name, 0..shape.iter().product())?;
+            let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu)?;
+            variables.insert(name, Var::from_tensor(&tensor)?);
+        }
+        Ok(Self {
+            config: file.config().clone(),
+            variables,
+        })
+    }
+
+    /// The numbers of the model.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The number of parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.variables
+            .values()
+            .map(|variable| variable.elem_count())
+            .sum()
+    }
+
+    /// All parameters, by name.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn numbers(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+        let numbers = |(name, variable): (&String, &Var)| {
+            Ok((name.clone(), variable.flatten_all()?.to_vec1()?))
+        };
+        self.variables.iter().map(numbers).collect()
+    }
+
+    pub(super) fn variables(&self) -> Vec<Var> {
+        self.variables.values().cloned().collect()
+    }
+
+    fn variable(&self, name: &str) -> &Tensor {
+        self.variables[name].as_tensor()
+    }
+
+    /// Texts of `length` tokens each, one after another: logits for the token after each, `[tokens, vocabulary]`.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn logits(&self, tokens: &[u32], length: usize) -> Result<Tensor> {
+        Ok(self.forward(tokens, length)?.logits)
+    }
+
+    pub(super) fn forward(&self, tokens: &[u32], length: usize) -> Result<Output> {
+        let config = &self.config;
+        let positions = positions(config, length)?;
+        let tokens = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu)?;
+        let mut x = self.variable(Tensors::EMBEDDING).index_select(&tokens, 0)?;
+        let mut imbalance = Tensor::zeros((), DType::F32, &Device::Cpu)?;
+        for layer in 0..config.num_hidden_layers {
+            let normed = self.norm(&x, &Tensors::norm(layer, "input_layernorm"))?;
+            x = (x + self.attention(&normed, layer, length, &positions)?)?;
+            let normed = self.norm(&x, &Tensors::norm(layer, "post_attention_layernorm"))?;
+            let (experts, uneven) = self.experts(&normed, layer)?;
+            x = (x + experts)?;
+            imbalance = (imbalance + uneven)?;
+        }
+        let logits = self.linear(&self.norm(&x, Tensors::NORM)?, Tensors::HEAD)?;
+        let imbalance = (imbalance / config.num_hidden_layers as f64)?;
+        Ok(Output { logits, imbalance })
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        x.matmul(&self.variable(name).t()?)
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let square = (x.sqr()?.mean_keepdim(D::Minus1)? + self.config.rms_norm_eps)?;
+        x.broadcast_div(&square.sqrt()?)?
+            .broadcast_mul(self.variable(name))
+    }
+
+    fn attention(&self, x: &Tensor, layer: usize, length: usize, at: &Positions) -> Result<Tensor> {
+        let (heads, size) = (self.config.num_attention_heads, self.config.head_size());
+        let texts = x.dim(0)? / length;
+        let project = |which| {
+            self.linear(x, &Tensors::attention(layer, which))?
+                .reshape((texts, length, heads, size))?
+                .transpose(1, 2)?
+                .contiguous()
+        };
+        let turn = |x: Tensor| {
+            let (first, second) = (x.narrow(3, 0, size / 2)?, x.narrow(3, size / 2, size / 2)?);
+            let (cosines, sines) = (&at.cosines, &at.sines);
+            let turned = (first.broadcast_mul(cosines)? - second.broadcast_mul(sines)?)?;
+            let other = (first.broadcast_mul(sines)? + second.broadcast_mul(cosines)?)?;
+            Tensor::cat(&[turned, other], 3)
+        };
+        let (queries, keys) = (turn(project("q_proj")?)?, turn(project("k_proj")?)?);
+        let scores = (queries.matmul(&keys.t()?)? * (1.0 / (size as f64).sqrt()))?;
+        let scores = softmax(&scores.broadcast_add(&at.mask)?, D::Minus1)?;
+        let looked = scores.matmul(&project("v_proj")?)?;
+        let looked = looked.transpose(1, 2)?.reshape(x.shape())?;
+        self.linear(&looked, &Tensors::attention(layer, "o_proj"))
+    }
+
+    fn experts(&self, x: &Tensor, layer: usize) -> Result<(Tensor, Tensor)> {
+        let (experts, top_k) = (
+            self.config.num_local_experts,
+            self.config.num_experts_per_tok,
+        );
+        let rows = x.dim(0)?;
+        let scores = self.linear(x, &Tensors::router(layer))?;
+        let chosen = best(&scores.to_vec2()?, top_k);
+        let choices = Tensor::from_slice(&chosen, (rows, top_k), &Device::Cpu)?;
+        let weights = softmax(&scores.gather(&choices, 1)?, 1)?;
+
+        // Choices in the order of their experts, so that each expert has its rows together.
+        let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
+        order.sort_by_key(|&choice| chosen[choice as usize]);
+        let mut back = vec![0u32; order.len()];
+        for (place, &choice) in order.iter().enumerate() {
+            back[choice as usize] = place as u32;
+        }
+        let mut made = Vec::new();
+        let mut counts = vec![0.0f32; experts];
+        for (expert, count) in counts.iter_mut().enumerate() {
+            let own = order
+                .iter()
+                .filter(|&&choice| chosen[choice as usize] == expert as u32);
+            let own: Vec<u32> = own.map(|choice| choice / top_k as u32).collect();
+            *count = own.len() as f32;
+            if own.is_empty() {
+                continue;
+            }
+            let own = x.index_select(&Tensor::from_slice(&own, own.len(), &Device::Cpu)?, 0)?;
+            let name = |which| Tensors::expert(layer, expert, which);
+            let gate = self.linear(&own, &name("w1"))?.silu()?;
+            let inner = (gate * self.linear(&own, &name("w3"))?)?;
+            made.push(self.linear(&inner, &name("w2"))?);
+        }
+        let back = Tensor::from_slice(&back, back.len(), &Device::Cpu)?;
+        let made = Tensor::cat(&made, 0)?.index_select(&back, 0)?;
+        let made = made.reshape((rows, top_k, ()))?;
+        let out = made.broadcast_mul(&weights.unsqueeze(2)?)?.sum(1)?;
+
+        // Switch Transformers, equation 4: the part of the choices times the mean probability.
+        let share: Vec<f32> = counts
+            .iter()
+            .map(|count| count / chosen.len() as f32)
+            .collect();
+        let share = Tensor::from_slice(&share, experts, &Device::Cpu)?;
+        let probability = softmax(&scores, 1)?.mean(0)?;
+        let imbalance = ((probability * share)?.sum_all()? * experts as f64)?;
+        Ok((out, imbalance))
+    }
+}
+
+/// For each row the experts with the highest scores, the best first.
+fn best(scores: &[Vec<f32>], top_k: usize) -> Vec<u32> {
+    let of = |row: &Vec<f32>| {
+        let mut order: Vec<u32> = (0..row.len() as u32).collect();
+        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+        order.truncate(top_k);
+        order
+    };
+    scores.iter().flat_map(of).collect()
+}
+
+fn positions(config: &Config, length: usize) -> Result<Positions> {
+    let half = config.head_size() / 2;
+    let table = |of: fn(f64) -> f64| {
+        let numbers: Vec<f32> = (0..length)
+            .flat_map(|position| (0..half).map(move |pair| rotary_angle(config, position, pair)))
+            .map(|angle| of(angle) as f32)
+            .collect();
+        Tensor::from_vec(numbers, (length, half), &Device::Cpu)
+    };
+    let may_look = |from: usize, to: usize| to <= from && from - to < config.sliding_window;
+    let mask: Vec<f32> = (0..length * length)
+        .map(|i| match may_look(i / length, i % length) {
+            true => 0.0,
+            false => f32::NEG_INFINITY,
+        })
+        .collect();
+    Ok(Positions {
+        cosines: table(f64::cos)?,
+        sines: table(f64::sin)?,
+        mask: Tensor::from_vec(mask, (length, length), &Device::Cpu)?,
+    })
+}
