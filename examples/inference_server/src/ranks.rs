@@ -21,7 +21,7 @@ use crate::model::{Decoder, Error, OverNccl, Result, Settings, Shape, WeightsFil
 /// ```
 ///
 /// # Errors
-/// The first error of a rank; before any is started, [`Error::Ranks`] and those of the file.
+/// Of a rank that failed by itself, if there is one: the others fail then as well, with an error that names it; before any is started, [`Error::Ranks`] and those of the file.
 ///
 /// # Panics
 /// When a rank panics.
@@ -36,7 +36,7 @@ pub fn on_threads<T: Send>(
     let devices = usize::try_from(CudaContext::device_count()?)
         .unwrap_or(0)
         .max(1);
-    let rank = |world: World| -> Result<T> {
+    let part = |world: &World| -> Result<T> {
         let file = WeightsFile::open(model)?;
         let stream = CudaContext::new(world.local_rank() % devices)?.new_stream()?;
         let comm = world.communicator("model").stream(&stream).build()?;
@@ -45,6 +45,8 @@ pub fn on_threads<T: Send>(
         comm.finalize()?;
         Ok(made)
     };
+    // Without the word, the others would wait for this one as long as an operation may take.
+    let rank = |world: World| part(&world).inspect_err(|error| world.fail(error));
     std::thread::scope(|scope| {
         let threads: Vec<_> = World::threads(ranks)
             .into_iter()
@@ -55,6 +57,18 @@ pub fn on_threads<T: Send>(
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        joined.collect::<Vec<_>>().into_iter().collect()
+        let (mut all, mut errors) = (Vec::new(), Vec::new());
+        for outcome in joined {
+            match outcome {
+                Ok(made) => all.push(made),
+                Err(error) => errors.push(error),
+            }
+        }
+        // What only one rank can say comes first: the others say that it failed.
+        errors.sort_by_key(|error| matches!(error, Error::Nccl(_)));
+        match errors.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(all),
+        }
     })
 }

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::Mutex;
+
 use inference_server::generate::{Request, generate};
 use inference_server::model::tokenizer::{END, encode};
 use inference_server::model::{
@@ -339,6 +341,34 @@ fn weights_outlive_a_connection_that_fails_anywhere_in_a_step() {
         error.to_string(),
         "the part of rank 0 of 1 is loaded, and this is rank 0 of 2: load its part"
     );
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_the_steps_of_the_others_and_is_named() {
+    let model = Model::new(&config());
+    let heard = Mutex::new(Vec::new());
+    let outcome = on_threads(4, &model.path(), SETTINGS, |decoder| {
+        let step = rows(0, 0, &text(1, 9));
+        loop {
+            if let Err(error) = decoder.step(&step) {
+                heard.lock().unwrap().push(error.to_string());
+                return Err::<(), _>(error);
+            }
+            // All are in it by now.
+            if decoder.ranks().rank() == 3 {
+                return Err(Error::Unusable("there is no more paper".into()));
+            }
+        }
+    });
+    assert_eq!(outcome.unwrap_err().to_string(), "there is no more paper");
+    let heard = heard.into_inner().unwrap();
+    assert_eq!(heard.len(), 3);
+    for text in heard {
+        assert!(
+            text.contains("rank 3") && text.contains("there is no more paper"),
+            "{text}"
+        );
+    }
 }
 
 #[test]
