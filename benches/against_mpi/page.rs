@@ -73,7 +73,7 @@ fn how(page: &mut String, options: &Options, results: &[Comparison]) {
          same time, in memory of malloc's. Sizes are bytes of a rank's send buffer. Buffers shift from one operation to \
          the next through {} MiB, as in nccl-tests, so none stays in a first-level cache. Before a size is timed, one \
          operation of each program is checked, element by element.\n\n\
-         The three take turns in one run, {} turns each for each line, in another order each round; those that wait \
+         They take turns in one run, for short messages with an Open MPI that is not eager as well, {} turns each for each line, in another order each round; those that wait \
          sleep outside of NCCL and MPI. A turn takes about {} ms, or three operations; it is from when its first rank \
          begins, behind a barrier, until its last one is done, by one monotonic clock, divided by the number of \
          operations. Times are medians of the turns, in brackets the least and the greatest; ratios are medians of the \

@@ -1,6 +1,6 @@
 //! What a model says of an exchange, and what is carried.
 
-use nccl::{AllToAll, AllToAllAlgorithm as By, CostModel, World};
+use nccl::{AllToAll, AllToAllAlgorithm as By, CostModel, Parts, World};
 
 use crate::Outcome;
 use crate::matrix::{few, model};
@@ -10,10 +10,15 @@ fn measured(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("measured").stream(&stream).build()?;
     let ranks = world.size();
+    // Equal parts on one node, unequal ones on two.
     for local in [ranks, 2] {
-        let plan = AllToAll::plan(&comm)
-            .per_peer::<f32>(64)
-            .ranks_per_node(local);
+        let pair = |other: usize| 64 + (world.rank() + other) * usize::from(local == 2);
+        let counts: Vec<usize> = (0..ranks).map(pair).collect();
+        let plan = AllToAll::plan(&comm).ranks_per_node(local);
+        let plan = match local == ranks {
+            true => plan.per_peer::<f32>(64),
+            false => plan.parts::<f32>(Parts::packed(&counts), Parts::packed(&counts)),
+        };
         let mut plan = plan.measured().build()?;
         let model = *plan.explain().model();
         assert_ne!(model, CostModel::published());
@@ -23,11 +28,8 @@ fn measured(world: &World) -> Outcome {
             serde_json::to_string(&model)?.as_bytes(),
         )?;
         assert!(all.iter().all(|other| *other == all[0]));
-        let (x, mut y) = (
-            stream.alloc_zeros::<f32>(64 * ranks)?,
-            stream.alloc_zeros::<f32>(64 * ranks)?,
-        );
-        plan.enqueue(&x, &mut y)?.wait()?;
+        let memory = || stream.alloc_zeros::<f32>(counts.iter().sum());
+        plan.enqueue(&memory()?, &mut memory()?)?.wait()?;
     }
     // One that cannot make it keeps nobody from it for longer than that takes to tell.
     let plan = AllToAll::plan(&comm).per_peer::<f32>(64).measured();

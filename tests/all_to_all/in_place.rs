@@ -1,7 +1,7 @@
 //! Blocks of one buffer, and plans in graphs.
 
 use nccl::cudarc::driver::CudaSlice;
-use nccl::{AllToAll, ErasedMut, ErrorKind, World};
+use nccl::{AllToAll, AllToAllAlgorithm as By, ErasedMut, ErrorKind, Parts, World};
 use nccl_emulator::faults;
 
 use crate::matrix::{Matrix, REST, algorithms, model};
@@ -113,6 +113,35 @@ fn captured(world: &World) -> Outcome {
                 assert_eq!(stream.clone_dtoh(&swapped.views())?, expected, "{what}");
             }
             captured.into_buffers()?;
+        }
+    }
+    if ranks % 2 == 0 {
+        // Unequal parts over two levels.
+        let count = |from: usize, to: usize| (from * 2 + to) % 4;
+        let sent: Vec<usize> = (0..ranks).map(|to| count(rank, to)).collect();
+        let received: Vec<usize> = (0..ranks).map(|from| count(from, rank)).collect();
+        let plan =
+            AllToAll::plan(&comm).parts::<f32>(Parts::packed(&sent), Parts::packed(&received));
+        let plan = plan
+            .algorithm(By::TwoLevel)
+            .ranks_per_node(2.min(ranks / 2));
+        if ranks > 2 {
+            let mut captured = plan.build()?.capture(
+                stream.alloc_zeros::<f32>(4 * ranks)?,
+                stream.alloc_zeros::<f32>(4 * ranks)?,
+            )?;
+            for round in 0..3 {
+                let parts = |from: usize, to: usize| {
+                    std::iter::repeat_n(block(from, to, round), count(from, to))
+                };
+                let mut x: Vec<f32> = (0..ranks).flat_map(|to| parts(rank, to)).collect();
+                let expected: Vec<f32> = (0..ranks).flat_map(|from| parts(from, rank)).collect();
+                x.resize(4 * ranks, -1.0);
+                stream.memcpy_htod(&x, &mut captured.views_mut().0)?;
+                captured.launch()?;
+                let found = stream.clone_dtoh(&captured.views().1)?;
+                assert_eq!(found[..expected.len()], expected, "round {round}");
+            }
         }
     }
     comm.finalize()?;

@@ -1,6 +1,10 @@
 //! What a plan says instead of exchanging anything wrong.
 
+use std::time::Duration;
+
 use nccl::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, ErrorKind, Parts, World};
+
+use nccl_emulator::faults;
 
 use crate::Outcome;
 use crate::matrix::few;
@@ -109,6 +113,78 @@ fn refused(world: &World) -> Outcome {
     good.enqueue(&x, &mut y)?.wait()?;
     comm.finalize()?;
     Ok(())
+}
+
+/// Rank 1 has no memory for it, after all ranks have agreed.
+fn without_memory(world: &World) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("memory").stream(&stream).build()?;
+    let plan = || {
+        let plan = AllToAll::plan(&comm).per_peer::<f32>(4);
+        plan.algorithm(By::TwoLevel).ranks_per_node(2).build()
+    };
+    let error = {
+        let call = faults::at_call("cuMemAllocAsync").on_this_thread();
+        let _fault = (world.rank() == 1).then(|| call.fail(OUT_OF_MEMORY));
+        plan().err().ok_or("rank 1 has no memory")?
+    };
+    let said = error.to_string();
+    match world.rank() {
+        1 => assert!(matches!(error.kind(), ErrorKind::Cuda { .. }), "{said}"),
+        _ => {
+            assert!(
+                matches!(error.kind(), ErrorKind::PlansDiffer { .. }),
+                "{said}"
+            );
+            assert!(said.contains("rank 1 ("), "{said}");
+            assert!(
+                said.contains("made none, because CUDA: allocating the memory of a plan"),
+                "{said}"
+            );
+        }
+    }
+    let memory = || stream.alloc_zeros::<f32>(16);
+    plan()?.enqueue(&memory()?, &mut memory()?)?.wait()?;
+    comm.finalize()?;
+    Ok(())
+}
+
+const OUT_OF_MEMORY: u32 = 2;
+
+#[test]
+fn a_rank_without_memory_for_a_plan_is_named_before_the_first_exchange() {
+    if support::needs_emulator("memory that runs out at once") {
+        ranks_as_threads(4, |world| without_memory(&world));
+    }
+}
+
+/// One rank asks for nothing that can be made, and another one does not come at all.
+#[test]
+fn what_is_wrong_here_is_said_here_whoever_does_not_come() {
+    ranks_as_threads(3, |world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("absent").stream(&stream).build()?;
+        let brief = comm.within(Duration::from_millis(300));
+        let plan = AllToAll::plan(&brief);
+        match world.rank() {
+            0 => {
+                let error = plan.cost_model_file("/no/such/file").build().unwrap_err();
+                assert!(error.to_string().contains("/no/such/file"), "{error}");
+            }
+            1 => {
+                let error = plan.per_peer::<f32>(4).build().unwrap_err();
+                let said = error.to_string();
+                assert!(matches!(error.kind(), ErrorKind::TimedOut { .. }), "{said}");
+                assert!(
+                    said.contains("rank 2 (") && !said.contains("rank 0 ("),
+                    "{said}"
+                );
+            }
+            _ => {}
+        }
+        world.barrier("over")?;
+        Ok(())
+    });
 }
 
 #[test]

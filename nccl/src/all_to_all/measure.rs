@@ -8,7 +8,8 @@
 //! - likewise with the ranks of one's rail on the other nodes, and with all ranks there;
 //! - short and long copies of rows on the device.
 //!
-//! An exchange is repeated until it has taken a while, and the median of several such series counts.
+//! An exchange is repeated, twice as often each time, until that has taken a while; then the median of several such
+//! series counts. What is slow by itself, or because the machine is busy, is measured less often instead of for long.
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ const SHORT: usize = 8;
 const LONG: usize = 32 << 20;
 /// Of these the median counts.
 const SERIES: usize = 5;
+/// After how long there are no more of them.
+const ENOUGH: Duration = Duration::from_millis(20);
 /// How long a series takes at least, and how often it repeats the exchange at most.
 const WHILE: Duration = Duration::from_millis(2);
 const MOST: usize = 1024;
@@ -185,14 +188,21 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
     };
     // The first of its kind connects the ranks.
     time(1)?;
-    let once = longest(comm, time(2)?.as_secs_f64() / 2.0)?;
-    let times = (WHILE.as_secs_f64() / once.max(1e-9)).clamp(1.0, MOST as f64) as usize;
-    let mut series = Vec::with_capacity(SERIES);
-    for _ in 0..SERIES {
-        series.push(time(times)?.as_secs_f64() / times as f64);
+    // All ranks go by the same times, and so repeat it as often.
+    let mut times = 1;
+    let mut series: Vec<f64> = Vec::with_capacity(SERIES);
+    let mut spent = 0.0;
+    while series.len() < SERIES && (series.is_empty() || spent < ENOUGH.as_secs_f64()) {
+        let took = longest(comm, time(times)?.as_secs_f64())?;
+        spent += took;
+        if took < WHILE.as_secs_f64() && times < MOST && series.is_empty() {
+            times *= 2;
+        } else {
+            series.push(took / times as f64);
+        }
     }
     series.sort_by(f64::total_cmp);
-    Ok(longest(comm, series[SERIES / 2])? * 1e6)
+    Ok(series[series.len() / 2] * 1e6)
 }
 
 /// Of what all ranks have.

@@ -12,7 +12,8 @@
 //! `inside(s, m) = s·(g-1)·(message + m/bandwidth)` with the constants of a node, and
 //! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network: inside of a node the ranks copy messages
 //! themselves, one after another; over the network an adapter carries one while the next is prepared, so that many short
-//! ones are limited by their number, and long ones by the link. Two levels without packing send `N` messages for each neighbour instead of one, and copy nothing.
+//! ones are limited by their number, and long ones by the link. Two levels without packing send `N` messages for each
+//! neighbour instead of one, and copy nothing, unless unequal parts have to be moved to where they belong.
 //!
 //! It is a model: it orders algorithms, and its results are no measurements.
 
@@ -275,6 +276,27 @@ impl CostModel {
         })
     }
 
+    /// The same for unequal parts of `bytes` in the mean, which are not brought together inside of a node. `scattered`:
+    /// they do not lie one behind the other where they arrive, and are moved there.
+    pub(super) fn microseconds_of_parts(
+        &self,
+        algorithm: Algorithm,
+        nodes: Nodes,
+        bytes: u64,
+        scattered: bool,
+    ) -> Option<f64> {
+        let time = self.microseconds(algorithm, nodes, bytes)?;
+        if algorithm != Algorithm::TwoLevel {
+            return Some(time);
+        }
+        let outside = (nodes.ranks - nodes.ranks_per_node) as f64;
+        let moved = match scattered {
+            true => outside * (self.copy_us + bytes as f64 / (self.copied_gbps * 1e3)),
+            false => 0.0,
+        };
+        Some(self.two_level(nodes, false, bytes) + moved)
+    }
+
     fn inside(&self, nodes: Nodes, each: usize, bytes: u64) -> f64 {
         (each * (nodes.ranks_per_node - 1)) as f64 * self.inside.in_turn(bytes)
     }
@@ -434,6 +456,22 @@ mod tests {
         assert_eq!(MODEL.crossover(few), None);
         let alone = Nodes::new(8, 8).unwrap();
         assert!(MODEL.microseconds(TwoLevel, alone, 1).is_none());
+    }
+
+    /// What is not packed has a message for each block inside of the node, which costs more than it saves outside.
+    #[test]
+    fn unequal_parts_are_not_counted_as_packed() {
+        for ranks in [256, 1024] {
+            let nodes = Nodes::new(ranks, 8).unwrap();
+            let of_parts = |algorithm, scattered| {
+                let time = MODEL.microseconds_of_parts(algorithm, nodes, 64, scattered);
+                time.unwrap()
+            };
+            assert!(time(TwoLevel, ranks, 64) < time(Grouped, ranks, 64));
+            assert!(of_parts(TwoLevel, false) > of_parts(Grouped, false));
+            assert!(of_parts(TwoLevel, true) > of_parts(TwoLevel, false));
+            assert_eq!(of_parts(Grouped, true), time(Grouped, ranks, 64));
+        }
     }
 
     #[test]

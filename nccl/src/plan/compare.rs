@@ -108,6 +108,22 @@ impl Comparison<'_> {
         }
     }
 
+    /// Which ranks could not make theirs, and why, in one sentence that is the same on all of them; `own`: why not this one.
+    /// `None` where all could, or where nobody can be asked.
+    pub(crate) fn outcomes(&self, own: Option<&str>) -> Result<Option<String>> {
+        let part = own.map_or_else(|| String::from("+"), |reason| format!("-{reason}"));
+        let Some(all) = self.told("outcome", part.as_bytes())? else {
+            return Ok(None);
+        };
+        let failed = all.iter().enumerate().filter_map(|(rank, part)| {
+            let reason = part.strip_prefix(b"-")?;
+            let reason = String::from_utf8_lossy(reason);
+            Some(format!("{} made none, because {reason}", self.name(rank)))
+        });
+        let failed: Vec<_> = failed.collect();
+        Ok((!failed.is_empty()).then(|| failed.join("; ")))
+    }
+
     /// How what the ranks chose differs, each a short text; as [`operations`](Self::operations).
     pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
         let Some(all) = self.told("choice", format!("={own}").as_bytes())? else {

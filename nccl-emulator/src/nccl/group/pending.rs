@@ -5,6 +5,8 @@
 //!    ├────poll, something to wait for──▶ Running (on a thread) ──▶ Over
 //!    ├────nobody polled for a while────▶ Running (on a thread or the timer's)
 //!    └────abort────────────────────────▶ Over, nothing was done
+//!
+//! Running ──abort of one of its communicators──▶ the flags of all are up ──▶ Over
 //! ```
 //!
 //! It never begins before `ncclGroupEnd` has returned: NCCL's thread may be just as late, and a
@@ -125,8 +127,9 @@ impl Pending {
         }
     }
 
-    /// Drops it if nobody has begun; otherwise waits until it is over. A communicator's abort ends
-    /// the whole group, as in NCCL: what one waits for may be what another one is in.
+    /// Drops it if nobody has begun; otherwise waits until it is over. What ends one communicator (an
+    /// abort, a revoke) ends the whole group, as in NCCL: what one waits for may be what another one
+    /// is in. Those that are through with it are left alone.
     pub(crate) fn cancel(&self) {
         let mut state = self.lock();
         if let State::Waiting(work) = &*state {
@@ -135,7 +138,10 @@ impl Pending {
             return;
         }
         if let State::Running(communicators) = &*state {
-            communicators.iter().for_each(|c| c.raise_abort());
+            let busy = communicators
+                .iter()
+                .filter(|c| c.state() == Err(IN_PROGRESS));
+            busy.for_each(|c| c.raise_abort());
         }
         while matches!(*state, State::Running(_)) {
             state = self

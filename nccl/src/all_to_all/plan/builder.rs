@@ -253,7 +253,9 @@ impl<'c> AllToAllBuilder<'c> {
 
     /// Makes the plan: checks everything, compares with the other ranks, allocates what it needs. Every rank makes it at
     /// the same time. The ranks of a [`World`](crate::World)'s communicator compare; those of one that was made from a token
-    /// have nobody to ask.
+    /// have nobody to ask: all of them have to make it by the same calls, [`per_peer`](Self::per_peer) or
+    /// [`parts`](Self::parts). For two levels with unequal parts the ranks of a node exchange some counts on the communicator's
+    /// stream, and this waits for that.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for an algorithm that cannot be used, with the reason, and for a plan without or with more
@@ -291,11 +293,13 @@ impl<'c> AllToAllBuilder<'c> {
         let wrong = self.wrong.take();
         let agreed = Traffic::agreed(&comparison, &self.payloads);
         let (traffic, made) = match (wrong, agreed) {
+            // Who could not come to that does not come to the comparison either.
+            (Some(error), Err(_)) => return Err(error),
             // The others hear of it from the comparison that follows.
-            (Some(error), _) => (None, Err(error)),
+            (Some(error), Ok(_)) => (None, Err(error)),
             (None, agreed) => {
                 let traffic = agreed?;
-                if traffic.is_none_or(|traffic| !traffic.uniform) {
+                if !self.in_place && !traffic.is_some_and(|traffic| traffic.is_uniform()) {
                     // To another rank they are not equally long, even if they are to this one.
                     let payloads = self.payloads.iter_mut();
                     payloads.for_each(|payload| payload.uniform = None);
@@ -305,7 +309,22 @@ impl<'c> AllToAllBuilder<'c> {
             }
         };
         self.compare(number, &comparison, &made)?;
-        let mut decision = made?;
+        let made = self.finish(made?, traffic);
+        // One that has no memory, say, must not be found out in the first exchange.
+        let reason = made.as_ref().err().map(|error| error.kind().to_string());
+        match (made, comparison.outcomes(reason.as_deref())) {
+            (Ok(_), Ok(Some(difference))) => Err(Error::new(ErrorKind::PlansDiffer {
+                plan: number,
+                difference,
+            })),
+            (Ok(_), Err(error)) => Err(error),
+            (made, _) => made,
+        }
+    }
+
+    /// What is done when all ranks want the same.
+    fn finish(self, mut decision: Decision, traffic: Option<Traffic>) -> Result<AllToAll> {
+        let comm = self.comm;
         if self.measured {
             // All ranks do, and come to the same.
             let model = CostModel::measure(comm, decision.nodes())?;

@@ -30,7 +30,7 @@ pub(super) struct Decision {
     reason: String,
     nodes: Nodes,
     model: CostModel,
-    traffic: Traffic,
+    traffic: Option<Traffic>,
     alternatives: Vec<Alternative>,
     way: Way,
 }
@@ -45,18 +45,21 @@ enum Way {
 }
 
 impl Choice<'_> {
-    /// What is known of the traffic; nothing of its amount where nobody can be asked.
-    fn traffic(&self) -> Traffic {
-        self.traffic.unwrap_or(Traffic {
-            uniform: false,
-            bytes: 0,
-        })
+    /// Nobody who can be asked: not.
+    fn is_uniform(&self) -> bool {
+        self.traffic.is_some_and(|traffic| traffic.is_uniform())
+    }
+
+    /// By the model, where it is known how much there is.
+    fn time(&self, algorithm: Algorithm) -> Option<f64> {
+        let traffic = self.traffic?;
+        traffic.microseconds(&self.model, algorithm, self.nodes)
     }
 
     /// Why it cannot be used, if so.
     fn refusal(&self, algorithm: Algorithm) -> Option<String> {
         let not_uniform = || {
-            (!self.traffic().uniform)
+            (!self.is_uniform())
                 .then(|| String::from("it is for equal parts, one behind the other"))
         };
         match algorithm {
@@ -105,7 +108,6 @@ impl Choice<'_> {
 
     /// The algorithm. The same on all ranks that were asked the same, and know the same of the traffic.
     pub(super) fn decide(&self) -> Result<Decision> {
-        let traffic = self.traffic();
         let mut known = vec![
             Algorithm::Native,
             Algorithm::Grouped,
@@ -120,17 +122,8 @@ impl Choice<'_> {
         let alternatives: Vec<Alternative> = known
             .into_iter()
             .map(|algorithm| {
-                let time = || {
-                    let known = self
-                        .traffic
-                        .ok_or("nobody can be asked how much there is")?;
-                    let time = self.model.microseconds(algorithm, self.nodes, known.bytes);
-                    time.ok_or("the model does not know it")
-                };
-                let outcome = match self.refusal(algorithm) {
-                    Some(reason) => Err(reason),
-                    None => time().map_err(String::from),
-                };
+                let refusal = self.refusal(algorithm);
+                let outcome = refusal.map_or_else(|| Ok(self.time(algorithm)), Err);
                 Alternative { algorithm, outcome }
             })
             .collect();
@@ -138,7 +131,9 @@ impl Choice<'_> {
         let way = match algorithm {
             Algorithm::TwoLevel => Way::TwoLevel(TwoLevel {
                 ranks_per_node: self.nodes.ranks_per_node(),
-                packed: traffic.uniform && self.model.packs(self.nodes, traffic.bytes),
+                packed: self.traffic.is_some_and(|traffic| {
+                    traffic.is_uniform() && self.model.packs(self.nodes, traffic.bytes)
+                }),
             }),
             _ => Way::AsNamed,
         };
@@ -162,11 +157,9 @@ impl Choice<'_> {
         let reason = String::from(
             "only pairs of ranks can exchange blocks of one buffer; as many at a time as its memory has room for",
         );
-        let bytes = self.traffic().bytes;
-        let time = self.model.microseconds(algorithm, self.nodes, bytes);
         let alternatives = vec![Alternative {
             algorithm,
-            outcome: time.ok_or_else(String::new),
+            outcome: Ok(self.time(algorithm)),
         }];
         Ok(self.decision(algorithm, reason, alternatives, Way::InPlace(width)))
     }
@@ -183,7 +176,7 @@ impl Choice<'_> {
             reason,
             nodes: self.nodes,
             model: self.model,
-            traffic: self.traffic(),
+            traffic: self.traffic,
             alternatives,
             way,
         }
@@ -238,7 +231,8 @@ impl Decision {
     /// Of which nodes a rank has to know what its neighbours have for the ranks of its rail, before there are steps.
     pub(super) fn unknown_within(&self) -> Option<Nodes> {
         let two_level = matches!(self.way, Way::TwoLevel(_));
-        (two_level && !self.traffic.uniform).then_some(self.nodes)
+        let uniform = self.traffic.is_some_and(|traffic| traffic.is_uniform());
+        (two_level && !uniform).then_some(self.nodes)
     }
 
     /// The steps that this rank takes.

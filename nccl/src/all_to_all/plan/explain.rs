@@ -25,7 +25,8 @@ pub struct Explanation {
     pub(super) algorithm: Algorithm,
     pub(super) reason: String,
     pub(super) nodes: Nodes,
-    pub(super) traffic: Traffic,
+    /// `None` where nobody knows.
+    pub(super) traffic: Option<Traffic>,
     pub(super) groups: usize,
     pub(super) messages: usize,
     pub(super) copies: usize,
@@ -45,7 +46,8 @@ pub struct Explanation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub(super) algorithm: Algorithm,
-    pub(super) outcome: std::result::Result<f64, String>,
+    /// The time, if the model knows it.
+    pub(super) outcome: std::result::Result<Option<f64>, String>,
 }
 
 impl Alternative {
@@ -61,7 +63,8 @@ impl Alternative {
         self.algorithm
     }
 
-    /// How long the model says that it takes, µs; `None` for one that cannot be used. No measurement.
+    /// How long the model says that it takes, µs; `None` for one that cannot be used, and where nobody can be asked
+    /// how much is exchanged. No measurement.
     ///
     /// ```
     /// # fn example(other: &nccl::Alternative) {
@@ -70,7 +73,7 @@ impl Alternative {
     /// ```
     #[must_use]
     pub fn modelled_us(&self) -> Option<f64> {
-        self.outcome.as_ref().ok().copied()
+        self.outcome.as_ref().ok().copied().flatten()
     }
 
     /// Why it cannot be used.
@@ -89,7 +92,8 @@ impl Alternative {
 impl fmt::Display for Alternative {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.outcome {
-            Ok(time) => write!(f, "{}: {time:.1} µs by the model", self.algorithm),
+            Ok(Some(time)) => write!(f, "{}: {time:.1} µs by the model", self.algorithm),
+            Ok(None) => write!(f, "{}: no time by the model", self.algorithm),
             Err(reason) => write!(f, "{}: no, {reason}", self.algorithm),
         }
     }
@@ -215,7 +219,10 @@ impl fmt::Display for Explanation {
             self.reason,
             self.nodes.count(),
             self.nodes.ranks_per_node(),
-            self.traffic
+            match &self.traffic {
+                Some(traffic) => traffic.to_string(),
+                None => String::from("unequal parts"),
+            }
         )?;
         writeln!(
             f,

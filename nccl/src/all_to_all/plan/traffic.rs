@@ -2,9 +2,11 @@
 
 use std::fmt;
 
-use crate::all_to_all::model::Nodes;
+use super::payloads::MOST;
+use crate::all_to_all::algorithm::Algorithm;
+use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
-use crate::all_to_all::schedule::{Part, Payload, Within};
+use crate::all_to_all::schedule::{Part, Payload, Within, together};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::plan::Comparison;
@@ -13,28 +15,70 @@ use crate::rendezvous::{Broken, Fields, put_number};
 /// How much is exchanged, as all ranks know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Traffic {
-    /// Whether all parts of all ranks are equally long, and lie one behind the other.
-    pub(super) uniform: bool,
+    pub(super) parts: Layout,
     /// For each peer, all payloads together; of unequal parts the mean of the rank that has most to send or to receive.
     pub(super) bytes: u64,
 }
 
+/// How the parts of all ranks lie; later is what holds less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Layout {
+    /// All are equally long, and lie one behind the other.
+    Equal,
+    /// What a rank receives lies one behind the other.
+    Together,
+    Scattered,
+}
+
+impl Layout {
+    const ALL: [Self; 3] = [Self::Equal, Self::Together, Self::Scattered];
+
+    fn of(payloads: &[Payload]) -> Self {
+        if payloads.iter().all(|payload| payload.uniform.is_some()) {
+            return Self::Equal;
+        }
+        match payloads
+            .iter()
+            .all(|payload| together(&payload.recv).is_some())
+        {
+            true => Self::Together,
+            false => Self::Scattered,
+        }
+    }
+}
+
+impl Traffic {
+    pub(super) fn is_uniform(&self) -> bool {
+        self.parts == Layout::Equal
+    }
+
+    /// How long the model says that an algorithm takes.
+    pub(super) fn microseconds(
+        &self,
+        model: &CostModel,
+        algorithm: Algorithm,
+        nodes: Nodes,
+    ) -> Option<f64> {
+        let bytes = self.bytes;
+        match self.parts {
+            Layout::Equal => model.microseconds(algorithm, nodes, bytes),
+            parts => {
+                let scattered = parts == Layout::Scattered;
+                model.microseconds_of_parts(algorithm, nodes, bytes, scattered)
+            }
+        }
+    }
+}
+
 impl fmt::Display for Traffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self {
-                uniform: true,
-                bytes,
-            } => write!(f, "{bytes} bytes for each peer"),
-            Self {
-                uniform: false,
-                bytes,
-            } => {
-                write!(
-                    f,
-                    "unequal parts, {bytes} bytes for each peer in the mean of the busiest rank"
-                )
-            }
+        let bytes = self.bytes;
+        match self.is_uniform() {
+            true => write!(f, "{bytes} bytes for each peer"),
+            false => write!(
+                f,
+                "unequal parts, {bytes} bytes for each peer in the mean of the busiest rank"
+            ),
         }
     }
 }
@@ -42,24 +86,28 @@ impl fmt::Display for Traffic {
 impl Traffic {
     /// What this rank has.
     fn own(payloads: &[Payload], ranks: usize) -> Self {
-        let block: Option<usize> = payloads
+        let blocks = payloads
             .iter()
-            .map(|payload| payload.uniform.map(|count| count * payload.size))
-            .sum();
-        let bytes = block.unwrap_or_else(|| {
-            let all = |parts: fn(&Payload) -> &[Part]| -> usize {
-                let bytes = |payload: &Payload| -> usize {
-                    let counts = parts(payload).iter().map(|part| part.count);
-                    counts.sum::<usize>() * payload.size
+            .map(|payload| payload.uniform.map(|count| count * payload.size));
+        let parts = Layout::of(payloads);
+        let bytes = match parts {
+            Layout::Equal => blocks.flatten().fold(0, usize::saturating_add),
+            _ => {
+                let all = |parts: fn(&Payload) -> &[Part]| -> usize {
+                    let bytes = |payload: &Payload| {
+                        let counts = parts(payload).iter().map(|part| part.count);
+                        let count = counts.fold(0, usize::saturating_add);
+                        count.saturating_mul(payload.size)
+                    };
+                    payloads.iter().map(bytes).fold(0, usize::saturating_add)
                 };
-                payloads.iter().map(bytes).sum()
-            };
-            all(|payload| &payload.send)
-                .max(all(|payload| &payload.recv))
-                .div_ceil(ranks)
-        });
+                all(|payload| &payload.send)
+                    .max(all(|payload| &payload.recv))
+                    .div_ceil(ranks)
+            }
+        };
         Self {
-            uniform: block.is_some(),
+            parts,
             bytes: bytes as u64,
         }
     }
@@ -71,25 +119,23 @@ impl Traffic {
         payloads: &[Payload],
     ) -> Result<Option<Self>> {
         let own = Self::own(payloads, comparison.comm.world_size());
-        let mut told = vec![u8::from(own.uniform)];
+        let mut told = vec![own.parts as u8];
         put_number(&mut told, own.bytes);
         let Some(all) = comparison.told("traffic", &told)? else {
-            return Ok(own.uniform.then_some(own));
+            return Ok(own.is_uniform().then_some(own));
         };
         let read = |told: &Vec<u8>| -> std::result::Result<Self, Broken> {
             let mut fields = Fields(told);
-            let [uniform] = fields.array()?;
-            let bytes = fields.number()?;
+            let [parts] = fields.array()?;
+            let parts = Layout::ALL.get(usize::from(parts)).copied();
+            let (parts, bytes) = (parts.ok_or(Broken("a layout"))?, fields.number()?);
             fields.end()?;
-            Ok(Self {
-                uniform: uniform == 1,
-                bytes,
-            })
+            Ok(Self { parts, bytes })
         };
         let all: std::result::Result<Vec<_>, _> = all.iter().map(read).collect();
         let all = all.map_err(|broken| Error::rendezvous(broken.0))?;
         let both = |a: Self, b: Self| Self {
-            uniform: a.uniform && b.uniform,
+            parts: a.parts.max(b.parts),
             bytes: a.bytes.max(b.bytes),
         };
         Ok(Some(all.into_iter().fold(own, both)))
@@ -122,7 +168,9 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     for told in told.chunks(each) {
         let payloads = payloads.iter().zip(&mut counts);
         for (told, (payload, counts)) in told.chunks(nodes.count()).zip(payloads) {
-            let most = isize::MAX as u64 / payload.size as u64 / comm.world_size() as u64;
+            // All parts of all payloads together are no more than a number can say.
+            let ranks = (comm.world_size() * MOST) as u64;
+            let most = isize::MAX as u64 / payload.size as u64 / ranks;
             if let Some(count) = told.iter().find(|count| **count > most) {
                 return Err(record::length(
                     "a part of another rank of the node",

@@ -22,7 +22,7 @@ use crate::dtype::DataType;
 pub(crate) use direct::{chunked, grouped, native, pairwise};
 pub(crate) use in_place::{beside, in_place};
 pub(crate) use two_level::{TwoLevel, two_level};
-pub(crate) use two_level_of_parts::{Within, two_level_of_parts};
+pub(crate) use two_level_of_parts::{Within, together, two_level_of_parts};
 
 /// Who asks, and how much goes where.
 #[derive(Clone, Copy, Debug)]

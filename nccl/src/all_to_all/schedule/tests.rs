@@ -40,16 +40,44 @@ type Counts = Vec<Vec<Vec<usize>>>;
 const SIZES: [usize; 3] = [2, 4, 1];
 const TYPES: [DataType; 3] = [DataType::FLOAT16, DataType::FLOAT32, DataType::UINT8];
 
-fn payloads(counts: &Counts, rank: usize, gap: usize) -> Vec<Payload> {
+/// How parts lie: so many elements apart, in the order of the ranks or the other way round.
+#[derive(Clone, Copy)]
+struct Lie {
+    gap: usize,
+    backwards: bool,
+}
+
+impl Lie {
+    const PACKED: Self = Self {
+        gap: 0,
+        backwards: false,
+    };
+
+    fn random(random: &mut fastrand::Rng) -> Self {
+        Self {
+            gap: random.usize(..3),
+            backwards: random.bool(),
+        }
+    }
+}
+
+fn payloads(counts: &Counts, rank: usize, lie: Lie) -> Vec<Payload> {
     let of = |(number, counts): (usize, &Vec<Vec<usize>>)| {
-        let packed = |parts: Vec<usize>| -> Vec<Part> {
+        let packed = |mut parts: Vec<usize>| -> Vec<Part> {
+            if lie.backwards {
+                parts.reverse();
+            }
             let mut offset = 0;
             let part = |count: usize| {
                 let part = Part { offset, count };
-                offset += count + gap;
+                offset += count + lie.gap;
                 part
             };
-            parts.into_iter().map(part).collect()
+            let mut parts: Vec<_> = parts.into_iter().map(part).collect();
+            if lie.backwards {
+                parts.reverse();
+            }
+            parts
         };
         Payload {
             data_type: TYPES[number],
@@ -70,7 +98,7 @@ fn uniform(counts: &[usize], ranks: usize) -> Vec<Payload> {
 }
 
 /// Executes the schedules of all ranks; messages between two ranks are paired in the order of their posting, as NCCL
-/// does, whatever step they are in.
+/// does, whatever step and payload they are of.
 fn execute(
     ranks: usize,
     payloads: impl Fn(usize) -> Vec<Payload>,
@@ -108,7 +136,7 @@ fn execute(
         all.push(memory);
         schedules.push(schedule);
     }
-    let mut sent: BTreeMap<(usize, usize, usize), VecDeque<Vec<u8>>> = BTreeMap::new();
+    let mut sent: BTreeMap<(usize, usize), VecDeque<(usize, Vec<u8>)>> = BTreeMap::new();
     let mut next = vec![0; ranks];
     // A step is begun when the one before it is done on this rank, and done when its messages are.
     let mut begun = vec![false; ranks];
@@ -135,24 +163,23 @@ fn execute(
                 for message in step.messages.iter().filter(|message| message.sends) {
                     let bytes = message.count * SIZES[message.payload];
                     let bytes = all[rank].read(message.at, bytes);
-                    let key = (rank, message.peer, message.payload);
-                    sent.entry(key).or_default().push_back(bytes);
+                    let queue = sent.entry((rank, message.peer)).or_default();
+                    queue.push_back((message.payload, bytes));
                 }
             }
             let receives = || step.messages.iter().filter(|message| !message.sends);
             let mut needed: BTreeMap<_, usize> = BTreeMap::new();
             for message in receives() {
-                *needed
-                    .entry((message.peer, rank, message.payload))
-                    .or_default() += 1;
+                *needed.entry((message.peer, rank)).or_default() += 1;
             }
             let there = |key| sent.get(key).map_or(0, VecDeque::len);
             if needed.iter().any(|(key, count)| there(key) < *count) {
                 continue;
             }
             for message in receives().copied().collect::<Vec<_>>() {
-                let key = (message.peer, rank, message.payload);
-                let bytes = sent.get_mut(&key).unwrap().pop_front().unwrap();
+                let queue = sent.get_mut(&(message.peer, rank)).unwrap();
+                let (payload, bytes) = queue.pop_front().unwrap();
+                assert_eq!(payload, message.payload);
                 assert_eq!(bytes.len(), message.count * SIZES[message.payload]);
                 all[rank].write(message.at, &bytes);
             }
@@ -198,8 +225,8 @@ fn direct_algorithms_move_any_counts_to_any_displacements() {
         let mut random = fastrand::Rng::with_seed(seed);
         let ranks = random.usize(1..=9);
         let counts = random_counts(&mut random, ranks);
-        let gap = random.usize(..3);
-        let payloads = |rank| payloads(&counts, rank, gap);
+        let lie = Lie::random(&mut random);
+        let payloads = |rank| payloads(&counts, rank, lie);
         execute(ranks, payloads, grouped, false);
         let pieces = random.usize(1..=5);
         execute(ranks, payloads, |exchange| chunked(exchange, pieces), false);
@@ -252,7 +279,7 @@ fn two_levels_move_any_counts_to_any_displacements() {
         let mut random = fastrand::Rng::with_seed(seed);
         let (nodes, ranks_per_node) = (random.usize(1..=4), random.usize(1..=4));
         let counts = random_counts(&mut random, nodes * ranks_per_node);
-        let gap = random.usize(..3);
+        let lie = Lie::random(&mut random);
         let schedule = |exchange: Exchange<'_>| {
             let schedule =
                 two_level_of_parts(exchange, &within(&counts, exchange.rank, ranks_per_node));
@@ -269,7 +296,7 @@ fn two_levels_move_any_counts_to_any_displacements() {
             }));
             schedule
         };
-        let payloads = |rank| payloads(&counts, rank, gap);
+        let payloads = |rank| payloads(&counts, rank, lie);
         execute(nodes * ranks_per_node, payloads, schedule, false);
     }
 }
@@ -277,8 +304,8 @@ fn two_levels_move_any_counts_to_any_displacements() {
 #[test]
 fn what_lands_where_it_belongs_is_not_moved() {
     let counts: Counts = vec![vec![vec![3, 0, 5, 1]; 4]];
-    let moves = |gap| {
-        let payloads = payloads(&counts, 2, gap);
+    let moves = |lie| {
+        let payloads = payloads(&counts, 2, lie);
         let exchange = Exchange {
             rank: 2,
             ranks: 4,
@@ -286,7 +313,16 @@ fn what_lands_where_it_belongs_is_not_moved() {
         };
         two_level_of_parts(exchange, &within(&counts, 2, 2)).moves()
     };
-    assert_eq!((moves(0), moves(1)), (0, 2));
+    let apart = Lie {
+        gap: 1,
+        ..Lie::PACKED
+    };
+    let backwards = Lie {
+        backwards: true,
+        ..Lie::PACKED
+    };
+    assert_eq!(moves(Lie::PACKED), 0);
+    assert_eq!((moves(apart), moves(backwards)), (2, 2));
 }
 
 #[test]

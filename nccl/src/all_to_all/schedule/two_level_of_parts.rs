@@ -124,13 +124,12 @@ impl Levels<'_> {
     fn arrive(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
         for node in self.nodes().filter(|node| *node != self.node()) {
             let parts = &self.payload.recv[node * self.local..][..self.local];
-            let parts = parts.iter().filter(|part| part.count > 0);
-            let count = parts.clone().map(|part| part.count).sum();
-            let at = match together(parts.clone()) {
+            let count = parts.iter().map(|part| part.count).sum();
+            let at = match together(parts) {
                 Some(offset) => self.recv(offset),
                 None => {
                     let begin = scratch;
-                    for part in parts {
+                    for part in parts.iter().filter(|part| part.count > 0) {
                         let bytes = part.count * self.payload.size;
                         last.moves.push(Move {
                             to: self.recv(part.offset),
@@ -157,8 +156,9 @@ impl Levels<'_> {
     }
 }
 
-/// Where parts begin that lie one behind the other, in their order.
-fn together<'p>(mut parts: impl Iterator<Item = &'p Part>) -> Option<usize> {
+/// Where parts begin that lie one behind the other, in their order; those without elements lie anywhere.
+pub(crate) fn together(parts: &[Part]) -> Option<usize> {
+    let mut parts = parts.iter().filter(|part| part.count > 0);
     let Some(first) = parts.next() else {
         return Some(0);
     };
