@@ -7,12 +7,17 @@
 //!
 //! - [`model`]: the model: its file, one rank's part of it, a step of many requests at once.
 //! - [`generate`](mod@generate): requests to their ends, with no server around.
+//! - [`front`]: the server: HTTP, the scheduler, and who starts the ranks; [`rank`]: the processes that have the model;
+//!   [`wire`]: what they say to each other.
 //! - [`ranks`]: ranks that are threads of this process.
 //! - [`train`]: how the file came to be: `cargo xtask train-tiny`.
 
+pub mod front;
 pub mod generate;
 pub mod model;
+pub mod rank;
 pub mod ranks;
 pub mod train;
+pub mod wire;
 
 pub use model::{Error, Result};

@@ -1,0 +1,225 @@
+//! The ranks as the front has them: their processes, their connections, and which of them serve together.
+
+use std::error::Error;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nccl::Observer;
+use nccl::launch::{Fleet, Signal};
+
+use super::engine::Event;
+use super::options::{Options, Recovery};
+use super::view::process_state;
+use crate::wire::{self, Step, ToRank};
+
+/// How long the ranks may take to say goodbye to each other.
+const GOODBYE: Duration = Duration::from_secs(3);
+
+/// Why the server cannot go on.
+pub(super) type Failure = Box<dyn Error + Send + Sync>;
+
+/// A member of the control plane of the world that serves; another one after all ranks were started anew.
+pub(super) type SharedObserver = Arc<Mutex<Arc<Observer>>>;
+
+pub(super) struct Crew {
+    fleet: Fleet,
+    observer: SharedObserver,
+    recovery: Recovery,
+    /// The attempt whose processes count: those of an earlier one are being ended.
+    attempt: u64,
+    pub(super) members: Vec<Worker>,
+    /// Connections of which it is not known yet whose they are.
+    strangers: Vec<(usize, u32, UnixStream)>,
+}
+
+/// One rank, by the launcher's number.
+#[derive(Default)]
+pub(super) struct Worker {
+    pub(super) pid: Option<u32>,
+    pub(super) link: Option<(usize, UnixStream)>,
+    /// The epoch that it has entered.
+    pub(super) epoch: Option<u64>,
+    pub(super) serves: Option<Serves>,
+    pub(super) restarts: u64,
+}
+
+/// As [`wire::FromRank::Serves`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Serves {
+    pub(super) epoch: u64,
+    pub(super) rank: usize,
+    pub(super) shard: Option<usize>,
+    pub(super) shards: usize,
+}
+
+impl Crew {
+    /// Starts the ranks; what becomes of their processes is told to the engine.
+    pub(super) fn start(options: &Options, link: &str, to: Sender<Event>) -> Result<Self, Failure> {
+        let program = std::env::current_exe()?;
+        let arguments = options.of_rank(link);
+        let fleet = Fleet::builder(options.ranks).keep_others(true);
+        let fleet = fleet.start(move |_| {
+            let mut command = Command::new(&program);
+            command.args(&arguments);
+            command
+        })?;
+        let events = fleet.events();
+        let tell = move || {
+            for event in events {
+                if to.send(Event::Fleet(event)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name(String::from("ends of ranks"))
+            .spawn(tell)?;
+        let observer = Observer::start(fleet.rendezvous()?)?;
+        Ok(Self {
+            fleet,
+            observer: Arc::new(Mutex::new(Arc::new(observer))),
+            recovery: options.recovery,
+            attempt: 0,
+            members: (0..options.ranks).map(|_| Worker::default()).collect(),
+            strangers: Vec::new(),
+        })
+    }
+
+    pub(super) fn observer(&self) -> SharedObserver {
+        Arc::clone(&self.observer)
+    }
+
+    /// A process runs.
+    pub(super) fn started(&mut self, place: usize, pid: u32, attempt: u64) {
+        if attempt >= self.attempt {
+            self.members[place].pid = Some(pid);
+        }
+    }
+
+    /// A process is gone. Whether that is news.
+    pub(super) fn ended(&mut self, place: usize, pid: u32) -> bool {
+        let worker = &mut self.members[place];
+        let news = worker.pid == Some(pid);
+        if news {
+            *worker = Worker {
+                restarts: worker.restarts,
+                ..Worker::default()
+            };
+        }
+        news
+    }
+
+    pub(super) fn opened(&mut self, link: usize, pid: u32, stream: UnixStream) {
+        self.strangers.push((link, pid, stream));
+    }
+
+    /// A connection has said whose it is.
+    pub(super) fn hello(&mut self, link: usize, place: usize) {
+        let Some(at) = self.strangers.iter().position(|one| one.0 == link) else {
+            return;
+        };
+        let (_, pid, stream) = self.strangers.swap_remove(at);
+        if let Some(worker) = self.members.get_mut(place) {
+            worker.pid = Some(pid);
+            worker.link = Some((link, stream));
+        }
+    }
+
+    /// Whose connection it is.
+    pub(super) fn place_of(&self, link: usize) -> Option<usize> {
+        let is_its = |worker: &Worker| worker.link.as_ref().is_some_and(|(its, _)| *its == link);
+        self.members.iter().position(is_its)
+    }
+
+    /// A connection is closed: whose it was.
+    pub(super) fn closed(&mut self, link: usize) -> Option<usize> {
+        self.strangers.retain(|one| one.0 != link);
+        let place = self.place_of(link)?;
+        let worker = &mut self.members[place];
+        worker.link = None;
+        worker.serves = None;
+        Some(place)
+    }
+
+    pub(super) fn place_of_process(&self, pid: u32) -> Option<usize> {
+        let is_its = |worker: &Worker| worker.pid == Some(pid);
+        self.members.iter().position(is_its)
+    }
+
+    /// How many parts there are and in which epoch, if all of them are there.
+    pub(super) fn complete(&self, epoch: u64) -> Option<usize> {
+        let serve = self.members.iter().filter_map(|worker| worker.serves);
+        let serve: Vec<_> = serve.filter(|serves| serves.epoch == epoch).collect();
+        let shards = serve.first()?.shards;
+        let there = |shard| serve.iter().any(|serves| serves.shard == Some(shard));
+        (0..shards).all(there).then_some(shards)
+    }
+
+    /// Sends a step to all that have a part. Who cannot be written to is noticed otherwise.
+    pub(super) fn send(&mut self, step: Step) {
+        let epoch = step.epoch;
+        let message = ToRank::Step(step);
+        for worker in &mut self.members {
+            let has_part = |serves: Serves| serves.epoch == epoch && serves.shard.is_some();
+            if worker.serves.is_some_and(has_part)
+                && let Some((_, stream)) = &mut worker.link
+            {
+                let _ = wire::write(stream, &message);
+            }
+        }
+    }
+
+    /// Does what is to be done about a rank that is gone. In words.
+    pub(super) fn mend(&mut self, place: usize) -> Result<&'static str, Failure> {
+        let survives = |worker: &Worker| worker.link.is_some() && worker.epoch.is_some();
+        if !self.members.iter().any(survives) {
+            self.start_all_again()?;
+            return Ok("nobody is left to go on: all ranks are started again");
+        }
+        if self.recovery == Recovery::Shrink {
+            return Ok("the others go on without it");
+        }
+        self.members[place].restarts += 1;
+        self.fleet.restart(place)?;
+        Ok("it is started again, and the others wait for it")
+    }
+
+    pub(super) fn start_all_again(&mut self) -> Result<(), Failure> {
+        self.strangers.clear();
+        for worker in &mut self.members {
+            let restarts = worker.restarts + 1;
+            *worker = Worker {
+                restarts,
+                ..Worker::default()
+            };
+        }
+        self.attempt = self.fleet.restart_all()?;
+        let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
+        *self.observer.lock().unwrap_or_else(PoisonError::into_inner) = observer;
+        Ok(())
+    }
+
+    /// Ends a process that stands still: to wait for it would be to stand still as well. Whether there was one.
+    pub(super) fn kill_frozen(&self, pid: u32) -> Option<usize> {
+        let place = self.place_of_process(pid)?;
+        let state = process_state(pid)?;
+        eprintln!("inference-server: rank {place} (pid {pid}, state {state}) is killed");
+        self.fleet.signal(place, Signal::KILL);
+        Some(place)
+    }
+
+    /// Ends all ranks: with a word, and after a while without.
+    pub(super) fn end(mut self) {
+        for worker in &mut self.members {
+            if let Some((_, stream)) = &mut worker.link {
+                let _ = wire::write(stream, &ToRank::End);
+            }
+        }
+        if self.fleet.wait_timeout(GOODBYE).is_none() {
+            self.fleet.kill();
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Whether the server lives, is ready, and how it stands with its ranks.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use nccl::recorder::Timeline;
+use nccl::{Observer, RankState};
+use serde_json::{Value, json};
+
+use super::Server;
+use super::refusal::{Refusal, in_json};
+
+/// How long ranks may take to tell what they did last: for a person who looks, and for a timeline.
+const GLANCE: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_secs(5);
+
+/// 200 when a request would be worked on now; 503 with the cause otherwise.
+pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
+    let view = server.view();
+    match view.trouble() {
+        None => {
+            let epoch = view.serving.map(|(epoch, ..)| epoch);
+            in_json(StatusCode::OK, &json!({"ready": true, "epoch": epoch}))
+        }
+        Some(trouble) => {
+            let mut json = json!(trouble);
+            json["ready"] = Value::from(false);
+            in_json(StatusCode::SERVICE_UNAVAILABLE, &json)
+        }
+    }
+}
+
+/// How it stands, in full. Always 200: who asks wants to know, and [`ready`] is for who wants a decision.
+pub(super) async fn health(State(server): State<Arc<Server>>) -> Response {
+    let mut json = server.view().health();
+    let asked = ask(&server, |observer| {
+        let ranks = observer.snapshot().ranks;
+        (ranks, observer.recordings(GLANCE))
+    });
+    if let Some((ranks, timeline)) = asked.await
+        && let Some(members) = json["ranks"].as_array_mut()
+    {
+        for member in members {
+            let Some(pid) = member["pid"].as_u64() else {
+                continue;
+            };
+            let its = |rank: &&RankState| rank.pid.map(u64::from) == Some(pid);
+            if let Some(rank) = ranks.iter().find(its) {
+                member["host"] = json!(rank.host);
+                let phase = rank.phase.as_ref();
+                member["phase"] = json!(phase.map(|(name, _)| name));
+                member["phase_seconds"] = json!(phase.map(|(_, age)| age.as_secs_f64()));
+            }
+            member["last_operation"] = last_operation(&timeline, pid);
+        }
+    }
+    in_json(StatusCode::OK, &json)
+}
+
+/// What a process did last, on any communicator, as the flight recorder has it.
+fn last_operation(timeline: &Timeline, pid: u64) -> Value {
+    let its = timeline
+        .ranks
+        .iter()
+        .map(|rank| &rank.snapshot)
+        .find(|snapshot| u64::from(snapshot.pid) == pid);
+    let Some(snapshot) = its else {
+        return Value::Null;
+    };
+    let calls = snapshot.communicators.iter().flat_map(|recording| {
+        let calls = recording.calls.iter();
+        calls.map(|call| (&recording.name, call))
+    });
+    let Some((communicator, call)) = calls.max_by_key(|(_, call)| call.at) else {
+        return Value::Null;
+    };
+    let age = snapshot.taken.duration_since(call.at).unwrap_or_default();
+    json!({
+        "communicator": communicator,
+        "operation": call.kind.to_string(),
+        "sequence": call.sequence,
+        "state": call.state,
+        "age_seconds": age.as_secs_f64(),
+    })
+}
+
+/// The last calls of all ranks, as Chrome's trace format: for <https://ui.perfetto.dev>.
+pub(super) async fn timeline(State(server): State<Arc<Server>>) -> Response {
+    let asked = ask(&server, |observer| {
+        observer.recordings(LOOK).to_chrome_trace()
+    });
+    match asked.await {
+        Some(trace) => ([(header::CONTENT_TYPE, "application/json")], trace).into_response(),
+        None => {
+            let text = "the ranks could not be asked";
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
+    }
+}
+
+/// Asks the ranks, on a thread that may wait.
+async fn ask<T: Send + 'static>(
+    server: &Server,
+    question: impl FnOnce(&Observer) -> T + Send + 'static,
+) -> Option<T> {
+    let observer = server.observer.lock();
+    let observer = Arc::clone(&observer.unwrap_or_else(PoisonError::into_inner));
+    let asking = tokio::task::spawn_blocking(move || question(&observer));
+    asking.await.ok()
+}

@@ -1,0 +1,71 @@
+//! Where ranks connect: an abstract Unix socket, and a thread for each connection.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use rustix::net::sockopt::socket_peercred;
+
+use super::engine::Event;
+use crate::wire::{self, FromRank};
+
+/// How long the kernel may take to take a message for a rank: longer than any that lives needs, which reads them all.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// What a connection tells.
+pub(super) enum Heard {
+    /// It is there: the process, as the kernel names it, and where to write.
+    Opened(u32, UnixStream),
+    Said(FromRank),
+    Closed,
+}
+
+/// Listens; its name is for those who connect.
+pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
+    let mut chance = [0; 16];
+    rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
+    let chance: String = chance.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!("inference-server-{}-{chance}", std::process::id());
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+    let accept = move || {
+        // Each connection has a number of its own.
+        for (link, stream) in listener.incoming().enumerate() {
+            let open = stream.and_then(|stream| open(stream, link, to.clone()));
+            if let Err(error) = open {
+                eprintln!("inference-server: somebody could not connect: {error}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name(String::from("links"))
+        .spawn(accept)?;
+    Ok(name)
+}
+
+fn open(stream: UnixStream, link: usize, to: Sender<Event>) -> io::Result<()> {
+    let peer = socket_peercred(&stream)?;
+    if peer.uid != rustix::process::geteuid() {
+        let text = format!("process {} is another user's", peer.pid);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    stream.set_write_timeout(Some(SLOW))?;
+    let mut reading = stream.try_clone()?;
+    let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or_default();
+    let read = move || {
+        let tell = |heard| to.send(Event::Link(link, heard)).is_ok();
+        if !tell(Heard::Opened(pid, stream)) {
+            return;
+        }
+        while let Ok(Some(message)) = wire::read(&mut reading) {
+            if !tell(Heard::Said(message)) {
+                return;
+            }
+        }
+        tell(Heard::Closed);
+    };
+    let thread = std::thread::Builder::new().name(format!("link {link}"));
+    thread.spawn(read).map(drop)
+}

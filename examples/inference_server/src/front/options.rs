@@ -1,0 +1,197 @@
+//! What the server is told when it is started.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lexopt::prelude::*;
+
+use crate::model::{self, Settings};
+use crate::rank::RankOptions;
+
+/// What is printed for `--help`.
+pub const HELP: &str = "\
+usage: inference-server [OPTIONS]
+
+Serves a language model over HTTP, on several ranks that are processes of their own. When one of them dies, the others
+go on with a new one in its place, and so do the texts that were being written.
+
+  --ranks N              ranks that share the model: 1, 2, 4 or 8 (2)
+  --listen ADDR          where to listen; port 0 takes a free one (127.0.0.1:8000)
+  --model NAME           which model: tiny (tiny)
+  --slots N              requests that are worked on at once (8)
+  --queue N              requests that may wait for a slot; more are refused with 429 (32)
+  --recovery HOW         when a rank dies: respawn starts another one in its place, shrink goes on with those that are
+                         left, as many of them as the model can be shared by (respawn)
+  --deadline SECONDS     how long an operation between ranks may take (10)
+  --grace SECONDS        how long requests may take to end after SIGTERM (10)
+";
+
+/// What to do when a rank dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// Start another process in its place.
+    Respawn,
+    /// Go on with those that are left.
+    Shrink,
+}
+
+/// The options of the server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ranks at the start.
+    pub ranks: usize,
+    /// Where to listen.
+    pub listen: String,
+    /// The model's name, as clients call it.
+    pub model: String,
+    /// Its file.
+    pub path: PathBuf,
+    /// Slots and rows.
+    pub settings: Settings,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// What to do when a rank dies.
+    pub recovery: Recovery,
+    /// The limit of an operation.
+    pub deadline: Duration,
+    /// The limit of an orderly end.
+    pub grace: Duration,
+}
+
+/// What this process is to be.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// The one that is started by a person.
+    Front(Options),
+    /// One that the front has started.
+    Rank(RankOptions),
+    /// One that explains.
+    Help,
+}
+
+/// The models that there are, by name.
+const MODELS: &[&str] = &["tiny"];
+
+impl Role {
+    /// Reads the arguments of the process.
+    ///
+    /// # Errors
+    /// For arguments that are none, with what is possible instead.
+    pub fn from_args(mut arguments: lexopt::Parser) -> Result<Self, lexopt::Error> {
+        let mut options = Options {
+            ranks: 2,
+            listen: String::from("127.0.0.1:8000"),
+            model: String::from("tiny"),
+            path: model::tiny(),
+            settings: Settings::default(),
+            queue: 32,
+            recovery: Recovery::Respawn,
+            deadline: Duration::from_secs(10),
+            grace: Duration::from_secs(10),
+        };
+        // Those of a rank, which the front writes.
+        let (mut link, mut wanted) = (None, 1);
+        while let Some(argument) = arguments.next()? {
+            match argument {
+                Long("ranks") => options.ranks = arguments.value()?.parse()?,
+                Long("listen") => options.listen = arguments.value()?.string()?,
+                Long("model") => options.model = arguments.value()?.string()?,
+                Long("slots") => options.settings.slots = arguments.value()?.parse()?,
+                Long("queue") => options.queue = arguments.value()?.parse()?,
+                Long("deadline") => options.deadline = seconds(arguments.value()?.parse()?)?,
+                Long("grace") => options.grace = seconds(arguments.value()?.parse()?)?,
+                Long("recovery") => {
+                    options.recovery = match arguments.value()?.string()?.as_str() {
+                        "respawn" => Recovery::Respawn,
+                        "shrink" => Recovery::Shrink,
+                        other => {
+                            let text = format!("there is no recovery {other:?}: respawn or shrink");
+                            return Err(text.into());
+                        }
+                    }
+                }
+                Long("rank-of") => link = Some(arguments.value()?.string()?),
+                Long("wanted") => wanted = arguments.value()?.parse()?,
+                Long("help") => return Ok(Self::Help),
+                other => return Err(other.unexpected()),
+            }
+        }
+        if !MODELS.contains(&options.model.as_str()) {
+            let text = format!(
+                "there is no model {:?}: there is {}",
+                options.model,
+                MODELS.join(", ")
+            );
+            return Err(text.into());
+        }
+        Ok(match link {
+            None => Self::Front(options),
+            Some(link) => Self::Rank(RankOptions {
+                link,
+                model: options.path,
+                settings: options.settings,
+                deadline: options.deadline,
+                wanted,
+            }),
+        })
+    }
+}
+
+impl Options {
+    /// The arguments of a rank of this server.
+    pub(super) fn of_rank(&self, link: &str) -> Vec<String> {
+        let wanted = match self.recovery {
+            Recovery::Respawn => self.ranks,
+            Recovery::Shrink => 1,
+        };
+        let deadline = self.deadline.as_secs_f64();
+        let pairs = [
+            ("--rank-of", link.to_owned()),
+            ("--wanted", wanted.to_string()),
+            ("--model", self.model.clone()),
+            ("--slots", self.settings.slots.to_string()),
+            ("--deadline", deadline.to_string()),
+        ];
+        let words = pairs.map(|(name, value)| [name.to_owned(), value]);
+        words.into_iter().flatten().collect()
+    }
+}
+
+fn seconds(number: f64) -> Result<Duration, lexopt::Error> {
+    Duration::try_from_secs_f64(number).map_err(|error| format!("{number} seconds: {error}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &[&str]) -> Result<Role, String> {
+        let parser = lexopt::Parser::from_args(words.iter().copied());
+        Role::from_args(parser).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_the_front_writes_for_a_rank_is_what_a_rank_reads() {
+        let words = ["--ranks", "4", "--slots", "3", "--deadline", "2.5"];
+        let Ok(Role::Front(options)) = read(&words) else {
+            panic!("not a front");
+        };
+        let words = options.of_rank("name");
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let Ok(Role::Rank(rank)) = read(&words) else {
+            panic!("not a rank");
+        };
+        assert_eq!((rank.link.as_str(), rank.wanted), ("name", 4));
+        assert_eq!(rank.settings, options.settings);
+        assert_eq!(rank.deadline, Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn what_is_not_there_is_answered_with_what_is() {
+        let error = read(&["--model", "gpt-9"]).unwrap_err();
+        assert_eq!(error, "there is no model \"gpt-9\": there is tiny");
+        let error = read(&["--recovery", "pray"]).unwrap_err();
+        assert_eq!(error, "there is no recovery \"pray\": respawn or shrink");
+        assert!(read(&["--deadline", "-1"]).is_err());
+    }
+}

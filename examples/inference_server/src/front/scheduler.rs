@@ -1,0 +1,399 @@
+//! Which tokens of which requests the next step takes: continuous batching in miniature.
+//!
+//! ```text
+//! waiting (first come, first served) ──a slot is free──▶ prefill, in chunks ──▶ decode, a token a step ──▶ over
+//!                                                          ▲                          │
+//!                                                          └── the caches are void ───┘
+//! ```
+//!
+//! A step has first the next token of each request that is that far, and then prompts, as much of them as there is room for. A
+//! request keeps its prompt and all tokens that were drawn, so that it can begin again from there when the caches are lost:
+//! that makes the same tokens, since those are a function of the text alone (see [`model`](crate::model)).
+//!
+//! Nothing here knows of ranks or clients; [`Client`] is what the engine gives to each request.
+
+use std::collections::VecDeque;
+
+use crate::model::Settings;
+use crate::model::tokenizer::END;
+use crate::wire::{Draw, StepRow};
+
+/// Whoever asked.
+pub(super) trait Client {
+    /// Nobody listens any more.
+    fn is_gone(&self) -> bool;
+    /// A token was drawn that does not end the text. Whether that is enough for the client.
+    fn say(&mut self, token: u32) -> bool;
+    /// There will be no more.
+    fn end(self, why: Finish, prompt: usize, made: usize);
+}
+
+/// Why a text is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finish {
+    /// It ended by itself, or by one of the client's texts.
+    Stop,
+    /// As many tokens as were wished, or as there is room for.
+    Length,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub(super) struct Request<C> {
+    pub(super) prompt: Vec<u32>,
+    /// How many tokens at most; at least one.
+    pub(super) most: usize,
+    pub(super) draw: Draw,
+    pub(super) client: C,
+}
+
+struct Running<C> {
+    request: Request<C>,
+    slot: usize,
+    /// The prompt and what was drawn.
+    text: Vec<u32>,
+    /// How much of it is in the caches.
+    known: usize,
+}
+
+/// The requests of a server.
+pub(super) struct Scheduler<C> {
+    settings: Settings,
+    /// Tokens of one prompt in a step, at most.
+    chunk: usize,
+    queue: usize,
+    waiting: VecDeque<Request<C>>,
+    running: Vec<Running<C>>,
+    free: Vec<usize>,
+    /// What the step that is under way takes of each running request; in the order of its rows.
+    planned: Vec<(usize, usize)>,
+}
+
+impl<C: Client> Scheduler<C> {
+    /// `queue` requests may wait that have no slot yet.
+    pub(super) fn new(settings: Settings, chunk: usize, queue: usize) -> Self {
+        Self {
+            settings,
+            chunk,
+            queue,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            free: (0..settings.slots).rev().collect(),
+            planned: Vec::new(),
+        }
+    }
+
+    /// Takes a request, or gives it back when too many wait.
+    pub(super) fn submit(&mut self, request: Request<C>) -> Result<(), Request<C>> {
+        self.forget_the_gone();
+        let places = self.free.len() + self.queue;
+        if self.waiting.len() >= places {
+            return Err(request);
+        }
+        self.waiting.push_back(request);
+        Ok(())
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Everybody who listens.
+    pub(super) fn clients(&mut self) -> impl Iterator<Item = &mut C> {
+        let running = self.running.iter_mut().map(|one| &mut one.request.client);
+        running.chain(self.waiting.iter_mut().map(|request| &mut request.client))
+    }
+
+    /// The caches are void: all that run begin again.
+    pub(super) fn begin_again(&mut self) {
+        self.planned.clear();
+        for one in &mut self.running {
+            one.known = 0;
+        }
+    }
+
+    /// Frees the slots of those who have gone away. Not while a step is under way.
+    pub(super) fn forget_the_gone(&mut self) {
+        self.waiting.retain(|request| !request.client.is_gone());
+        if self.planned.is_empty() {
+            let free = &mut self.free;
+            self.running.retain(|one| {
+                let gone = one.request.client.is_gone();
+                if gone {
+                    free.push(one.slot);
+                }
+                !gone
+            });
+        }
+    }
+
+    /// The rows of the next step; none when there is nothing to do.
+    pub(super) fn plan(&mut self) -> Vec<StepRow> {
+        self.forget_the_gone();
+        while !self.waiting.is_empty()
+            && let Some(slot) = self.free.pop()
+            && let Some(request) = self.waiting.pop_front()
+        {
+            let text = request.prompt.clone();
+            self.running.push(Running {
+                request,
+                slot,
+                text,
+                known: 0,
+            });
+        }
+        // Those that need one token only; among equals in the order in which they came.
+        let mut order: Vec<usize> = (0..self.running.len()).collect();
+        order.sort_by_key(|&number| {
+            let one = &self.running[number];
+            one.text.len() - one.known > 1
+        });
+        let mut rows = Vec::new();
+        self.planned.clear();
+        for number in order {
+            let one = &self.running[number];
+            let room = (self.settings.rows - rows.len()).min(self.chunk);
+            let to = (one.known + room).min(one.text.len());
+            if to == one.known {
+                continue;
+            }
+            rows.extend((one.known..to).map(|position| StepRow {
+                slot: one.slot,
+                position,
+                token: one.text[position],
+                draw: (position + 1 == one.text.len()).then_some(one.request.draw),
+            }));
+            self.planned.push((number, to));
+        }
+        rows
+    }
+
+    /// The step that was planned is done, and these are its tokens. How many of them there were.
+    ///
+    /// `None` when they are not as many as the step wanted; then nothing has changed.
+    pub(super) fn took(&mut self, tokens: &[u32]) -> Option<usize> {
+        let wanted = |&&(number, to): &&(usize, usize)| to == self.running[number].text.len();
+        if self.planned.iter().filter(wanted).count() != tokens.len() {
+            return None;
+        }
+        let mut left = tokens.iter();
+        let mut over = Vec::new();
+        for (number, to) in std::mem::take(&mut self.planned) {
+            let one = &mut self.running[number];
+            one.known = to;
+            if to < one.text.len() {
+                continue;
+            }
+            let &token = left.next()?;
+            one.text.push(token);
+            let made = one.text.len() - one.request.prompt.len();
+            // A client that has gone away has its slot freed by the next plan.
+            let enough = token == END || one.request.client.say(token);
+            let full = made == one.request.most || one.text.len() == self.settings.positions;
+            if enough {
+                over.push((number, Finish::Stop));
+            } else if full {
+                over.push((number, Finish::Length));
+            }
+        }
+        over.sort_by_key(|&(number, _)| number);
+        // From behind, so that numbers stay what they are.
+        for (number, why) in over.into_iter().rev() {
+            let one = self.running.remove(number);
+            self.free.push(one.slot);
+            let prompt = one.request.prompt.len();
+            one.request.client.end(why, prompt, one.text.len() - prompt);
+        }
+        Some(tokens.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log {
+        said: Rc<RefCell<Vec<u32>>>,
+        ended: Rc<Cell<Option<(Finish, usize, usize)>>>,
+        gone: Rc<Cell<bool>>,
+    }
+
+    impl Client for Log {
+        fn is_gone(&self) -> bool {
+            self.gone.get()
+        }
+
+        fn say(&mut self, token: u32) -> bool {
+            self.said.borrow_mut().push(token);
+            token == 99
+        }
+
+        fn end(self, why: Finish, prompt: usize, made: usize) {
+            self.ended.set(Some((why, prompt, made)));
+        }
+    }
+
+    const SETTINGS: Settings = Settings {
+        rows: 8,
+        slots: 2,
+        positions: 12,
+    };
+
+    fn request(prompt: usize, most: usize) -> (Request<Log>, Log) {
+        let client = Log::default();
+        let draw = Draw {
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: 0,
+        };
+        let request = Request {
+            prompt: (1..=prompt as u32).collect(),
+            most,
+            draw,
+            client: client.clone(),
+        };
+        (request, client)
+    }
+
+    fn places(rows: &[StepRow]) -> Vec<(usize, usize, bool)> {
+        rows.iter()
+            .map(|row| (row.slot, row.position, row.draw.is_some()))
+            .collect()
+    }
+
+    #[test]
+    fn next_tokens_come_before_prompts_which_come_in_chunks() {
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 2);
+        let (one, log) = request(2, 9);
+        assert!(scheduler.submit(one).is_ok());
+        assert_eq!(places(&scheduler.plan()), [(0, 0, false), (0, 1, true)]);
+        assert_eq!(scheduler.took(&[7]), Some(1));
+        let (two, _) = request(6, 9);
+        assert!(scheduler.submit(two).is_ok());
+        let rows = scheduler.plan();
+        assert_eq!(rows[0].token, 7);
+        assert_eq!(
+            places(&rows),
+            [
+                (0, 2, true),
+                (1, 0, false),
+                (1, 1, false),
+                (1, 2, false),
+                (1, 3, false)
+            ]
+        );
+        assert_eq!(scheduler.took(&[8]), Some(1));
+        assert_eq!(
+            places(&scheduler.plan()),
+            [(0, 3, true), (1, 4, false), (1, 5, true)]
+        );
+        assert_eq!(*log.said.borrow(), [7, 8]);
+    }
+
+    #[test]
+    fn a_request_begins_again_from_its_tokens_when_the_caches_are_void() {
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 2);
+        let (one, log) = request(3, 9);
+        assert!(scheduler.submit(one).is_ok());
+        scheduler.plan();
+        scheduler.took(&[40]);
+        scheduler.plan();
+        // The step that was under way came to nothing.
+        scheduler.begin_again();
+        let rows = scheduler.plan();
+        assert_eq!(
+            places(&rows),
+            [(0, 0, false), (0, 1, false), (0, 2, false), (0, 3, true)]
+        );
+        assert_eq!(rows[3].token, 40);
+        scheduler.took(&[41]);
+        assert_eq!(*log.said.borrow(), [40, 41]);
+    }
+
+    #[test]
+    fn a_text_is_over_by_its_token_the_clients_wish_its_length_or_the_cache() {
+        for (tokens, most, expected) in [
+            (vec![5, END], 9, (Finish::Stop, 3, 2)),
+            (vec![5, 99], 9, (Finish::Stop, 3, 2)),
+            (vec![5, 5], 2, (Finish::Length, 3, 2)),
+            (vec![5; 9], 100, (Finish::Length, 3, 9)),
+        ] {
+            let mut scheduler = Scheduler::new(SETTINGS, 4, 2);
+            let (one, log) = request(3, most);
+            assert!(scheduler.submit(one).is_ok());
+            for token in tokens {
+                assert_eq!(log.ended.get(), None);
+                scheduler.plan();
+                assert_eq!(scheduler.took(&[token]), Some(1));
+            }
+            assert_eq!(log.ended.get(), Some(expected));
+            assert!(scheduler.is_idle() && scheduler.plan().is_empty());
+            assert!(!log.said.borrow().contains(&END));
+        }
+    }
+
+    #[test]
+    fn a_client_that_goes_away_gives_its_slot_to_the_next() {
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 1);
+        let logs: Vec<_> = (0..3)
+            .map(|_| {
+                let (one, log) = request(2, 9);
+                assert!(scheduler.submit(one).is_ok());
+                log
+            })
+            .collect();
+        scheduler.plan();
+        assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
+        logs[0].gone.set(true);
+        // What is under way is not taken apart.
+        scheduler.forget_the_gone();
+        assert_eq!(scheduler.took(&[5, 6]), Some(2));
+        let rows = scheduler.plan();
+        assert_eq!((scheduler.running(), scheduler.waiting()), (2, 0));
+        assert_eq!(places(&rows), [(1, 2, true), (0, 0, false), (0, 1, true)]);
+    }
+
+    #[test]
+    fn so_many_may_wait_beyond_the_slots_and_no_more() {
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 1);
+        for _ in 0..3 {
+            assert!(scheduler.submit(request(2, 9).0).is_ok());
+        }
+        assert!(scheduler.submit(request(2, 9).0).is_err());
+        scheduler.plan();
+        assert!(scheduler.submit(request(2, 9).0).is_err());
+        assert_eq!(scheduler.waiting(), 1);
+        // One that waits and goes away makes room.
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 1);
+        let (last, log) = request(2, 9);
+        assert!(scheduler.submit(request(2, 9).0).is_ok());
+        assert!(scheduler.submit(request(2, 9).0).is_ok());
+        assert!(scheduler.submit(last).is_ok());
+        log.gone.set(true);
+        assert!(scheduler.submit(request(2, 9).0).is_ok());
+    }
+
+    #[test]
+    fn an_answer_with_another_number_of_tokens_changes_nothing() {
+        let mut scheduler = Scheduler::new(SETTINGS, 4, 1);
+        let (one, log) = request(2, 9);
+        assert!(scheduler.submit(one).is_ok());
+        scheduler.plan();
+        assert_eq!(scheduler.took(&[1, 2]), None);
+        assert_eq!(scheduler.took(&[]), None);
+        assert!(log.said.borrow().is_empty());
+        assert_eq!(scheduler.took(&[3]), Some(1));
+    }
+}

@@ -1,0 +1,230 @@
+//! What can be seen of the server: written by the engine, read by whoever asks over HTTP.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// How long a step may take before the server is not ready: so many times what it takes usually, and at least this.
+const SLOWER: u32 = 20;
+const SLOW: Duration = Duration::from_secs(1);
+
+/// How it stands with the server.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) started: Instant,
+    /// By place.
+    pub(super) members: Vec<Member>,
+    /// The epoch that serves, since when, and in how many parts.
+    pub(super) serving: Option<(u64, Instant, usize)>,
+    /// Why none does.
+    pub(super) trouble: Trouble,
+    /// The step that is under way.
+    pub(super) step: Option<(u64, Instant)>,
+    /// How long a step takes usually.
+    pub(super) usual: Duration,
+    pub(super) ending: bool,
+    pub(super) last_fault: Option<LastFault>,
+    pub(super) numbers: Numbers,
+}
+
+/// One of the launcher's ranks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Member {
+    pub(super) pid: Option<u32>,
+    /// The epoch that it is in.
+    pub(super) epoch: Option<u64>,
+    /// Its number there.
+    pub(super) rank: Option<usize>,
+    /// Its part of the model, when it serves.
+    pub(super) shard: Option<usize>,
+    pub(super) serves: bool,
+    pub(super) restarts: u64,
+}
+
+impl Member {
+    /// In a word, with what the kernel says of the process.
+    pub(super) fn state(&self, process: Option<char>) -> &'static str {
+        match (process, self.serves, self.shard) {
+            (None | Some('Z'), ..) => "gone",
+            (Some('T' | 't'), ..) => "frozen",
+            (_, true, Some(_)) => "serving",
+            (_, true, None) => "spare",
+            (_, false, _) => "coming",
+        }
+    }
+}
+
+/// What keeps the server from serving.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Trouble {
+    pub(super) cause: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rank: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) signal: Option<String>,
+}
+
+/// The last thing that went wrong.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LastFault {
+    #[serde(flatten)]
+    pub(super) trouble: Trouble,
+    /// The epoch in which it was, if one served.
+    pub(super) epoch: Option<u64>,
+    pub(super) unix_seconds: u64,
+    /// What the ranks found out, if they were in an operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) report: Option<String>,
+    pub(super) evidence: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hint: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) stderr: Vec<String>,
+    /// How long it took until the server was ready again.
+    pub(super) ready_after_seconds: Option<f64>,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Numbers {
+    /// Requests that are over, by how.
+    pub(super) requests: BTreeMap<&'static str, u64>,
+    pub(super) prompt_tokens: u64,
+    pub(super) made_tokens: u64,
+    pub(super) steps: u64,
+    pub(super) step_seconds: f64,
+    pub(super) communication_seconds: f64,
+    pub(super) rank_ends: u64,
+    pub(super) recoveries: u64,
+    pub(super) recovery_seconds: f64,
+    pub(super) last_recovery_seconds: f64,
+    pub(super) waiting: usize,
+    pub(super) running: usize,
+}
+
+/// What the kernel says of a process: its letter in `/proc`, such as `T` for one that is stopped.
+pub(super) fn process_state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may have anything in it.
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+impl View {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self {
+            started: Instant::now(),
+            members: vec![Member::default(); ranks],
+            serving: None,
+            trouble: Trouble {
+                cause: String::from("the ranks are being started"),
+                ..Trouble::default()
+            },
+            step: None,
+            usual: Duration::ZERO,
+            ending: false,
+            last_fault: None,
+            numbers: Numbers::default(),
+        }
+    }
+
+    /// Ranks whose process is stopped: frozen, and not dead.
+    fn frozen(&self) -> Option<Trouble> {
+        let pids = self.members.iter().enumerate();
+        let mut pids = pids.filter_map(|(rank, member)| Some((rank, member.pid?)));
+        let (rank, pid) = pids.find(|&(_, pid)| matches!(process_state(pid), Some('T' | 't')))?;
+        Some(Trouble {
+            cause: format!(
+                "rank {rank} (pid {pid}) is frozen: its process is stopped, by SIGSTOP or a debugger, and not dead"
+            ),
+            rank: Some(rank),
+            pid: Some(pid),
+            signal: None,
+        })
+    }
+
+    /// Nothing, if a request would be worked on now; otherwise why not.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        if self.ending {
+            return Some(Trouble {
+                cause: String::from("the server is ending"),
+                ..Trouble::default()
+            });
+        }
+        if self.serving.is_none() {
+            // A verdict of the ranks, that one of them does not answer, is better said with what can be seen of it.
+            return Some(match self.trouble.signal {
+                Some(_) => self.trouble.clone(),
+                None => self.frozen().unwrap_or_else(|| self.trouble.clone()),
+            });
+        }
+        if let Some(frozen) = self.frozen() {
+            return Some(frozen);
+        }
+        let (number, since) = self.step?;
+        let (age, most) = (since.elapsed(), SLOW.max(self.usual * SLOWER));
+        (age > most).then(|| Trouble {
+            cause: format!(
+                "step {number} has been under way for {:.1} s; usually they take {:.3} s",
+                age.as_secs_f64(),
+                self.usual.as_secs_f64()
+            ),
+            ..Trouble::default()
+        })
+    }
+
+    /// A step is over.
+    pub(super) fn took(&mut self, seconds: f64, communicating: f64) {
+        let numbers = &mut self.numbers;
+        numbers.steps += 1;
+        numbers.step_seconds += seconds;
+        numbers.communication_seconds += communicating;
+        if let Some((_, since)) = self.step.take() {
+            let took = since.elapsed();
+            // Of the last ten, about.
+            self.usual = match self.usual.is_zero() {
+                true => took,
+                false => (self.usual * 9 + took) / 10,
+            };
+        }
+    }
+
+    /// As `/health` shows it, but for what the ranks themselves would have to be asked.
+    pub(super) fn health(&self) -> Value {
+        let trouble = self.trouble();
+        let members = self.members.iter().enumerate().map(|(rank, member)| {
+            let state = member.state(member.pid.and_then(process_state));
+            json!({
+                "rank": rank,
+                "pid": member.pid,
+                "state": state,
+                "epoch": member.epoch,
+                "world_rank": member.rank,
+                "shard": member.shard,
+                "restarts": member.restarts,
+            })
+        });
+        json!({
+            "ready": trouble.is_none(),
+            "trouble": trouble,
+            "pid": std::process::id(),
+            "uptime_seconds": self.started.elapsed().as_secs_f64(),
+            "epoch": self.serving.map(|(epoch, ..)| epoch),
+            "parts": self.serving.map(|(.., parts)| parts),
+            "running": self.numbers.running,
+            "waiting": self.numbers.waiting,
+            "steps": self.numbers.steps,
+            "ranks": members.collect::<Vec<_>>(),
+            "last_fault": self.last_fault,
+        })
+    }
+}
+
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

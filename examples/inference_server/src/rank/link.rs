@@ -1,0 +1,84 @@
+//! A rank's connection to the front.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use nccl::{World, WorldEvent};
+
+use crate::wire::{self, FromRank, ToRank};
+
+/// What a rank that waits is told.
+pub(super) enum Told {
+    /// By the front.
+    Front(ToRank),
+    /// By the world: somebody may be gone.
+    World,
+}
+
+/// The connection. What comes is read by a thread, and the process ends when it does: without a front, nobody asks.
+pub(super) struct Link {
+    stream: UnixStream,
+    inbox: Receiver<Told>,
+    told: Sender<Told>,
+}
+
+impl Link {
+    pub(super) fn connect(name: &str, place: usize) -> io::Result<Self> {
+        let address = SocketAddr::from_abstract_name(name)?;
+        let mut stream = UnixStream::connect_addr(&address)?;
+        wire::write(&mut stream, &FromRank::Hello { place })?;
+        let (told, inbox) = mpsc::channel();
+        let (mut reading, telling) = (stream.try_clone()?, told.clone());
+        std::thread::Builder::new()
+            .name(String::from("front"))
+            .spawn(move || {
+                while let Ok(Some(message)) = wire::read(&mut reading) {
+                    if telling.send(Told::Front(message)).is_err() {
+                        return;
+                    }
+                }
+                // Whatever the other threads are in.
+                eprintln!("the front is gone");
+                std::process::exit(1);
+            })?;
+        Ok(Self {
+            stream,
+            inbox,
+            told,
+        })
+    }
+
+    /// Wakes this rank whenever something happens to another, in this epoch of the world and all that follow.
+    pub(super) fn listen_to(&self, world: &World) -> io::Result<()> {
+        let (events, told) = (world.events(), self.told.clone());
+        let thread = std::thread::Builder::new().name(String::from("world"));
+        let listen = move || {
+            for event in events {
+                let harm = matches!(
+                    event,
+                    WorldEvent::Gone { .. }
+                        | WorldEvent::Failed { .. }
+                        | WorldEvent::Left { .. }
+                        | WorldEvent::Fault { .. }
+                        | WorldEvent::Missed { .. }
+                );
+                if harm && told.send(Told::World).is_err() {
+                    return;
+                }
+            }
+        };
+        thread.spawn(listen).map(drop)
+    }
+
+    pub(super) fn say(&mut self, message: &FromRank) -> io::Result<()> {
+        wire::write(&mut self.stream, message)
+    }
+
+    /// Waits for the next word.
+    pub(super) fn hear(&self) -> Told {
+        // This side has a sender as well.
+        self.inbox.recv().unwrap_or(Told::World)
+    }
+}

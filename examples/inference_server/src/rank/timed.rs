@@ -1,0 +1,58 @@
+//! How much of a step is communication.
+
+use std::time::{Duration, Instant};
+
+use crate::model::{Arrived, Collectives, Result};
+
+/// Collectives whose time is added up, with the wait for the other ranks.
+pub(super) struct Timed<C> {
+    ranks: C,
+    spent: Duration,
+}
+
+impl<C> Timed<C> {
+    pub(super) fn new(ranks: C) -> Self {
+        Self {
+            ranks,
+            spent: Duration::ZERO,
+        }
+    }
+
+    /// All of it, since the connection was made.
+    pub(super) fn spent(&self) -> Duration {
+        self.spent
+    }
+
+    fn time<T>(&mut self, work: impl FnOnce(&mut C) -> T) -> T {
+        let begun = Instant::now();
+        let made = work(&mut self.ranks);
+        self.spent += begun.elapsed();
+        made
+    }
+}
+
+impl<C: Collectives> Collectives for Timed<C> {
+    fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks.ranks()
+    }
+
+    fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
+        self.time(|ranks| ranks.all_to_all(x, y))
+    }
+
+    fn all_gather(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
+        self.time(|ranks| ranks.all_gather(x, y))
+    }
+
+    fn dispatch(&mut self, choices: &[i32], x: &[f32], arrived: &mut Arrived) -> Result<()> {
+        self.time(|ranks| ranks.dispatch(choices, x, arrived))
+    }
+
+    fn combine(&mut self, made: &[f32], weights: &[f32], out: &mut [f32]) -> Result<()> {
+        self.time(|ranks| ranks.combine(made, weights, out))
+    }
+}

@@ -1,0 +1,219 @@
+//! What the front and the ranks say to each other: frames of JSON over one connection for each rank.
+//!
+//! The front sends the same [`Step`]s to all ranks that serve, in the same order, and has one connection to each. The crate
+//! would have an ordered broadcast for that ([`nccl::World::channel`]), from one rank to the others; but then the front would
+//! have to talk to that rank, find another when it dies, and lose what was on the way. With a connection for each, no
+//! rank is special to the front, a killed rank 0 is like any other, and the end of the front is seen by all.
+//!
+//! The socket is a Unix socket without a file (an abstract name, made by chance for each server), so that nothing is left
+//! of it however the front ends. Who connects is asked of the kernel: the same user, or nobody. A message has its length in
+//! front of it (4 bytes, little endian).
+
+use std::io::{self, Read, Write};
+
+use nccl::Fault;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Row, Sampling};
+
+/// Far above any message: a frame that says more comes from somebody else.
+const LONGEST: usize = 1 << 20;
+
+/// From the front to a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToRank {
+    /// Take a step. All ranks that serve in the epoch get the same.
+    Step(Step),
+    /// Say goodbye to the others, and end.
+    End,
+}
+
+/// One step of all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// The epoch for which it was planned; in any other it is nothing.
+    pub epoch: u64,
+    /// Its number, of all steps of the server.
+    pub number: u64,
+    /// Its rows.
+    pub rows: Vec<StepRow>,
+}
+
+/// One token of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRow {
+    /// As [`Row::slot`].
+    pub slot: usize,
+    /// As [`Row::position`].
+    pub position: usize,
+    /// As [`Row::token`].
+    pub token: u32,
+    /// How the token after it is drawn, if it is wanted.
+    pub draw: Option<Draw>,
+}
+
+impl StepRow {
+    /// What the model is given.
+    #[must_use]
+    pub fn row(&self) -> Row {
+        Row {
+            slot: self.slot,
+            position: self.position,
+            token: self.token,
+            logits: self.draw.is_some(),
+        }
+    }
+}
+
+/// As [`Sampling`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Draw {
+    /// As [`Sampling::temperature`].
+    pub temperature: f32,
+    /// As [`Sampling::top_p`].
+    pub top_p: f32,
+    /// As [`Sampling::seed`].
+    pub seed: u64,
+}
+
+impl From<Draw> for Sampling {
+    fn from(draw: Draw) -> Self {
+        Self {
+            temperature: draw.temperature,
+            top_k: 0,
+            top_p: draw.top_p,
+            seed: draw.seed,
+        }
+    }
+}
+
+/// From a rank to the front.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FromRank {
+    /// The first message of a process.
+    Hello {
+        /// Which of the launcher's ranks it is: it keeps that number, whatever number it has in an epoch.
+        place: usize,
+    },
+    /// It is in the world of this epoch.
+    Entered {
+        /// The epoch's number.
+        epoch: u64,
+    },
+    /// It has its part of the model and a communicator, and takes steps of this epoch.
+    Serves {
+        /// The epoch's number.
+        epoch: u64,
+        /// Its number in the world.
+        rank: usize,
+        /// Which part of the model it has; a rank without one is there for when another dies.
+        shard: Option<usize>,
+        /// How many parts there are.
+        shards: usize,
+    },
+    /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
+    Drawn {
+        /// The step's epoch.
+        epoch: u64,
+        /// The step's number.
+        number: u64,
+        /// One for each row that wanted one, in their order.
+        tokens: Vec<u32>,
+        /// How long the step took on this rank, in seconds.
+        seconds: f64,
+        /// How much of that was communication, with the wait for the other ranks.
+        communicating: f64,
+    },
+    /// This rank can do no more in this epoch, and goes on to the next.
+    Failed {
+        /// The epoch's number.
+        epoch: u64,
+        /// Its error.
+        error: String,
+        /// What ended the communicator on all ranks, if that was it.
+        fault: Option<Box<Fault>>,
+    },
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// Of the connection.
+pub fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, message)?;
+    let length = frame.len() - 4;
+    if length > LONGEST {
+        return Err(too_long(length));
+    }
+    frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    to.write_all(&frame)
+}
+
+/// Reads one message; `None` when the other side has closed the connection.
+///
+/// # Errors
+/// Of the connection, and for what is no message.
+pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
+    let mut length = [0; 4];
+    match from.read_exact(&mut length) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let length = u32::from_le_bytes(length) as usize;
+    if length > LONGEST {
+        return Err(too_long(length));
+    }
+    let mut frame = vec![0; length];
+    from.read_exact(&mut frame)?;
+    Ok(Some(serde_json::from_slice(&frame)?))
+}
+
+fn too_long(length: usize) -> io::Error {
+    let text = format!("a message of {length} bytes; {LONGEST} are possible");
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_what_is_read_and_then_the_end() {
+        let draw = Draw {
+            temperature: 0.7,
+            top_p: 0.95,
+            seed: u64::MAX,
+        };
+        let row = StepRow {
+            slot: 3,
+            position: 1023,
+            token: 255,
+            draw: Some(draw),
+        };
+        let step = ToRank::Step(Step {
+            epoch: 2,
+            number: 7,
+            rows: vec![row; 40],
+        });
+        let mut bytes = Vec::new();
+        write(&mut bytes, &step).unwrap();
+        write(&mut bytes, &ToRank::End).unwrap();
+        let mut bytes = &bytes[..];
+        assert_eq!(read(&mut bytes).unwrap(), Some(step));
+        assert_eq!(read(&mut bytes).unwrap(), Some(ToRank::End));
+        assert_eq!(read::<ToRank>(&mut bytes).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let long = [0xff, 0xff, 0xff, 0x7f];
+        assert!(read::<ToRank>(&mut &long[..]).is_err());
+        let cut = [9, 0, 0, 0, b'"'];
+        assert!(read::<ToRank>(&mut &cut[..]).is_err());
+        let other = [3, 0, 0, 0, b'"', b'x', b'"'];
+        assert!(read::<ToRank>(&mut &other[..]).is_err());
+    }
+}

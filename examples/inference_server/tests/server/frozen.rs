@@ -1,0 +1,86 @@
+//! Ranks that are stopped: they are not dead, and may go on at any moment.
+
+use rustix::process::Signal;
+
+use crate::client::{Stream, complete, get};
+use crate::program::{Server, signal};
+use crate::{Question, reference, until};
+
+/// Waits until the server says that a rank is frozen.
+fn is_named(server: &Server, rank: usize, pid: u32) {
+    until("that a rank is frozen", || {
+        let answer = get(&format!("{}/readyz", server.url));
+        let json = answer.json();
+        let cause = json["cause"].as_str().unwrap_or_default();
+        let found = answer.status == 503 && cause.contains("frozen") && cause.contains("not dead");
+        found.then(|| {
+            assert_eq!(
+                (&json["rank"], &json["pid"]),
+                (&rank.into(), &pid.into()),
+                "{json}"
+            );
+            assert!(json["signal"].is_null(), "{json}");
+        })
+    });
+}
+
+#[test]
+fn a_rank_that_is_stopped_while_nothing_is_done_is_frozen_and_goes_on() {
+    let server = Server::start(&["--ranks", "2"]);
+    let before = server.ranks();
+    signal(before[1], Signal::STOP);
+    is_named(&server, 1, before[1]);
+    assert_eq!(server.health()["ranks"][1]["state"], "frozen");
+    assert_eq!(server.metric("inference_ranks{state=\"frozen\"}"), 1.0);
+    signal(before[1], Signal::CONT);
+    server.until_ready();
+    let question = Question::number(3);
+    let answer = complete(&server.url, &question.body()).completion();
+    assert_eq!(answer, reference(std::slice::from_ref(&question))[0]);
+    assert_eq!(server.ranks(), before);
+    assert_eq!(server.metric("inference_rank_ends_total"), 0.0);
+}
+
+#[test]
+fn a_text_waits_for_a_rank_that_is_stopped_for_less_than_the_limit() {
+    let server = Server::start(&["--ranks", "2", "--deadline", "50"]);
+    let before = server.ranks();
+    let question = Question::long(40);
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(3);
+    signal(before[0], Signal::STOP);
+    is_named(&server, 0, before[0]);
+    signal(before[0], Signal::CONT);
+    let (text, comments) = stream.finish();
+    assert_eq!(text, reference(std::slice::from_ref(&question))[0]);
+    assert!(comments.is_empty(), "{comments:?}");
+    assert_eq!(server.ranks(), before);
+}
+
+#[test]
+fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
+    let server = Server::start(&["--ranks", "4", "--deadline", "3"]);
+    let before = server.ranks();
+    let question = Question::long(41);
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(3);
+    signal(before[2], Signal::STOP);
+    is_named(&server, 2, before[2]);
+    let (text, comments) = stream.finish();
+    assert_eq!(text, reference(std::slice::from_ref(&question))[0]);
+    assert_eq!(comments.len(), 2, "{comments:?}");
+    server.until_ready();
+    let after = server.ranks();
+    assert_eq!(
+        (after[0], after[1], after[3]),
+        (before[0], before[1], before[3])
+    );
+    assert_ne!(after[2], before[2]);
+    // The others did not take it for dead: they say that it does not answer.
+    let fault = &server.health()["last_fault"];
+    let report = fault["report"]
+        .as_str()
+        .unwrap_or_else(|| panic!("{fault}"));
+    assert!(report.contains(&format!("pid {}", before[2])), "{report}");
+    assert!(report.contains("stopped"), "{report}");
+}

@@ -1,0 +1,116 @@
+//! The server as it is used: the program itself, real processes for its ranks, HTTP over TCP, real signals.
+//!
+//! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
+//! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer;
+//! - `ending`: the end of the server itself.
+
+mod client;
+mod ending;
+mod frozen;
+mod killed;
+mod program;
+mod refusals;
+mod serving;
+mod shrinking;
+
+use std::time::{Duration, Instant};
+
+use inference_server::generate::{Request, generate};
+use inference_server::model::tokenizer::{END, decode, encode};
+use inference_server::model::{self, Alone, Decoder, Sampling, Settings, Shape, WeightsFile};
+use serde_json::{Value, json};
+
+/// How long anything may take, on a machine that has other work to do.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Asks again and again, until there is an answer.
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(
+            begun.elapsed() < DEADLINE,
+            "{what}: not within {DEADLINE:?}"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What is asked in a test.
+#[derive(Clone)]
+struct Question {
+    prompt: String,
+    most: usize,
+    temperature: f32,
+    seed: u64,
+}
+
+impl Question {
+    /// A number of different ones, of unequal length.
+    fn number(number: usize) -> Self {
+        let text =
+            "When a rank dies, every communicator that it was part of ends on every rank at once.";
+        Self {
+            prompt: text.repeat(1 + number % 3)[..1 + (number * 37) % 200].to_owned(),
+            most: 3 + (number * 11) % 40,
+            temperature: [0.0, 0.8, 1.3][number % 3],
+            seed: number as u64,
+        }
+    }
+
+    /// One that takes a while.
+    fn long(seed: u64) -> Self {
+        Self {
+            prompt: String::from("The communicator"),
+            most: 150,
+            temperature: 1.3,
+            seed,
+        }
+    }
+
+    fn body(&self) -> Value {
+        json!({
+            "model": "tiny",
+            "prompt": self.prompt,
+            "max_tokens": self.most,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        })
+    }
+
+    fn streaming(&self) -> Value {
+        let mut body = self.body();
+        body["stream"] = Value::from(true);
+        body
+    }
+
+    fn request(&self) -> Request {
+        Request {
+            prompt: encode(&self.prompt),
+            most: self.most,
+            sampling: Sampling {
+                temperature: self.temperature,
+                seed: self.seed,
+                ..Sampling::default()
+            },
+        }
+    }
+}
+
+/// What a single process says, without any library between ranks.
+fn reference(questions: &[Question]) -> Vec<String> {
+    let file = WeightsFile::open(model::tiny()).unwrap();
+    let settings = Settings::default();
+    let alone = Alone::new(Shape::new(file.config(), settings.rows));
+    let mut decoder = Decoder::load(&file, alone, settings).unwrap();
+    let requests: Vec<_> = questions.iter().map(Question::request).collect();
+    let made = generate(&mut decoder, &requests, 32, |_, _| {}).unwrap();
+    made.into_iter()
+        .map(|mut tokens| {
+            tokens.pop_if(|last| *last == END);
+            decode(&tokens)
+        })
+        .collect()
+}

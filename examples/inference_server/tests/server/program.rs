@@ -1,0 +1,109 @@
+//! The server's process, and what the system knows of its ranks.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::client::get;
+use crate::until;
+
+/// A server; killed at the end of the test, with all of its ranks.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) url: String,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inference-server"));
+    command.args(arguments).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+impl Server {
+    /// Starts one at a free port, and waits until it is ready.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
+        let mut child = command(&words).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let saying = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                println!("    {line}");
+                saying.lock().unwrap().push(line);
+            }
+        });
+        let mut server = Self {
+            child,
+            url: String::new(),
+            said,
+        };
+        server.url = until("an address", || {
+            let said = server.said.lock().unwrap();
+            let line = said.iter().find_map(|line| line.split("http://").nth(1))?;
+            Some(format!("http://{line}"))
+        });
+        server.until_ready();
+        server
+    }
+
+    pub(crate) fn until_ready(&self) {
+        until("ready", || {
+            (get(&format!("{}/readyz", self.url)).status == 200).then_some(())
+        });
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn health(&self) -> Value {
+        get(&format!("{}/health", self.url)).json()
+    }
+
+    /// The processes of the ranks.
+    pub(crate) fn ranks(&self) -> Vec<u32> {
+        let health = self.health();
+        let ranks = health["ranks"].as_array().unwrap();
+        let pid = |rank: &Value| rank["pid"].as_u64().unwrap_or(0) as u32;
+        ranks.iter().map(pid).collect()
+    }
+
+    /// A number of `/metrics`.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = get(&format!("{}/metrics", self.url)).text;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.trim().parse().unwrap()
+    }
+
+    /// How the process itself ended.
+    pub(crate) fn until_ended(&mut self) -> ExitStatus {
+        until("the end of the server", || self.child.try_wait().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Its ranks end with it, which is a test of its own.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Whether there is such a process, other than as an entry that nobody has read.
+pub(crate) fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| !state.starts_with(['Z', 'X']))
+}

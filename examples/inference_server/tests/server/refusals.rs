@@ -1,0 +1,128 @@
+//! What is not answered, and how that is said.
+
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+
+use crate::client::{Stream, complete, get, post};
+use crate::program::{Server, command};
+use crate::{Question, until};
+
+#[test]
+fn what_cannot_be_answered_is_refused_in_openais_words() {
+    let server = Server::start(&["--ranks", "1"]);
+    let url = &server.url;
+    let refused = |body: &str| {
+        let answer = post(&format!("{url}/v1/completions"), body);
+        (answer.status, answer.json()["error"].clone())
+    };
+    let (status, error) = refused(r#"{"model": "gpt-9", "prompt": "x"}"#);
+    assert_eq!((status, &error["code"]), (404, &json!("model_not_found")));
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("gpt-9") && message.contains("tiny"),
+        "{message}"
+    );
+    let (status, error) = refused("{\"model\": \"tiny\"");
+    assert_eq!(
+        (status, &error["type"]),
+        (400, &json!("invalid_request_error"))
+    );
+    let long = json!({"model": "tiny", "prompt": "x".repeat(2000)});
+    let (status, error) = refused(&long.to_string());
+    assert_eq!(
+        (status, &error["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+    let (status, error) = refused(r#"{"model": "tiny", "prompt": "x", "temperature": -1}"#);
+    assert_eq!((status, &error["param"]), (400, &json!("temperature")));
+    let huge = "x".repeat(3 << 20);
+    let (status, _) = refused(&huge);
+    assert_eq!(status, 413);
+    let answer = get(&format!("{url}/v1/nothing"));
+    assert_eq!(answer.status, 404);
+    assert!(answer.json()["error"]["message"].is_string());
+    let answer = get(&format!("{url}/v1/completions"));
+    assert_eq!(answer.status, 405);
+    assert_eq!(
+        server.metric("inference_requests_total{outcome=\"invalid\"}"),
+        5.0
+    );
+    // None of it did any harm.
+    complete(url, &Question::number(2).body()).completion();
+}
+
+#[test]
+fn who_comes_when_the_queue_is_full_is_told_to_come_again_and_a_client_that_goes_away_makes_room() {
+    let server = Server::start(&["--ranks", "1", "--slots", "1", "--queue", "1"]);
+    let url = &server.url;
+    let endless = |seed| {
+        let mut body = Question::long(seed).streaming();
+        body["max_tokens"] = json!(1000);
+        body
+    };
+    let mut running = Stream::new(url, &endless(1));
+    running.read(1);
+    let mut waiting = Stream::new(url, &endless(2));
+    until("one waits", || {
+        (server.metric("inference_requests_waiting") == 1.0).then_some(())
+    });
+    let answer = complete(url, &Question::number(1).body());
+    assert_eq!(answer.status, 429);
+    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+    assert_eq!(answer.json()["error"]["code"], "queue_full");
+    // In the middle of its text.
+    drop(running);
+    waiting.read(1);
+    until("nobody waits", || {
+        (server.metric("inference_requests_waiting") == 0.0).then_some(())
+    });
+    let made = server.metric("inference_generated_tokens_total");
+    assert!(
+        made < 900.0,
+        "{made} tokens were made for a client that had gone away"
+    );
+    drop(waiting);
+    until("nothing runs", || {
+        (server.metric("inference_requests_running") == 0.0).then_some(())
+    });
+    complete(url, &Question::number(1).body()).completion();
+    assert_eq!(
+        server.metric("inference_requests_total{outcome=\"gone\"}"),
+        2.0
+    );
+}
+
+fn fails(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = command(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), text)
+}
+
+#[test]
+fn a_server_that_cannot_begin_says_why_and_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, text) = fails(&["--ranks", "2", "--listen", &address]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains(&address) && text.contains("--listen"),
+        "{text}"
+    );
+    let (code, text) = fails(&["--model", "gpt-9"]);
+    assert_eq!(code, Some(2));
+    assert!(text.contains("\"gpt-9\": there is tiny"), "{text}");
+    let (code, text) = fails(&["--ranks", "3"]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("take 1, 2, 4 or 8 ranks"), "{text}");
+    let (code, text) = fails(&["--recovery", "pray"]);
+    assert_eq!(code, Some(2), "{text}");
+}
+
+#[test]
+fn an_unknown_field_is_not_looked_at() {
+    let server = Server::start(&["--ranks", "1"]);
+    let mut body = Question::number(4).body();
+    body["user"] = Value::from("somebody");
+    assert_eq!(complete(&server.url, &body).status, 200);
+}

@@ -1,0 +1,47 @@
+//! Going on with fewer ranks.
+
+use rustix::process::Signal;
+
+use crate::client::Stream;
+use crate::program::{Server, signal};
+use crate::{Question, reference, until};
+
+#[test]
+fn those_that_are_left_share_the_model_anew_and_texts_go_on_with_the_same_words() {
+    let server = Server::start(&["--ranks", "4", "--recovery", "shrink"]);
+    let question = Question::long(60);
+    let expected = &reference(std::slice::from_ref(&question))[0];
+    let before = server.ranks();
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(5);
+    signal(before[1], Signal::KILL);
+    // Three cannot share it: two do, and the third is there for when another dies.
+    let pieces = stream.pieces;
+    stream.read(pieces + 20);
+    let health = server.health();
+    assert_eq!(health["parts"], 2, "{health}");
+    let states: Vec<_> = (0..4)
+        .map(|rank| health["ranks"][rank]["state"].clone())
+        .collect();
+    assert_eq!(states, ["serving", "gone", "serving", "spare"]);
+    signal(before[0], Signal::KILL);
+    assert_eq!(stream.finish().0, *expected);
+    until("two serve", || {
+        let health = server.health();
+        (health["ranks"][3]["state"] == "serving" && health["parts"] == 2).then_some(())
+    });
+    let after = server.ranks();
+    assert_eq!(after, [0, 0, before[2], before[3]]);
+    // Down to one, and from none all anew.
+    signal(before[2], Signal::KILL);
+    until("one serves", || {
+        (server.health()["parts"] == 1).then_some(())
+    });
+    signal(before[3], Signal::KILL);
+    until("all serve", || {
+        (server.health()["parts"] == 4).then_some(())
+    });
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(1);
+    assert_eq!(stream.finish().0, *expected);
+}
