@@ -64,6 +64,10 @@ impl Caller {
 }
 
 impl Client for Caller {
+    fn taken(&mut self) {
+        self.tell(Said::Taken);
+    }
+
     fn is_gone(&self) -> bool {
         self.to.is_closed()
     }

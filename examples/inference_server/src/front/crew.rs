@@ -44,6 +44,7 @@ pub(super) struct Worker {
     pub(super) epoch: Option<u64>,
     pub(super) serves: Option<Serves>,
     pub(super) restarts: u64,
+    killed: bool,
 }
 
 /// As [`wire::FromRank::Serves`].
@@ -172,8 +173,14 @@ impl Crew {
         }
     }
 
-    /// Does what is to be done about a rank that is gone. In words.
-    pub(super) fn mend(&mut self, place: usize) -> Result<&'static str, Failure> {
+    /// Does what is to be done about a rank that is gone; `gave_up` when it did not get so far as to serve, and ended by
+    /// itself. In words.
+    pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> Result<&'static str, Failure> {
+        if gave_up {
+            // Another one would find what this one found.
+            self.start_all_again()?;
+            return Ok("it did not come together with the others: all ranks are started again");
+        }
         let survives = |worker: &Worker| worker.link.is_some() && worker.epoch.is_some();
         if !self.members.iter().any(survives) {
             self.start_all_again()?;
@@ -202,13 +209,19 @@ impl Crew {
         Ok(())
     }
 
-    /// Ends a process that stands still: to wait for it would be to stand still as well. Whether there was one.
-    pub(super) fn kill_frozen(&self, pid: u32) -> Option<usize> {
-        let place = self.place_of_process(pid)?;
-        let state = process_state(pid)?;
-        eprintln!("inference-server: rank {place} (pid {pid}, state {state}) is killed");
-        self.fleet.signal(place, Signal::KILL);
-        Some(place)
+    /// Ends a process that stands still: to wait for it would be to stand still as well.
+    pub(super) fn kill_frozen(&mut self, pid: u32) {
+        let Some(place) = self.place_of_process(pid) else {
+            return;
+        };
+        // All others tell of it.
+        if !std::mem::replace(&mut self.members[place].killed, true) {
+            let state = process_state(pid).unwrap_or('?');
+            eprintln!(
+                "inference-server: rank {place} (pid {pid}, state {state}) does not answer, and is killed"
+            );
+            self.fleet.signal(place, Signal::KILL);
+        }
     }
 
     /// Ends all ranks: with a word, and after a while without.

@@ -165,7 +165,6 @@ impl Engine {
             request.client.tell(Said::Failed(why));
             return;
         }
-        request.client.tell(Said::Taken);
         let prompt = request.prompt.len() as u64;
         match self.scheduler.submit(request) {
             Ok(()) => self.lock().numbers.prompt_tokens += prompt,
@@ -298,6 +297,9 @@ impl Engine {
     /// A process has ended.
     fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
         let (place, pid) = (end.rank(), end.pid());
+        let gave_up = matches!(end.exit(), Exit::Code(_))
+            && self.epoch.is_none()
+            && self.crew.members[place].serves.is_none();
         if !self.crew.ended(place, pid) {
             return Ok(());
         }
@@ -339,7 +341,7 @@ impl Engine {
                 format!("ranks ended {IN_VAIN} times with no step in between; the last: {end}");
             return Err(why.into());
         }
-        let done = self.crew.mend(place)?;
+        let done = self.crew.mend(place, gave_up)?;
         eprintln!("inference-server: {end}; {done}");
         Ok(())
     }

@@ -20,6 +20,8 @@ use crate::wire::{Draw, StepRow};
 
 /// Whoever asked.
 pub(super) trait Client {
+    /// The request has a place in the queue.
+    fn taken(&mut self);
     /// Nobody listens any more.
     fn is_gone(&self) -> bool;
     /// A token was drawn that does not end the text. Whether that is enough for the client.
@@ -84,12 +86,13 @@ impl<C: Client> Scheduler<C> {
     }
 
     /// Takes a request, or gives it back when too many wait.
-    pub(super) fn submit(&mut self, request: Request<C>) -> Result<(), Request<C>> {
+    pub(super) fn submit(&mut self, mut request: Request<C>) -> Result<(), Request<C>> {
         self.forget_the_gone();
         let places = self.free.len() + self.queue;
         if self.waiting.len() >= places {
             return Err(request);
         }
+        request.client.taken();
         self.waiting.push_back(request);
         Ok(())
     }
@@ -231,6 +234,8 @@ mod tests {
     }
 
     impl Client for Log {
+        fn taken(&mut self) {}
+
         fn is_gone(&self) -> bool {
             self.gone.get()
         }

@@ -35,7 +35,7 @@ use crate::model::{self, Collectives, Decoder, OverNccl, Sampling, Settings, Sha
 use crate::wire::{FromRank, Step, ToRank};
 
 /// How long ranks wait for each other in order to go on.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many epochs in a row may end before a step was taken in them.
 const IN_VAIN: usize = 8;

@@ -12,10 +12,9 @@ use crate::{Question, reference, until};
 /// Kills a rank, and looks how the server tells: not ready, with the rank, its process and the signal. How long that took;
 /// `None` when it was ready again before anybody looked.
 fn kill(server: &Server, rank: usize) -> Option<Duration> {
-    let (pid, before) = (
-        server.ranks()[rank],
-        server.metric("inference_rank_ends_total"),
-    );
+    let health = server.health();
+    let (pid, epoch) = (&health["ranks"][rank]["pid"], &health["epoch"]);
+    let pid = u32::try_from(pid.as_u64().unwrap()).unwrap();
     signal(pid, Signal::KILL);
     let begun = Instant::now();
     let found = until("that a rank is gone", || {
@@ -29,7 +28,7 @@ fn kill(server: &Server, rank: usize) -> Option<Duration> {
             assert_eq!(cause, expected);
             return Some(Some(begun.elapsed()));
         }
-        (server.metric("inference_rank_ends_total") > before).then_some(None)
+        (answer.status == 200 && json["epoch"] != *epoch).then_some(None)
     });
     match found {
         Some(took) => println!("rank {rank}: not ready {took:?} after SIGKILL"),

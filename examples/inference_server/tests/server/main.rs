@@ -53,7 +53,7 @@ impl Question {
         let text =
             "When a rank dies, every communicator that it was part of ends on every rank at once.";
         Self {
-            prompt: text.repeat(1 + number % 3)[..1 + (number * 37) % 200].to_owned(),
+            prompt: text.repeat(3)[..1 + (number * 37) % 200].to_owned(),
             most: 3 + (number * 11) % 40,
             temperature: [0.0, 0.8, 1.3][number % 3],
             seed: number as u64,
