@@ -6,11 +6,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::tcp;
+use crate::communicator::lock;
 use crate::error::{Error, Result};
 
 /// Where rank 0 listens.
@@ -128,6 +130,10 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
+    // Two epochs of this process may come for a place at the same moment. Both would find that nobody is there, and the
+    // second remove the file of the first.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = lock(&ONE_AT_A_TIME);
     let listener = match UnixListener::bind_addr(&target) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -302,5 +308,26 @@ mod tests {
         assert!(path.exists());
         drop(late);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_several_who_come_for_a_place_of_nobody_one_has_it_and_can_be_found() {
+        let path = std::env::temp_dir().join(format!("nccl-several-{}", std::process::id()));
+        let place = Address::Path(path.clone());
+        for _ in 0..200 {
+            drop(UnixListener::bind(&path).unwrap());
+            let begin = std::sync::Barrier::new(4);
+            let come = || {
+                begin.wait();
+                listen(&place).ok()
+            };
+            let held: Vec<Listener> = std::thread::scope(|scope| {
+                let coming: Vec<_> = (0..4).map(|_| scope.spawn(come)).collect();
+                let came = coming.into_iter().filter_map(|one| one.join().unwrap());
+                came.collect()
+            });
+            assert_eq!(held.len(), 1);
+            drop(UnixStream::connect(&path).unwrap());
+        }
     }
 }
