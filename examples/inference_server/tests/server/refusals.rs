@@ -120,6 +120,22 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
 }
 
 #[test]
+fn ranks_that_end_again_and_again_are_not_started_for_ever() {
+    let mut server = command(&["--ranks", "2", "--listen", "127.0.0.1:0"]);
+    // Which no rank can do anything with.
+    let output = server
+        .env("NCCL_EMULATOR_DEVICES", "some")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap();
+    let expected = "inference-server: ranks ended 10 times with no step in between; the last: rank";
+    assert!(last.starts_with(expected), "{text}");
+    assert!(text.contains("NCCL_EMULATOR_DEVICES"), "{text}");
+}
+
+#[test]
 fn an_unknown_field_is_not_looked_at() {
     let server = Server::start(&["--ranks", "1"]);
     let mut body = Question::number(4).body();
