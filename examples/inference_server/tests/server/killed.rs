@@ -52,7 +52,12 @@ fn is_whole_again(server: &Server, front: u32, before: &[u32], rank: usize) {
         assert!(lives(*new));
     }
     assert!(!lives(before[rank]));
-    let fault = &server.health()["last_fault"];
+    let health = server.health();
+    // All have the part of the model that they had, and need not load another one.
+    for (number, rank) in health["ranks"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(rank["shard"], number, "{health}");
+    }
+    let fault = &health["last_fault"];
     assert_eq!(fault["rank"], rank, "{fault}");
     assert_eq!(fault["pid"], before[rank], "{fault}");
     assert_eq!(fault["signal"], "SIGKILL", "{fault}");
