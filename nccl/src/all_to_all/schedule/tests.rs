@@ -97,6 +97,9 @@ fn uniform(counts: &[usize], ranks: usize) -> Vec<Payload> {
     counts.iter().enumerate().map(of).collect()
 }
 
+/// The payload of a message, and its bytes.
+type Sent = (usize, Vec<u8>);
+
 /// Executes the schedules of all ranks; messages between two ranks are paired in the order of their posting, as NCCL
 /// does, whatever step and payload they are of.
 fn execute(
@@ -136,7 +139,7 @@ fn execute(
         all.push(memory);
         schedules.push(schedule);
     }
-    let mut sent: BTreeMap<(usize, usize), VecDeque<(usize, Vec<u8>)>> = BTreeMap::new();
+    let mut sent: BTreeMap<(usize, usize), VecDeque<Sent>> = BTreeMap::new();
     let mut next = vec![0; ranks];
     // A step is begun when the one before it is done on this rank, and done when its messages are.
     let mut begun = vec![false; ranks];
