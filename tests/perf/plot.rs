@@ -24,13 +24,14 @@ fn every_program_draws_its_figures_and_says_that_they_are_emulated() {
                 "mulat",
                 "not a GPU",
                 "bus bandwidth (GB/s)",
-                "µs<",
                 ">1K<",
                 ">64K<",
                 "NCCL 2.32.3",
             ] {
                 assert!(svg.contains(words), "{program}: {words} is missing:\n{svg}");
             }
+            // ms on a busy machine.
+            assert!(svg.contains("µs<") || svg.contains("ms<"), "{svg}");
             // A mark for each size in both panels, and one in the legend.
             assert_eq!(svg.matches("<circle").count(), 2 * 3 + 1, "{svg}");
         }

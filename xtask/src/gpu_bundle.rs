@@ -473,7 +473,9 @@ mod tests {
         };
         assert_eq!(*benchmark, own(&("example", "perf")));
         let error = chosen(&all[1..]).unwrap_err().to_string();
-        assert!(error.contains("there is no bench channel"), "{error}");
+        let (kind, name, _) = LEFT_OUT[0];
+        let expected = format!("there is no {kind} {name}");
+        assert!(error.contains(&expected), "{error}");
     }
 
     #[test]
