@@ -61,12 +61,22 @@ impl Crew {
     pub(super) fn start(options: &Options, link: &str, to: Sender<Event>) -> Result<Self, Failure> {
         let program = std::env::current_exe()?;
         let arguments = options.of_rank(link);
-        let fleet = Fleet::builder(options.ranks).keep_others(true);
-        let fleet = fleet.start(move |_| {
+        let rank = move || {
             let mut command = Command::new(&program);
             command.args(&arguments);
             command
-        })?;
+        };
+        Self::start_as(options, to, rank)
+    }
+
+    /// As [`start`](Self::start), with ranks that are this program.
+    pub(super) fn start_as(
+        options: &Options,
+        to: Sender<Event>,
+        rank: impl Fn() -> Command + Send + 'static,
+    ) -> Result<Self, Failure> {
+        let fleet = Fleet::builder(options.ranks).keep_others(true);
+        let fleet = fleet.start(move |_| rank())?;
         let events = fleet.events();
         let tell = move || {
             for event in events {
@@ -135,14 +145,14 @@ impl Crew {
         self.members.iter().position(is_its)
     }
 
-    /// A connection is closed: whose it was.
-    pub(super) fn closed(&mut self, link: usize) -> Option<usize> {
+    /// A connection is closed.
+    pub(super) fn closed(&mut self, link: usize) {
         self.strangers.retain(|one| one.0 != link);
-        let place = self.place_of(link)?;
-        let worker = &mut self.members[place];
-        worker.link = None;
-        worker.serves = None;
-        Some(place)
+        if let Some(place) = self.place_of(link) {
+            let worker = &mut self.members[place];
+            worker.link = None;
+            worker.serves = None;
+        }
     }
 
     pub(super) fn place_of_process(&self, pid: u32) -> Option<usize> {
@@ -220,8 +230,12 @@ impl Crew {
             eprintln!(
                 "inference-server: rank {place} (pid {pid}, state {state}) does not answer, and is killed"
             );
-            self.fleet.signal(place, Signal::KILL);
+            self.signal(place, Signal::KILL);
         }
+    }
+
+    pub(super) fn signal(&self, place: usize, signal: Signal) {
+        self.fleet.signal(place, signal);
     }
 
     /// Ends all ranks: with a word, and after a while without.

@@ -12,6 +12,9 @@
 //! There is one step under way at most. The next is planned when its tokens have come, so that nobody has to agree on
 //! anything: what the ranks are sent is the order.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,8 +54,9 @@ pub(super) struct Engine {
     scheduler: Scheduler<Caller>,
     view: Arc<Mutex<View>>,
     inbox: Receiver<Event>,
-    /// The epoch that serves.
+    /// The epoch that serves, and whether there has ever been one.
     epoch: Option<u64>,
+    served: bool,
     /// The number of the step that was sent last, and whether it is under way.
     number: u64,
     under_way: bool,
@@ -74,6 +78,7 @@ impl Engine {
             view,
             inbox,
             epoch: None,
+            served: false,
             number: 0,
             under_way: false,
             troubled: Instant::now(),
@@ -127,7 +132,10 @@ impl Engine {
                 }
             }
             Event::Link(link, Heard::Closed) => {
-                if let Some(place) = self.crew.closed(link) {
+                let place = self.crew.place_of(link);
+                let place = place.filter(|&place| self.serves_now(place));
+                self.crew.closed(link);
+                if let Some(place) = place {
                     let pid = self.crew.members[place].pid;
                     let cause = format!(
                         "rank {place} (pid {}) has closed its connection",
@@ -300,6 +308,9 @@ impl Engine {
         let gave_up = matches!(end.exit(), Exit::Code(_))
             && self.epoch.is_none()
             && self.crew.members[place].serves.is_none();
+        // The others may have gone on without it before it is known how it ended.
+        let late = self.epoch.is_some() && !self.serves_now(place);
+        let served = self.crew.members[place].serves.map(|serves| serves.epoch);
         if !self.crew.ended(place, pid) {
             return Ok(());
         }
@@ -312,28 +323,32 @@ impl Engine {
                 _ => None,
             },
         };
-        let epoch = self.epoch;
-        self.interrupt(trouble.clone());
+        if !late {
+            self.interrupt(trouble.clone());
+            self.lock().trouble = trouble.clone();
+        }
         {
             let mut view = self.lock();
-            view.trouble = trouble.clone();
             view.numbers.rank_ends += 1;
             let before = view.last_fault.take().filter(|known| {
-                known.trouble.pid == Some(pid) && known.ready_after_seconds.is_none()
+                known.trouble.pid == Some(pid) && (late || known.ready_after_seconds.is_none())
             });
             let of = before.as_ref();
+            let took = view.numbers.last_recovery_seconds;
             view.last_fault = Some(LastFault {
                 trouble,
-                epoch: epoch.or(of.and_then(|fault| fault.epoch)),
+                epoch: served.or(of.and_then(|fault| fault.epoch)),
                 unix_seconds: unix_seconds(),
                 report: of.and_then(|fault| fault.report.clone()),
                 evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
                 hint: of.and_then(|fault| fault.hint.clone()),
                 stderr: end.stderr().to_vec(),
-                ready_after_seconds: None,
+                ready_after_seconds: late.then_some(took),
             });
         }
-        self.stall();
+        if !late {
+            self.stall();
+        }
         self.show();
         self.in_vain += 1;
         if self.in_vain > IN_VAIN {
@@ -344,6 +359,12 @@ impl Engine {
         let done = self.crew.mend(place, gave_up)?;
         eprintln!("inference-server: {end}; {done}");
         Ok(())
+    }
+
+    /// Whether this rank is one of those that serve.
+    fn serves_now(&self, place: usize) -> bool {
+        let serves = self.crew.members[place].serves;
+        serves.is_some_and(|serves| self.epoch == Some(serves.epoch))
     }
 
     /// Nobody serves any more.
@@ -368,17 +389,21 @@ impl Engine {
         }
         let mut view = self.lock();
         view.serving = Some((epoch, Instant::now(), parts));
-        let how = match view.last_fault.as_mut() {
-            Some(fault) if fault.ready_after_seconds.is_none() => {
-                fault.ready_after_seconds = Some(took);
-                view.numbers.recoveries += 1;
-                view.numbers.recovery_seconds += took;
-                view.numbers.last_recovery_seconds = took;
-                format!("ready again after {took:.3} s, in epoch {epoch}, on {parts} ranks")
-            }
-            _ => format!("ready after {took:.3} s, in epoch {epoch}, on {parts} ranks"),
-        };
+        let fault = view.last_fault.as_mut();
+        let fault = fault.filter(|fault| fault.ready_after_seconds.is_none());
+        let again = self.served || fault.is_some();
+        if let Some(fault) = fault {
+            fault.ready_after_seconds = Some(took);
+        }
+        if again {
+            view.numbers.recoveries += 1;
+            view.numbers.recovery_seconds += took;
+            view.numbers.last_recovery_seconds = took;
+        }
+        let word = if again { "ready again" } else { "ready" };
+        let how = format!("{word} after {took:.3} s, in epoch {epoch}, on {parts} ranks");
         drop(view);
+        self.served = true;
         eprintln!("inference-server: {how}");
         self.scheduler
             .clients()

@@ -1,0 +1,165 @@
+//! The engine and made-up events. The ranks are processes that do nothing, and say what the tests say for them.
+
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::mpsc::{self, Sender};
+
+use nccl::launch::Signal;
+
+use super::*;
+use crate::front::options::{Options, Role};
+
+/// How long the system may take to start or to end a process.
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Scene {
+    engine: Engine,
+    /// Events of the engine's inbox come from here as well.
+    to: Sender<Event>,
+    pids: Vec<u32>,
+    /// The ranks' ends of their connections; the number of a connection is that of its rank.
+    links: Vec<UnixStream>,
+}
+
+fn options(words: &[&str]) -> Options {
+    match Role::from_args(lexopt::Parser::from_args(words.iter().copied())) {
+        Ok(Role::Front(options)) => options,
+        _ => panic!("not a front: {words:?}"),
+    }
+}
+
+fn sleeping() -> Command {
+    let mut command = Command::new("sleep");
+    command.arg("600");
+    command
+}
+
+impl Scene {
+    /// Ranks that have connected.
+    fn new(words: &[&str]) -> Self {
+        let mut scene = Self::with(words, sleeping);
+        scene.connect();
+        scene
+    }
+
+    fn with(words: &[&str], rank: impl Fn() -> Command + Send + 'static) -> Self {
+        let options = options(words);
+        let (to, inbox) = mpsc::channel();
+        let crew = Crew::start_as(&options, to.clone(), rank).unwrap();
+        let scheduler = Scheduler::new(options.settings, 32, options.queue);
+        let view = Arc::new(Mutex::new(View::new(options.ranks)));
+        let mut scene = Self {
+            engine: Engine::new(crew, scheduler, view, inbox),
+            to,
+            pids: vec![0; options.ranks],
+            links: Vec::new(),
+        };
+        for _ in 0..options.ranks {
+            scene.started();
+        }
+        scene
+    }
+
+    /// The next thing that happens to a process.
+    fn happens(&mut self) -> FleetEvent {
+        match self.engine.inbox.recv_timeout(LIMIT) {
+            Ok(Event::Fleet(event)) => event,
+            Ok(_) => panic!("something else has happened"),
+            Err(error) => panic!("nothing has happened to a process: {error}"),
+        }
+    }
+
+    /// Waits until a process is started, and tells the engine.
+    fn started(&mut self) -> usize {
+        let event = self.happens();
+        let FleetEvent::Started { rank, pid, .. } = event else {
+            panic!("no start: {event:?}");
+        };
+        self.pids[rank] = pid;
+        self.tell(Event::Fleet(event));
+        rank
+    }
+
+    fn connect(&mut self) {
+        for (place, pid) in self.pids.clone().into_iter().enumerate() {
+            let (front, rank) = UnixStream::pair().unwrap();
+            self.links.push(rank);
+            self.tell(Event::Link(place, Heard::Opened(pid, front)));
+            self.say(place, FromRank::Hello { place });
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.engine.handle(event).unwrap();
+        self.engine.show();
+    }
+
+    fn say(&mut self, place: usize, message: FromRank) {
+        self.tell(Event::Link(place, Heard::Said(message)));
+    }
+
+    /// These are in the epoch, and share the model in so many parts; the last ones have none.
+    fn serve(&mut self, epoch: u64, places: &[usize], shards: usize) {
+        for &place in places {
+            self.say(place, FromRank::Entered { epoch });
+        }
+        for (rank, &place) in places.iter().enumerate() {
+            let message = FromRank::Serves {
+                epoch,
+                rank,
+                shard: (rank < shards).then_some(rank),
+                shards,
+            };
+            self.say(place, message);
+        }
+    }
+
+    /// Ends a process. How it ended is for the engine to be told.
+    fn kill(&mut self, place: usize) -> Event {
+        self.engine.crew.signal(place, Signal::KILL);
+        match self.happens() {
+            FleetEvent::Exited(end) => Event::Fleet(FleetEvent::Exited(end)),
+            other => panic!("no end: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn those_that_went_on_without_a_rank_are_not_stopped_when_it_is_heard_how_it_ended() {
+    for closed_first in [true, false] {
+        let mut scene = Scene::new(&["--ranks", "2", "--recovery", "shrink"]);
+        scene.serve(0, &[0, 1], 2);
+        assert_eq!(scene.engine.epoch, Some(0));
+        let end = scene.kill(1);
+        scene.serve(1, &[0], 1);
+        assert_eq!(scene.engine.epoch, Some(1));
+        let mut late = [Event::Link(1, Heard::Closed), end];
+        if !closed_first {
+            late.reverse();
+        }
+        late.into_iter().for_each(|event| scene.tell(event));
+        assert_eq!(scene.engine.epoch, Some(1));
+        let view = scene.engine.lock();
+        assert_eq!(view.trouble(), None);
+        let fault = view.last_fault.as_ref().unwrap();
+        assert_eq!(fault.trouble.signal.as_deref(), Some("SIGKILL"));
+        assert!(fault.ready_after_seconds.is_some());
+        assert_eq!((view.numbers.rank_ends, view.numbers.recoveries), (1, 1));
+    }
+}
+
+#[test]
+fn the_end_of_a_rank_that_serves_or_is_there_in_its_place_interrupts() {
+    for place in [0, 2] {
+        let mut scene = Scene::new(&["--ranks", "4", "--recovery", "shrink"]);
+        scene.serve(0, &[0, 1, 2], 2);
+        assert_eq!(scene.engine.epoch, Some(0));
+        let end = scene.kill(place);
+        scene.tell(end);
+        assert_eq!(scene.engine.epoch, None);
+        let trouble = scene.engine.lock().trouble().unwrap();
+        assert_eq!(trouble.signal.as_deref(), Some("SIGKILL"));
+        let fault = scene.engine.lock().last_fault.clone().unwrap();
+        assert_eq!((fault.epoch, fault.ready_after_seconds), (Some(0), None));
+    }
+}
