@@ -32,6 +32,9 @@ use crate::wire::{FromRank, Step};
 
 /// How often it is looked whether clients have gone away, and whether something takes too long.
 const TICK: Duration = Duration::from_millis(50);
+/// How a process ended is known a moment after its connection is closed, and says more. Clients are not told earlier than this
+/// why nothing comes, unless it is known.
+const KNOWN: Duration = Duration::from_secs(1);
 /// After so long without all ranks, all are started again.
 const TOO_LONG: Duration = Duration::from_secs(60);
 /// How often ranks are started again with nothing achieved in between.
@@ -62,6 +65,7 @@ pub(super) struct Engine {
     under_way: bool,
     troubled: Instant,
     in_vain: usize,
+    next_tick: Instant,
     end: Option<Instant>,
 }
 
@@ -83,6 +87,7 @@ impl Engine {
             under_way: false,
             troubled: Instant::now(),
             in_vain: 0,
+            next_tick: Instant::now(),
             end: None,
         }
     }
@@ -103,10 +108,17 @@ impl Engine {
 
     fn serve(&mut self) -> Result<(), Failure> {
         loop {
-            match self.inbox.recv_timeout(TICK) {
+            let left = self.next_tick.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(left) {
                 Ok(event) => self.handle(event)?,
-                Err(RecvTimeoutError::Timeout) => self.tick()?,
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            // However much is asked meanwhile.
+            let now = Instant::now();
+            if now >= self.next_tick {
+                self.next_tick = now + TICK;
+                self.tick()?;
             }
             if let Some(end) = self.end
                 && (self.scheduler.is_idle() || Instant::now() >= end)
@@ -435,8 +447,7 @@ impl Engine {
         if !self.under_way {
             self.scheduler.forget_the_gone();
         }
-        if self.epoch.is_none() {
-            // How a process ended is known a moment after its connection is closed, and says more.
+        if self.epoch.is_none() && self.troubled.elapsed() > KNOWN {
             self.stall();
         }
         if self.epoch.is_none() && self.troubled.elapsed() > TOO_LONG {

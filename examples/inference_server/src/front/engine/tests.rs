@@ -5,9 +5,11 @@ use std::process::Command;
 use std::sync::mpsc::{self, Sender};
 
 use nccl::launch::Signal;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
 use crate::front::options::{Options, Role};
+use crate::wire::Draw;
 
 /// How long the system may take to start or to end a process.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -162,4 +164,41 @@ fn the_end_of_a_rank_that_serves_or_is_there_in_its_place_interrupts() {
         let fault = scene.engine.lock().last_fault.clone().unwrap();
         assert_eq!((fault.epoch, fault.ready_after_seconds), (Some(0), None));
     }
+}
+
+/// A request, and what its client hears.
+fn request() -> (Request<Caller>, UnboundedReceiver<Said>) {
+    let (to, heard) = tokio::sync::mpsc::unbounded_channel();
+    let draw = Draw {
+        temperature: 0.0,
+        top_p: 1.0,
+        seed: 0,
+    };
+    let request = Request {
+        prompt: vec![65; 3],
+        most: 2,
+        draw,
+        client: Caller::new(to, Vec::new()),
+    };
+    (request, heard)
+}
+
+#[test]
+fn what_has_to_be_looked_after_is_looked_after_however_much_happens() {
+    let scene = Scene::with(&["--ranks", "1"], sleeping);
+    let (request, mut heard) = request();
+    scene.to.send(Event::Ask(request)).unwrap();
+    let engine = std::thread::spawn(move || scene.engine.run());
+    let begun = Instant::now();
+    // Nobody serves, and the client is told so while other things go on happening.
+    let mut said = Vec::new();
+    while !matches!(said.last(), Some(Said::Stalled(_))) {
+        assert!(begun.elapsed() < LIMIT, "{said:?}");
+        scene.to.send(Event::Link(99, Heard::Closed)).unwrap();
+        std::thread::sleep(TICK / 10);
+        said.extend(heard.try_recv());
+    }
+    assert_eq!(said[0], Said::Taken);
+    scene.to.send(Event::End(Duration::ZERO)).unwrap();
+    engine.join().unwrap().unwrap();
 }
