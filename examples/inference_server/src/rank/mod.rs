@@ -77,6 +77,8 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
         true => World::rejoin(rendezvous)?,
     };
     link.listen_to(&world)?;
+    // Others may be missing still, and those that wait for them begin with nothing before.
+    world = wait_for(options.wanted, world)?;
     let devices = usize::try_from(CudaContext::device_count()?)?.max(1);
     let mut rank = Rank {
         stream: CudaContext::new(world.local_rank() % devices)?.new_stream()?,
@@ -126,8 +128,14 @@ fn is_of_ranks(error: &(dyn Error + 'static)) -> bool {
 
 /// The next epoch that has enough ranks.
 fn go_on(world: World, wanted: usize) -> nccl::Result<World> {
-    let mut next = world.next_epoch(PATIENCE)?;
+    let next = world.next_epoch(PATIENCE)?;
     drop(world);
+    wait_for(wanted, next)
+}
+
+/// This epoch, if it has enough ranks, or the next one that has. What all ranks of an epoch do first, also those that
+/// have just come.
+fn wait_for(wanted: usize, mut next: World) -> nccl::Result<World> {
     while next.size() < wanted {
         next.phase("wait for a new process");
         let begun = Instant::now();
