@@ -6,6 +6,7 @@
 //!
 //! `--help` lists the options. The program starts itself once more for each rank.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use inference_server::front::{self, HELP, Role};
@@ -27,7 +28,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("inference-server: {error}");
+            // Nobody may listen any more.
+            let _ = writeln!(std::io::stderr(), "inference-server: {error}");
             ExitCode::FAILURE
         }
     }

@@ -227,8 +227,8 @@ impl Crew {
         // All others tell of it.
         if !std::mem::replace(&mut self.members[place].killed, true) {
             let state = process_state(pid).unwrap_or('?');
-            eprintln!(
-                "inference-server: rank {place} (pid {pid}, state {state}) does not answer, and is killed"
+            note!(
+                "rank {place} (pid {pid}, state {state}) does not answer, and is killed"
             );
             self.signal(place, Signal::KILL);
         }

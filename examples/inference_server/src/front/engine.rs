@@ -369,7 +369,7 @@ impl Engine {
             return Err(why.into());
         }
         let done = self.crew.mend(place, gave_up)?;
-        eprintln!("inference-server: {end}; {done}");
+        note!("{end}; {done}");
         Ok(())
     }
 
@@ -416,7 +416,7 @@ impl Engine {
         let how = format!("{word} after {took:.3} s, in epoch {epoch}, on {parts} ranks");
         drop(view);
         self.served = true;
-        eprintln!("inference-server: {how}");
+        note!("{how}");
         self.scheduler
             .clients()
             .for_each(|client| client.go_on(&how));
@@ -451,7 +451,7 @@ impl Engine {
             self.stall();
         }
         if self.epoch.is_none() && self.troubled.elapsed() > TOO_LONG {
-            eprintln!("inference-server: the ranks do not come together: all are started again");
+            note!("the ranks do not come together: all are started again");
             self.troubled = Instant::now();
             self.in_vain += 1;
             if self.in_vain > IN_VAIN {

@@ -34,7 +34,7 @@ pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
         for (link, stream) in listener.incoming().enumerate() {
             let open = stream.and_then(|stream| open(stream, link, to.clone()));
             if let Err(error) = open {
-                eprintln!("inference-server: somebody could not connect: {error}");
+                note!("somebody could not connect: {error}");
                 std::thread::sleep(Duration::from_millis(20));
             }
         }

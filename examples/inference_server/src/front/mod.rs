@@ -15,6 +15,14 @@
 //!   client is told;
 //! - `crew`, `links`: the ranks' processes and connections; `view`: what can be seen of all this.
 
+/// Says something to whoever started the server. Who does not listen any more is no reason to stop serving.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "inference-server: {}", format_args!($($text)*));
+    }};
+}
+
 mod caller;
 mod crew;
 mod engine;
@@ -93,8 +101,8 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
             }
         })?;
 
-    eprintln!(
-        "inference-server: {} on {} ranks, at http://{}",
+    note!(
+        "{} on {} ranks, at http://{}",
         options.model,
         options.ranks,
         listener.local_addr()?

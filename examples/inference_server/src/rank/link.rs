@@ -1,6 +1,6 @@
 //! A rank's connection to the front.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -40,7 +40,8 @@ impl Link {
                     }
                 }
                 // Whatever the other threads are in.
-                eprintln!("the front is gone");
+                // It has read what this process writes as well.
+                let _ = writeln!(io::stderr(), "the front is gone");
                 std::process::exit(1);
             })?;
         Ok(Self {

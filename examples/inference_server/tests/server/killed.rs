@@ -220,3 +220,16 @@ fn nothing_is_left_of_past_deaths() {
     let (first, last) = (counts[1], counts[11]);
     assert!(last.0 <= first.0 + 4 && last.1 <= first.1 + 4, "{counts:?}");
 }
+
+#[test]
+fn a_server_that_nobody_listens_to_goes_on_after_a_death_all_the_same() {
+    let server = Server::start(&["--ranks", "2"]);
+    server.stop_listening();
+    let question = Question::number(8);
+    for rank in [1, 0] {
+        let before = server.ranks();
+        kill(&server, rank);
+        is_whole_again(&server, server.pid(), &before, rank);
+        complete(&server.url, &question.body()).completion();
+    }
+}

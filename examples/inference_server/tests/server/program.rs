@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +16,8 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
     said: Arc<Mutex<Vec<String>>>,
+    /// Whether what it says is read no further.
+    unheard: Arc<AtomicBool>,
 }
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
@@ -32,8 +35,11 @@ impl Server {
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let said = Arc::new(Mutex::new(Vec::new()));
         let saying = Arc::clone(&said);
+        let unheard = Arc::new(AtomicBool::new(false));
+        let is_unheard = Arc::clone(&unheard);
         std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
+            let heard = |_: &String| !is_unheard.load(Ordering::Relaxed);
+            for line in lines.map_while(Result::ok).take_while(heard) {
                 println!("    {line}");
                 saying.lock().unwrap().push(line);
             }
@@ -42,6 +48,7 @@ impl Server {
             child,
             url: String::new(),
             said,
+            unheard,
         };
         server.url = until("an address", || {
             let said = server.said.lock().unwrap();
@@ -56,6 +63,11 @@ impl Server {
         until("ready", || {
             (get(&format!("{}/readyz", self.url)).status == 200).then_some(())
         });
+    }
+
+    /// From the next line on that the server says, nobody has its pipe open any more.
+    pub(crate) fn stop_listening(&self) {
+        self.unheard.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn pid(&self) -> u32 {
