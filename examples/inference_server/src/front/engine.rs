@@ -27,7 +27,7 @@ use super::caller::{Caller, Said};
 use super::crew::{Crew, Failure, Serves};
 use super::links::Heard;
 use super::scheduler::{Request, Scheduler};
-use super::view::{LastFault, Member, Trouble, View, unix_seconds};
+use super::view::{LastFault, Member, Trouble, View};
 use crate::wire::{FromRank, Step};
 
 /// How often it is looked whether clients have gone away, and whether something takes too long.
@@ -260,7 +260,7 @@ impl Engine {
             } => {
                 worker.serves = None;
                 if self.epoch == Some(epoch) || self.epoch.is_none() {
-                    self.failed(place, &error, fault.as_deref());
+                    self.failed(place, epoch, &error, fault.as_deref());
                 }
             }
         }
@@ -268,7 +268,7 @@ impl Engine {
     }
 
     /// A rank could not go on, and tells why.
-    fn failed(&mut self, place: usize, error: &str, fault: Option<&Fault>) {
+    fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
         let root = fault.and_then(|fault| self.crew.place_of_process(fault.pid()));
         let trouble = Trouble {
             cause: match fault {
@@ -280,7 +280,19 @@ impl Engine {
             signal: None,
         };
         self.interrupt(trouble.clone());
-        let Some(fault) = fault else { return };
+        let Some(fault) = fault else {
+            // Nobody else tells of it; what is known of the same interruption already says more.
+            note!("rank {place} could not go on: {error}");
+            let mut view = self.lock();
+            let known = view.last_fault.as_ref();
+            if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
+                view.last_fault = Some(LastFault {
+                    epoch: Some(epoch),
+                    ..LastFault::of(trouble)
+                });
+            }
+            return;
+        };
         let mut view = self.lock();
         let known = view.last_fault.as_mut();
         // All ranks tell the same, and the launcher may have told how the process ended.
@@ -296,14 +308,11 @@ impl Engine {
             Some(_) => {}
             None => {
                 view.last_fault = Some(LastFault {
-                    trouble,
                     epoch: Some(fault.epoch()),
-                    unix_seconds: unix_seconds(),
                     report: Some(fault.explain()),
                     evidence: fault.evidence().to_vec(),
                     hint: fault.hint().map(str::to_owned),
-                    stderr: Vec::new(),
-                    ready_after_seconds: None,
+                    ..LastFault::of(trouble)
                 });
             }
         }
@@ -348,14 +357,13 @@ impl Engine {
             let of = before.as_ref();
             let took = view.numbers.last_recovery_seconds;
             view.last_fault = Some(LastFault {
-                trouble,
                 epoch: served.or(of.and_then(|fault| fault.epoch)),
-                unix_seconds: unix_seconds(),
                 report: of.and_then(|fault| fault.report.clone()),
                 evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
                 hint: of.and_then(|fault| fault.hint.clone()),
                 stderr: end.stderr().to_vec(),
                 ready_after_seconds: late.then_some(took),
+                ..LastFault::of(trouble)
             });
         }
         if !late {

@@ -88,6 +88,22 @@ pub(super) struct LastFault {
     pub(super) ready_after_seconds: Option<f64>,
 }
 
+impl LastFault {
+    /// One of now, of which no more is known yet.
+    pub(super) fn of(trouble: Trouble) -> Self {
+        Self {
+            trouble,
+            epoch: None,
+            unix_seconds: unix_seconds(),
+            report: None,
+            evidence: Vec::new(),
+            hint: None,
+            stderr: Vec::new(),
+            ready_after_seconds: None,
+        }
+    }
+}
+
 /// What is counted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Numbers {

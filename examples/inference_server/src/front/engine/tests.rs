@@ -202,3 +202,24 @@ fn what_has_to_be_looked_after_is_looked_after_however_much_happens() {
     scene.to.send(Event::End(Duration::ZERO)).unwrap();
     engine.join().unwrap().unwrap();
 }
+
+#[test]
+fn a_rank_that_cannot_go_on_by_itself_is_the_last_fault_until_more_is_known() {
+    let mut scene = Scene::new(&["--ranks", "2"]);
+    scene.serve(0, &[0, 1], 2);
+    let failed = |error: &str| FromRank::Failed {
+        epoch: 0,
+        error: error.to_owned(),
+        fault: None,
+    };
+    scene.say(1, failed("the device is full"));
+    scene.say(0, failed("rank 1 went on"));
+    assert_eq!(scene.engine.epoch, None);
+    let fault = scene.engine.lock().last_fault.clone().unwrap();
+    assert_eq!(fault.trouble.cause, "rank 1: the device is full");
+    assert_eq!((fault.epoch, fault.ready_after_seconds), (Some(0), None));
+    let end = scene.kill(1);
+    scene.tell(end);
+    let fault = scene.engine.lock().last_fault.clone().unwrap();
+    assert_eq!(fault.trouble.signal.as_deref(), Some("SIGKILL"));
+}
