@@ -147,9 +147,11 @@ impl View {
         }
     }
 
-    /// Ranks whose process is stopped: frozen, and not dead.
+    /// A rank that is needed and whose process is stopped: frozen, and not dead. While an epoch serves, those are needed that
+    /// have a part of the model; for the next one all are.
     fn frozen(&self) -> Option<Trouble> {
         let pids = self.members.iter().enumerate();
+        let pids = pids.filter(|(_, member)| self.serving.is_none() || member.shard.is_some());
         let mut pids = pids.filter_map(|(rank, member)| Some((rank, member.pid?)));
         let (rank, pid) = pids.find(|&(_, pid)| matches!(process_state(pid), Some('T' | 't')))?;
         Some(Trouble {
@@ -243,4 +245,38 @@ pub(super) fn unix_seconds() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    /// A process that is stopped.
+    fn stopped() -> Child {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+        while process_state(child.id()) != Some('T') {
+            std::thread::yield_now();
+        }
+        child
+    }
+
+    #[test]
+    fn a_frozen_rank_is_named_unless_the_others_serve_without_it() {
+        let mut child = stopped();
+        let mut view = View::new(2);
+        view.members[1].pid = Some(child.id());
+        let frozen = view.trouble().unwrap();
+        assert_eq!((frozen.rank, frozen.pid), (Some(1), Some(child.id())));
+        view.serving = Some((0, Instant::now(), 1));
+        assert_eq!(view.trouble(), None);
+        view.members[1].shard = Some(0);
+        assert_eq!(view.trouble(), Some(frozen));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
