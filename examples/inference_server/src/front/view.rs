@@ -1,6 +1,6 @@
 //! What can be seen of the server: written by the engine, read by whoever asks over HTTP.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 /// How long a step may take before the server is not ready: so many times what it takes usually, and at least this.
 const SLOWER: u32 = 20;
 const SLOW: Duration = Duration::from_secs(1);
+/// What a step takes usually is the median of so many.
+const RECENT: usize = 11;
 
 /// How it stands with the server.
 #[derive(Debug)]
@@ -22,8 +24,8 @@ pub(super) struct View {
     pub(super) trouble: Trouble,
     /// The step that is under way.
     pub(super) step: Option<(u64, Instant)>,
-    /// How long a step takes usually.
-    pub(super) usual: Duration,
+    /// How long the last steps took, the oldest first.
+    recent: VecDeque<Duration>,
     pub(super) ending: bool,
     pub(super) last_fault: Option<LastFault>,
     pub(super) numbers: Numbers,
@@ -140,7 +142,7 @@ impl View {
                 ..Trouble::default()
             },
             step: None,
-            usual: Duration::ZERO,
+            recent: VecDeque::new(),
             ending: false,
             last_fault: None,
             numbers: Numbers::default(),
@@ -183,12 +185,13 @@ impl View {
             return Some(frozen);
         }
         let (number, since) = self.step?;
-        let (age, most) = (since.elapsed(), SLOW.max(self.usual * SLOWER));
+        let usual = self.usual();
+        let (age, most) = (since.elapsed(), SLOW.max(usual * SLOWER));
         (age > most).then(|| Trouble {
             cause: format!(
                 "step {number} has been under way for {:.1} s; usually they take {:.3} s",
                 age.as_secs_f64(),
-                self.usual.as_secs_f64()
+                usual.as_secs_f64()
             ),
             ..Trouble::default()
         })
@@ -201,13 +204,22 @@ impl View {
         numbers.step_seconds += seconds;
         numbers.communication_seconds += communicating;
         if let Some((_, since)) = self.step.take() {
-            let took = since.elapsed();
-            // Of the last ten, about.
-            self.usual = match self.usual.is_zero() {
-                true => took,
-                false => (self.usual * 9 + took) / 10,
-            };
+            self.remember(since.elapsed());
         }
+    }
+
+    fn remember(&mut self, took: Duration) {
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(took);
+    }
+
+    /// How long a step takes usually: one that waited for a frozen rank does not count for more than another.
+    fn usual(&self) -> Duration {
+        let mut recent: Vec<_> = self.recent.iter().copied().collect();
+        recent.sort_unstable();
+        recent.get(recent.len() / 2).copied().unwrap_or_default()
     }
 
     /// As `/health` shows it, but for what the ranks themselves would have to be asked.
@@ -278,5 +290,22 @@ mod tests {
         assert_eq!(view.trouble(), Some(frozen));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn one_step_that_took_very_long_does_not_change_what_is_usual() {
+        let mut view = View::new(1);
+        assert_eq!(view.usual(), Duration::ZERO);
+        let quick = Duration::from_millis(5);
+        for _ in 0..RECENT {
+            view.remember(quick);
+        }
+        view.remember(Duration::from_secs(9));
+        assert_eq!(view.usual(), quick);
+        // When all become slower, that is usual after a while.
+        for _ in 0..RECENT {
+            view.remember(quick * 4);
+        }
+        assert_eq!(view.usual(), quick * 4);
     }
 }
