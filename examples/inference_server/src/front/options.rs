@@ -124,6 +124,7 @@ impl Role {
             );
             return Err(text.into());
         }
+        options.are_possible()?;
         Ok(match link {
             None => Self::Front(options),
             Some(link) => Self::Rank(RankOptions {
@@ -137,7 +138,30 @@ impl Role {
     }
 }
 
+/// What memory and clocks have room for on any machine.
+const SLOTS: usize = 1024;
+const QUEUE: usize = 1 << 20;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 impl Options {
+    fn are_possible(&self) -> Result<(), lexopt::Error> {
+        let slots = self.settings.slots;
+        let text = if !(1..=SLOTS).contains(&slots) {
+            format!("--slots {slots}: 1 to {SLOTS} are possible")
+        } else if self.queue > QUEUE {
+            format!("--queue {}: {QUEUE} at most", self.queue)
+        } else if self.deadline.is_zero() || self.deadline > DAY {
+            let seconds = self.deadline.as_secs_f64();
+            format!("--deadline {seconds}: above 0, and at most a day")
+        } else if self.grace > DAY {
+            let seconds = self.grace.as_secs_f64();
+            format!("--grace {seconds}: a day at most")
+        } else {
+            return Ok(());
+        };
+        Err(text.into())
+    }
+
     /// The arguments of a rank of this server.
     pub(super) fn of_rank(&self, link: &str) -> Vec<String> {
         let wanted = match self.recovery {
@@ -193,5 +217,24 @@ mod tests {
         let error = read(&["--recovery", "pray"]).unwrap_err();
         assert_eq!(error, "there is no recovery \"pray\": respawn or shrink");
         assert!(read(&["--deadline", "-1"]).is_err());
+    }
+
+    #[test]
+    fn numbers_that_nothing_can_be_done_with_are_refused_before_anything_is_started() {
+        for (name, value) in [
+            ("--slots", "0"),
+            ("--slots", "1025"),
+            ("--queue", "18446744073709551615"),
+            ("--deadline", "0"),
+            ("--deadline", "1e-12"),
+            ("--deadline", "1e18"),
+            ("--grace", "1e18"),
+        ] {
+            let error = read(&[name, value]).unwrap_err();
+            assert!(error.starts_with(name) && error.contains(':'), "{error}");
+        }
+        for (name, value) in [("--slots", "1"), ("--queue", "0"), ("--grace", "0")] {
+            assert!(read(&[name, value]).is_ok(), "{name} {value}");
+        }
     }
 }

@@ -88,7 +88,7 @@ impl<C: Client> Scheduler<C> {
     /// Takes a request, or gives it back when too many wait.
     pub(super) fn submit(&mut self, mut request: Request<C>) -> Result<(), Request<C>> {
         self.forget_the_gone();
-        let places = self.free.len() + self.queue;
+        let places = self.free.len().saturating_add(self.queue);
         if self.waiting.len() >= places {
             return Err(request);
         }
