@@ -33,6 +33,8 @@ pub(super) struct Crew {
     pub(super) members: Vec<Worker>,
     /// Connections of which it is not known yet whose they are.
     strangers: Vec<(usize, u32, UnixStream)>,
+    /// The processes before all were started again: what they still say comes too late.
+    given_up: Vec<u32>,
 }
 
 /// One rank, by the launcher's number.
@@ -96,6 +98,7 @@ impl Crew {
             attempt: 0,
             members: (0..options.ranks).map(|_| Worker::default()).collect(),
             strangers: Vec::new(),
+            given_up: Vec::new(),
         })
     }
 
@@ -105,9 +108,19 @@ impl Crew {
 
     /// A process runs.
     pub(super) fn started(&mut self, place: usize, pid: u32, attempt: u64) {
-        if attempt >= self.attempt {
-            self.members[place].pid = Some(pid);
+        let worker = &mut self.members[place];
+        if attempt < self.attempt {
+            return;
         }
+        if worker.pid.is_some_and(|known| known != pid) {
+            // Whatever called itself so before is not it.
+            let restarts = worker.restarts;
+            *worker = Worker {
+                restarts,
+                ..Worker::default()
+            };
+        }
+        worker.pid = Some(pid);
     }
 
     /// A process is gone. Whether that is news.
@@ -127,13 +140,19 @@ impl Crew {
         self.strangers.push((link, pid, stream));
     }
 
-    /// A connection has said whose it is.
+    /// A connection has said whose it is. That it comes from the process that has this place now is known by its number;
+    /// it may be heard of a moment before the launcher tells that number.
     pub(super) fn hello(&mut self, link: usize, place: usize) {
         let Some(at) = self.strangers.iter().position(|one| one.0 == link) else {
             return;
         };
         let (_, pid, stream) = self.strangers.swap_remove(at);
-        if let Some(worker) = self.members.get_mut(place) {
+        if self.given_up.contains(&pid) {
+            return;
+        }
+        if let Some(worker) = self.members.get_mut(place)
+            && worker.pid.is_none_or(|known| known == pid)
+        {
             worker.pid = Some(pid);
             worker.link = Some((link, stream));
         }
@@ -206,6 +225,7 @@ impl Crew {
 
     pub(super) fn start_all_again(&mut self) -> Result<(), Failure> {
         self.strangers.clear();
+        self.given_up = self.fleet.pids().into_iter().flatten().collect();
         for worker in &mut self.members {
             let restarts = worker.restarts + 1;
             *worker = Worker {

@@ -223,3 +223,41 @@ fn a_rank_that_cannot_go_on_by_itself_is_the_last_fault_until_more_is_known() {
     let fault = scene.engine.lock().last_fault.clone().unwrap();
     assert_eq!(fault.trouble.signal.as_deref(), Some("SIGKILL"));
 }
+
+#[test]
+fn a_process_that_was_given_up_is_not_taken_for_the_one_in_its_place() {
+    let mut scene = Scene::new(&["--ranks", "2"]);
+    let old = scene.pids.clone();
+    scene.engine.crew.start_all_again().unwrap();
+    let say_hello = |scene: &mut Scene, link: usize, pid: u32| {
+        let (front, rank) = UnixStream::pair().unwrap();
+        scene.links.push(rank);
+        scene.tell(Event::Link(link, Heard::Opened(pid, front)));
+        scene.say(link, FromRank::Hello { place: 0 });
+    };
+    // Before it is heard that the new ones are started, and after it.
+    say_hello(&mut scene, 10, old[0]);
+    assert_eq!(scene.engine.crew.place_of(10), None);
+    let mut started = 0;
+    while started < 2 {
+        match scene.happens() {
+            event @ FleetEvent::Started { rank, pid, .. } => {
+                (scene.pids[rank], started) = (pid, started + 1);
+                scene.tell(Event::Fleet(event));
+            }
+            // The old ones'.
+            event => scene.tell(Event::Fleet(event)),
+        }
+    }
+    say_hello(&mut scene, 11, old[0]);
+    assert_eq!(scene.engine.crew.place_of(11), None);
+    // Nor is another process.
+    say_hello(&mut scene, 12, std::process::id());
+    assert_eq!(scene.engine.crew.place_of(12), None);
+    let new = scene.pids[0];
+    assert_ne!(new, old[0]);
+    say_hello(&mut scene, 13, new);
+    assert_eq!(scene.engine.crew.place_of(13), Some(0));
+    assert_eq!(scene.engine.crew.members[0].pid, Some(new));
+    assert_eq!(scene.engine.lock().numbers.rank_ends, 0);
+}
