@@ -25,6 +25,12 @@ const LONGEST: usize = 1 << 20;
 pub enum ToRank {
     /// Take a step. All ranks that serve in the epoch get the same.
     Step(Step),
+    /// Go on to the next epoch: another rank can do no more in this one. A rank that has no part of the model would not hear of
+    /// what ended the model's communicator, and the others would wait for it.
+    GoOn {
+        /// The epoch that is over.
+        epoch: u64,
+    },
     /// Say goodbye to the others, and end.
     End,
 }

@@ -202,6 +202,17 @@ impl Crew {
         }
     }
 
+    /// Has all leave this epoch that have entered it, also those that do not serve yet.
+    pub(super) fn go_on(&mut self, epoch: u64) {
+        for worker in &mut self.members {
+            if worker.epoch == Some(epoch)
+                && let Some((_, stream)) = &mut worker.link
+            {
+                let _ = wire::write(stream, &ToRank::GoOn { epoch });
+            }
+        }
+    }
+
     /// Does what is to be done about a rank that is gone; `gave_up` when it did not get so far as to serve, and ended by
     /// itself. In words.
     pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> Result<&'static str, Failure> {

@@ -259,6 +259,7 @@ impl Engine {
                 fault,
             } => {
                 worker.serves = None;
+                self.crew.go_on(epoch);
                 if self.epoch == Some(epoch) || self.epoch.is_none() {
                     self.failed(place, epoch, &error, fault.as_deref());
                 }

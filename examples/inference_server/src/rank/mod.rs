@@ -208,11 +208,18 @@ impl Rank {
                 Told::Front(ToRank::Step(step)) if step.epoch == epoch && comm.is_some() => {
                     self.step(&step)?;
                 }
+                Told::Front(ToRank::GoOn { epoch: over }) if over == epoch => {
+                    return Ok(After::Next);
+                }
                 // Of an epoch that is over.
-                Told::Front(ToRank::Step(_)) => {}
+                Told::Front(ToRank::Step(_) | ToRank::GoOn { .. }) => {}
                 Told::Front(ToRank::End) => break,
-                Told::World if world.departed().is_empty() && all.fault().is_none() => {}
-                Told::World => return Ok(After::Next),
+                Told::World => {
+                    let mut comms = comm.iter().chain([&all]);
+                    if !world.departed().is_empty() || comms.any(|comm| comm.fault().is_some()) {
+                        return Ok(After::Next);
+                    }
+                }
             }
         }
         world.phase("end");

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
 use crate::front::options::{Options, Role};
-use crate::wire::Draw;
+use crate::wire::{self, Draw, ToRank};
 
 /// How long the system may take to start or to end a process.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -260,4 +260,24 @@ fn a_process_that_was_given_up_is_not_taken_for_the_one_in_its_place() {
     assert_eq!(scene.engine.crew.place_of(13), Some(0));
     assert_eq!(scene.engine.crew.members[0].pid, Some(new));
     assert_eq!(scene.engine.lock().numbers.rank_ends, 0);
+}
+
+#[test]
+fn a_rank_without_a_part_is_told_when_another_can_do_no_more() {
+    let mut scene = Scene::new(&["--ranks", "4", "--recovery", "shrink"]);
+    scene.serve(3, &[0, 1, 2], 2);
+    let failed = FromRank::Failed {
+        epoch: 3,
+        error: String::from("it broke"),
+        fault: None,
+    };
+    scene.say(0, failed);
+    let mut heard = |place: usize| {
+        let link = &mut scene.links[place];
+        link.set_nonblocking(true).unwrap();
+        wire::read::<ToRank>(link).ok().flatten()
+    };
+    assert_eq!(heard(2), Some(ToRank::GoOn { epoch: 3 }));
+    // One that has not come yet need not be told.
+    assert_eq!(heard(3), None);
 }
