@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl::Observer;
 use nccl::launch::{Fleet, Signal};
@@ -17,6 +17,10 @@ use crate::wire::{self, Step, ToRank};
 
 /// How long the ranks may take to say goodbye to each other.
 const GOODBYE: Duration = Duration::from_secs(3);
+
+/// How long after a process could not be started it is tried again: twice as long each time.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the server cannot go on.
 pub(super) type Failure = Box<dyn Error + Send + Sync>;
@@ -35,6 +39,20 @@ pub(super) struct Crew {
     strangers: Vec<(usize, u32, UnixStream)>,
     /// The processes before all were started again: what they still say comes too late.
     given_up: Vec<u32>,
+    owed: Option<Owed>,
+}
+
+/// Processes that could not be started: the system may have had no room for another one.
+struct Owed {
+    what: Start,
+    next: Instant,
+    pause: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Start {
+    These(Vec<usize>),
+    All,
 }
 
 /// One rank, by the launcher's number.
@@ -99,6 +117,7 @@ impl Crew {
             members: (0..options.ranks).map(|_| Worker::default()).collect(),
             strangers: Vec::new(),
             given_up: Vec::new(),
+            owed: None,
         })
     }
 
@@ -133,7 +152,9 @@ impl Crew {
                 ..Worker::default()
             };
         }
-        news
+        // One that was started with others that could not be is ended again.
+        let in_vain = |owed: &Owed| owed.what == Start::All;
+        news && !self.owed.as_ref().is_some_and(in_vain)
     }
 
     pub(super) fn opened(&mut self, link: usize, pid: u32, stream: UnixStream) {
@@ -215,26 +236,77 @@ impl Crew {
 
     /// Does what is to be done about a rank that is gone; `gave_up` when it did not get so far as to serve, and ended by
     /// itself. In words.
-    pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> Result<&'static str, Failure> {
+    pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> &'static str {
         if gave_up {
             // Another one would find what this one found.
-            self.start_all_again()?;
-            return Ok("it did not come together with the others: all ranks are started again");
+            self.start_all_again();
+            return "it did not come together with the others: all ranks are started again";
         }
         let survives = |worker: &Worker| worker.link.is_some() && worker.epoch.is_some();
         if !self.members.iter().any(survives) {
-            self.start_all_again()?;
-            return Ok("nobody is left to go on: all ranks are started again");
+            self.start_all_again();
+            return "nobody is left to go on: all ranks are started again";
         }
         if self.recovery == Recovery::Shrink {
-            return Ok("the others go on without it");
+            return "the others go on without it";
         }
         self.members[place].restarts += 1;
-        self.fleet.restart(place)?;
-        Ok("it is started again, and the others wait for it")
+        match &mut self.owed {
+            // It comes in its time.
+            Some(Owed {
+                what: Start::These(places),
+                ..
+            }) => places.push(place),
+            _ => {
+                if let Err((what, error)) = self.start_these(vec![place]) {
+                    self.owe(what, PAUSE, &error);
+                }
+            }
+        }
+        "it is started again, and the others wait for it"
     }
 
-    pub(super) fn start_all_again(&mut self) -> Result<(), Failure> {
+    /// Tries once more what could not be started, when it is time for it.
+    pub(super) fn catch_up(&mut self) {
+        let Some(owed) = self.owed.take_if(|owed| owed.next <= Instant::now()) else {
+            return;
+        };
+        let started = match owed.what {
+            Start::These(places) => self.start_these(places),
+            Start::All => self.start_all().map_err(|error| (Start::All, error)),
+        };
+        if let Err((what, error)) = started {
+            self.owe(what, LONGEST_PAUSE.min(owed.pause * 2), &error);
+        }
+    }
+
+    fn owe(&mut self, what: Start, pause: Duration, error: &Failure) {
+        note!("{error}; it is tried again in {} ms", pause.as_millis());
+        self.owed = Some(Owed {
+            what,
+            next: Instant::now() + pause,
+            pause,
+        });
+    }
+
+    /// Starts these; those that are left when one cannot be started, and why.
+    fn start_these(&self, places: Vec<usize>) -> Result<(), (Start, Failure)> {
+        for (number, &place) in places.iter().enumerate() {
+            if let Err(error) = self.fleet.restart(place) {
+                return Err((Start::These(places[number..].to_vec()), error.into()));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn start_all_again(&mut self) {
+        self.owed = None;
+        if let Err(error) = self.start_all() {
+            self.owe(Start::All, PAUSE, &error);
+        }
+    }
+
+    fn start_all(&mut self) -> Result<(), Failure> {
         self.strangers.clear();
         self.given_up = self.fleet.pids().into_iter().flatten().collect();
         for worker in &mut self.members {

@@ -377,7 +377,7 @@ impl Engine {
                 format!("ranks ended {IN_VAIN} times with no step in between; the last: {end}");
             return Err(why.into());
         }
-        let done = self.crew.mend(place, gave_up)?;
+        let done = self.crew.mend(place, gave_up);
         note!("{end}; {done}");
         Ok(())
     }
@@ -453,6 +453,7 @@ impl Engine {
     }
 
     fn tick(&mut self) -> Result<(), Failure> {
+        self.crew.catch_up();
         if !self.under_way {
             self.scheduler.forget_the_gone();
         }
@@ -466,7 +467,7 @@ impl Engine {
             if self.in_vain > IN_VAIN {
                 return Err("the ranks do not come together".into());
             }
-            self.crew.start_all_again()?;
+            self.crew.start_all_again();
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 
 use nccl::launch::Signal;
@@ -228,7 +229,7 @@ fn a_rank_that_cannot_go_on_by_itself_is_the_last_fault_until_more_is_known() {
 fn a_process_that_was_given_up_is_not_taken_for_the_one_in_its_place() {
     let mut scene = Scene::new(&["--ranks", "2"]);
     let old = scene.pids.clone();
-    scene.engine.crew.start_all_again().unwrap();
+    scene.engine.crew.start_all_again();
     let say_hello = |scene: &mut Scene, link: usize, pid: u32| {
         let (front, rank) = UnixStream::pair().unwrap();
         scene.links.push(rank);
@@ -280,4 +281,47 @@ fn a_rank_without_a_part_is_told_when_another_can_do_no_more() {
     assert_eq!(heard(2), Some(ToRank::GoOn { epoch: 3 }));
     // One that has not come yet need not be told.
     assert_eq!(heard(3), None);
+}
+
+/// A rank whose program is there only while this says so.
+fn sometimes(possible: &Arc<AtomicBool>) -> impl Fn() -> Command + Send + 'static {
+    let possible = Arc::clone(possible);
+    move || match possible.load(Ordering::Relaxed) {
+        true => sleeping(),
+        false => Command::new("/there/is/no/such/program"),
+    }
+}
+
+#[test]
+fn ranks_that_cannot_be_started_are_tried_again() {
+    for (survivors, expected) in [(1, 1), (0, 2)] {
+        let possible = Arc::new(AtomicBool::new(true));
+        let mut scene = Scene::with(&["--ranks", "2"], sometimes(&possible));
+        scene.connect();
+        scene.serve(0, &[0, 1], 2);
+        possible.store(false, Ordering::Relaxed);
+        for place in (survivors..2).rev() {
+            let end = scene.kill(place);
+            scene.tell(end);
+        }
+        // In vain, as long as it is not possible.
+        std::thread::sleep(TICK * 4);
+        scene.engine.tick().unwrap();
+        possible.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        let mut started = 0;
+        while started < expected {
+            assert!(begun.elapsed() < LIMIT, "{survivors} survivors");
+            scene.engine.tick().unwrap();
+            let limit = Instant::now() + TICK;
+            let left = || limit.saturating_duration_since(Instant::now());
+            while let Ok(event) = scene.engine.inbox.recv_timeout(left()) {
+                let is_start = matches!(event, Event::Fleet(FleetEvent::Started { .. }));
+                started += usize::from(is_start);
+                scene.tell(event);
+            }
+        }
+        scene.engine.tick().unwrap();
+        assert_eq!(started, expected);
+    }
 }
