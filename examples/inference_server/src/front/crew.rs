@@ -18,6 +18,8 @@ use crate::wire::{self, Step, ToRank};
 /// How long the ranks may take to say goodbye to each other.
 const GOODBYE: Duration = Duration::from_secs(3);
 
+/// After so long without all ranks, all are started again.
+const TOO_LONG: Duration = Duration::from_secs(60);
 /// How long after a process could not be started it is tried again: twice as long each time.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -32,6 +34,8 @@ pub(super) struct Crew {
     fleet: Fleet,
     observer: SharedObserver,
     recovery: Recovery,
+    /// How long a rank may be stopped while the others wait for it.
+    deadline: Duration,
     /// The attempt whose processes count: those of an earlier one are being ended.
     attempt: u64,
     pub(super) members: Vec<Worker>,
@@ -65,6 +69,8 @@ pub(super) struct Worker {
     pub(super) serves: Option<Serves>,
     pub(super) restarts: u64,
     killed: bool,
+    /// Since when it has been seen to be stopped, while nobody serves.
+    stopped: Option<Instant>,
 }
 
 /// As [`wire::FromRank::Serves`].
@@ -113,6 +119,7 @@ impl Crew {
             fleet,
             observer: Arc::new(Mutex::new(Arc::new(observer))),
             recovery: options.recovery,
+            deadline: options.deadline,
             attempt: 0,
             members: (0..options.ranks).map(|_| Worker::default()).collect(),
             strangers: Vec::new(),
@@ -330,11 +337,42 @@ impl Crew {
         // All others tell of it.
         if !std::mem::replace(&mut self.members[place].killed, true) {
             let state = process_state(pid).unwrap_or('?');
-            note!(
-                "rank {place} (pid {pid}, state {state}) does not answer, and is killed"
-            );
+            note!("rank {place} (pid {pid}, state {state}) does not answer, and is killed");
             self.signal(place, Signal::KILL);
         }
+    }
+
+    /// A rank has come into an epoch.
+    pub(super) fn entered(&mut self, place: usize, epoch: u64) {
+        let worker = &mut self.members[place];
+        worker.epoch = Some(epoch);
+        worker.serves = None;
+        worker.stopped = None;
+    }
+
+    /// While nobody serves: ends those that have been stopped for too long. The others cannot go on without them, and
+    /// find out by themselves only when they are in an operation.
+    pub(super) fn kill_stopped(&mut self) {
+        let mut over = Vec::new();
+        for worker in &mut self.members {
+            let Some(pid) = worker.pid else { continue };
+            if !matches!(process_state(pid), Some('T' | 't')) {
+                worker.stopped = None;
+                continue;
+            }
+            let since = *worker.stopped.get_or_insert_with(Instant::now);
+            if since.elapsed() > self.deadline {
+                over.push(pid);
+            }
+        }
+        for pid in over {
+            self.kill_frozen(pid);
+        }
+    }
+
+    /// How long after a death everybody should have come together, with such a one among them.
+    pub(super) fn patience(&self) -> Duration {
+        TOO_LONG + self.deadline
     }
 
     pub(super) fn signal(&self, place: usize, signal: Signal) {

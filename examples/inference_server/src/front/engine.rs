@@ -35,8 +35,6 @@ const TICK: Duration = Duration::from_millis(50);
 /// How a process ended is known a moment after its connection is closed, and says more. Clients are not told earlier than this
 /// why nothing comes, unless it is known.
 const KNOWN: Duration = Duration::from_secs(1);
-/// After so long without all ranks, all are started again.
-const TOO_LONG: Duration = Duration::from_secs(60);
 /// How often ranks are started again with nothing achieved in between.
 const IN_VAIN: usize = 10;
 
@@ -204,8 +202,7 @@ impl Engine {
         match message {
             FromRank::Hello { .. } => {}
             FromRank::Entered { epoch } => {
-                worker.epoch = Some(epoch);
-                worker.serves = None;
+                self.crew.entered(place, epoch);
                 if self.epoch.is_some_and(|serves| serves != epoch) {
                     let cause = format!("rank {place} has gone on to epoch {epoch}");
                     self.interrupt(Trouble {
@@ -457,10 +454,15 @@ impl Engine {
         if !self.under_way {
             self.scheduler.forget_the_gone();
         }
-        if self.epoch.is_none() && self.troubled.elapsed() > KNOWN {
+        if self.epoch.is_some() {
+            return Ok(());
+        }
+        self.crew.kill_stopped();
+        let troubled = self.troubled.elapsed();
+        if troubled > KNOWN {
             self.stall();
         }
-        if self.epoch.is_none() && self.troubled.elapsed() > TOO_LONG {
+        if troubled > self.crew.patience() {
             note!("the ranks do not come together: all are started again");
             self.troubled = Instant::now();
             self.in_vain += 1;

@@ -175,11 +175,9 @@ impl View {
             });
         }
         if self.serving.is_none() {
-            // A verdict of the ranks, that one of them does not answer, is better said with what can be seen of it.
-            return Some(match self.trouble.signal {
-                Some(_) => self.trouble.clone(),
-                None => self.frozen().unwrap_or_else(|| self.trouble.clone()),
-            });
+            // A verdict of the ranks, that one of them does not answer, is better said with what can be seen of it; and when
+            // another one has died, this is what they wait for.
+            return Some(self.frozen().unwrap_or_else(|| self.trouble.clone()));
         }
         if let Some(frozen) = self.frozen() {
             return Some(frozen);
@@ -284,6 +282,9 @@ mod tests {
         view.members[1].pid = Some(child.id());
         let frozen = view.trouble().unwrap();
         assert_eq!((frozen.rank, frozen.pid), (Some(1), Some(child.id())));
+        // What the others wait for is not the one that has died.
+        view.trouble.signal = Some(String::from("SIGKILL"));
+        assert_eq!(view.trouble(), Some(frozen.clone()));
         view.serving = Some((0, Instant::now(), 1));
         assert_eq!(view.trouble(), None);
         view.members[1].shard = Some(0);

@@ -34,7 +34,8 @@ use self::timed::Timed;
 use crate::model::{self, Collectives, Decoder, OverNccl, Sampling, Settings, Shape, WeightsFile};
 use crate::wire::{FromRank, Step, ToRank};
 
-/// How long ranks wait for each other in order to go on.
+/// How long ranks wait for each other in order to go on; longer by the limit of an operation where one of them may be frozen,
+/// which the front ends after that limit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many epochs in a row may end before a step was taken in them.
@@ -69,7 +70,13 @@ enum After {
 /// What cannot be repaired by going on: no file, no device, nobody to go on with.
 pub fn run(options: &RankOptions) -> Outcome<()> {
     nccl_emulator::install_unless_gpu()?;
-    let rendezvous = Rendezvous::from_env()?.timeout(PATIENCE);
+    let rendezvous = Rendezvous::from_env()?;
+    let limit = match rendezvous.was_restarted() {
+        false => PATIENCE,
+        // The others may have to wait for one that is frozen before they can let this one in.
+        true => PATIENCE + options.deadline,
+    };
+    let rendezvous = rendezvous.timeout(limit);
     // One host: ranks there are all ranks.
     let link = Link::connect(&options.link, place_of(&rendezvous)?)?;
     let mut world = match rendezvous.was_restarted() {
@@ -78,7 +85,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     };
     link.listen_to(&world)?;
     // Others may be missing still, and those that wait for them begin with nothing before.
-    world = wait_for(options.wanted, world)?;
+    world = wait_for(world, options)?;
     let devices = usize::try_from(CudaContext::device_count()?)?.max(1);
     let mut rank = Rank {
         stream: CudaContext::new(world.local_rank() % devices)?.new_stream()?,
@@ -110,7 +117,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
                 })?;
             }
         }
-        world = go_on(world, options.wanted)?;
+        world = go_on(world, options)?;
     }
 }
 
@@ -127,15 +134,16 @@ fn is_of_ranks(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// The next epoch that has enough ranks.
-fn go_on(world: World, wanted: usize) -> nccl::Result<World> {
-    let next = world.next_epoch(PATIENCE)?;
+fn go_on(world: World, options: &RankOptions) -> nccl::Result<World> {
+    let next = world.next_epoch(PATIENCE + options.deadline)?;
     drop(world);
-    wait_for(wanted, next)
+    wait_for(next, options)
 }
 
 /// This epoch, if it has enough ranks, or the next one that has. What all ranks of an epoch do first, also those that
 /// have just come.
-fn wait_for(wanted: usize, mut next: World) -> nccl::Result<World> {
+fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
+    let wanted = options.wanted;
     while next.size() < wanted {
         next.phase("wait for a new process");
         let begun = Instant::now();
@@ -146,7 +154,7 @@ fn wait_for(wanted: usize, mut next: World) -> nccl::Result<World> {
         {
             std::thread::sleep(Duration::from_millis(2));
         }
-        next = next.next_epoch(PATIENCE)?;
+        next = next.next_epoch(PATIENCE + options.deadline)?;
     }
     Ok(next)
 }

@@ -84,3 +84,20 @@ fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
     assert!(report.contains(&format!("pid {}", before[2])), "{report}");
     assert!(report.contains("stopped"), "{report}");
 }
+
+#[test]
+fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_dies() {
+    let server = Server::start(&["--ranks", "4", "--deadline", "3"]);
+    let before = server.ranks();
+    signal(before[2], Signal::STOP);
+    is_named(&server, 2, before[2]);
+    signal(before[1], Signal::KILL);
+    let question = Question::number(9);
+    let answer = complete(&server.url, &question.body()).completion();
+    assert_eq!(answer, reference(std::slice::from_ref(&question))[0]);
+    server.until_ready();
+    let after = server.ranks();
+    assert_eq!((after[0], after[3]), (before[0], before[3]));
+    assert!(after[1] != before[1] && after[2] != before[2], "{after:?}");
+    assert_eq!(server.metric("inference_rank_ends_total"), 2.0);
+}
