@@ -1,6 +1,7 @@
 //! The server's process, and what the system knows of its ranks.
 
-use std::io::{BufRead, BufReader};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,26 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command.args(arguments).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
+}
+
+/// What becomes of a server that ends by itself: its exit code, and what it said.
+pub(crate) fn ends(mut command: Command) -> (Option<i32>, String) {
+    let mut child = command.spawn().unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    let reading = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        stderr.read_to_end(&mut text).map(|_| text)
+    });
+    // Killed when that takes too long.
+    let mut server = Server {
+        child,
+        url: String::new(),
+        said: Arc::default(),
+        unheard: Arc::default(),
+    };
+    let status = server.until_ended();
+    let text = reading.join().unwrap().unwrap();
+    (status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
 impl Server {
@@ -84,6 +105,18 @@ impl Server {
         let ranks = health["ranks"].as_array().unwrap();
         let pid = |rank: &Value| rank["pid"].as_u64().unwrap_or(0) as u32;
         ranks.iter().map(pid).collect()
+    }
+
+    /// The processes that the server has started.
+    pub(crate) fn children(&self) -> BTreeSet<u32> {
+        let mut children = BTreeSet::new();
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap() {
+            // The thread may have ended.
+            let text = std::fs::read_to_string(thread.unwrap().path().join("children"));
+            let text = text.unwrap_or_default();
+            children.extend(text.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()));
+        }
+        children
     }
 
     /// A number of `/metrics`.

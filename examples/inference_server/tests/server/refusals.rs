@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::{Stream, complete, get, post};
-use crate::program::{Server, command};
+use crate::program::{Server, command, ends};
 use crate::{Question, until};
 
 /// What a server answers to a body of so many bytes before it comes: a client that sends it all may find the
@@ -110,9 +110,7 @@ fn who_comes_when_the_queue_is_full_is_told_to_come_again_and_a_client_that_goes
 }
 
 fn fails(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = command(arguments).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), text)
+    ends(command(arguments))
 }
 
 #[test]
@@ -139,12 +137,9 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
 fn ranks_that_end_again_and_again_are_not_started_for_ever() {
     let mut server = command(&["--ranks", "2", "--listen", "127.0.0.1:0"]);
     // Which no rank can do anything with.
-    let output = server
-        .env("NCCL_EMULATOR_DEVICES", "some")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    server.env("NCCL_EMULATOR_DEVICES", "some");
+    let (code, text) = ends(server);
+    assert_eq!(code, Some(1), "{text}");
     let last = text.lines().last().unwrap();
     let expected = "inference-server: ranks ended 10 times with no step in between; the last: rank";
     assert!(last.starts_with(expected), "{text}");
