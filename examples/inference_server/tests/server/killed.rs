@@ -233,3 +233,28 @@ fn a_server_that_nobody_listens_to_goes_on_after_a_death_all_the_same() {
         complete(&server.url, &question.body()).completion();
     }
 }
+
+#[test]
+fn a_rank_that_is_killed_at_any_moment_of_its_coming_is_replaced_once_more() {
+    let server = Server::start(&["--ranks", "2"]);
+    let question = Question::number(6);
+    let expected = &reference(std::slice::from_ref(&question))[0];
+    let mut coming = 0;
+    for round in 0..8 {
+        let before = server.children();
+        signal(server.ranks()[1], Signal::KILL);
+        let successor = until("a successor", || {
+            server.children().difference(&before).next().copied()
+        });
+        // While it starts, joins, meets the others, loads, and is ready.
+        std::thread::sleep(Duration::from_millis(12 * round));
+        coming += usize::from(get(&format!("{}/readyz", server.url)).status == 503);
+        signal(successor, Signal::KILL);
+        let answer = complete(&server.url, &question.body()).completion();
+        assert_eq!(answer, *expected, "round {round}");
+        server.until_ready();
+    }
+    println!("{coming} of 8 were killed before they served");
+    assert!(coming > 0, "all were ready before");
+    assert_eq!(server.metric("inference_rank_ends_total"), 16.0);
+}
