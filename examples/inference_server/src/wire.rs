@@ -117,6 +117,8 @@ pub enum FromRank {
         shard: Option<usize>,
         /// How many parts there are.
         shards: usize,
+        /// The number of its CUDA device, as it sees them; ranks share one where there are not enough.
+        device: usize,
     },
     /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
     Drawn {

@@ -80,6 +80,7 @@ pub(super) struct Serves {
     pub(super) rank: usize,
     pub(super) shard: Option<usize>,
     pub(super) shards: usize,
+    pub(super) device: usize,
 }
 
 impl Crew {

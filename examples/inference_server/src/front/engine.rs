@@ -217,12 +217,14 @@ impl Engine {
                 rank,
                 shard,
                 shards,
+                device,
             } => {
                 worker.serves = Some(Serves {
                     epoch,
                     rank,
                     shard,
                     shards,
+                    device,
                 });
                 if self.epoch.is_none()
                     && let Some(parts) = self.crew.complete(epoch)
@@ -482,6 +484,7 @@ impl Engine {
             rank: worker.serves.map(|serves| serves.rank),
             shard: worker.serves.and_then(|serves| serves.shard),
             serves: worker.serves.is_some(),
+            device: worker.serves.map(|serves| serves.device),
             restarts: worker.restarts,
         });
         let mut view = self.lock();

@@ -42,6 +42,8 @@ pub(super) struct Member {
     /// Its part of the model, when it serves.
     pub(super) shard: Option<usize>,
     pub(super) serves: bool,
+    /// Its CUDA device, when it serves.
+    pub(super) device: Option<usize>,
     pub(super) restarts: u64,
 }
 
@@ -232,6 +234,7 @@ impl View {
                 "epoch": member.epoch,
                 "world_rank": member.rank,
                 "shard": member.shard,
+                "device": member.device,
                 "restarts": member.restarts,
             })
         });

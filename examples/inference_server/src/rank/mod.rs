@@ -87,8 +87,10 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     // Others may be missing still, and those that wait for them begin with nothing before.
     world = wait_for(world, options)?;
     let devices = usize::try_from(CudaContext::device_count()?)?.max(1);
+    let device = world.local_rank() % devices;
     let mut rank = Rank {
-        stream: CudaContext::new(world.local_rank() % devices)?.new_stream()?,
+        device,
+        stream: CudaContext::new(device)?.new_stream()?,
         file: WeightsFile::open(&options.model)?,
         decoder: None,
         in_vain: 0,
@@ -160,6 +162,7 @@ fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
 }
 
 struct Rank {
+    device: usize,
     stream: Arc<CudaStream>,
     file: WeightsFile,
     /// What outlives an epoch.
@@ -210,6 +213,7 @@ impl Rank {
             rank: world.rank(),
             shard,
             shards,
+            device: self.device,
         })?;
         loop {
             match self.link.hear() {

@@ -56,6 +56,7 @@ fn is_whole_again(server: &Server, front: u32, before: &[u32], rank: usize) {
     // All have the part of the model that they had, and need not load another one.
     for (number, rank) in health["ranks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(rank["shard"], number, "{health}");
+        assert!(rank["device"].is_u64(), "{health}");
     }
     let fault = &health["last_fault"];
     assert_eq!(fault["rank"], rank, "{fault}");

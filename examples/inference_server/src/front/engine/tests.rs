@@ -112,6 +112,7 @@ impl Scene {
                 rank,
                 shard: (rank < shards).then_some(rank),
                 shards,
+                device: 0,
             };
             self.say(place, message);
         }
