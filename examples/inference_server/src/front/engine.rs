@@ -113,9 +113,8 @@ impl Engine {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             // However much is asked meanwhile.
-            let now = Instant::now();
-            if now >= self.next_tick {
-                self.next_tick = now + TICK;
+            if Instant::now() >= self.next_tick {
+                self.next_tick = Instant::now() + TICK;
                 self.tick()?;
             }
             if let Some(end) = self.end

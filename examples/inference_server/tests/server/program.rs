@@ -114,7 +114,10 @@ impl Server {
             // The thread may have ended.
             let text = std::fs::read_to_string(thread.unwrap().path().join("children"));
             let text = text.unwrap_or_default();
-            children.extend(text.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()));
+            children.extend(
+                text.split_whitespace()
+                    .map(|pid| pid.parse::<u32>().unwrap()),
+            );
         }
         children
     }
