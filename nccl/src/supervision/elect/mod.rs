@@ -95,7 +95,11 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     Verdict {
         rank: finding.rank,
         cause: Cause {
-            class: first.class(),
+            class: match finding.root {
+                // Whatever else went wrong before: the others ran out of time.
+                RootCause::NeverEntered { .. } => FaultClass::TimedOut,
+                _ => first.class(),
+            },
             role: finding.role,
             root: finding.root,
             operation: finding
