@@ -3,8 +3,7 @@
 //! Every rank runs the same loop with the same requests. Since all have the same logits, to the bit, all draw the same
 //! tokens, and nobody has to tell the others.
 
-use crate::model::tokenizer::END;
-use crate::model::{Collectives, Decoder, Error, Result, Row, Sampling};
+use crate::model::{Error, Part, Result, Row, Sampling};
 
 /// What is asked of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,9 +46,9 @@ struct Running {
 ///
 /// # Errors
 /// [`Error::Unusable`] for a request without a prompt, or one that is longer than the cache; those of
-/// [`Decoder::step`].
-pub fn generate<C: Collectives>(
-    decoder: &mut Decoder<C>,
+/// [`Part::step`].
+pub fn generate<P: Part + ?Sized>(
+    decoder: &mut P,
     requests: &[Request],
     chunk: usize,
     mut said: impl FnMut(usize, u32),
@@ -114,7 +113,8 @@ pub fn generate<C: Collectives>(
         running.retain(|one| {
             let request = &requests[one.number];
             let over = one.text.len() - request.prompt.len() == request.most
-                || (one.text.len() > request.prompt.len() && one.text.last() == Some(&END))
+                || (one.text.len() > request.prompt.len()
+                    && one.text.last().is_some_and(|&last| decoder.ends(last)))
                 || one.text.len() == settings.positions;
             if over {
                 free.push(one.slot);

@@ -5,7 +5,7 @@ use std::path::Path;
 use nccl::World;
 use nccl::cudarc::driver::CudaContext;
 
-use crate::model::{Decoder, Error, OverNccl, Result, Settings, Shape, WeightsFile};
+use crate::model::{AnyPart, Error, ModelFile, OverNccl, Result, Settings};
 
 /// Has each of so many ranks load its part of a model, and `work` with it. What they made, in the order of the ranks.
 ///
@@ -29,19 +29,19 @@ pub fn on_threads<T: Send>(
     ranks: usize,
     model: &Path,
     settings: Settings,
-    work: impl Fn(&mut Decoder<OverNccl>) -> Result<T> + Sync,
+    work: impl Fn(&mut AnyPart<OverNccl>) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    WeightsFile::open(model)?.config().shard(0, ranks)?;
+    ModelFile::open(model)?.check_ranks(ranks)?;
     nccl_emulator::install_unless_gpu().map_err(|error| Error::Unusable(error.to_string()))?;
     let devices = usize::try_from(CudaContext::device_count()?)
         .unwrap_or(0)
         .max(1);
     let part = |world: &World| -> Result<T> {
-        let file = WeightsFile::open(model)?;
+        let file = ModelFile::open(model)?;
         let stream = CudaContext::new(world.local_rank() % devices)?.new_stream()?;
         let comm = world.communicator("model").stream(&stream).build()?;
-        let together = OverNccl::new(&comm, Shape::new(file.config(), settings.rows))?;
-        let made = work(&mut Decoder::load(&file, together, settings)?)?;
+        let together = OverNccl::new(&comm, file.shape(settings.rows))?;
+        let made = work(&mut *file.load(together, settings)?)?;
         comm.finalize()?;
         Ok(made)
     };

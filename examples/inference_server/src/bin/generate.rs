@@ -12,61 +12,68 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use inference_server::generate::{Request, generate};
-use inference_server::model::tokenizer::{TextStream, encode};
-use inference_server::model::{self, Collectives, Decoder, Sampling, Settings, WeightsFile};
+use inference_server::model::tokenizer::Tokenizer;
+use inference_server::model::{
+    self, Collectives, Known, ModelFile, Part, Sampling, Settings, fetched,
+};
 use inference_server::ranks::on_threads;
 use lexopt::prelude::*;
 
 const HELP: &str = "\
 usage: generate [OPTIONS] TEXT
 
-  --ranks N          ranks that share the model: 1, 2, 4 or 8 (1)
+  --ranks N          ranks that share the model: 1, 2, 4 or 8; 1 or 3 for smollm2 (1)
   --tokens N         how many to make (200)
   --temperature T    0 takes the likeliest token always (0.7)
   --top-k N          draw from so many of the likeliest tokens; 0 is all (0)
   --top-p P          draw from the likeliest that are as probable together (1)
   --seed N           what chance begins from (0)
-  --model PATH       the weights (the file of the repository)
+  --model MODEL      tiny, smollm2 (which scripts/get-smollm2 fetches), or the file of another one (tiny)
 ";
 
 struct Options {
     ranks: usize,
     model: PathBuf,
-    request: Request,
+    text: String,
+    most: usize,
+    sampling: Sampling,
 }
 
 fn options() -> Result<Option<Options>, lexopt::Error> {
     let mut options = Options {
         ranks: 1,
         model: model::tiny(),
-        request: Request {
-            prompt: Vec::new(),
-            most: 200,
-            sampling: Sampling {
-                temperature: 0.7,
-                ..Sampling::default()
-            },
+        text: String::new(),
+        most: 200,
+        sampling: Sampling {
+            temperature: 0.7,
+            ..Sampling::default()
         },
     };
     let mut arguments = lexopt::Parser::from_env();
     let mut text = None;
     while let Some(argument) = arguments.next()? {
-        let sampling = &mut options.request.sampling;
+        let sampling = &mut options.sampling;
         match argument {
             Long("ranks") => options.ranks = arguments.value()?.parse()?,
-            Long("tokens") => options.request.most = arguments.value()?.parse()?,
+            Long("tokens") => options.most = arguments.value()?.parse()?,
             Long("temperature") => sampling.temperature = arguments.value()?.parse()?,
             Long("top-k") => sampling.top_k = arguments.value()?.parse()?,
             Long("top-p") => sampling.top_p = arguments.value()?.parse()?,
             Long("seed") => sampling.seed = arguments.value()?.parse()?,
-            Long("model") => options.model = arguments.value()?.into(),
+            Long("model") => {
+                let value = arguments.value()?;
+                options.model = match value.to_str().and_then(Known::named) {
+                    Some(known) => known.path(&fetched()),
+                    None => value.into(),
+                };
+            }
             Long("help") => return Ok(None),
             Value(value) if text.is_none() => text = Some(value.string()?),
             other => return Err(other.unexpected()),
         }
     }
-    let text = text.ok_or("which text to go on with?")?;
-    options.request.prompt = encode(&text);
+    options.text = text.ok_or("which text to go on with?")?;
     Ok(Some(options))
 }
 
@@ -92,22 +99,26 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> model::Result<()> {
+    let file = match Known::SmolLm2.path(&fetched()) == options.model {
+        true => Known::SmolLm2.open(&fetched())?,
+        false => ModelFile::open(&options.model)?,
+    };
+    let tokenizer = file.tokenizer()?;
+    let request = Request {
+        prompt: tokenizer.encode(&options.text)?,
+        most: options.most,
+        sampling: options.sampling,
+    };
     // As much of the cache as this one request needs, if the model has it.
-    let most = WeightsFile::open(&options.model)?
-        .config()
-        .max_position_embeddings;
-    let needed = options
-        .request
-        .prompt
-        .len()
-        .saturating_add(options.request.most);
+    let needed = request.prompt.len().saturating_add(request.most);
     let settings = Settings {
         slots: 1,
-        positions: most.min(needed),
+        positions: file.positions().min(needed),
         ..Settings::default()
     };
-    let times = on_threads(options.ranks, &options.model, settings, |decoder| {
-        one_rank(decoder, &options.request)
+    drop(file);
+    let times = on_threads(options.ranks, &options.model, settings, |part| {
+        one_rank(part, &request, &tokenizer)
     })?;
     let (tokens, seconds) = times[0];
     eprintln!(
@@ -119,12 +130,13 @@ fn run(options: &Options) -> model::Result<()> {
 }
 
 /// How many tokens were made, and in how many seconds. Rank 0 says them.
-fn one_rank<C: Collectives>(
-    decoder: &mut Decoder<C>,
+fn one_rank<P: Part + ?Sized>(
+    part: &mut P,
     request: &Request,
+    tokenizer: &Tokenizer,
 ) -> model::Result<(usize, f64)> {
-    let first = decoder.ranks().rank() == 0;
-    let mut text = TextStream::default();
+    let first = part.ranks().rank() == 0;
+    let mut text = tokenizer.stream();
     let say = |words: &str| {
         if first {
             print!("{words}");
@@ -136,7 +148,7 @@ fn one_rank<C: Collectives>(
         say(&text.push(token));
     }
     let begun = Instant::now();
-    let made = generate(decoder, std::slice::from_ref(request), 32, |_, token| {
+    let made = generate(part, std::slice::from_ref(request), 32, |_, token| {
         say(&text.push(token));
     })?;
     say("\n");

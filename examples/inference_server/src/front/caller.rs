@@ -4,6 +4,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::scheduler::{Client, Finish};
 use super::text::Speech;
+use crate::model::tokenizer::Tokenizer;
 
 /// What a client hears, in this order: whether it is taken, its text, and the end. In between, that nothing comes for a while.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,15 +32,17 @@ pub(super) enum Said {
 pub(super) struct Caller {
     to: UnboundedSender<Said>,
     speech: Speech,
+    tokenizer: Tokenizer,
     /// Whether it has been told that nothing comes.
     stalled: bool,
 }
 
 impl Caller {
-    pub(super) fn new(to: UnboundedSender<Said>, stops: Vec<String>) -> Self {
+    pub(super) fn new(to: UnboundedSender<Said>, tokenizer: Tokenizer, stops: Vec<String>) -> Self {
         Self {
             to,
-            speech: Speech::new(stops),
+            speech: Speech::new(&tokenizer, stops),
+            tokenizer,
             stalled: false,
         }
     }
@@ -70,6 +73,10 @@ impl Client for Caller {
 
     fn is_gone(&self) -> bool {
         self.to.is_closed()
+    }
+
+    fn ends(&self, token: u32) -> bool {
+        self.tokenizer.ends(token)
     }
 
     fn say(&mut self, token: u32) -> bool {

@@ -48,7 +48,6 @@ use self::engine::{Engine, Event};
 use self::http::Server;
 use self::scheduler::Scheduler;
 use self::view::View;
-use crate::model::WeightsFile;
 
 /// Tokens of one prompt in a step, at most.
 const CHUNK: usize = 32;
@@ -59,8 +58,10 @@ const CHUNK: usize = 32;
 /// When it cannot begin: a number of ranks that the model cannot be shared by, an address that is taken. And when it gives
 /// up: ranks that end again and again.
 pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let file = WeightsFile::open(&options.path)?;
-    file.config().shard(0, options.ranks)?;
+    let file = options.model.open(&options.models)?;
+    file.check_ranks(options.ranks)?;
+    let tokenizer = file.tokenizer()?;
+    drop(file);
     let listener = TcpListener::bind(&options.listen).map_err(|error| {
         let (listen, hint) = (&options.listen, "another address is chosen with --listen");
         format!("{listen} cannot be listened at: {error}; {hint}")
@@ -76,7 +77,8 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         engine: to.clone(),
         view: Arc::clone(&view),
         observer: crew.observer(),
-        model: options.model.clone(),
+        model: options.model.name().to_owned(),
+        tokenizer,
         settings: options.settings,
         queue: options.queue,
     });
@@ -103,7 +105,7 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
 
     note!(
         "{} on {} ranks, at http://{}",
-        options.model,
+        options.model.name(),
         options.ranks,
         listener.local_addr()?
     );

@@ -1,11 +1,12 @@
 //! What the server is told when it is started.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lexopt::prelude::*;
 
-use crate::model::{self, Settings};
+use crate::model::{Known, Settings, fetched};
 use crate::rank::RankOptions;
 
 /// What is printed for `--help`.
@@ -15,9 +16,10 @@ usage: inference-server [OPTIONS]
 Serves a language model over HTTP, on several ranks that are processes of their own. When one of them dies, the others
 go on with a new one in its place, and so do the texts that were being written.
 
-  --ranks N              ranks that share the model: 1, 2, 4 or 8 (2)
+  --ranks N              ranks that share the model: 1, 2, 4 or 8 for tiny (2), 1 or 3 for smollm2 (3)
   --listen ADDR          where to listen; port 0 takes a free one (127.0.0.1:8000)
-  --model NAME           which model: tiny (tiny)
+  --model NAME           which model: tiny, or smollm2, which scripts/get-smollm2 fetches (tiny)
+  --models DIR           where fetched models lie (.cache/models of the repository)
   --slots N              requests that are worked on at once (8)
   --queue N              requests that may wait for a slot; more are refused with 429 (32)
   --recovery HOW         when a rank dies: respawn starts another one in its place, shrink goes on with those that are
@@ -42,10 +44,10 @@ pub struct Options {
     pub ranks: usize,
     /// Where to listen.
     pub listen: String,
-    /// The model's name, as clients call it.
-    pub model: String,
-    /// Its file.
-    pub path: PathBuf,
+    /// Which model.
+    pub model: Known,
+    /// Where fetched models lie.
+    pub models: PathBuf,
     /// Slots and rows.
     pub settings: Settings,
     /// Requests that may wait.
@@ -69,9 +71,6 @@ pub enum Role {
     Help,
 }
 
-/// The models that there are, by name.
-const MODELS: &[&str] = &["tiny"];
-
 impl Role {
     /// Reads the arguments of the process.
     ///
@@ -79,10 +78,10 @@ impl Role {
     /// For arguments that are none, with what is possible instead.
     pub fn from_args(mut arguments: lexopt::Parser) -> Result<Self, lexopt::Error> {
         let mut options = Options {
-            ranks: 2,
+            ranks: 0,
             listen: String::from("127.0.0.1:8000"),
-            model: String::from("tiny"),
-            path: model::tiny(),
+            model: Known::Tiny,
+            models: fetched(),
             settings: Settings::default(),
             queue: 32,
             recovery: Recovery::Respawn,
@@ -91,12 +90,20 @@ impl Role {
         };
         // Those of a rank, which the front writes.
         let (mut link, mut wanted) = (None, 1);
+        // What is not said depends on the model.
+        let (mut ranks, mut slots) = (None, None);
         while let Some(argument) = arguments.next()? {
             match argument {
-                Long("ranks") => options.ranks = arguments.value()?.parse()?,
+                Long("ranks") => ranks = Some(arguments.value()?.parse()?),
                 Long("listen") => options.listen = arguments.value()?.string()?,
-                Long("model") => options.model = arguments.value()?.string()?,
-                Long("slots") => options.settings.slots = arguments.value()?.parse()?,
+                Long("model") => {
+                    let name = arguments.value()?.string()?;
+                    options.model = Known::named(&name).ok_or_else(|| {
+                        format!("there is no model {name:?}: there are {}", Known::names())
+                    })?;
+                }
+                Long("models") => options.models = arguments.value()?.into(),
+                Long("slots") => slots = Some(arguments.value()?.parse()?),
                 Long("queue") => options.queue = arguments.value()?.parse()?,
                 Long("deadline") => options.deadline = seconds(arguments.value()?.parse()?)?,
                 Long("grace") => options.grace = seconds(arguments.value()?.parse()?)?,
@@ -116,20 +123,15 @@ impl Role {
                 other => return Err(other.unexpected()),
             }
         }
-        if !MODELS.contains(&options.model.as_str()) {
-            let text = format!(
-                "there is no model {:?}: there is {}",
-                options.model,
-                MODELS.join(", ")
-            );
-            return Err(text.into());
-        }
+        options.ranks = ranks.unwrap_or(options.model.ranks());
+        options.settings = options.model.settings();
+        options.settings.slots = slots.unwrap_or(options.settings.slots);
         options.are_possible()?;
         Ok(match link {
             None => Self::Front(options),
             Some(link) => Self::Rank(RankOptions {
                 link,
-                model: options.path,
+                model: options.model.path(&options.models),
                 settings: options.settings,
                 deadline: options.deadline,
                 wanted,
@@ -163,7 +165,7 @@ impl Options {
     }
 
     /// The arguments of a rank of this server.
-    pub(super) fn of_rank(&self, link: &str) -> Vec<String> {
+    pub(super) fn of_rank(&self, link: &str) -> Vec<OsString> {
         let wanted = match self.recovery {
             Recovery::Respawn => self.ranks,
             Recovery::Shrink => 1,
@@ -172,12 +174,15 @@ impl Options {
         let pairs = [
             ("--rank-of", link.to_owned()),
             ("--wanted", wanted.to_string()),
-            ("--model", self.model.clone()),
+            ("--model", self.model.name().to_owned()),
             ("--slots", self.settings.slots.to_string()),
             ("--deadline", deadline.to_string()),
         ];
         let words = pairs.map(|(name, value)| [name.to_owned(), value]);
-        words.into_iter().flatten().collect()
+        let words = words.into_iter().flatten().map(OsString::from);
+        // A path need not be text.
+        let models = [OsString::from("--models"), self.models.clone().into()];
+        words.chain(models).collect()
     }
 }
 
@@ -196,24 +201,56 @@ mod tests {
 
     #[test]
     fn what_the_front_writes_for_a_rank_is_what_a_rank_reads() {
-        let words = ["--ranks", "4", "--slots", "3", "--deadline", "2.5"];
+        let words = [
+            "--ranks",
+            "4",
+            "--slots",
+            "3",
+            "--deadline",
+            "2.5",
+            "--models",
+            "x",
+        ];
         let Ok(Role::Front(options)) = read(&words) else {
             panic!("not a front");
         };
         let words = options.of_rank("name");
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let Ok(Role::Rank(rank)) = read(&words) else {
             panic!("not a rank");
         };
+        assert_eq!(rank.model, options.model.path(&options.models));
         assert_eq!((rank.link.as_str(), rank.wanted), ("name", 4));
         assert_eq!(rank.settings, options.settings);
         assert_eq!(rank.deadline, Duration::from_millis(2500));
     }
 
     #[test]
+    fn what_is_not_said_is_as_the_model_has_it_in_any_order() {
+        let Ok(Role::Front(options)) = read(&["--models", "/m", "--model", "smollm2"]) else {
+            panic!("not a front");
+        };
+        assert_eq!((options.ranks, options.settings.positions), (3, 2048));
+        let path = options.model.path(&options.models);
+        assert_eq!(path, PathBuf::from("/m/SmolLM2-135M-Instruct.Q4_1.gguf"));
+        let words = ["--slots", "2", "--ranks", "1", "--model", "smollm2"];
+        let Ok(Role::Front(options)) = read(&words) else {
+            panic!("not a front");
+        };
+        assert_eq!((options.ranks, options.settings.slots), (1, 2));
+        let Ok(Role::Front(options)) = read(&[]) else {
+            panic!("not a front");
+        };
+        assert_eq!((options.ranks, options.settings), (2, Settings::default()));
+    }
+
+    #[test]
     fn what_is_not_there_is_answered_with_what_is() {
         let error = read(&["--model", "gpt-9"]).unwrap_err();
-        assert_eq!(error, "there is no model \"gpt-9\": there is tiny");
+        assert_eq!(
+            error,
+            "there is no model \"gpt-9\": there are tiny, smollm2"
+        );
         let error = read(&["--recovery", "pray"]).unwrap_err();
         assert_eq!(error, "there is no recovery \"pray\": respawn or shrink");
         assert!(read(&["--deadline", "-1"]).is_err());

@@ -15,7 +15,6 @@
 use std::collections::VecDeque;
 
 use crate::model::Settings;
-use crate::model::tokenizer::END;
 use crate::wire::{Draw, StepRow};
 
 /// Whoever asked.
@@ -24,6 +23,8 @@ pub(super) trait Client {
     fn taken(&mut self);
     /// Nobody listens any more.
     fn is_gone(&self) -> bool;
+    /// Whether the text is over with this token.
+    fn ends(&self, token: u32) -> bool;
     /// A token was drawn that does not end the text. Whether that is enough for the client.
     fn say(&mut self, token: u32) -> bool;
     /// There will be no more.
@@ -199,7 +200,7 @@ impl<C: Client> Scheduler<C> {
             one.text.push(token);
             let made = one.text.len() - one.request.prompt.len();
             // A client that has gone away has its slot freed by the next plan.
-            let enough = token == END || one.request.client.say(token);
+            let enough = one.request.client.ends(token) || one.request.client.say(token);
             let full = made == one.request.most || one.text.len() == self.settings.positions;
             if enough {
                 over.push((number, Finish::Stop));
@@ -225,6 +226,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::model::tokenizer::END;
 
     #[derive(Clone, Default)]
     struct Log {
@@ -238,6 +240,10 @@ mod tests {
 
         fn is_gone(&self) -> bool {
             self.gone.get()
+        }
+
+        fn ends(&self, token: u32) -> bool {
+            token == END
         }
 
         fn say(&mut self, token: u32) -> bool {

@@ -1,6 +1,6 @@
 //! From tokens to the text that a client gets: whole characters, and nothing of what ends a text.
 
-use crate::model::tokenizer::TextStream;
+use crate::model::tokenizer::{TextStream, Tokenizer};
 
 /// The text of one request as it is said. What may be the beginning of a text that ends it is held back until it is known.
 #[derive(Clone, Debug, Default)]
@@ -12,8 +12,9 @@ pub(super) struct Speech {
 }
 
 impl Speech {
-    pub(super) fn new(stops: Vec<String>) -> Self {
+    pub(super) fn new(tokenizer: &Tokenizer, stops: Vec<String>) -> Self {
         Self {
+            characters: tokenizer.stream(),
             stops,
             ..Self::default()
         }
@@ -74,7 +75,10 @@ mod tests {
 
     /// What is said after each token, and at the end.
     fn say(text: &str, stops: &[&str]) -> (Vec<String>, bool, String) {
-        let mut speech = Speech::new(stops.iter().map(ToString::to_string).collect());
+        let mut speech = Speech::new(
+            &Tokenizer::default(),
+            stops.iter().map(ToString::to_string).collect(),
+        );
         let said = encode(text)
             .into_iter()
             .map(|token| speech.push(token))

@@ -53,6 +53,7 @@ impl Collectives for Alone {
             hidden,
             experts,
             top_k,
+            ..
         } = self.shape;
         arrived.counts.clear();
         arrived.counts.resize(experts, 0);
@@ -100,6 +101,7 @@ mod tests {
             hidden: 2,
             experts: 2,
             top_k: 1,
+            gathers: 0,
         };
         let mut alone = Alone::new(shape);
         let mut arrived = Arrived::default();

@@ -5,9 +5,10 @@ use candle_core::Tensor;
 use super::batch_invariant::{dot, linear};
 use super::cache::LayerCache;
 use super::config::{Config, Shard};
-use super::decoder::Row;
+
 use super::error::Result;
 use super::rotary::Rotary;
+use super::step::Row;
 use super::weights::{Tensors, WeightsFile};
 
 /// Of one layer: the rows of the projections that make this rank's heads.
@@ -17,6 +18,8 @@ pub(super) struct Attention {
     value: Tensor,
     head_size: usize,
     window: usize,
+    /// Heads of queries that look at the same keys and values.
+    group: usize,
 }
 
 impl Attention {
@@ -36,7 +39,25 @@ impl Attention {
             value: part("v_proj")?,
             head_size: size,
             window: config.sliding_window,
+            group: 1,
         })
+    }
+
+    /// Of a model whose heads look at all positions, `group` heads of queries at one of keys and values.
+    pub(super) fn grouped(
+        [query, key, value]: [Tensor; 3],
+        head_size: usize,
+        group: usize,
+        positions: usize,
+    ) -> Self {
+        Self {
+            query,
+            key,
+            value,
+            head_size,
+            window: positions,
+            group,
+        }
     }
 
     /// What the rank's heads make of the rows `x` (`[rows, hidden]`): `[row][own heads][number]`.
@@ -52,27 +73,30 @@ impl Attention {
         let project = |weight| linear(x, weight)?.flatten_all()?.to_vec1::<f32>();
         let (mut queries, mut keys) = (project(&self.query)?, project(&self.key)?);
         let values = project(&self.value)?;
-        let width = values.len() / rows.len();
+        let (width, shared) = (queries.len() / rows.len(), values.len() / rows.len());
         for (i, row) in rows.iter().enumerate() {
-            let at = i * width..(i + 1) * width;
-            rotary.turn(&mut queries[at.clone()], row.position);
+            rotary.turn(&mut queries[i * width..(i + 1) * width], row.position);
+            let at = i * shared..(i + 1) * shared;
             rotary.turn(&mut keys[at.clone()], row.position);
             cache.write(row.slot, row.position, &keys[at.clone()], &values[at]);
         }
         let mut out = vec![0.0; queries.len()];
-        let mut scores = Vec::with_capacity(self.window);
+        let mut scores = Vec::with_capacity(self.window.min(1024));
         for ((query, out), row) in queries
             .chunks_exact(width)
             .zip(out.chunks_exact_mut(width))
             .zip(rows)
         {
-            for at in (0..width).step_by(self.head_size) {
-                let head = at..at + self.head_size;
-                self.look(row, &query[head.clone()], head.start, cache, &mut scores);
+            let heads = query
+                .chunks_exact(self.head_size)
+                .zip(out.chunks_exact_mut(self.head_size));
+            for (number, (query, out)) in heads.enumerate() {
+                let at = number / self.group * self.head_size;
+                self.look(row, query, at, cache, &mut scores);
                 let first = row.position + 1 - scores.len();
                 for (position, score) in (first..).zip(&scores) {
-                    let value = &cache.value(row.slot, position)[head.clone()];
-                    for (out, value) in out[head.clone()].iter_mut().zip(value) {
+                    let value = &cache.value(row.slot, position)[at..at + self.head_size];
+                    for (out, value) in out.iter_mut().zip(value) {
                         *out += score * value;
                     }
                 }

@@ -4,16 +4,18 @@ use super::config::Config;
 use super::error::Result;
 
 /// The sizes of what is exchanged: the same in every step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Rows of a step, of all ranks together: a multiple of the number of ranks.
     pub rows: usize,
     /// Numbers of a row.
     pub hidden: usize,
-    /// Experts, of all ranks together.
+    /// Experts, of all ranks together; 0 for a model without, which has no use for [`Collectives::dispatch`].
     pub experts: usize,
     /// Experts that a row chooses.
     pub top_k: usize,
+    /// Numbers that a rank gives to an [`Collectives::all_gather`] at most, where those are more than its rows.
+    pub gathers: usize,
 }
 
 impl Shape {
@@ -25,6 +27,7 @@ impl Shape {
             hidden: config.hidden_size,
             experts: config.num_local_experts,
             top_k: config.num_experts_per_tok,
+            gathers: 0,
         }
     }
 }
@@ -57,13 +60,14 @@ pub trait Collectives {
     /// Of the operation.
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()>;
 
-    /// Block `j` of `y` (`rows * hidden`) is `x` (`rows * hidden / ranks`) of rank `j`.
+    /// Block `j` of `y` is `x` of rank `j`: of any length, which is the same on all ranks, up to that of a rank's rows
+    /// (`rows * hidden / ranks`) or [`Shape::gathers`].
     ///
     /// # Errors
     /// Of the operation.
     fn all_gather(&mut self, x: &[f32], y: &mut [f32]) -> Result<()>;
 
-    /// Brings this rank's rows `x` (`[rows / ranks][hidden]`) to the experts that they have chosen
+    /// For a model with experts: brings this rank's rows `x` (`[rows / ranks][hidden]`) to the experts that they have chosen
     /// (`[rows / ranks][top_k]`; −1 is none).
     ///
     /// # Errors

@@ -97,8 +97,10 @@ impl Config {
         if !counts.contains(&ranks) || rank >= ranks {
             return Err(Error::Ranks {
                 ranks,
-                heads: self.num_attention_heads,
-                experts: self.num_local_experts,
+                parts: format!(
+                    "{} heads and {} experts",
+                    self.num_attention_heads, self.num_local_experts
+                ),
                 works: listed(&counts),
             });
         }
@@ -155,7 +157,7 @@ impl Config {
 }
 
 /// `1, 2, 4 or 8`.
-fn listed(numbers: &[usize]) -> String {
+pub(super) fn listed(numbers: &[usize]) -> String {
     let words: Vec<_> = numbers.iter().map(usize::to_string).collect();
     match words.split_last() {
         Some((last, [])) => last.clone(),

@@ -10,59 +10,9 @@ use super::config::Config;
 use super::error::{Error, Result};
 use super::experts::{Experts, Scratch};
 use super::rotary::Rotary;
+use super::step::{Logits, Part, Row, Settings, Slots, same_rank};
+use super::tokenizer::END;
 use super::weights::{Tensors, WeightsFile};
-
-/// How large steps and the cache are.
-///
-/// ```
-/// use inference_server::model::Settings;
-/// assert_eq!(Settings::default().rows, 40); // 8 requests that are at their next token, and 32 tokens of a new one
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Rows of a step, at most: a multiple of the number of ranks. Messages always have room for all.
-    pub rows: usize,
-    /// Requests that have a place in the cache at once.
-    pub slots: usize,
-    /// Tokens of a request, at most; not more than the model's `max_position_embeddings`.
-    pub positions: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            rows: 40,
-            slots: 8,
-            positions: 1024,
-        }
-    }
-}
-
-/// One token of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// The request's place in the cache.
-    pub slot: usize,
-    /// The place of the token in the request's text, from 0. A row at position 0 begins a new request in the slot; one at
-    /// a position that was there already goes back to it.
-    pub position: usize,
-    /// The token.
-    pub token: u32,
-    /// Whether logits for the token after it are wanted.
-    pub logits: bool,
-}
-
-/// The logits of a step, for the rows that wanted them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Logits(Vec<Option<Vec<f32>>>);
-
-impl Logits {
-    /// Of the row with this number in the step: one for each token of the vocabulary.
-    #[must_use]
-    pub fn row(&self, row: usize) -> Option<&[f32]> {
-        self.0.get(row)?.as_deref()
-    }
-}
 
 /// One rank's part of a model.
 ///
@@ -86,8 +36,7 @@ pub struct Decoder<C> {
     layers: Vec<Layer>,
     norm: Tensor,
     head: Tensor,
-    /// How many positions of each slot have been written.
-    filled: Vec<usize>,
+    slots: Slots,
     buffers: Buffers,
 }
 
@@ -133,11 +82,7 @@ impl<C: Collectives> Decoder<C> {
             );
             return Err(Error::Unusable(text));
         }
-        if positions == 0 || positions > config.max_position_embeddings {
-            let most = config.max_position_embeddings;
-            let text = format!("{positions} positions for a model of 1 to {most}");
-            return Err(Error::Unusable(text));
-        }
+        settings.fit(config.max_position_embeddings)?;
         let hidden = config.hidden_size;
         let vocabulary = [config.vocab_size, hidden];
         let load = |layer| -> Result<Layer> {
@@ -164,7 +109,11 @@ impl<C: Collectives> Decoder<C> {
             scratch: Scratch::default(),
         };
         Ok(Self {
-            rotary: Rotary::new(&config),
+            rotary: Rotary::new(
+                config.head_size(),
+                config.rope_theta,
+                config.max_position_embeddings,
+            ),
             embedding: file
                 .matrix(Tensors::EMBEDDING, vocabulary)?
                 .flatten_all()?
@@ -174,7 +123,7 @@ impl<C: Collectives> Decoder<C> {
                 .collect::<Result<_>>()?,
             norm: file.vector(Tensors::NORM, hidden)?,
             head: file.matrix(Tensors::HEAD, vocabulary)?,
-            filled: vec![0; slots],
+            slots: Slots::new(settings, config.vocab_size),
             buffers,
             config,
             settings,
@@ -206,19 +155,9 @@ impl<C: Collectives> Decoder<C> {
     /// # Errors
     /// [`Error::Unusable`] for another rank or number of ranks, which has other heads and experts: load those.
     pub fn renew(&mut self, ranks: C) -> Result<()> {
-        let (before, now) = (
-            (self.ranks.rank(), self.ranks.ranks()),
-            (ranks.rank(), ranks.ranks()),
-        );
-        if before != now {
-            let text = format!(
-                "the part of rank {} of {} is loaded, and this is rank {} of {}: load its part",
-                before.0, before.1, now.0, now.1
-            );
-            return Err(Error::Unusable(text));
-        }
+        same_rank(&self.ranks, &ranks)?;
         self.ranks = ranks;
-        self.filled.fill(0);
+        self.slots.empty();
         Ok(())
     }
 
@@ -231,7 +170,7 @@ impl<C: Collectives> Decoder<C> {
     /// [`Error::Step`] for rows that cannot be: nothing has changed then. After any other error neither the cache
     /// nor the ranks can be relied on, and the decoder has to be made anew.
     pub fn step(&mut self, rows: &[Row]) -> Result<Logits> {
-        let filled = self.check(rows)?;
+        let filled = self.slots.check(rows)?;
         if rows.is_empty() {
             return Ok(Logits::default());
         }
@@ -244,62 +183,8 @@ impl<C: Collectives> Decoder<C> {
             self.layer(layer, rows)?;
         }
         let logits = self.logits(rows)?;
-        self.filled = filled;
+        self.slots.written(filled);
         Ok(logits)
-    }
-
-    /// What will be filled after these rows.
-    fn check(&self, rows: &[Row]) -> Result<Vec<usize>> {
-        let refuse = |row, reason| {
-            Err(Error::Step {
-                row,
-                rows: rows.len(),
-                reason,
-            })
-        };
-        if rows.len() > self.settings.rows {
-            let most = self.settings.rows;
-            return refuse(most, format!("a step has room for {most} rows"));
-        }
-        let mut filled = self.filled.clone();
-        let mut last = vec![None; filled.len()];
-        for (number, row) in rows.iter().enumerate() {
-            let &Row {
-                slot,
-                position,
-                token,
-                ..
-            } = row;
-            if slot >= filled.len() {
-                return refuse(
-                    number,
-                    format!("there are {} slots, no slot {slot}", filled.len()),
-                );
-            }
-            if position >= self.settings.positions {
-                let most = self.settings.positions;
-                return refuse(number, format!("position {position} of a cache of {most}"));
-            }
-            if position > filled[slot] {
-                let reason = format!(
-                    "position {position} of slot {slot}, of which {} are there",
-                    filled[slot]
-                );
-                return refuse(number, reason);
-            }
-            if last[slot].is_some_and(|last| position != last + 1) {
-                let reason =
-                    format!("position {position} of slot {slot} does not follow the one before");
-                return refuse(number, reason);
-            }
-            if token as usize >= self.config.vocab_size {
-                let most = self.config.vocab_size;
-                return refuse(number, format!("token {token} of a vocabulary of {most}"));
-            }
-            last[slot] = Some(position);
-            filled[slot] = position + 1;
-        }
-        Ok(filled)
     }
 
     fn layer(&mut self, number: usize, rows: &[Row]) -> Result<()> {
@@ -383,7 +268,31 @@ impl<C: Collectives> Decoder<C> {
     }
 }
 
-fn add(sum: &mut [f32], other: &[f32]) {
+impl<C: Collectives> Part for Decoder<C> {
+    type Ranks = C;
+
+    fn settings(&self) -> &Settings {
+        self.settings()
+    }
+
+    fn ranks(&self) -> &C {
+        self.ranks()
+    }
+
+    fn renew(&mut self, ranks: C) -> Result<()> {
+        self.renew(ranks)
+    }
+
+    fn step(&mut self, rows: &[Row]) -> Result<Logits> {
+        self.step(rows)
+    }
+
+    fn ends(&self, token: u32) -> bool {
+        token == END
+    }
+}
+
+pub(super) fn add(sum: &mut [f32], other: &[f32]) {
     for (sum, other) in sum.iter_mut().zip(other) {
         *sum += other;
     }

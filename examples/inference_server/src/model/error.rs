@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use nccl::cudarc::driver::DriverError;
 
 /// As everywhere.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a model cannot be had, or a step not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -30,14 +30,12 @@ pub enum Error {
         reason: String,
     },
     /// A number of ranks that the model cannot be shared by.
-    #[error("{ranks} ranks cannot share {heads} heads and {experts} experts: take {works} ranks")]
+    #[error("{ranks} ranks cannot share {parts}: take {works} ranks")]
     Ranks {
         /// How many there are.
         ranks: usize,
-        /// Heads of the model.
-        heads: usize,
-        /// Experts of the model.
-        experts: usize,
+        /// What of the model they would have to share: `8 heads and 8 experts`.
+        parts: String,
         /// The numbers that work: `1, 2 or 4`.
         works: String,
     },

@@ -1,4 +1,5 @@
-//! The model: a decoder with a mixture of experts, of which each rank has a part.
+//! The models, of which each rank has a part: a decoder with a mixture of experts, and [`Llama`], in `llama`.
+//! This is the first:
 //!
 //! ```text
 //!            all rows, all ranks            own heads                own rows, all heads
@@ -23,7 +24,8 @@
 //!   rank reads its part;
 //! - `batch_invariant`: products and norms; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
 //! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
-//! - [`Decoder`]: all of it; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
+//! - [`Decoder`]: all of it; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
+//!   names; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
 
 mod alone;
 mod attention;
@@ -34,30 +36,25 @@ mod config;
 mod decoder;
 mod error;
 mod experts;
+mod known;
+mod llama;
 mod over_nccl;
 pub(crate) mod random;
 mod rotary;
 mod sampling;
+mod step;
 pub mod tokenizer;
 mod weights;
 
 pub use alone::Alone;
 pub use collectives::{Arrived, Collectives, Shape};
 pub use config::{Config, Shard};
-pub use decoder::{Decoder, Logits, Row, Settings};
+pub use decoder::Decoder;
 pub use error::{Error, Result};
+pub use known::{Known, ModelFile, fetched, tiny};
+pub use llama::{Llama, LlamaConfig, LlamaFile};
 pub use over_nccl::OverNccl;
 pub(crate) use rotary::angle as rotary_angle;
 pub use sampling::Sampling;
+pub use step::{AnyPart, Logits, Part, Row, Settings};
 pub use weights::{Tensors, WeightsFile};
-
-use std::path::PathBuf;
-
-/// The model that is part of the repository.
-#[must_use]
-pub fn tiny() -> PathBuf {
-    PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/models/tiny.safetensors"
-    ))
-}

@@ -31,14 +31,20 @@ use super::error::{Error, Result};
 pub struct OverNccl {
     comm: Communicator,
     stream: Arc<CudaStream>,
-    experts: ExpertParallel,
-    routing: Routing,
-    /// `[rows / ranks][hidden]`.
+    /// `[rows / ranks][hidden]`, or what is gathered at most.
     own: CudaSlice<f32>,
     /// As large.
     other: CudaSlice<f32>,
-    /// `[rows][hidden]`.
+    /// As large for each rank.
     all: CudaSlice<f32>,
+    /// None for a model without experts.
+    exchange: Option<Exchange>,
+}
+
+/// What goes to experts and comes back.
+struct Exchange {
+    experts: ExpertParallel,
+    routing: Routing,
     choices: CudaSlice<i32>,
     weights: CudaSlice<f32>,
     /// As [`Arrived::rows`].
@@ -58,32 +64,42 @@ impl OverNccl {
             hidden,
             experts,
             top_k,
+            gathers,
         } = shape;
-        if rows == 0 || !rows.is_multiple_of(ranks) {
+        if rows == 0 || (experts > 0 && !rows.is_multiple_of(ranks)) {
             let text = format!("{ranks} ranks cannot share steps of {rows} rows: take a multiple");
             return Err(Error::Unusable(text));
         }
-        let own = rows / ranks;
-        let exchange = ExpertParallel::builder(comm)
-            .experts(experts)
-            .top_k(top_k)
-            // The capacity as well: no row is ever without room, whatever the router does.
-            .max_tokens(own)
-            .layout(ExpertLayout::ExpertMajor)
-            .max_row_bytes(hidden * size_of::<f32>())
-            .build()?;
         let stream = Arc::clone(comm.stream());
-        let places = experts * exchange.capacity() * hidden;
+        let own = rows.div_ceil(ranks);
+        let exchange = match experts {
+            0 => None,
+            _ => {
+                let exchange = ExpertParallel::builder(comm)
+                    .experts(experts)
+                    .top_k(top_k)
+                    // The capacity as well: no row is ever without room, whatever the router does.
+                    .max_tokens(own)
+                    .layout(ExpertLayout::ExpertMajor)
+                    .max_row_bytes(hidden * size_of::<f32>())
+                    .build()?;
+                let places = experts * exchange.capacity() * hidden;
+                Some(Exchange {
+                    routing: exchange.routing()?,
+                    choices: stream.alloc_zeros(own * top_k)?,
+                    weights: stream.alloc_zeros(own * top_k)?,
+                    arrived: stream.alloc_zeros(places)?,
+                    made: stream.alloc_zeros(places)?,
+                    experts: exchange,
+                })
+            }
+        };
+        let most = gathers.max(own * hidden);
         Ok(Self {
-            routing: exchange.routing()?,
-            own: stream.alloc_zeros(own * hidden)?,
-            other: stream.alloc_zeros(own * hidden)?,
-            all: stream.alloc_zeros(rows * hidden)?,
-            choices: stream.alloc_zeros(own * top_k)?,
-            weights: stream.alloc_zeros(own * top_k)?,
-            arrived: stream.alloc_zeros(places)?,
-            made: stream.alloc_zeros(places)?,
-            experts: exchange,
+            own: stream.alloc_zeros(most)?,
+            other: stream.alloc_zeros(most)?,
+            all: stream.alloc_zeros(ranks * most)?,
+            exchange,
             comm: comm.clone(),
             stream,
         })
@@ -106,41 +122,58 @@ impl Collectives for OverNccl {
     }
 
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
-        self.stream.memcpy_htod(x, &mut self.own)?;
-        self.comm.all_to_all(&self.own, &mut self.other)?.wait()?;
-        Ok(self.stream.memcpy_dtoh(&self.other, y)?)
+        let mut own = self.own.slice_mut(..x.len());
+        self.stream.memcpy_htod(x, &mut own)?;
+        let (own, other) = (self.own.slice(..x.len()), self.other.slice_mut(..y.len()));
+        self.comm.all_to_all(own, other)?.wait()?;
+        Ok(self.stream.memcpy_dtoh(&self.other.slice(..y.len()), y)?)
     }
 
     fn all_gather(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
-        self.stream.memcpy_htod(x, &mut self.own)?;
-        self.comm.all_gather(&self.own, &mut self.all)?.wait()?;
-        Ok(self.stream.memcpy_dtoh(&self.all, y)?)
+        let mut own = self.own.slice_mut(..x.len());
+        self.stream.memcpy_htod(x, &mut own)?;
+        let (own, all) = (self.own.slice(..x.len()), self.all.slice_mut(..y.len()));
+        self.comm.all_gather(own, all)?.wait()?;
+        Ok(self.stream.memcpy_dtoh(&self.all.slice(..y.len()), y)?)
     }
 
     fn dispatch(&mut self, choices: &[i32], x: &[f32], arrived: &mut Arrived) -> Result<()> {
-        self.stream.memcpy_htod(choices, &mut self.choices)?;
+        let exchange = self.exchange.as_mut().ok_or_else(no_experts)?;
+        self.stream.memcpy_htod(choices, &mut exchange.choices)?;
         self.stream.memcpy_htod(x, &mut self.own)?;
-        self.experts.route(&self.choices, &mut self.routing)?;
-        let Self {
-            experts, routing, ..
-        } = self;
-        experts
-            .dispatch(routing, &self.own, &mut self.arrived)?
+        exchange
+            .experts
+            .route(&exchange.choices, &mut exchange.routing)?;
+        exchange
+            .experts
+            .dispatch(&mut exchange.routing, &self.own, &mut exchange.arrived)?
             .wait()?;
-        let counts = self.routing.counts()?;
+        let counts = exchange.routing.counts()?;
         arrived.counts.clear();
         arrived.counts.extend_from_slice(counts.received());
-        arrived.rows.resize(self.arrived.len(), 0.0);
-        Ok(self.stream.memcpy_dtoh(&self.arrived, &mut arrived.rows)?)
+        arrived.rows.resize(exchange.arrived.len(), 0.0);
+        Ok(self
+            .stream
+            .memcpy_dtoh(&exchange.arrived, &mut arrived.rows)?)
     }
 
     fn combine(&mut self, made: &[f32], weights: &[f32], out: &mut [f32]) -> Result<()> {
-        self.stream.memcpy_htod(made, &mut self.made)?;
-        self.stream.memcpy_htod(weights, &mut self.weights)?;
-        let done =
-            self.experts
-                .combine(&self.routing, &self.made, &self.weights, &mut self.other)?;
+        let exchange = self.exchange.as_mut().ok_or_else(no_experts)?;
+        self.stream.memcpy_htod(made, &mut exchange.made)?;
+        self.stream.memcpy_htod(weights, &mut exchange.weights)?;
+        let done = exchange.experts.combine(
+            &exchange.routing,
+            &exchange.made,
+            &exchange.weights,
+            &mut self.other,
+        )?;
         done.wait()?;
         Ok(self.stream.memcpy_dtoh(&self.other, out)?)
     }
+}
+
+fn no_experts() -> Error {
+    Error::Unusable(String::from(
+        "a model without experts was made for these ranks",
+    ))
 }

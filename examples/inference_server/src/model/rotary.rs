@@ -1,7 +1,5 @@
 //! Positions, as rotations of the halves of queries and keys.
 
-use super::config::Config;
-
 /// Cosine and sine of each position and pair.
 pub(super) struct Rotary {
     half: usize,
@@ -9,18 +7,20 @@ pub(super) struct Rotary {
     sines: Vec<f32>,
 }
 
-/// The angle by which pair `pair` of a head turns at `position`.
-pub(crate) fn angle(config: &Config, position: usize, pair: usize) -> f64 {
-    let fraction = 2.0 * pair as f64 / config.head_size() as f64;
-    position as f64 / config.rope_theta.powf(fraction)
+/// The angle by which pair `pair` of a head turns at `position`; `theta` is the base of the wavelengths.
+pub(crate) fn angle(head_size: usize, theta: f64, position: usize, pair: usize) -> f64 {
+    let fraction = 2.0 * pair as f64 / head_size as f64;
+    position as f64 / theta.powf(fraction)
 }
 
 impl Rotary {
-    pub(super) fn new(config: &Config) -> Self {
-        let half = config.head_size() / 2;
+    pub(super) fn new(head_size: usize, theta: f64, positions: usize) -> Self {
+        let half = head_size / 2;
         let all = |of: fn(f64) -> f64| {
-            (0..config.max_position_embeddings)
-                .flat_map(|position| (0..half).map(move |pair| angle(config, position, pair)))
+            (0..positions)
+                .flat_map(|position| {
+                    (0..half).map(move |pair| angle(head_size, theta, position, pair))
+                })
                 .map(|angle| of(angle) as f32)
                 .collect()
         };
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn what_a_query_finds_in_a_key_depends_on_their_distance_only() {
-        let rotary = Rotary::new(&Config::tiny());
+        let rotary = Rotary::new(16, 10_000.0, 1024);
         let product = |query: usize, key: usize| {
             let mut rows = [[0.5f32, 1.0, -2.0, 0.25, 1.5, 3.0, -1.0, 0.75]; 2].concat();
             let mut other: Vec<f32> = rows.iter().rev().copied().collect();

@@ -31,7 +31,7 @@ use nccl::{Communicator, Rendezvous, Timeouts, World};
 
 use self::link::{Link, Told};
 use self::timed::Timed;
-use crate::model::{self, Collectives, Decoder, OverNccl, Sampling, Settings, Shape, WeightsFile};
+use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling, Settings};
 use crate::wire::{FromRank, Step, ToRank};
 
 /// How long ranks wait for each other in order to go on; longer by the limit of an operation where one of them may be frozen,
@@ -91,7 +91,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     let mut rank = Rank {
         device,
         stream: CudaContext::new(device)?.new_stream()?,
-        file: WeightsFile::open(&options.model)?,
+        file: ModelFile::open(&options.model)?,
         decoder: None,
         in_vain: 0,
         options: options.clone(),
@@ -164,9 +164,9 @@ fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
 struct Rank {
     device: usize,
     stream: Arc<CudaStream>,
-    file: WeightsFile,
+    file: ModelFile,
     /// What outlives an epoch.
-    decoder: Option<Decoder<Timed<OverNccl>>>,
+    decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
     /// Epochs in a row that have failed without a step.
     in_vain: usize,
     options: RankOptions,
@@ -183,7 +183,7 @@ impl Rank {
         let places = world.all_gather("places", &own.to_be_bytes())?;
         let mut order: Vec<usize> = (0..world.size()).collect();
         order.sort_by(|&a, &b| places[a].cmp(&places[b]));
-        let counts = self.file.config().rank_counts();
+        let counts = self.file.rank_counts();
         let shards = counts.iter().rev().find(|&&count| count <= world.size());
         let shards = shards.copied().unwrap_or(1);
         let shard = order.iter().position(|&rank| rank == world.rank());
@@ -244,7 +244,7 @@ impl Rank {
 
     /// Gives the decoder this communicator; loads it, where it is not this part of the model yet.
     fn connect(&mut self, world: &World, comm: &Communicator) -> Outcome<()> {
-        let shape = Shape::new(self.file.config(), self.options.settings.rows);
+        let shape = self.file.shape(self.options.settings.rows);
         let ranks = Timed::new(OverNccl::new(comm, shape)?);
         match &mut self.decoder {
             Some(decoder)
@@ -255,7 +255,7 @@ impl Rank {
             }
             _ => {
                 world.phase("load weights");
-                self.decoder = Some(Decoder::load(&self.file, ranks, self.options.settings)?);
+                self.decoder = Some(self.file.load(ranks, self.options.settings)?);
             }
         }
         Ok(())

@@ -244,10 +244,13 @@ fn best(scores: &[Vec<f32>], top_k: usize) -> Vec<u32> {
 }
 
 fn positions(config: &Config, length: usize) -> Result<Positions> {
-    let half = config.head_size() / 2;
+    let (size, theta) = (config.head_size(), config.rope_theta);
+    let half = size / 2;
     let table = |of: fn(f64) -> f64| {
         let numbers: Vec<f32> = (0..length)
-            .flat_map(|position| (0..half).map(move |pair| rotary_angle(config, position, pair)))
+            .flat_map(|position| {
+                (0..half).map(move |pair| rotary_angle(size, theta, position, pair))
+            })
             .map(|angle| of(angle) as f32)
             .collect();
         Tensor::from_vec(numbers, (length, half), &Device::Cpu)

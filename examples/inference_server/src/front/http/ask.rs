@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::refusal::Refusal;
 use crate::model::Settings;
-use crate::model::tokenizer::encode;
+use crate::model::tokenizer::Tokenizer;
 use crate::wire::Draw;
 
 /// Texts that end a request, at most.
@@ -80,6 +80,7 @@ impl Ask {
     pub(super) fn read(
         body: &[u8],
         model: &str,
+        tokenizer: &Tokenizer,
         settings: &Settings,
         chance: u64,
     ) -> Result<Self, Refusal> {
@@ -95,15 +96,18 @@ impl Ask {
         if let Some(name) = body.refused() {
             return Err(Refusal::of(name, format!("{name} is not supported here")));
         }
-        let prompt = encode(&body.prompt);
+        let prompt = tokenizer
+            .encode(&body.prompt)
+            .map_err(|error| Refusal::of("prompt", error.to_string()))?;
         let most = settings.positions - 1;
         if prompt.is_empty() {
             return Err(Refusal::of("prompt", "the prompt is empty"));
         }
         if prompt.len() > most {
             let text = format!(
-                "the prompt has {} tokens (bytes): {most} are possible at most",
-                prompt.len()
+                "the prompt has {} tokens ({}): {most} are possible at most",
+                prompt.len(),
+                tokenizer.unit()
             );
             return Err(Refusal::of("prompt", text).code("context_length_exceeded"));
         }
@@ -155,7 +159,8 @@ mod tests {
             positions: 8,
             ..Settings::default()
         };
-        Ask::read(body.as_bytes(), "tiny", &settings, 5).map_err(|refusal| refusal.json())
+        let bytes = Tokenizer::default();
+        Ask::read(body.as_bytes(), "tiny", &bytes, &settings, 5).map_err(|refusal| refusal.json())
     }
 
     #[test]

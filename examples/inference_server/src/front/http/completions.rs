@@ -76,13 +76,20 @@ async fn begin(
 ) -> Result<Response, (&'static str, Refusal)> {
     let invalid = |refusal| ("invalid", refusal);
     let body = body.map_err(|error| invalid(Refusal::new(error.status(), error.body_text())))?;
-    let ask = Ask::read(&body, &server.model, &server.settings, chance()).map_err(invalid)?;
+    let ask = Ask::read(
+        &body,
+        &server.model,
+        &server.tokenizer,
+        &server.settings,
+        chance(),
+    )
+    .map_err(invalid)?;
     let (to, mut said) = mpsc::unbounded_channel();
     let request = Request {
         prompt: ask.prompt,
         most: ask.most,
         draw: ask.draw,
-        client: Caller::new(to, ask.stops),
+        client: Caller::new(to, server.tokenizer.clone(), ask.stops),
     };
     let over = || {
         let text = "the server is ending: ask another one";

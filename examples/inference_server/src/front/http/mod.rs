@@ -24,6 +24,7 @@ use super::crew::SharedObserver;
 use super::engine::Event;
 use super::view::View;
 use crate::model::Settings;
+use crate::model::tokenizer::Tokenizer;
 
 /// What all answers are made of.
 pub(super) struct Server {
@@ -31,6 +32,7 @@ pub(super) struct Server {
     pub(super) view: Arc<Mutex<View>>,
     pub(super) observer: SharedObserver,
     pub(super) model: String,
+    pub(super) tokenizer: Tokenizer,
     pub(super) settings: Settings,
     pub(super) queue: usize,
 }

@@ -1,0 +1,219 @@
+//! The models that there are, and files of either kind.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::collectives::{Collectives, Shape};
+use super::decoder::Decoder;
+use super::error::{Error, Result};
+use super::llama::{Llama, LlamaFile};
+use super::step::{AnyPart, Settings};
+use super::tokenizer::Tokenizer;
+use super::weights::WeightsFile;
+
+/// A model by its name.
+///
+/// ```
+/// use inference_server::model::Known;
+/// assert_eq!(Known::named("tiny"), Some(Known::Tiny));
+/// assert_eq!(Known::named("smollm2").map(Known::ranks), Some(3));
+/// assert_eq!(Known::names(), "tiny, smollm2");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// The one that is part of the repository.
+    Tiny,
+    /// SmolLM2-135M-Instruct, which `scripts/get-smollm2` fetches.
+    SmolLm2,
+}
+
+impl Known {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Tiny, Self::SmolLm2];
+
+    /// As clients and `--model` call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tiny => "tiny",
+            Self::SmolLm2 => "smollm2",
+        }
+    }
+
+    /// The model with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|model| model.name() == name)
+    }
+
+    /// All names, for people.
+    #[must_use]
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+
+    /// Its file; `models` is where fetched ones lie.
+    #[must_use]
+    pub fn path(self, models: &Path) -> PathBuf {
+        match self {
+            Self::Tiny => tiny(),
+            Self::SmolLm2 => models.join("SmolLM2-135M-Instruct.Q4_1.gguf"),
+        }
+    }
+
+    /// Ranks, unless said otherwise.
+    #[must_use]
+    pub fn ranks(self) -> usize {
+        match self {
+            Self::Tiny => 2,
+            Self::SmolLm2 => 3,
+        }
+    }
+
+    /// Slots and positions, unless said otherwise.
+    #[must_use]
+    pub fn settings(self) -> Settings {
+        match self {
+            Self::Tiny => Settings::default(),
+            // It has learnt 8192. A position of a request is 46 kB of keys and values, of all ranks together.
+            Self::SmolLm2 => Settings {
+                positions: 2048,
+                ..Settings::default()
+            },
+        }
+    }
+
+    /// Opens its file.
+    ///
+    /// # Errors
+    /// Those of [`ModelFile::open`]; [`Error::Unusable`] for a file that has to be fetched first, which says how.
+    pub fn open(self, models: &Path) -> Result<ModelFile> {
+        let path = self.path(models);
+        if self == Self::SmolLm2 && !path.exists() {
+            let text = format!(
+                "{} is not there: `scripts/get-smollm2` fetches it (93 MB); with a directory as its argument, \
+                 start the server with --models and that directory",
+                path.display()
+            );
+            return Err(Error::Unusable(text));
+        }
+        ModelFile::open(path)
+    }
+}
+
+/// The model that is part of the repository.
+#[must_use]
+pub fn tiny() -> PathBuf {
+    PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/tiny.safetensors"
+    ))
+}
+
+/// Where `scripts/get-smollm2` puts what it fetches.
+#[must_use]
+pub fn fetched() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = here.ancestors().nth(2).unwrap_or(here);
+    root.join(".cache/models")
+}
+
+/// The file of a model of either architecture.
+///
+/// ```
+/// use inference_server::model::{self, Alone, ModelFile, Settings};
+/// let file = ModelFile::open(model::tiny())?;
+/// assert_eq!(file.positions(), 1024);
+/// let alone = Alone::new(file.shape(40));
+/// let part = file.load(alone, Settings::default())?;
+/// assert!(part.ends(0));
+/// # Ok::<(), model::Error>(())
+/// ```
+pub enum ModelFile {
+    /// A mixture of experts, as `cargo xtask train-tiny` writes it.
+    Mixture(WeightsFile),
+    /// A Llama, as GGUF.
+    Llama(LlamaFile),
+}
+
+impl ModelFile {
+    /// Opens a file: a Llama when it begins as GGUF files do.
+    ///
+    /// # Errors
+    /// [`Error::Weights`], which names the file and what is wrong with it; [`Error::Config`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let mut first = [0; 4];
+        let begins = File::open(&path).and_then(|mut file| file.read_exact(&mut first));
+        // Who cannot read it says so.
+        match begins.is_ok() && first == *b"GGUF" {
+            true => Ok(Self::Llama(LlamaFile::open(path)?)),
+            false => Ok(Self::Mixture(WeightsFile::open(path)?)),
+        }
+    }
+
+    /// The numbers of ranks that can share the model.
+    #[must_use]
+    pub fn rank_counts(&self) -> Vec<usize> {
+        match self {
+            Self::Mixture(file) => file.config().rank_counts(),
+            Self::Llama(file) => file.config().rank_counts(),
+        }
+    }
+
+    /// Refuses a number of ranks that cannot share the model.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`], which says how many can.
+    pub fn check_ranks(&self, ranks: usize) -> Result<()> {
+        match self {
+            Self::Mixture(file) => file.config().shard(0, ranks).map(drop),
+            Self::Llama(file) => file.config().check_ranks(ranks),
+        }
+    }
+
+    /// The longest text, in tokens.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        match self {
+            Self::Mixture(file) => file.config().max_position_embeddings,
+            Self::Llama(file) => file.config().max_position_embeddings,
+        }
+    }
+
+    /// What ranks exchange in steps of so many rows.
+    #[must_use]
+    pub fn shape(&self, rows: usize) -> Shape {
+        match self {
+            Self::Mixture(file) => Shape::new(file.config(), rows),
+            Self::Llama(file) => file.config().shape(rows),
+        }
+    }
+
+    /// From text to the model's tokens and back.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a vocabulary that cannot be used.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        match self {
+            Self::Mixture(_) => Ok(Tokenizer::default()),
+            Self::Llama(file) => file.tokenizer(),
+        }
+    }
+
+    /// Reads a rank's part, and takes the memory of its cache.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`]; [`Error::Unusable`] for settings that do not fit the model or the ranks; [`Error::Weights`].
+    pub fn load<C: Collectives + 'static>(
+        &self,
+        ranks: C,
+        settings: Settings,
+    ) -> Result<Box<AnyPart<C>>> {
+        match self {
+            Self::Mixture(file) => Ok(Box::new(Decoder::load(file, ranks, settings)?)),
+            Self::Llama(file) => Ok(Box::new(Llama::load(file, ranks, settings)?)),
+        }
+    }
+}
