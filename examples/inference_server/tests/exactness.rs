@@ -8,14 +8,14 @@ use std::sync::Mutex;
 use inference_server::generate::{Request, generate};
 use inference_server::model::tokenizer::{END, encode};
 use inference_server::model::{
-    Alone, Arrived, Collectives, Config, Decoder, Error, Result, Row, Sampling, Settings, Shape,
-    Tensors, WeightsFile, tiny,
+    Alone, Arrived, Collectives, Config, Decoder, Error, Part, Result, Row, Sampling, Settings,
+    Shape, Tensors, WeightsFile, tiny,
 };
 use inference_server::ranks::on_threads;
 use support::{Model, SETTINGS, bits, config, rows, text};
 
 /// Some steps of several requests, mixed; the logits of each row.
-fn several_steps<C: Collectives>(decoder: &mut Decoder<C>) -> Result<Vec<Vec<u32>>> {
+fn several_steps<P: Part + ?Sized>(decoder: &mut P) -> Result<Vec<Vec<u32>>> {
     let texts: Vec<_> = (0..5).map(|seed| text(seed, 40)).collect();
     let part = |slot: usize, from: usize, to: usize| rows(slot, from, &texts[slot][from..to]);
     let steps = [

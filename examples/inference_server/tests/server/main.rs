@@ -2,7 +2,7 @@
 //!
 //! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
 //! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer;
-//! - `ending`: the end of the server itself.
+//! - `ending`: the end of the server itself; `smollm2`: another model.
 
 mod client;
 mod ending;
@@ -12,6 +12,7 @@ mod program;
 mod refusals;
 mod serving;
 mod shrinking;
+mod smollm2;
 
 use std::time::{Duration, Instant};
 

@@ -110,10 +110,19 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
     );
     let (code, text) = fails(&["--model", "gpt-9"]);
     assert_eq!(code, Some(2));
-    assert!(text.contains("\"gpt-9\": there is tiny"), "{text}");
+    assert!(
+        text.contains("\"gpt-9\": there are tiny, smollm2"),
+        "{text}"
+    );
     let (code, text) = fails(&["--ranks", "3"]);
     assert_eq!(code, Some(1));
     assert!(text.contains("take 1, 2, 4 or 8 ranks"), "{text}");
+    let (code, text) = fails(&["--model", "smollm2", "--models", "/nowhere"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains("/nowhere/SmolLM2") && text.contains("scripts/get-smollm2"),
+        "{text}"
+    );
     let (code, text) = fails(&["--recovery", "pray"]);
     assert_eq!(code, Some(2), "{text}");
 }
