@@ -1,7 +1,7 @@
 //! A language model served by several ranks.
 //!
-//! The model is a small decoder with a mixture of experts; attention is split over the ranks by heads, the experts
-//! are dealt out to them. Ranks talk over the crate `nccl` alone. Where there is no GPU, that runs on the emulator;
+//! The model is a small decoder with a mixture of experts (attention is split over the ranks by heads, the experts
+//! are dealt out to them), or SmolLM2, a Llama whose matrices are split. Ranks talk over the crate `nccl` alone. Where there is no GPU, that runs on the emulator;
 //! the arithmetic runs on the CPU in any case, on candle's tensors. So what is shown here is communication, not speed
 //! of arithmetic.
 //!
