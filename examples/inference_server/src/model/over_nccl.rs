@@ -146,7 +146,7 @@ impl Collectives for OverNccl {
             .route(&exchange.choices, &mut exchange.routing)?;
         exchange
             .experts
-            .dispatch(&mut exchange.routing, &self.own, &mut exchange.arrived)?
+            .dispatch(&exchange.routing, &self.own, &mut exchange.arrived)?
             .wait()?;
         let counts = exchange.routing.counts()?;
         arrived.counts.clear();
