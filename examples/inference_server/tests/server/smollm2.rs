@@ -17,7 +17,7 @@ fn smollm2_goes_on_with_the_same_words_when_one_of_its_three_ranks_is_killed() {
     let mut body = json!({
         "model": "smollm2",
         "prompt": "The capital of France is",
-        "max_tokens": 24,
+        "max_tokens": 12,
         "temperature": 0,
     });
     let answer = complete(&server.url, &body);
@@ -27,7 +27,7 @@ fn smollm2_goes_on_with_the_same_words_when_one_of_its_three_ranks_is_killed() {
 
     body["stream"] = json!(true);
     let mut stream = Stream::new(&server.url, &body);
-    stream.read(5);
+    stream.read(3);
     signal(server.ranks()[1], Signal::KILL);
     let (text, comments) = stream.finish();
     assert_eq!(text, expected);
