@@ -10,6 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
 use crate::front::options::{Options, Role};
+use crate::model::tokenizer::Tokenizer;
 use crate::wire::{self, Draw, ToRank};
 
 /// How long the system may take to start or to end a process.
@@ -180,7 +181,7 @@ fn request() -> (Request<Caller>, UnboundedReceiver<Said>) {
         prompt: vec![65; 3],
         most: 2,
         draw,
-        client: Caller::new(to, Vec::new()),
+        client: Caller::new(to, Tokenizer::default(), Vec::new()),
     };
     (request, heard)
 }
