@@ -39,7 +39,7 @@ impl AbortFlag {
         self.raised.store(false, Ordering::SeqCst);
     }
 
-    /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of this session's rank.
+    /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of that rank.
     pub(crate) fn wakes(&self, session: Weak<Session>) {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|session| session.strong_count() > 0);

@@ -48,7 +48,7 @@ pub enum Algorithm {
 }
 
 /// The numbers that stand for those that a text leaves out.
-const PIECES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+const PIECES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 const WIDTH: NonZeroUsize = NonZeroUsize::MIN;
 
 impl fmt::Display for Algorithm {

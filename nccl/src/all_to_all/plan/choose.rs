@@ -269,5 +269,5 @@ impl Decision {
     }
 }
 
-const FEW: std::num::NonZeroUsize = std::num::NonZeroUsize::new(4).unwrap();
+const FEW: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(3);
 const ONE: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN;

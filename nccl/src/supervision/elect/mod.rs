@@ -95,11 +95,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     Verdict {
         rank: finding.rank,
         cause: Cause {
-            class: match finding.root {
-                // Whatever else went wrong before: the others ran out of time.
-                RootCause::NeverEntered { .. } => FaultClass::TimedOut,
-                _ => first.class(),
-            },
+            class: class(case, &finding.root),
             role: finding.role,
             root: finding.root,
             operation: finding
@@ -438,6 +434,21 @@ fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
     let first = warnings.by_ref().min()?;
     let (_, rank, text) = first;
     Some(format!("NCCL's first warning on rank {rank}: {text}"))
+}
+
+/// What is found where ranks wait is of those who ran out of time, if any did, whoever else saw a failure that followed.
+fn class(case: &Case<'_>, root: &RootCause) -> FaultClass {
+    let waited = matches!(
+        root,
+        RootCause::NeverEntered { .. }
+            | RootCause::NotAnswering { .. }
+            | RootCause::StuckOutside { .. }
+    );
+    let mut classes = case.symptoms.iter().map(Fault::class);
+    match waited && classes.any(|class| class == FaultClass::TimedOut) {
+        true => FaultClass::TimedOut,
+        false => telling(case).class(),
+    }
 }
 
 /// Who told most keeps what it told: a failure that follows from something says more than that time ran out, and what

@@ -285,6 +285,36 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
     );
 }
 
+/// Rank 1 finalizes alone, which fails, and rank 0 runs out of time in what rank 1 has not entered.
+#[test]
+fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
+    let mut table = Table::of(vec![entered(0, 2, false), entered(1, 1, true)]);
+    let failed = Cause {
+        class: FaultClass::Failed,
+        role: FaultRole::Cascade,
+        ..Cause::asked("finalize failed")
+    };
+    let place = Place {
+        communicator: "model/tp",
+        rank: 1,
+        host: "node-a",
+        pid: 2,
+        epoch: 1,
+    };
+    let failed = Fault::new(failed, place);
+    for symptoms in [vec![late(0), failed.clone()], vec![failed.clone(), late(0)]] {
+        table.symptoms = symptoms;
+        let cause = table.elect().cause;
+        assert!(
+            matches!(cause.root, RootCause::NeverEntered { .. }),
+            "{cause:?}"
+        );
+        assert_eq!(cause.class, FaultClass::TimedOut);
+    }
+    table.symptoms = vec![failed];
+    assert_eq!(table.elect().cause.class, FaultClass::Failed);
+}
+
 #[test]
 fn a_difference_in_what_is_done_is_not_taken_for_the_cause() {
     let mut table = Table::of(vec![entered(0, 2, false), entered(1, 1, true)]);
