@@ -3,6 +3,8 @@
 #[path = "support/cgroup.rs"]
 mod cgroup;
 mod support;
+#[path = "support/unattended.rs"]
+mod unattended;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,52 +12,11 @@ use std::time::{Duration, Instant};
 use cgroup::Group;
 use nccl::RootCause;
 use nccl::cudarc::driver::{CudaStream, sys};
-use nccl::{
-    Communicator, CommunicatorBuilder, ErrorKind, FaultClass, ReduceOp, Timeouts, World, recorder,
-};
+use nccl::{Communicator, ErrorKind, FaultClass, ReduceOp, Timeouts, recorder};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{needs_emulator, ranks_as_processes, ranks_as_threads};
-
-type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
-const SOON: Duration = Duration::from_secs(15);
-
-/// Of an operation.
-const LIMIT: Duration = Duration::from_millis(400);
-
-/// This rank's stream, and a communicator of all ranks on it that are connected to each other.
-fn start(
-    world: &World,
-    limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
-) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
-    let stream = support::device(world)?.new_stream()?;
-    let comm = limits(world.communicator("test").stream(&stream)).build()?;
-    comm.warm_up(SOON)?;
-    Ok((stream, comm))
-}
-
-/// An operation whose request is dropped at once.
-fn unattended(comm: &Communicator) -> Outcome {
-    let mut y = comm.stream().alloc_zeros::<f32>(64)?;
-    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
-    Ok(())
-}
-
-/// Waits until the communicator is ended, without asking it for anything. What it was ended for.
-fn fault(comm: &Communicator) -> Result<nccl::Fault, Box<dyn std::error::Error>> {
-    let begun = Instant::now();
-    loop {
-        if let Some(fault) = comm.fault() {
-            return Ok(fault);
-        }
-        if begun.elapsed() > SOON {
-            return Err("nothing ended the communicator".into());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
 
 #[test]
 fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_rank() {
@@ -276,35 +237,6 @@ fn a_replay_that_hangs_is_called_a_replay() {
 }
 
 #[test]
-fn a_call_into_nccl_that_does_not_come_back_is_found() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            faults::at_call("ncclAllReduce").hang().keep();
-            let comm = comm.clone();
-            std::thread::spawn(move || {
-                let _ = unattended(&comm);
-            });
-        }
-        let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
-        let cause = fault.cause();
-        assert!(
-            cause.contains("the call into NCCL, under way for"),
-            "{cause}"
-        );
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
-    });
-}
-
-#[test]
 fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits() {
     if !needs_emulator("an error on purpose") {
         return;
@@ -324,73 +256,6 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.contains("all_reduce"), "{operation}");
         Ok(())
-    });
-}
-
-#[test]
-fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
-        let elsewhere = stream.context().new_stream()?;
-        let other = world.communicator("other").stream(&elsewhere);
-        let other = other.timeout(LIMIT).build()?;
-        other.warm_up(SOON)?;
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            unattended(&comm)?;
-            // The first to ask is the watchdog.
-            faults::at_call("ncclCommGetAsyncError")
-                .nth(1)
-                .hang()
-                .keep();
-        }
-        let stuck = fault(&comm)?;
-        assert_eq!((stuck.rank(), stuck.class()), (0, FaultClass::TimedOut));
-        let cause = stuck.cause();
-        assert!(
-            cause.contains("ncclCommGetAsyncError has not come back"),
-            "{cause}"
-        );
-        // Others are still watched over.
-        if world.rank() == 0 {
-            unattended(&other)?;
-        }
-        let late = fault(&other)?;
-        assert!(
-            late.cause().contains("the operation, running for"),
-            "{late}"
-        );
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
-    });
-}
-
-#[test]
-fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            // Nobody but the watchdog asks.
-            faults::at_call("cuEventQuery").hang().keep();
-            unattended(&comm)?;
-        }
-        let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
-        let cause = fault.cause();
-        assert!(cause.contains("cuEventQuery has not come back"), "{cause}");
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
     });
 }
 

@@ -71,6 +71,7 @@ const TESTS: &[Tests] = &[
             "--test=plans",
             "--test=recorder",
             "--test=succession",
+            "--test=stuck_calls",
             "--test=watchdog",
         ],
         left_out: MANY_RANKS,

@@ -25,6 +25,13 @@ const LONGEST: usize = 1 << 20;
 pub enum ToRank {
     /// Take a step. All ranks that serve in the epoch get the same.
     Step(Step),
+    /// Show that all ranks that serve in the epoch can do something together.
+    Probe {
+        /// The epoch for which it is meant; in any other it is nothing.
+        epoch: u64,
+        /// Its number, of all steps and probes of the server.
+        number: u64,
+    },
     /// Go on to the next epoch: another rank can do no more in this one. A rank that has no part of the model would not hear of
     /// what ended the model's communicator, and the others would wait for it.
     GoOn {
@@ -40,7 +47,7 @@ pub enum ToRank {
 pub struct Step {
     /// The epoch for which it was planned; in any other it is nothing.
     pub epoch: u64,
-    /// Its number, of all steps of the server.
+    /// Its number, of all steps and probes of the server.
     pub number: u64,
     /// Its rows.
     pub rows: Vec<StepRow>,
@@ -132,6 +139,18 @@ pub enum FromRank {
         seconds: f64,
         /// How much of that was communication, with the wait for the other ranks.
         communicating: f64,
+    },
+    /// A probe is over. The rank that has the first part says so.
+    Probed {
+        /// The probe's epoch.
+        epoch: u64,
+        /// The probe's number.
+        number: u64,
+    },
+    /// This rank goes on to the next epoch, since another one is gone.
+    Left {
+        /// The number of the epoch that it leaves.
+        epoch: u64,
     },
     /// This rank can do no more in this epoch, and goes on to the next.
     Failed {

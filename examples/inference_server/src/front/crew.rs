@@ -13,15 +13,19 @@ use nccl::launch::{Fleet, Signal};
 use super::engine::Event;
 use super::options::{Options, Recovery};
 use super::view::process_state;
-use crate::wire::{self, Step, ToRank};
+use crate::wire::{self, ToRank};
 
-/// How long the ranks may take to say goodbye to each other.
+/// How long the ranks may take to say goodbye to each other; and how much longer than others one may take to leave an epoch, apart
+/// from the limit of an operation.
 const GOODBYE: Duration = Duration::from_secs(3);
 
 /// After so long without all ranks, all are started again.
 const TOO_LONG: Duration = Duration::from_secs(60);
 /// How long after a process could not be started it is tried again: twice as long each time.
 const PAUSE: Duration = Duration::from_millis(100);
+/// As much for one that could be, and ends each time.
+const REST: Duration = Duration::from_millis(50);
+const LONGEST_REST: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the server cannot go on.
@@ -68,7 +72,11 @@ pub(super) struct Worker {
     pub(super) epoch: Option<u64>,
     pub(super) serves: Option<Serves>,
     pub(super) restarts: u64,
+    /// How often it has been started again since the ranks have done anything.
+    in_vain: usize,
     killed: bool,
+    /// Which epoch it has left, and when.
+    left: Option<(u64, Instant)>,
     /// Since when it has been seen to be stopped, while nobody serves.
     stopped: Option<Instant>,
 }
@@ -81,6 +89,31 @@ pub(super) struct Serves {
     pub(super) shard: Option<usize>,
     pub(super) shards: usize,
     pub(super) device: usize,
+}
+
+impl Worker {
+    /// Forgets the process, and not how often there was one.
+    fn begin_anew(&mut self) {
+        *self = Self {
+            restarts: self.restarts,
+            in_vain: self.in_vain,
+            ..Self::default()
+        };
+    }
+
+    fn is_started_again(&mut self) {
+        self.restarts += 1;
+        self.in_vain += 1;
+    }
+}
+
+/// How long before a rank is started again that was so often in vain: what ends a rank each time may need a moment to
+/// pass.
+fn pause_after(in_vain: usize) -> Duration {
+    match in_vain {
+        0..=2 => Duration::ZERO,
+        more => LONGEST_REST.min(REST * (1 << (more - 3).min(8))),
+    }
 }
 
 impl Crew {
@@ -141,11 +174,7 @@ impl Crew {
         }
         if worker.pid.is_some_and(|known| known != pid) {
             // Whatever called itself so before is not it.
-            let restarts = worker.restarts;
-            *worker = Worker {
-                restarts,
-                ..Worker::default()
-            };
+            worker.begin_anew();
         }
         worker.pid = Some(pid);
     }
@@ -155,10 +184,7 @@ impl Crew {
         let worker = &mut self.members[place];
         let news = worker.pid == Some(pid);
         if news {
-            *worker = Worker {
-                restarts: worker.restarts,
-                ..Worker::default()
-            };
+            worker.begin_anew();
         }
         // One that was started with others that could not be is ended again.
         let in_vain = |owed: &Owed| owed.what == Start::All;
@@ -217,16 +243,14 @@ impl Crew {
         (0..shards).all(there).then_some(shards)
     }
 
-    /// Sends a step to all that have a part. Who cannot be written to is noticed otherwise.
-    pub(super) fn send(&mut self, step: Step) {
-        let epoch = step.epoch;
-        let message = ToRank::Step(step);
+    /// Sends something to do to all that have a part. Who cannot be written to is noticed otherwise.
+    pub(super) fn send(&mut self, epoch: u64, message: &ToRank) {
         for worker in &mut self.members {
             let has_part = |serves: Serves| serves.epoch == epoch && serves.shard.is_some();
             if worker.serves.is_some_and(has_part)
                 && let Some((_, stream)) = &mut worker.link
             {
-                let _ = wire::write(stream, &message);
+                let _ = wire::write(stream, message);
             }
         }
     }
@@ -258,13 +282,15 @@ impl Crew {
         if self.recovery == Recovery::Shrink {
             return "the others go on without it";
         }
-        self.members[place].restarts += 1;
+        let pause = pause_after(self.members[place].in_vain);
+        self.members[place].is_started_again();
         match &mut self.owed {
             // It comes in its time.
             Some(Owed {
                 what: Start::These(places),
                 ..
             }) => places.push(place),
+            _ if !pause.is_zero() => self.put_off(Start::These(vec![place]), pause),
             _ => {
                 if let Err((what, error)) = self.start_these(vec![place]) {
                     self.owe(what, PAUSE, &error);
@@ -290,6 +316,16 @@ impl Crew {
 
     fn owe(&mut self, what: Start, pause: Duration, error: &Failure) {
         note!("{error}; it is tried again in {} ms", pause.as_millis());
+        self.put_off(what, pause);
+    }
+
+    /// Whether something is to be started later.
+    #[cfg(test)]
+    pub(super) fn is_owed(&self) -> bool {
+        self.owed.is_some()
+    }
+
+    fn put_off(&mut self, what: Start, pause: Duration) {
         self.owed = Some(Owed {
             what,
             next: Instant::now() + pause,
@@ -309,7 +345,10 @@ impl Crew {
 
     pub(super) fn start_all_again(&mut self) {
         self.owed = None;
-        if let Err(error) = self.start_all() {
+        let pause = pause_after(self.in_vain());
+        if !pause.is_zero() {
+            self.put_off(Start::All, pause);
+        } else if let Err(error) = self.start_all() {
             self.owe(Start::All, PAUSE, &error);
         }
     }
@@ -318,13 +357,11 @@ impl Crew {
         self.strangers.clear();
         self.given_up = self.fleet.pids().into_iter().flatten().collect();
         for worker in &mut self.members {
-            let restarts = worker.restarts + 1;
-            *worker = Worker {
-                restarts,
-                ..Worker::default()
-            };
+            worker.begin_anew();
         }
         self.attempt = self.fleet.restart_all()?;
+        let all = self.members.iter_mut();
+        all.for_each(Worker::is_started_again);
         let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
         *self.observer.lock().unwrap_or_else(PoisonError::into_inner) = observer;
         Ok(())
@@ -349,6 +386,46 @@ impl Crew {
         worker.epoch = Some(epoch);
         worker.serves = None;
         worker.stopped = None;
+        worker.left = None;
+    }
+
+    /// A rank has left an epoch, and waits for the others.
+    pub(super) fn left(&mut self, place: usize, epoch: u64) {
+        let worker = &mut self.members[place];
+        worker.serves = None;
+        worker.left = Some((epoch, Instant::now()));
+    }
+
+    /// The ranks have done something: what ended them before is over.
+    pub(super) fn achieved(&mut self) {
+        for worker in &mut self.members {
+            worker.in_vain = 0;
+        }
+    }
+
+    /// How often a rank has been started again since they have done anything.
+    pub(super) fn in_vain(&self) -> usize {
+        let in_vain = self.members.iter().map(|worker| worker.in_vain);
+        in_vain.max().unwrap_or_default()
+    }
+
+    /// While nobody serves: ends those that still serve, as they think, when others have left their epoch long ago. They hang
+    /// in something that is no operation, and the others wait for them.
+    pub(super) fn kill_wedged(&mut self) {
+        let long_ago = |worker: &Worker| {
+            let (epoch, since) = worker.left?;
+            (since.elapsed() > self.deadline + GOODBYE).then_some(epoch)
+        };
+        let over: Vec<_> = self.members.iter().filter_map(long_ago).collect();
+        let hangs = |worker: &&Worker| {
+            let serves = worker.serves.map(|serves| serves.epoch);
+            serves.is_some_and(|epoch| over.contains(&epoch))
+        };
+        let wedged = self.members.iter().filter(hangs);
+        let wedged: Vec<_> = wedged.filter_map(|worker| worker.pid).collect();
+        for pid in wedged {
+            self.kill_frozen(pid);
+        }
     }
 
     /// While nobody serves: ends those that have been stopped for too long. The others cannot go on without them, and

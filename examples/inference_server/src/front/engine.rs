@@ -10,33 +10,46 @@
 //! ```
 //!
 //! There is one step under way at most. The next is planned when its tokens have come, so that nobody has to agree on
-//! anything: what the ranks are sent is the order.
+//! anything: what the ranks are sent is the order. When there is nothing to do, the ranks are asked for a sign of life now and then:
+//! a small operation on the model's communicator, which one that hangs does not get through. So somebody finds out
+//! before the next client does.
+//!
+//! - `trouble`: what becomes of a rank that is gone or can do no more, until somebody serves again.
 
 #[cfg(test)]
 mod tests;
+mod trouble;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl::launch::Event as FleetEvent;
-use nccl::launch::{Exit, RankEnd};
-use nccl::{Fault, RootCause};
 
 use super::caller::{Caller, Said};
 use super::crew::{Crew, Failure, Serves};
 use super::links::Heard;
 use super::scheduler::{Request, Scheduler};
-use super::view::{LastFault, Member, Trouble, View};
-use crate::wire::{FromRank, Step};
+use super::view::{Member, Trouble, View};
+use crate::wire::{FromRank, Step, ToRank};
 
 /// How often it is looked whether clients have gone away, and whether something takes too long.
 const TICK: Duration = Duration::from_millis(50);
 /// How a process ended is known a moment after its connection is closed, and says more. Clients are not told earlier than this
 /// why nothing comes, unless it is known.
 const KNOWN: Duration = Duration::from_secs(1);
-/// How often ranks are started again with nothing achieved in between.
+/// How often a rank, or all of them, are started again with nothing achieved in between.
 const IN_VAIN: usize = 10;
+/// After so long without a step the ranks are asked for a sign of life.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// What the ranks have been given to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    Step,
+    /// To show that they can.
+    Probe,
+}
 
 /// What the engine is told.
 pub(super) enum Event {
@@ -58,11 +71,12 @@ pub(super) struct Engine {
     /// The epoch that serves, and whether there has ever been one.
     epoch: Option<u64>,
     served: bool,
-    /// The number of the step that was sent last, and whether it is under way.
+    /// The number of what was sent last, and what it is while it is under way.
     number: u64,
-    under_way: bool,
+    under_way: Option<Work>,
+    /// Since when nothing has been.
+    quiet: Instant,
     troubled: Instant,
-    in_vain: usize,
     next_tick: Instant,
     end: Option<Instant>,
 }
@@ -82,9 +96,9 @@ impl Engine {
             epoch: None,
             served: false,
             number: 0,
-            under_way: false,
+            under_way: None,
+            quiet: Instant::now(),
             troubled: Instant::now(),
-            in_vain: 0,
             next_tick: Instant::now(),
             end: None,
         }
@@ -189,13 +203,6 @@ impl Engine {
         }
     }
 
-    /// Tells clients why nothing comes.
-    fn stall(&mut self) {
-        let why = self.lock().trouble.cause.clone();
-        let clients = self.scheduler.clients();
-        clients.for_each(|client| client.stall(&why));
-    }
-
     fn hear(&mut self, place: usize, message: FromRank) -> Result<(), Failure> {
         let worker = &mut self.crew.members[place];
         match message {
@@ -238,9 +245,7 @@ impl Engine {
                 seconds,
                 communicating,
             } => {
-                if self.under_way && self.epoch == Some(epoch) && self.number == number {
-                    self.under_way = false;
-                    self.in_vain = 0;
+                if self.is_over(Work::Step, epoch, number) {
                     self.lock().took(seconds, communicating);
                     let made = self.scheduler.took(&tokens).ok_or_else(|| {
                         format!(
@@ -251,12 +256,18 @@ impl Engine {
                     self.lock().numbers.made_tokens += made as u64;
                 }
             }
+            FromRank::Probed { epoch, number } => {
+                if self.is_over(Work::Probe, epoch, number) {
+                    self.lock().answered();
+                }
+            }
+            FromRank::Left { epoch } => self.crew.left(place, epoch),
             FromRank::Failed {
                 epoch,
                 error,
                 fault,
             } => {
-                worker.serves = None;
+                self.crew.left(place, epoch);
                 self.crew.go_on(epoch);
                 if self.epoch == Some(epoch) || self.epoch.is_none() {
                     self.failed(place, epoch, &error, fault.as_deref());
@@ -266,199 +277,57 @@ impl Engine {
         Ok(())
     }
 
-    /// A rank could not go on, and tells why.
-    fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
-        let root = fault.and_then(|fault| self.crew.place_of_process(fault.pid()));
-        let trouble = Trouble {
-            cause: match fault {
-                Some(fault) => fault.cause().to_owned(),
-                None => format!("rank {place}: {error}"),
-            },
-            rank: root,
-            pid: fault.map(Fault::pid),
-            signal: None,
-        };
-        self.interrupt(trouble.clone());
-        let Some(fault) = fault else {
-            // Nobody else tells of it; what is known of the same interruption already says more.
-            note!("rank {place} could not go on: {error}");
-            let mut view = self.lock();
-            let known = view.last_fault.as_ref();
-            if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
-                view.last_fault = Some(LastFault {
-                    epoch: Some(epoch),
-                    ..LastFault::of(trouble)
-                });
-            }
-            return;
-        };
-        let mut view = self.lock();
-        let known = view.last_fault.as_mut();
-        // All ranks tell the same, and the launcher may have told how the process ended.
-        let known = known.filter(|known| {
-            known.trouble.pid == Some(fault.pid()) && known.ready_after_seconds.is_none()
-        });
-        match known {
-            Some(known) if known.report.is_none() => {
-                known.report = Some(fault.explain());
-                known.evidence = fault.evidence().to_vec();
-                known.hint = fault.hint().map(str::to_owned);
-            }
-            Some(_) => {}
-            None => {
-                view.last_fault = Some(LastFault {
-                    epoch: Some(fault.epoch()),
-                    report: Some(fault.explain()),
-                    evidence: fault.evidence().to_vec(),
-                    hint: fault.hint().map(str::to_owned),
-                    ..LastFault::of(trouble)
-                });
-            }
+    /// Whether this is the answer that is waited for: then the ranks have done what they were given.
+    fn is_over(&mut self, work: Work, epoch: u64, number: u64) -> bool {
+        let over = (Some(work), Some(epoch), number) == (self.under_way, self.epoch, self.number);
+        if over {
+            self.under_way = None;
+            self.quiet = Instant::now();
+            self.crew.achieved();
         }
-        drop(view);
-        if let RootCause::NotAnswering { .. } = fault.root() {
-            // The others would wait for it for ever.
-            self.crew.kill_frozen(fault.pid());
-        }
-    }
-
-    /// A process has ended.
-    fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
-        let (place, pid) = (end.rank(), end.pid());
-        let gave_up = matches!(end.exit(), Exit::Code(_))
-            && self.epoch.is_none()
-            && self.crew.members[place].serves.is_none();
-        // The others may have gone on without it before it is known how it ended.
-        let late = self.epoch.is_some() && !self.serves_now(place);
-        let served = self.crew.members[place].serves.map(|serves| serves.epoch);
-        if !self.crew.ended(place, pid) {
-            return Ok(());
-        }
-        let trouble = Trouble {
-            cause: format!("rank {place} (pid {pid}) is gone: {}", end.exit()),
-            rank: Some(place),
-            pid: Some(pid),
-            signal: match end.exit() {
-                Exit::Signal { signal, .. } => Some(signal.to_string()),
-                _ => None,
-            },
-        };
-        if !late {
-            self.interrupt(trouble.clone());
-            self.lock().trouble = trouble.clone();
-        }
-        {
-            let mut view = self.lock();
-            view.numbers.rank_ends += 1;
-            let before = view.last_fault.take().filter(|known| {
-                known.trouble.pid == Some(pid) && (late || known.ready_after_seconds.is_none())
-            });
-            let of = before.as_ref();
-            let took = view.numbers.last_recovery_seconds;
-            view.last_fault = Some(LastFault {
-                epoch: served.or(of.and_then(|fault| fault.epoch)),
-                report: of.and_then(|fault| fault.report.clone()),
-                evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
-                hint: of.and_then(|fault| fault.hint.clone()),
-                stderr: end.stderr().to_vec(),
-                ready_after_seconds: late.then_some(took),
-                ..LastFault::of(trouble)
-            });
-        }
-        if !late {
-            self.stall();
-        }
-        self.show();
-        self.in_vain += 1;
-        if self.in_vain > IN_VAIN {
-            let why =
-                format!("ranks ended {IN_VAIN} times with no step in between; the last: {end}");
-            return Err(why.into());
-        }
-        let done = self.crew.mend(place, gave_up);
-        note!("{end}; {done}");
-        Ok(())
-    }
-
-    /// Whether this rank is one of those that serve.
-    fn serves_now(&self, place: usize) -> bool {
-        let serves = self.crew.members[place].serves;
-        serves.is_some_and(|serves| self.epoch == Some(serves.epoch))
-    }
-
-    /// Nobody serves any more.
-    fn interrupt(&mut self, trouble: Trouble) {
-        if self.epoch.take().is_some() {
-            self.troubled = Instant::now();
-            self.under_way = false;
-            self.scheduler.begin_again();
-            let mut view = self.lock();
-            view.trouble = trouble;
-            view.serving = None;
-            view.step = None;
-        }
-    }
-
-    /// An epoch serves.
-    fn ready(&mut self, epoch: u64, parts: usize) {
-        self.epoch = Some(epoch);
-        let took = self.troubled.elapsed().as_secs_f64();
-        if self.scheduler.is_idle() {
-            self.in_vain = 0;
-        }
-        let mut view = self.lock();
-        view.serving = Some((epoch, Instant::now(), parts));
-        let fault = view.last_fault.as_mut();
-        let fault = fault.filter(|fault| fault.ready_after_seconds.is_none());
-        let again = self.served || fault.is_some();
-        if let Some(fault) = fault {
-            fault.ready_after_seconds = Some(took);
-        }
-        if again {
-            view.numbers.recoveries += 1;
-            view.numbers.recovery_seconds += took;
-            view.numbers.last_recovery_seconds = took;
-        }
-        let word = if again { "ready again" } else { "ready" };
-        let how = format!("{word} after {took:.3} s, in epoch {epoch}, on {parts} ranks");
-        drop(view);
-        self.served = true;
-        note!("{how}");
-        self.scheduler
-            .clients()
-            .for_each(|client| client.go_on(&how));
+        over
     }
 
     /// The next step, if it is time for it.
     fn go(&mut self) {
         let Some(epoch) = self.epoch else { return };
-        if self.under_way {
+        if self.under_way.is_some() {
             return;
         }
         let rows = self.scheduler.plan();
-        if rows.is_empty() {
-            return;
-        }
-        self.number += 1;
-        self.under_way = true;
-        let number = self.number;
-        self.lock().step = Some((number, Instant::now()));
-        self.crew.send(Step {
+        let (number, work) = (
+            self.number + 1,
+            match rows.is_empty() {
+                false => Work::Step,
+                true if self.quiet.elapsed() > QUIET => Work::Probe,
+                true => return,
+            },
+        );
+        (self.number, self.under_way) = (number, Some(work));
+        self.lock().given(work, number);
+        self.crew.send(
             epoch,
-            number,
-            rows,
-        });
+            &match work {
+                Work::Probe => ToRank::Probe { epoch, number },
+                Work::Step => ToRank::Step(Step {
+                    epoch,
+                    number,
+                    rows,
+                }),
+            },
+        );
     }
 
     fn tick(&mut self) -> Result<(), Failure> {
         self.crew.catch_up();
-        if !self.under_way {
+        if self.under_way.is_none() {
             self.scheduler.forget_the_gone();
         }
         if self.epoch.is_some() {
             return Ok(());
         }
         self.crew.kill_stopped();
+        self.crew.kill_wedged();
         let troubled = self.troubled.elapsed();
         if troubled > KNOWN {
             self.stall();
@@ -466,8 +335,7 @@ impl Engine {
         if troubled > self.crew.patience() {
             note!("the ranks do not come together: all are started again");
             self.troubled = Instant::now();
-            self.in_vain += 1;
-            if self.in_vain > IN_VAIN {
+            if self.crew.in_vain() >= IN_VAIN {
                 return Err("the ranks do not come together".into());
             }
             self.crew.start_all_again();

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::engine::Work;
+
 /// How long a step may take before the server is not ready: so many times what it takes usually, and at least this.
 const SLOWER: u32 = 20;
 const SLOW: Duration = Duration::from_secs(1);
@@ -22,8 +24,10 @@ pub(super) struct View {
     pub(super) serving: Option<(u64, Instant, usize)>,
     /// Why none does.
     pub(super) trouble: Trouble,
-    /// The step that is under way.
-    pub(super) step: Option<(u64, Instant)>,
+    /// What the ranks have been given to do, its number, and since when.
+    pub(super) given: Option<(Work, u64, Instant)>,
+    /// When they did something last.
+    answered: Option<Instant>,
     /// How long the last steps took, the oldest first.
     recent: VecDeque<Duration>,
     pub(super) ending: bool,
@@ -143,7 +147,8 @@ impl View {
                 cause: String::from("the ranks are being started"),
                 ..Trouble::default()
             },
-            step: None,
+            given: None,
+            answered: None,
             recent: VecDeque::new(),
             ending: false,
             last_fault: None,
@@ -184,17 +189,37 @@ impl View {
         if let Some(frozen) = self.frozen() {
             return Some(frozen);
         }
-        let (number, since) = self.step?;
-        let usual = self.usual();
-        let (age, most) = (since.elapsed(), SLOW.max(usual * SLOWER));
-        (age > most).then(|| Trouble {
-            cause: format!(
-                "step {number} has been under way for {:.1} s; usually they take {:.3} s",
-                age.as_secs_f64(),
-                usual.as_secs_f64()
+        let (work, number, since) = self.given?;
+        let (usual, age) = (self.usual(), since.elapsed());
+        let most = match work {
+            Work::Step => SLOW.max(usual * SLOWER),
+            Work::Probe => SLOW,
+        };
+        let (usual, seconds) = (usual.as_secs_f64(), age.as_secs_f64());
+        let cause = match work {
+            Work::Step => format!(
+                "step {number} has been under way for {seconds:.1} s; usually they take {usual:.3} s"
             ),
+            Work::Probe => format!(
+                "the ranks were asked for a sign of life {seconds:.1} s ago, and have not given it"
+            ),
+        };
+        (age > most).then(|| Trouble {
+            cause,
             ..Trouble::default()
         })
+    }
+
+    /// The ranks have something to do.
+    pub(super) fn given(&mut self, work: Work, number: u64) {
+        self.given = Some((work, number, Instant::now()));
+    }
+
+    /// They have done it. How long that was.
+    pub(super) fn answered(&mut self) -> Option<Duration> {
+        self.answered = Some(Instant::now());
+        let (.., since) = self.given.take()?;
+        Some(since.elapsed())
     }
 
     /// A step is over.
@@ -203,8 +228,8 @@ impl View {
         numbers.steps += 1;
         numbers.step_seconds += seconds;
         numbers.communication_seconds += communicating;
-        if let Some((_, since)) = self.step.take() {
-            self.remember(since.elapsed());
+        if let Some(took) = self.answered() {
+            self.remember(took);
         }
     }
 
@@ -248,6 +273,7 @@ impl View {
             "running": self.numbers.running,
             "waiting": self.numbers.waiting,
             "steps": self.numbers.steps,
+            "answered_seconds_ago": self.answered.map(|at| at.elapsed().as_secs_f64()),
             "ranks": members.collect::<Vec<_>>(),
             "last_fault": self.last_fault,
         })

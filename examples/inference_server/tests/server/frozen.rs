@@ -1,4 +1,4 @@
-//! Ranks that are stopped: they are not dead, and may go on at any moment.
+//! Ranks that are stopped, and are not dead: they may go on at any moment. And ranks that hang.
 
 use rustix::process::Signal;
 
@@ -100,4 +100,39 @@ fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_die
     assert_eq!((after[0], after[3]), (before[0], before[3]));
     assert!(after[1] != before[1] && after[2] != before[2], "{after:?}");
     assert_eq!(server.metric("inference_rank_ends_total"), 2.0);
+}
+
+/// Rank 1 does not come out of a call: the next of the signs of life for which ranks are asked that have nothing to do.
+#[test]
+fn a_rank_that_hangs_while_nothing_is_done_is_named_and_replaced_before_anybody_asks() {
+    let faults = "call=ncclAllReduce,rank=1,nth=2,action=hang";
+    let server = Server::start_with_faults(&["--ranks", "4", "--deadline", "2"], faults);
+    let before = server.ranks();
+    until("that the sign of life does not come", || {
+        let answer = get(&format!("{}/readyz", server.url));
+        let cause = answer.json()["cause"].to_string();
+        (answer.status == 503 && cause.contains("sign of life")).then_some(())
+    });
+    until("that the rank is named", || {
+        let json = get(&format!("{}/readyz", server.url)).json();
+        let cause = json["cause"].as_str().unwrap_or_default();
+        (json["rank"] == 1 && cause.contains("inside the call of all_reduce")).then_some(())
+    });
+    until("that it is replaced", || {
+        (server.ranks()[1] != before[1]).then_some(())
+    });
+    server.until_ready();
+    let after = server.ranks();
+    assert_eq!(
+        (after[0], after[2], after[3]),
+        (before[0], before[2], before[3])
+    );
+    let fault = &server.health()["last_fault"];
+    assert_eq!(
+        (&fault["rank"], &fault["pid"]),
+        (&1.into(), &before[1].into()),
+        "{fault}"
+    );
+    let report = fault["report"].to_string();
+    assert!(report.contains("inside the call"), "{report}");
 }

@@ -51,8 +51,15 @@ pub(crate) fn ends(mut command: Command) -> (Option<i32>, String) {
 impl Server {
     /// Starts one at a free port, and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_with_faults(arguments, "")
+    }
+
+    /// As [`start`](Self::start); `faults` are of the emulator's ([`nccl_emulator::faults`]), on all of the ranks' processes.
+    pub(crate) fn start_with_faults(arguments: &[&str], faults: &str) -> Self {
         let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
-        let mut child = command(&words).spawn().unwrap();
+        let mut command = command(&words);
+        command.env("NCCL_EMULATOR_FAULTS", faults);
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let said = Arc::new(Mutex::new(Vec::new()));
         let saying = Arc::clone(&said);

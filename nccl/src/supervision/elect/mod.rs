@@ -4,13 +4,14 @@
 //! this puts it together. What is certain comes first:
 //!
 //! 1. what ranks entered does not fit together ([`compare`]);
-//! 2. a call of NCCL's or CUDA's does not come back on a rank;
-//! 3. ranks do not answer, and something shows that they stand still;
+//! 2. a rank told that a call of NCCL's or CUDA's does not come back there ([`inside`]);
+//! 3. ranks do not answer, and something shows that they stand still ([`silence`]);
 //! 4. a message has another length than was expected ([`messages`]);
 //! 5. ranks wait for each other in a circle, over one or several communicators ([`waits`]);
 //! 6. ranks have not entered what others wait in: the one that is furthest behind;
 //! 7. ranks do not answer, and nothing shows why: they may be late themselves;
-//! 8. a rank's operation waits behind work of others; or a message has no counterpart;
+//! 8. one rank has not come back from the call of what stands still ([`inside`]); or its operation waits behind work of
+//!    others; or a message has no counterpart;
 //! 9. NCCL warned of something that can be a cause;
 //! 10. nothing of that: what the ranks told, with what is known.
 //!
@@ -19,7 +20,9 @@
 
 mod arrivals;
 mod compare;
+mod inside;
 mod messages;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -27,6 +30,7 @@ mod waits;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
+pub(super) use self::silence::silent_coordinator;
 use super::cause::{RootCause, Waiting, who};
 use super::fault::{Cause, Fault, FaultClass};
 use super::report::{Entered, Report, State};
@@ -74,12 +78,13 @@ struct Finding {
 /// See the module.
 pub(super) fn elect(case: &Case<'_>) -> Verdict {
     let finding = compare::mismatch(case)
-        .or_else(|| stuck_inside(case))
-        .or_else(|| standing_still(case))
+        .or_else(|| inside::told(case))
+        .or_else(|| silence::standing_still(case))
         .or_else(|| messages::lengths(case))
         .or_else(|| waits::circle(case))
         .or_else(|| never_entered(case))
-        .or_else(|| not_answering(case))
+        .or_else(|| silence::not_answering(case))
+        .or_else(|| inside::found(case))
         .or_else(|| stuck_outside(case))
         .or_else(|| messages::alone(case))
         .or_else(|| warned(case))
@@ -151,115 +156,6 @@ impl Case<'_> {
     fn complaint(&self) -> String {
         let first = &self.symptoms[0];
         format!("rank {} waited: {}", first.rank(), first.cause())
-    }
-}
-
-/// A rank that told that a call does not come back; it is not one that waits for others.
-fn stuck_inside(case: &Case<'_>) -> Option<Finding> {
-    let told = case
-        .symptoms
-        .iter()
-        .find(|fault| matches!(fault.root(), RootCause::StuckInside { .. }))?;
-    Some(Finding {
-        rank: told.rank(),
-        operation: None,
-        role: FaultRole::Initiating,
-        root: told.root().clone(),
-        text: told.cause().to_owned(),
-        evidence: vec![String::from(
-            "calls of this communicator do not wait for other ranks, so that this is not one that waits for another",
-        )],
-        hint: String::from(
-            "look where that thread is (a stack trace of the process), at dmesg for Xid messages, and at what else \
-             holds the driver there",
-        ),
-    })
-}
-
-/// Ranks that did not answer and are known to stand still; with them the others that did not.
-fn standing_still(case: &Case<'_>) -> Option<Finding> {
-    let silent = case.silent();
-    let rank = silent.iter().find(|rank| case.still.contains_key(rank))?;
-    Some(silence(case, *rank, &silent))
-}
-
-/// Ranks that did not answer, for which nothing else speaks.
-fn not_answering(case: &Case<'_>) -> Option<Finding> {
-    let silent = case.silent();
-    Some(silence(case, *silent.first()?, &silent))
-}
-
-/// `rank` is one of those that are silent, and the first of which it is known that it stands still.
-fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
-    let mut silent = silent.to_vec();
-    // It is the one that is told; the others are told with it.
-    silent.sort_by_key(|other| (*other != rank, *other));
-    let state = case.still.get(&rank).cloned().flatten();
-    let host = &case.hosts[rank];
-    let is_host = silent.len() > 1
-        && silent.iter().all(|other| case.hosts[*other] == *host)
-        && case.hosts.iter().any(|other| other != host);
-    let mut evidence = vec![format!(
-        "{} of {} ranks said how they stand, {} did not in time",
-        case.reports.len(),
-        case.hosts.len(),
-        sorted(&silent)
-    )];
-    if is_host {
-        evidence.push(format!("all of them run on {host}"));
-    }
-    let others = if silent.len() > 1 {
-        format!(" (as do {})", sorted(&silent[1..]))
-    } else {
-        String::new()
-    };
-    let how = how(state.as_deref());
-    Finding {
-        rank,
-        operation: None,
-        role: FaultRole::Initiating,
-        root: RootCause::NotAnswering {
-            ranks: silent,
-            state,
-        },
-        text: format!("does not answer{others}{how}; {}", case.complaint()),
-        evidence,
-        hint: String::from(LOOK_AT_IT),
-    }
-}
-
-fn sorted(ranks: &[usize]) -> String {
-    let mut ranks = ranks.to_vec();
-    ranks.sort_unstable();
-    who(&ranks)
-}
-
-const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network \
-                          to its host";
-
-fn how(state: Option<&str>) -> String {
-    match state {
-        Some(state) => format!(": {state}"),
-        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
-    }
-}
-
-/// What is said where nobody could be heard, because rank `rank` of the communicator coordinates and stands still.
-pub(super) fn silent_coordinator(rank: usize, state: Option<String>) -> Cause {
-    let text = format!("does not answer{}", how(state.as_deref()));
-    Cause {
-        class: FaultClass::TimedOut,
-        root: RootCause::NotAnswering {
-            ranks: vec![rank],
-            state,
-        },
-        text,
-        evidence: vec![String::from(
-            "it coordinates: what the others told when they ran out of time did not come back, and its heartbeats did \
-             not come, so that nobody could be asked how the ranks stand",
-        )],
-        hint: String::from(LOOK_AT_IT),
-        ..Cause::asked("")
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 
-use nccl::launch::Signal;
+use nccl::launch::{Exit, Signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
@@ -119,6 +119,13 @@ impl Scene {
         }
     }
 
+    /// What a rank has been told.
+    fn heard(&mut self, place: usize) -> Option<ToRank> {
+        let link = &mut self.links[place];
+        link.set_nonblocking(true).unwrap();
+        wire::read(link).ok().flatten()
+    }
+
     /// Ends a process. How it ended is for the engine to be told.
     fn kill(&mut self, place: usize) -> Event {
         self.engine.crew.signal(place, Signal::KILL);
@@ -188,22 +195,21 @@ fn request() -> (Request<Caller>, UnboundedReceiver<Said>) {
 
 #[test]
 fn what_has_to_be_looked_after_is_looked_after_however_much_happens() {
-    let scene = Scene::with(&["--ranks", "1"], sleeping);
+    let mut scene = Scene::with(&["--ranks", "1"], sleeping);
     let (request, mut heard) = request();
+    // Nobody has served for longer than a client is left without a word, and there is always something else to do.
+    scene.engine.troubled = Instant::now().checked_sub(KNOWN * 2).unwrap();
     scene.to.send(Event::Ask(request)).unwrap();
-    let engine = std::thread::spawn(move || scene.engine.run());
-    let begun = Instant::now();
-    // Nobody serves, and the client is told so while other things go on happening.
-    let mut said = Vec::new();
-    while !matches!(said.last(), Some(Said::Stalled(_))) {
-        assert!(begun.elapsed() < LIMIT, "{said:?}");
+    for _ in 0..1000 {
         scene.to.send(Event::Link(99, Heard::Closed)).unwrap();
-        std::thread::sleep(TICK / 10);
-        said.extend(heard.try_recv());
     }
-    assert_eq!(said[0], Said::Taken);
     scene.to.send(Event::End(Duration::ZERO)).unwrap();
-    engine.join().unwrap().unwrap();
+    scene.engine.run().unwrap();
+    let said: Vec<_> = std::iter::from_fn(|| heard.try_recv().ok()).collect();
+    assert!(
+        matches!(said[..], [Said::Taken, Said::Stalled(_), Said::Failed(_)]),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -275,14 +281,9 @@ fn a_rank_without_a_part_is_told_when_another_can_do_no_more() {
         fault: None,
     };
     scene.say(0, failed);
-    let mut heard = |place: usize| {
-        let link = &mut scene.links[place];
-        link.set_nonblocking(true).unwrap();
-        wire::read::<ToRank>(link).ok().flatten()
-    };
-    assert_eq!(heard(2), Some(ToRank::GoOn { epoch: 3 }));
+    assert_eq!(scene.heard(2), Some(ToRank::GoOn { epoch: 3 }));
     // One that has not come yet need not be told.
-    assert_eq!(heard(3), None);
+    assert_eq!(scene.heard(3), None);
 }
 
 /// A rank whose program is there only while this says so.
@@ -355,4 +356,147 @@ fn a_rank_that_is_stopped_is_ended_when_the_others_cannot_go_on_without_it() {
     };
     assert_eq!(end.rank(), 1);
     assert!(matches!(end.exit(), Exit::Signal { .. }), "{end}");
+}
+
+#[test]
+fn ranks_that_have_nothing_to_do_are_asked_for_a_sign_of_life() {
+    let mut scene = Scene::new(&["--ranks", "2"]);
+    scene.serve(7, &[0, 1], 2);
+    // At once when they serve, and then not before a while has passed.
+    let expected = Some(ToRank::Probe {
+        epoch: 7,
+        number: 1,
+    });
+    scene.engine.go();
+    assert_eq!(
+        (scene.heard(0), scene.heard(1)),
+        (expected.clone(), expected)
+    );
+    let (epoch, number) = (7, 1);
+    scene.say(0, FromRank::Probed { epoch, number });
+    scene.engine.go();
+    assert_eq!(scene.heard(0), None);
+    scene.engine.quiet = Instant::now().checked_sub(QUIET * 2).unwrap();
+    scene.engine.go();
+    let expected = Some(ToRank::Probe {
+        epoch: 7,
+        number: 2,
+    });
+    assert_eq!(scene.heard(1), expected);
+
+    // Who comes meanwhile waits for it, and no longer.
+    let (request, _heard) = request();
+    scene.tell(Event::Ask(request));
+    scene.engine.go();
+    assert_eq!((scene.heard(0), scene.heard(0)), (expected, None));
+    // An answer to the one before is none.
+    scene.say(0, FromRank::Probed { epoch, number });
+    scene.engine.go();
+    assert_eq!(scene.heard(0), None);
+    let number = 2;
+    scene.say(0, FromRank::Probed { epoch, number });
+    scene.engine.go();
+    assert!(matches!(scene.heard(0), Some(ToRank::Step(step)) if step.number == 3));
+}
+
+#[test]
+fn a_sign_of_life_that_does_not_come_is_a_trouble() {
+    let mut scene = Scene::new(&["--ranks", "2"]);
+    scene.serve(0, &[0, 1], 2);
+    scene.engine.go();
+    assert_eq!(scene.engine.lock().trouble(), None);
+    let begun = Instant::now();
+    let trouble = loop {
+        assert!(begun.elapsed() < LIMIT);
+        if let Some(trouble) = scene.engine.lock().trouble() {
+            break trouble;
+        }
+        std::thread::sleep(TICK);
+    };
+    assert!(trouble.cause.contains("sign of life"), "{trouble:?}");
+    let number = 1;
+    scene.say(0, FromRank::Probed { epoch: 0, number });
+    assert_eq!(scene.engine.lock().trouble(), None);
+}
+
+#[test]
+fn a_rank_that_does_not_leave_an_epoch_that_others_have_left_is_ended() {
+    let deadline = Duration::from_millis(200);
+    let mut scene = Scene::new(&["--ranks", "3", "--deadline", "0.2"]);
+    scene.serve(4, &[0, 1, 2], 3);
+    let error = String::from("rank 1 has not entered all_reduce");
+    let failed = FromRank::Failed {
+        epoch: 4,
+        error,
+        fault: None,
+    };
+    scene.say(0, failed);
+    scene.say(2, FromRank::Left { epoch: 4 });
+    // It may be about to.
+    scene.engine.tick().unwrap();
+    assert!(scene.engine.inbox.try_recv().is_err());
+    let begun = Instant::now();
+    let end = loop {
+        assert!(begun.elapsed() < LIMIT);
+        scene.engine.tick().unwrap();
+        match scene.engine.inbox.try_recv() {
+            Ok(Event::Fleet(FleetEvent::Exited(end))) => break end,
+            Ok(_) => panic!("something else has happened"),
+            Err(_) => std::thread::sleep(TICK),
+        }
+    };
+    assert!(begun.elapsed() > deadline);
+    assert_eq!(end.rank(), 1);
+    scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+    scene.started();
+    // The others are left alone, and so is the one that has just come.
+    scene.engine.tick().unwrap();
+    assert!(scene.engine.inbox.try_recv().is_err());
+}
+
+#[test]
+fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
+    let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.05"]);
+    scene.say(0, FromRank::Entered { epoch: 0 });
+    scene.say(1, FromRank::Entered { epoch: 0 });
+    scene.say(0, FromRank::Left { epoch: 0 });
+    std::thread::sleep(Duration::from_millis(100));
+    scene.engine.tick().unwrap();
+    assert!(scene.engine.inbox.try_recv().is_err());
+}
+
+#[test]
+fn ranks_that_do_nothing_before_they_end_are_not_started_for_ever_and_each_time_later() {
+    let mut scene = Scene::new(&["--ranks", "2"]);
+    let mut epoch = 0;
+    // One that did something begins at the beginning.
+    for round in 0..=IN_VAIN + 2 {
+        scene.serve(epoch, &[0, 1], 2);
+        scene.engine.go();
+        if round == 2 {
+            let number = scene.engine.number;
+            scene.say(0, FromRank::Probed { epoch, number });
+        }
+        let end = scene.kill(1);
+        if round == IN_VAIN + 2 {
+            let error = scene.engine.handle(end).unwrap_err().to_string();
+            assert!(error.contains("SIGKILL"), "{error}");
+            return;
+        }
+        let begun = Instant::now();
+        scene.tell(end);
+        while scene.engine.crew.is_owed() {
+            scene.engine.tick().unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if round >= 8 {
+            assert!(begun.elapsed() >= Duration::from_millis(100), "{round}");
+        }
+        scene.started();
+        let (front, rank) = UnixStream::pair().unwrap();
+        scene.links[1] = rank;
+        scene.tell(Event::Link(1, Heard::Opened(scene.pids[1], front)));
+        scene.say(1, FromRank::Hello { place: 1 });
+        epoch += 1;
+    }
 }

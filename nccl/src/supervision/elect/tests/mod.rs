@@ -13,6 +13,7 @@ use crate::supervision::ledger::Ledger;
 use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
 use crate::supervision::report::Elsewhere;
 
+mod inside;
 mod waits;
 
 /// What ranks say, and who ran out of time.

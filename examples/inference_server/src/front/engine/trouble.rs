@@ -1,0 +1,183 @@
+//! When nobody serves: why, since when, and what is done about it, until somebody serves again.
+
+use std::time::Instant;
+
+use nccl::launch::{Exit, RankEnd};
+use nccl::{Fault, RootCause};
+
+use super::super::crew::Failure;
+use super::super::view::{LastFault, Trouble};
+use super::{Engine, IN_VAIN, QUIET};
+
+impl Engine {
+    /// Tells clients why nothing comes.
+    pub(super) fn stall(&mut self) {
+        let why = self.lock().trouble.cause.clone();
+        let clients = self.scheduler.clients();
+        clients.for_each(|client| client.stall(&why));
+    }
+
+    /// A rank could not go on, and tells why.
+    pub(super) fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
+        let root = fault.and_then(|fault| self.crew.place_of_process(fault.pid()));
+        let trouble = Trouble {
+            cause: match fault {
+                Some(fault) => fault.cause().to_owned(),
+                None => format!("rank {place}: {error}"),
+            },
+            rank: root,
+            pid: fault.map(Fault::pid),
+            signal: None,
+        };
+        self.interrupt(trouble.clone());
+        let Some(fault) = fault else {
+            // Nobody else tells of it; what is known of the same interruption already says more.
+            note!("rank {place} could not go on: {error}");
+            let mut view = self.lock();
+            let known = view.last_fault.as_ref();
+            if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
+                view.last_fault = Some(LastFault {
+                    epoch: Some(epoch),
+                    ..LastFault::of(trouble)
+                });
+            }
+            return;
+        };
+        let mut view = self.lock();
+        let known = view.last_fault.as_mut();
+        // All ranks tell the same, and the launcher may have told how the process ended.
+        let known = known.filter(|known| {
+            known.trouble.pid == Some(fault.pid()) && known.ready_after_seconds.is_none()
+        });
+        match known {
+            Some(known) if known.report.is_none() => {
+                known.report = Some(fault.explain());
+                known.evidence = fault.evidence().to_vec();
+                known.hint = fault.hint().map(str::to_owned);
+            }
+            Some(_) => {}
+            None => {
+                view.last_fault = Some(LastFault {
+                    epoch: Some(fault.epoch()),
+                    report: Some(fault.explain()),
+                    evidence: fault.evidence().to_vec(),
+                    hint: fault.hint().map(str::to_owned),
+                    ..LastFault::of(trouble)
+                });
+            }
+        }
+        drop(view);
+        if let RootCause::NotAnswering { .. } = fault.root() {
+            // The others would wait for it for ever.
+            self.crew.kill_frozen(fault.pid());
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
+        let (place, pid) = (end.rank(), end.pid());
+        let gave_up = matches!(end.exit(), Exit::Code(_))
+            && self.epoch.is_none()
+            && self.crew.members[place].serves.is_none();
+        // The others may have gone on without it before it is known how it ended.
+        let late = self.epoch.is_some() && !self.serves_now(place);
+        let served = self.crew.members[place].serves.map(|serves| serves.epoch);
+        if !self.crew.ended(place, pid) {
+            return Ok(());
+        }
+        let trouble = Trouble {
+            cause: format!("rank {place} (pid {pid}) is gone: {}", end.exit()),
+            rank: Some(place),
+            pid: Some(pid),
+            signal: match end.exit() {
+                Exit::Signal { signal, .. } => Some(signal.to_string()),
+                _ => None,
+            },
+        };
+        if !late {
+            self.interrupt(trouble.clone());
+            self.lock().trouble = trouble.clone();
+        }
+        {
+            let mut view = self.lock();
+            view.numbers.rank_ends += 1;
+            let before = view.last_fault.take().filter(|known| {
+                known.trouble.pid == Some(pid) && (late || known.ready_after_seconds.is_none())
+            });
+            let of = before.as_ref();
+            let took = view.numbers.last_recovery_seconds;
+            view.last_fault = Some(LastFault {
+                epoch: served.or(of.and_then(|fault| fault.epoch)),
+                report: of.and_then(|fault| fault.report.clone()),
+                evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
+                hint: of.and_then(|fault| fault.hint.clone()),
+                stderr: end.stderr().to_vec(),
+                ready_after_seconds: late.then_some(took),
+                ..LastFault::of(trouble)
+            });
+        }
+        if !late {
+            self.stall();
+        }
+        self.show();
+        if self.crew.in_vain() >= IN_VAIN {
+            let why = format!(
+                "ranks were started again {IN_VAIN} times with nothing done in between; the last end: {end}"
+            );
+            return Err(why.into());
+        }
+        let done = self.crew.mend(place, gave_up);
+        note!("{end}; {done}");
+        Ok(())
+    }
+
+    /// Whether this rank is one of those that serve.
+    pub(super) fn serves_now(&self, place: usize) -> bool {
+        let serves = self.crew.members[place].serves;
+        serves.is_some_and(|serves| self.epoch == Some(serves.epoch))
+    }
+
+    /// Nobody serves any more.
+    pub(super) fn interrupt(&mut self, trouble: Trouble) {
+        if self.epoch.take().is_some() {
+            self.troubled = Instant::now();
+            self.under_way = None;
+            self.scheduler.begin_again();
+            let mut view = self.lock();
+            view.trouble = trouble;
+            view.serving = None;
+            view.given = None;
+        }
+    }
+
+    /// An epoch serves.
+    pub(super) fn ready(&mut self, epoch: u64, parts: usize) {
+        self.epoch = Some(epoch);
+        let took = self.troubled.elapsed().as_secs_f64();
+        // So that it is known soon whether they can do anything.
+        self.quiet = Instant::now()
+            .checked_sub(QUIET)
+            .unwrap_or_else(Instant::now);
+        let mut view = self.lock();
+        view.serving = Some((epoch, Instant::now(), parts));
+        let fault = view.last_fault.as_mut();
+        let fault = fault.filter(|fault| fault.ready_after_seconds.is_none());
+        let again = self.served || fault.is_some();
+        if let Some(fault) = fault {
+            fault.ready_after_seconds = Some(took);
+        }
+        if again {
+            view.numbers.recoveries += 1;
+            view.numbers.recovery_seconds += took;
+            view.numbers.last_recovery_seconds = took;
+        }
+        let word = if again { "ready again" } else { "ready" };
+        let how = format!("{word} after {took:.3} s, in epoch {epoch}, on {parts} ranks");
+        drop(view);
+        self.served = true;
+        note!("{how}");
+        self.scheduler
+            .clients()
+            .for_each(|client| client.go_on(&how));
+    }
+}

@@ -1,0 +1,211 @@
+//! What a rank does in an epoch.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::{Communicator, ReduceOp, Timeouts, World};
+
+use super::Outcome;
+use super::epochs::RankOptions;
+use super::link::{Link, Told};
+use super::timed::Timed;
+use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
+use crate::wire::{FromRank, Step, ToRank};
+
+/// What becomes of a rank after an epoch.
+pub(super) enum After {
+    Next,
+    End,
+}
+
+pub(super) struct Rank {
+    device: usize,
+    stream: Arc<CudaStream>,
+    file: ModelFile,
+    /// What outlives an epoch.
+    decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
+    /// Whether it has done something with the others in the last epoch.
+    achieved: bool,
+    options: RankOptions,
+    link: Link,
+}
+
+impl Rank {
+    pub(super) fn new(world: &World, options: &RankOptions, link: Link) -> Outcome<Self> {
+        let devices = usize::try_from(CudaContext::device_count()?)?.max(1);
+        let device = world.local_rank() % devices;
+        Ok(Self {
+            device,
+            stream: CudaContext::new(device)?.new_stream()?,
+            file: ModelFile::open(&options.model)?,
+            decoder: None,
+            achieved: false,
+            options: options.clone(),
+            link,
+        })
+    }
+
+    pub(super) fn say(&mut self, message: &FromRank) -> io::Result<()> {
+        self.link.say(message)
+    }
+
+    /// Whether it has done something with the others in the last epoch.
+    pub(super) fn has_achieved(&self) -> bool {
+        self.achieved
+    }
+
+    /// One epoch.
+    pub(super) fn serve(&mut self, world: &World) -> Outcome<After> {
+        let epoch = world.epoch();
+        self.achieved = false;
+        self.link.say(&FromRank::Entered { epoch })?;
+        world.phase("meet");
+        let own = world.local_rank() as u64;
+        let places = world.all_gather("places", &own.to_be_bytes())?;
+        let mut order: Vec<usize> = (0..world.size()).collect();
+        order.sort_by(|&a, &b| places[a].cmp(&places[b]));
+        let counts = self.file.rank_counts();
+        let shards = counts.iter().rev().find(|&&count| count <= world.size());
+        let shards = shards.copied().unwrap_or(1);
+        let shard = order.iter().position(|&rank| rank == world.rank());
+        let shard = shard.filter(|&shard| shard < shards);
+
+        world.phase("make the communicator");
+        let timeouts = Timeouts::new().operation(self.options.deadline);
+        let all = world.communicator("all").stream(&self.stream);
+        let all = all.timeouts(timeouts).build()?;
+        let comm = match order.iter().copied().eq(0..shards) {
+            true => Some(all.clone()),
+            false => {
+                let key = order.iter().position(|&rank| rank == world.rank());
+                all.split(
+                    "model",
+                    shard.map(|_| 0),
+                    key.unwrap_or_default().try_into()?,
+                )?
+            }
+        };
+        if let Some(comm) = &comm {
+            self.connect(world, comm)?;
+        }
+        world.phase("serve");
+        self.link.say(&FromRank::Serves {
+            epoch,
+            rank: world.rank(),
+            shard,
+            shards,
+            device: self.device,
+        })?;
+        loop {
+            match self.link.hear() {
+                Told::Front(ToRank::Step(step)) if step.epoch == epoch && comm.is_some() => {
+                    self.step(&step)?;
+                }
+                Told::Front(ToRank::Probe { epoch: of, number }) if of == epoch => {
+                    if let Some(comm) = &comm {
+                        self.probe(comm, epoch, number)?;
+                    }
+                }
+                Told::Front(ToRank::GoOn { epoch: over }) if over == epoch => {
+                    return Ok(After::Next);
+                }
+                // Of an epoch that is over.
+                Told::Front(ToRank::Step(_) | ToRank::Probe { .. } | ToRank::GoOn { .. }) => {}
+                Told::Front(ToRank::End) => break,
+                Told::World => {
+                    let mut comms = comm.iter().chain([&all]);
+                    if !world.departed().is_empty() || comms.any(|comm| comm.fault().is_some()) {
+                        return Ok(After::Next);
+                    }
+                }
+            }
+        }
+        world.phase("end");
+        // The others do so as well, unless they are gone: no reason for not ending.
+        for comm in comm.iter().chain([&all]) {
+            let _ = comm.finalize();
+        }
+        Ok(After::End)
+    }
+
+    /// Gives the decoder this communicator; loads it, where it is not this part of the model yet.
+    fn connect(&mut self, world: &World, comm: &Communicator) -> Outcome<()> {
+        let shape = self.file.shape(self.options.settings.rows);
+        let ranks = Timed::new(OverNccl::new(comm, shape)?);
+        match &mut self.decoder {
+            Some(decoder)
+                if decoder.ranks().rank() == comm.rank()
+                    && decoder.ranks().ranks() == comm.world_size() =>
+            {
+                decoder.renew(ranks)?;
+            }
+            _ => {
+                world.phase("load weights");
+                self.decoder = Some(self.file.load(ranks, self.options.settings)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Outcome<()> {
+        let Some(decoder) = &mut self.decoder else {
+            return Ok(());
+        };
+        let (begun, before) = (Instant::now(), decoder.ranks().spent());
+        let rows: Vec<_> = step.rows.iter().map(|row| row.row()).collect();
+        let logits = decoder.step(&rows)?;
+        self.achieved = true;
+        if decoder.ranks().rank() != 0 {
+            return Ok(());
+        }
+        let drawn = step.rows.iter().enumerate().filter_map(|(number, row)| {
+            let logits = logits.row(number)?;
+            Some(Sampling::from(row.draw?).pick(logits, row.position + 1))
+        });
+        let tokens = drawn.collect();
+        let communicating = decoder.ranks().spent() - before;
+        self.link.say(&FromRank::Drawn {
+            epoch: step.epoch,
+            number: step.number,
+            tokens,
+            seconds: begun.elapsed().as_secs_f64(),
+            communicating: communicating.as_secs_f64(),
+        })?;
+        Ok(())
+    }
+
+    /// Shows that the device and the other ranks can be had: all count each other.
+    fn probe(&mut self, comm: &Communicator, epoch: u64, number: u64) -> Outcome<()> {
+        let mut ranks = self.stream.clone_htod(&[1u32])?;
+        comm.all_reduce_in_place(&mut ranks, ReduceOp::Sum)?
+            .wait()?;
+        let ranks = self.stream.clone_dtoh(&ranks)?;
+        let expected = comm.world_size();
+        if usize::try_from(ranks[0])? != expected {
+            return Err(format!("{expected} ranks counted {} of them", ranks[0]).into());
+        }
+        self.achieved = true;
+        if comm.rank() == 0 {
+            self.link.say(&FromRank::Probed { epoch, number })?;
+        }
+        Ok(())
+    }
+
+    /// Why a communicator ended, as all of its ranks tell.
+    pub(super) fn fault(
+        &self,
+        world: &World,
+        error: &(dyn Error + 'static),
+    ) -> Option<Box<nccl::Fault>> {
+        let of = |error: &nccl::Error| error.fault().cloned();
+        let direct = error.downcast_ref::<nccl::Error>().and_then(of);
+        let model = match error.downcast_ref() {
+            Some(model::Error::Nccl(error)) => of(error),
+            _ => None,
+        };
+        direct.or(model).or_else(|| world.fault()).map(Box::new)
+    }
+}

@@ -1,0 +1,61 @@
+//! Calls that do not come back.
+
+use super::super::cause::{FaultRole, RootCause};
+use super::super::report::{Entered, State};
+use super::{Case, Finding};
+
+/// A rank that told that a call does not come back; it is not one that waits for others.
+pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
+    let told = case
+        .symptoms
+        .iter()
+        .find(|fault| matches!(fault.root(), RootCause::StuckInside { .. }))?;
+    Some(Finding {
+        rank: told.rank(),
+        operation: None,
+        role: FaultRole::Initiating,
+        root: told.root().clone(),
+        text: told.cause().to_owned(),
+        evidence: vec![String::from(
+            "calls of this communicator do not wait for other ranks, so that this is not one that waits for another",
+        )],
+        hint: String::from(HINT),
+    })
+}
+
+/// The one rank that is still inside the call of what stands still, when another one has come out of it: whoever needs the
+/// others for that would keep them inside as well.
+pub(super) fn found(case: &Case<'_>) -> Option<Finding> {
+    let place = case.place()?;
+    let calls = case.reports.values();
+    let calls = calls.filter_map(|report| Some((report.rank, report.at(place)?)));
+    let calls: Vec<_> = calls.collect();
+    let is_out = |call: &Entered| matches!(call.state, State::Pending | State::Queued);
+    let waited = calls.iter().filter(|(_, call)| is_out(call));
+    let waited = waited.map(|(_, call)| call.age_ms).max()?;
+    // Who has just come is about to come out.
+    let is_inside = |call: &Entered| call.state == State::Issuing && 2 * call.age_ms >= waited;
+    let mut inside = calls.iter().filter(|(_, call)| is_inside(call));
+    let (Some((rank, call)), None) = (inside.next(), inside.next()) else {
+        return None;
+    };
+    let name = call.name();
+    let seconds = call.age_ms as f64 / 1e3;
+    Some(Finding {
+        rank: *rank,
+        operation: None,
+        role: FaultRole::Initiating,
+        text: format!(
+            "has been inside the call of {name} for {seconds:.1} s; {}",
+            case.complaint()
+        ),
+        root: RootCause::StuckInside { operation: name },
+        evidence: vec![String::from(
+            "all other ranks have come back from their calls, and wait for it in their streams",
+        )],
+        hint: String::from(HINT),
+    })
+}
+
+const HINT: &str = "look where that thread is (a stack trace of the process), at dmesg for Xid messages, and at what else \
+                    holds the driver there";

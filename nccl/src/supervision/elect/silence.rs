@@ -1,0 +1,92 @@
+//! Ranks that do not answer.
+
+use super::super::cause::{FaultRole, RootCause};
+use super::super::fault::{Cause, FaultClass};
+use super::{Case, Finding, who};
+
+/// Ranks that did not answer and are known to stand still; with them the others that did not.
+pub(super) fn standing_still(case: &Case<'_>) -> Option<Finding> {
+    let silent = case.silent();
+    let rank = silent.iter().find(|rank| case.still.contains_key(rank))?;
+    Some(silence(case, *rank, &silent))
+}
+
+/// Ranks that did not answer, for which nothing else speaks.
+pub(super) fn not_answering(case: &Case<'_>) -> Option<Finding> {
+    let silent = case.silent();
+    Some(silence(case, *silent.first()?, &silent))
+}
+
+/// `rank` is one of those that are silent, and the first of which it is known that it stands still.
+fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
+    let mut silent = silent.to_vec();
+    // It is the one that is told; the others are told with it.
+    silent.sort_by_key(|other| (*other != rank, *other));
+    let state = case.still.get(&rank).cloned().flatten();
+    let host = &case.hosts[rank];
+    let is_host = silent.len() > 1
+        && silent.iter().all(|other| case.hosts[*other] == *host)
+        && case.hosts.iter().any(|other| other != host);
+    let mut evidence = vec![format!(
+        "{} of {} ranks said how they stand, {} did not in time",
+        case.reports.len(),
+        case.hosts.len(),
+        sorted(&silent)
+    )];
+    if is_host {
+        evidence.push(format!("all of them run on {host}"));
+    }
+    let others = if silent.len() > 1 {
+        format!(" (as do {})", sorted(&silent[1..]))
+    } else {
+        String::new()
+    };
+    let how = how(state.as_deref());
+    Finding {
+        rank,
+        operation: None,
+        role: FaultRole::Initiating,
+        root: RootCause::NotAnswering {
+            ranks: silent,
+            state,
+        },
+        text: format!("does not answer{others}{how}; {}", case.complaint()),
+        evidence,
+        hint: String::from(LOOK_AT_IT),
+    }
+}
+
+fn sorted(ranks: &[usize]) -> String {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    who(&ranks)
+}
+
+const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network \
+                          to its host";
+
+fn how(state: Option<&str>) -> String {
+    match state {
+        Some(state) => format!(": {state}"),
+        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
+    }
+}
+
+/// What is said where nobody could be heard, because rank `rank` of the communicator coordinates and stands still.
+pub(in crate::supervision) fn silent_coordinator(rank: usize, state: Option<String>) -> Cause {
+    let text = format!("does not answer{}", how(state.as_deref()));
+    Cause {
+        class: FaultClass::TimedOut,
+        root: RootCause::NotAnswering {
+            ranks: vec![rank],
+            state,
+        },
+        text,
+        evidence: vec![String::from(
+            "it coordinates: what the others told when they ran out of time did not come back, and its heartbeats did \
+             not come, so that nobody could be asked how the ranks stand",
+        )],
+        hint: String::from(LOOK_AT_IT),
+        ..Cause::asked("")
+    }
+}

@@ -1,0 +1,36 @@
+//! Calls that do not come back.
+
+use super::*;
+
+/// All have entered it; one is in the call still, and the others' operations wait for it.
+#[test]
+fn the_one_rank_that_does_not_come_back_from_the_call_is_the_cause() {
+    let aged = |table: &mut Table, ages: [u64; 3]| {
+        for (report, age) in table.reports.values_mut().zip(ages) {
+            report.calls[1].age_ms = age;
+        }
+    };
+    let reports = (0..3).map(|rank| entered(rank, 2, false)).collect();
+    let mut table = Table::of(reports);
+    table.reports.get_mut(&1).unwrap().calls[1].state = State::Issuing;
+    aged(&mut table, [2000, 1900, 2100]);
+    let verdict = table.elect();
+    let operation = String::from("all_reduce #2");
+    assert_eq!(verdict.rank, 1);
+    assert_eq!(verdict.cause.root, RootCause::StuckInside { operation });
+    assert_eq!(verdict.cause.class, FaultClass::TimedOut);
+    assert!(verdict.cause.text.contains("1.9 s"), "{:?}", verdict.cause);
+
+    // One that has just come.
+    aged(&mut table, [2000, 100, 2100]);
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+    // Two that are in it may wait for each other.
+    aged(&mut table, [2000, 1900, 2100]);
+    table.reports.get_mut(&2).unwrap().calls[1].state = State::Issuing;
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+    // Where nobody has come out of it, all may.
+    table.reports.get_mut(&0).unwrap().calls[1].state = State::Issuing;
+    table.reports.remove(&2);
+    table.hosts.pop();
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
+}
