@@ -223,6 +223,50 @@ fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() 
     }
 }
 
+/// Rank 3 is stopped, so that it is not heard of by the one that takes over from rank 0, and dies after that; before or after that
+/// one has decided without it.
+#[test]
+fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
+    for (tcp, after) in [(false, 4000), (true, 4000), (false, 2900), (false, 100)] {
+        let mut family = Family::doing("go on without the dead", 4, tcp, &[]);
+        let mut events = family.observer.events();
+        let mut wait_for = |what: &str| {
+            let mut seen = Vec::new();
+            loop {
+                let event = events.next_within(LONG);
+                let event = event.unwrap_or_else(|| panic!("{what}: {seen:#?}"));
+                if matches!(&event, WorldEvent::Phase { name, .. } if name == what) {
+                    return;
+                }
+                seen.push(event);
+            }
+        };
+        let kill = |family: &mut Family, rank: usize| {
+            let mut process = family.ranks.remove(rank);
+            let pid = process.id();
+            process.kill().unwrap();
+            process.wait().unwrap();
+            pid
+        };
+        let dead = kill(&mut family, 1);
+        family.observer.rank_ended(1, dead, "killed", "").unwrap();
+        wait_for("in an epoch of 3");
+        std::thread::sleep(Duration::from_millis(300));
+        let stopped = rustix::process::Pid::from_child(&family.ranks[2]);
+        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let dead = kill(&mut family, 0);
+        family.observer.rank_ended(0, dead, "killed", "").unwrap();
+        std::thread::sleep(Duration::from_millis(after));
+        let dead = kill(&mut family, 1);
+        family.observer.rank_ended(3, dead, "killed", "").unwrap();
+        let begun = Instant::now();
+        wait_for("in an epoch of 1");
+        println!("tcp {tcp}, {after} ms: alone after {:?}", begun.elapsed());
+        assert_eq!(family.said(), ["alone"]);
+    }
+}
+
 #[test]
 fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() {
     for (tcp, dead) in [(false, 1), (false, 0), (true, 1), (true, 0)] {

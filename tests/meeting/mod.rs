@@ -77,6 +77,24 @@ pub(crate) fn run_a_rank() {
                 std::thread::sleep(Duration::from_secs(1));
                 Ok(())
             }
+            "go on without the dead" => {
+                let mut world = world;
+                loop {
+                    world.phase("waiting");
+                    while world.departed().is_empty() {
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                    let next = world.next_epoch(Duration::from_secs(60))?;
+                    world = next;
+                    world.phase(&format!("in an epoch of {}", world.size()));
+                    if world.size() == 1 {
+                        println!("result: alone");
+                        // So that an observer hears of it.
+                        std::thread::sleep(Duration::from_secs(1));
+                        return Ok(());
+                    }
+                }
+            }
             "spin and be heard" => {
                 let seconds = std::env::var("NCCL_TEST_SOAK_SECONDS");
                 let seconds = seconds.map_or(3, |seconds| seconds.parse().unwrap());

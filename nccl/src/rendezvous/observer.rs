@@ -210,7 +210,8 @@ impl Observer {
     }
 
     /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
-    /// [`rank_ended`](Self::rank_ended).
+    /// [`rank_ended`](Self::rank_ended). The rank is the one as which the process was started, also when the ranks have other
+    /// numbers since in a later epoch.
     ///
     /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
     /// from now on the others wait up to 150 ms for the parent's word, so that their errors have it.
@@ -228,7 +229,7 @@ impl Observer {
     /// ```
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
         let mut state = lock(&self.shared.state);
-        check_rank(rank, &state.board)?;
+        check_rank(rank, &state)?;
         let entry = (rank, u64::from(pid));
         state.started.retain(|&(other, _)| other != rank);
         state.started.push(entry);
@@ -238,7 +239,8 @@ impl Observer {
 
     /// Says how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
     /// lines count; it may be empty). Every rank's errors then say so, instead of "its connection closed
-    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails.
+    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails. The rank is the one as which the process
+    /// was started.
     ///
     /// Comes back at once. When rank 0 itself has died, every other rank is told at its own door; when it
     /// has died before it could listen, this observer listens in its place and tells those who come, until
@@ -256,7 +258,7 @@ impl Observer {
     /// ```
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         let mut state = lock(&self.shared.state);
-        check_rank(rank, &state.board)?;
+        check_rank(rank, &state)?;
         let word = Word {
             rank,
             pid: pid.into(),
@@ -293,9 +295,10 @@ impl Observer {
     }
 }
 
-fn check_rank(rank: usize, board: &Board) -> Result<()> {
-    let world_size = board.size();
-    if world_size == 0 || rank < world_size {
+/// In an epoch whose ranks have other numbers than whoever started them gave them, the process tells which it is.
+fn check_rank(rank: usize, state: &State) -> Result<()> {
+    let world_size = state.board.size();
+    if world_size == 0 || rank < world_size || !state.is_numbered() {
         return Ok(());
     }
     Err(Error::new(ErrorKind::NoSuchRank {

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use crate::client::Stream;
+use crate::client::{Stream, complete};
 use crate::program::{Server, signal};
 use crate::{Question, reference, until};
 
@@ -44,4 +44,25 @@ fn those_that_are_left_share_the_model_anew_and_texts_go_on_with_the_same_words(
     let mut stream = Stream::new(&server.url, &question.streaming());
     stream.read(1);
     assert_eq!(stream.finish().0, *expected);
+}
+
+/// Nobody who is left has a connection to the one that is stopped: that it is dead is known from its parent alone.
+#[test]
+fn the_last_one_goes_on_when_the_first_has_died_and_the_spare_one_was_stopped() {
+    let server = Server::start(&["--ranks", "4", "--recovery", "shrink", "--deadline", "2"]);
+    let before = server.ranks();
+    signal(before[1], Signal::KILL);
+    until("two serve", || {
+        (server.health()["parts"] == 2).then_some(())
+    });
+    assert_eq!(server.health()["ranks"][3]["state"], "spare");
+    signal(before[3], Signal::STOP);
+    signal(before[0], Signal::KILL);
+    until("one serves", || {
+        (server.health()["parts"] == 1).then_some(())
+    });
+    assert_eq!(server.ranks(), [0, 0, before[2], 0]);
+    let question = Question::number(5);
+    let answer = complete(&server.url, &question.body()).completion();
+    assert_eq!(answer, reference(std::slice::from_ref(&question))[0]);
 }
