@@ -21,9 +21,10 @@ pub(super) enum Said {
         text: String,
         why: Finish,
         prompt: usize,
+        /// Tokens of the text that it was told. One that ends a text is not in it, nor is what is cut off for a stop.
         made: usize,
     },
-    /// The server gives up.
+    /// There will be no answer, and why.
     Failed(String),
 }
 
@@ -87,8 +88,8 @@ impl Client for Caller {
         self.speech.has_stopped()
     }
 
-    fn end(self, why: Finish, prompt: usize, made: usize) {
-        let text = self.speech.finish();
+    fn end(self, why: Finish, prompt: usize) {
+        let (text, made) = self.speech.finish();
         // Nobody minds if it is not heard.
         let _ = self.to.send(Said::End {
             text,
@@ -96,5 +97,32 @@ impl Client for Caller {
             prompt,
             made,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_count_at_the_end_is_that_of_the_text_that_was_told() {
+        let (to, mut said) = mpsc::unbounded_channel();
+        let stops = vec![String::from("yz")];
+        let mut caller = Caller::new(to, Tokenizer::default(), stops);
+        let enough: Vec<_> = b"axyz".map(|byte| caller.say(byte.into())).into();
+        assert_eq!(enough, [false, false, false, true]);
+        caller.end(Finish::Stop, 5);
+        let end = Said::End {
+            text: String::new(),
+            why: Finish::Stop,
+            prompt: 5,
+            made: 2,
+        };
+        let text = |text: &str| Said::Text(text.to_owned());
+        for expected in [text("a"), text("x"), end] {
+            assert_eq!(said.try_recv(), Ok(expected));
+        }
     }
 }

@@ -28,7 +28,7 @@ pub(super) trait Client {
     /// A token was drawn that does not end the text. Whether that is enough for the client.
     fn say(&mut self, token: u32) -> bool;
     /// There will be no more.
-    fn end(self, why: Finish, prompt: usize, made: usize);
+    fn end(self, why: Finish, prompt: usize);
 }
 
 /// Why a text is over.
@@ -214,7 +214,7 @@ impl<C: Client> Scheduler<C> {
             let one = self.running.remove(number);
             self.free.push(one.slot);
             let prompt = one.request.prompt.len();
-            one.request.client.end(why, prompt, one.text.len() - prompt);
+            one.request.client.end(why, prompt);
         }
         Some(tokens.len())
     }
@@ -231,7 +231,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Log {
         said: Rc<RefCell<Vec<u32>>>,
-        ended: Rc<Cell<Option<(Finish, usize, usize)>>>,
+        ended: Rc<Cell<Option<(Finish, usize)>>>,
         gone: Rc<Cell<bool>>,
     }
 
@@ -251,8 +251,8 @@ mod tests {
             token == 99
         }
 
-        fn end(self, why: Finish, prompt: usize, made: usize) {
-            self.ended.set(Some((why, prompt, made)));
+        fn end(self, why: Finish, prompt: usize) {
+            self.ended.set(Some((why, prompt)));
         }
     }
 
@@ -336,10 +336,10 @@ mod tests {
     #[test]
     fn a_text_is_over_by_its_token_the_clients_wish_its_length_or_the_cache() {
         for (tokens, most, expected) in [
-            (vec![5, END], 9, (Finish::Stop, 3, 2)),
-            (vec![5, 99], 9, (Finish::Stop, 3, 2)),
-            (vec![5, 5], 2, (Finish::Length, 3, 2)),
-            (vec![5; 9], 100, (Finish::Length, 3, 9)),
+            (vec![5, END], 9, (Finish::Stop, 3)),
+            (vec![5, 99], 9, (Finish::Stop, 3)),
+            (vec![5, 5], 2, (Finish::Length, 3)),
+            (vec![5; 9], 100, (Finish::Length, 3)),
         ] {
             let mut scheduler = Scheduler::new(SETTINGS, 4, 2);
             let (one, log) = request(3, most);

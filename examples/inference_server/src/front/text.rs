@@ -9,6 +9,9 @@ pub(super) struct Speech {
     stops: Vec<String>,
     held: String,
     stopped: bool,
+    /// How long the text is that was said, in bytes, and where in it each token's first character begins.
+    said: usize,
+    begins: Vec<usize>,
 }
 
 impl Speech {
@@ -27,21 +30,28 @@ impl Speech {
 
     /// What can be said after this token.
     pub(super) fn push(&mut self, token: u32) -> String {
+        self.begins.push(self.said + self.held.len());
         self.held += &self.characters.push(token);
         self.say()
     }
 
-    /// What is left at the end.
-    pub(super) fn finish(mut self) -> String {
-        if self.stopped {
-            return String::new();
+    /// What is left at the end, and how many tokens the whole text has that was said. Tokens with which it stopped are
+    /// not among them, but for one that has something before as well.
+    pub(super) fn finish(mut self) -> (String, usize) {
+        let mut rest = String::new();
+        if !self.stopped {
+            self.held += &std::mem::take(&mut self.characters).finish();
+            rest = self.say();
+            if !self.stopped {
+                rest += &self.held;
+                // What has no text, such as a mark that some models make, was in it all the same.
+                return (rest, self.begins.len());
+            }
         }
-        self.held += &std::mem::take(&mut self.characters).finish();
-        let said = self.say();
-        match self.stopped {
-            true => said,
-            false => said + &self.held,
-        }
+        (
+            rest,
+            self.begins.partition_point(|&begin| begin < self.said),
+        )
     }
 
     fn say(&mut self) -> String {
@@ -52,6 +62,7 @@ impl Speech {
         if let Some(at) = found.min() {
             self.stopped = true;
             self.held.truncate(at);
+            self.said += at;
             return std::mem::take(&mut self.held);
         }
         // The longest end of it that some stop begins with.
@@ -64,6 +75,7 @@ impl Speech {
         };
         let keep = (0..self.held.len()).find(begins);
         let rest = self.held.split_off(keep.unwrap_or(self.held.len()));
+        self.said += self.held.len();
         std::mem::replace(&mut self.held, rest)
     }
 }
@@ -83,7 +95,7 @@ mod tests {
             .into_iter()
             .map(|token| speech.push(token))
             .collect();
-        (said, speech.has_stopped(), speech.finish())
+        (said, speech.has_stopped(), speech.finish().0)
     }
 
     #[test]
@@ -121,6 +133,28 @@ mod tests {
         assert_eq!(said, ["", "", "é!"]);
         let mut speech = Speech::default();
         speech.push(0xe2);
-        assert_eq!(speech.finish(), "\u{fffd}");
+        assert_eq!(speech.finish(), ("\u{fffd}".into(), 1));
+    }
+
+    #[test]
+    fn tokens_are_counted_that_have_a_part_in_what_was_said() {
+        let count = |text: &str, stops: &[&str]| {
+            let stops = stops.iter().map(ToString::to_string).collect();
+            let mut speech = Speech::new(&Tokenizer::default(), stops);
+            for token in encode(text) {
+                speech.push(token);
+            }
+            speech.finish().1
+        };
+        assert_eq!(count("", &[]), 0);
+        assert_eq!(count("one. two", &[]), 8);
+        assert_eq!(count("one. two", &[". "]), 3);
+        assert_eq!(count("one. two", &["one"]), 0);
+        // Held back, and said at the end.
+        assert_eq!(count("one.", &[". "]), 4);
+        // Two bytes are two tokens of one character.
+        assert_eq!(count("aé!", &["!"]), 3);
+        assert_eq!(count("aé!", &["é"]), 1);
+        assert_eq!(count("aé!", &[]), 4);
     }
 }

@@ -63,7 +63,7 @@ fn text(view: &View, slots: usize) -> String {
     );
     page.counter(
         "inference_generated_tokens_total",
-        "Tokens that were drawn.",
+        "Tokens that were drawn, with those that ended a text and are no part of it.",
         numbers.made_tokens,
     );
     page.gauge(
