@@ -2,15 +2,18 @@
 
 use axum::http::StatusCode;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::refusal::Refusal;
-use crate::model::Settings;
 use crate::model::tokenizer::Tokenizer;
+use crate::model::{Known, Settings};
 use crate::wire::Draw;
 
 /// Texts that end a request, at most.
 const STOPS: usize = 4;
+const ONE_PROMPT: &str =
+    "prompt is one text, or a list with one text: ask several times for several";
 
 /// A request for a completion.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,35 +26,67 @@ pub(super) struct Ask {
     pub(super) usage: bool,
 }
 
-/// As it comes. What is not known is not looked at, unless [`Body::refused`] has it.
-#[derive(Deserialize)]
-struct Body {
-    model: String,
-    prompt: String,
-    max_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    seed: Option<i64>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    stop: Option<Stop>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
-}
+/// The fields of a request as they come. What is not known is not looked at, unless [`refused`](Self::refused) has it.
+struct Fields(Map<String, Value>);
 
-impl Body {
+impl Fields {
+    fn read(body: &[u8]) -> Result<Self, Refusal> {
+        let wrong = |why: String| {
+            let text = format!("the body is no request for a completion: {why}");
+            Refusal::new(StatusCode::BAD_REQUEST, text)
+        };
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(_) => Err(wrong(String::from("it is JSON, but no object"))),
+            Err(error) => Err(wrong(format!("it is no JSON: {error}"))),
+        }
+    }
+
+    /// A field; `null` is as good as none.
+    fn take<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, Refusal> {
+        let value = self.0.remove(name).filter(|value| !value.is_null());
+        let value = value.map(serde_json::from_value).transpose();
+        value.map_err(|error| Refusal::of(name, format!("{name}: {error}")))
+    }
+
+    fn take_required<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<T, Refusal> {
+        let value = self.take(name)?;
+        value.ok_or_else(|| Refusal::of(name, format!("{name} is missing")))
+    }
+
+    /// The prompt. Many clients send a list even when they have one text alone.
+    fn take_prompt(&mut self) -> Result<String, Refusal> {
+        match self.take_required("prompt")? {
+            Value::String(text) => Ok(text),
+            Value::Array(list) => match <[Value; 1]>::try_from(list) {
+                Ok([Value::String(text)]) => Ok(text),
+                _ => Err(Refusal::of("prompt", ONE_PROMPT)),
+            },
+            _ => Err(Refusal::of("prompt", ONE_PROMPT)),
+        }
+    }
+
+    fn take_stops(&mut self) -> Result<Vec<String>, Refusal> {
+        let text = |value| match value {
+            Value::String(text) if !text.is_empty() => Some(text),
+            _ => None,
+        };
+        let stops: Option<Vec<String>> = match self.take("stop")? {
+            None => Some(Vec::new()),
+            Some(Value::Array(several)) => several.into_iter().map(text).collect(),
+            Some(one) => text(one).map(|one| vec![one]),
+        };
+        stops.filter(|stops| stops.len() <= STOPS).ok_or_else(|| {
+            let text = format!("stop is one text or up to {STOPS}, none of them empty");
+            Refusal::of("stop", text)
+        })
+    }
+
     /// What would change the answer and is not done here, with the value that means that it is not wished.
     fn refused(&self) -> Option<&'static str> {
         let options = [
@@ -59,13 +94,18 @@ impl Body {
             ("best_of", Value::from(1)),
             ("echo", Value::from(false)),
             ("logprobs", Value::Null),
-            ("suffix", Value::Null),
+            ("suffix", Value::from("")),
             ("frequency_penalty", Value::from(0)),
             ("presence_penalty", Value::from(0)),
             ("logit_bias", Value::Object(Map::new())),
+            // Other servers' own.
+            ("repetition_penalty", Value::from(1)),
+            ("min_p", Value::from(0)),
+            ("min_tokens", Value::from(0)),
+            ("ignore_eos", Value::from(false)),
         ];
         let wished = |(name, none): &(&str, Value)| {
-            self.others.get(*name).is_some_and(|value| {
+            self.0.get(*name).is_some_and(|value| {
                 let same_number = value.as_f64().is_some() && value.as_f64() == none.as_f64();
                 !value.is_null() && value != none && !same_number
             })
@@ -84,20 +124,21 @@ impl Ask {
         settings: &Settings,
         chance: u64,
     ) -> Result<Self, Refusal> {
-        let body: Body = serde_json::from_slice(body).map_err(|error| {
-            let text = format!("the body is no request for a completion: {error}");
-            Refusal::new(StatusCode::BAD_REQUEST, text)
-        })?;
-        if body.model != model {
-            let text = format!("there is no model {:?} here: there is {model}", body.model);
+        let mut fields = Fields::read(body)?;
+        let asked: String = fields.take_required("model")?;
+        if asked != model {
+            let text = format!(
+                "there is no model {asked:?} here: this server serves {model}, and the option --model starts it with one of {}",
+                Known::names()
+            );
             let refusal = Refusal::of("model", text).status(StatusCode::NOT_FOUND);
             return Err(refusal.code("model_not_found"));
         }
-        if let Some(name) = body.refused() {
+        if let Some(name) = fields.refused() {
             return Err(Refusal::of(name, format!("{name} is not supported here")));
         }
         let prompt = tokenizer
-            .encode(&body.prompt)
+            .encode(&fields.take_prompt()?)
             .map_err(|error| Refusal::of("prompt", error.to_string()))?;
         let most = settings.positions - 1;
         if prompt.is_empty() {
@@ -111,40 +152,33 @@ impl Ask {
             );
             return Err(Refusal::of("prompt", text).code("context_length_exceeded"));
         }
-        let limit = body.max_tokens.unwrap_or(16);
+        let limit = fields.take("max_tokens")?.unwrap_or(16);
         if limit == 0 {
             return Err(Refusal::of("max_tokens", "max_tokens has to be at least 1"));
         }
-        let temperature = body.temperature.unwrap_or(1.0);
+        let temperature = fields.take("temperature")?.unwrap_or(1.0);
         if !(0.0..=2.0).contains(&temperature) {
             let text = format!("temperature is {temperature}: 0 to 2 are possible");
             return Err(Refusal::of("temperature", text));
         }
-        let top_p = body.top_p.unwrap_or(1.0);
+        let top_p = fields.take("top_p")?.unwrap_or(1.0);
         if !(top_p > 0.0 && top_p <= 1.0) {
             let text = format!("top_p is {top_p}: it has to be above 0, and at most 1");
             return Err(Refusal::of("top_p", text));
         }
-        let stops = match body.stop {
-            None => Vec::new(),
-            Some(Stop::One(one)) => vec![one],
-            Some(Stop::Several(several)) => several,
-        };
-        if stops.len() > STOPS || stops.iter().any(String::is_empty) {
-            let text = format!("stop is one text or up to {STOPS}, none of them empty");
-            return Err(Refusal::of("stop", text));
-        }
-        let options = body.stream_options;
+        let stops = fields.take_stops()?;
+        let seed: Option<i64> = fields.take("seed")?;
+        let options: Option<StreamOptions> = fields.take("stream_options")?;
         Ok(Self {
             prompt,
             most: limit,
             draw: Draw {
                 temperature,
                 top_p,
-                seed: body.seed.map_or(chance, i64::cast_unsigned),
+                seed: seed.map_or(chance, i64::cast_unsigned),
             },
             stops,
-            stream: body.stream.unwrap_or(false),
+            stream: fields.take("stream")?.unwrap_or(false),
             usage: options.and_then(|options| options.include_usage) == Some(true),
         })
     }
@@ -186,28 +220,71 @@ mod tests {
             (r#", "max_tokens": 0"#, "max_tokens"),
             (r#", "temperature": 2.5"#, "temperature"),
             (r#", "top_p": 0"#, "top_p"),
+            (r#", "max_tokens": "5""#, "max_tokens"),
+            (r#", "max_tokens": -1"#, "max_tokens"),
+            (r#", "temperature": "hot""#, "temperature"),
+            (r#", "seed": 0.5"#, "seed"),
+            (r#", "stream": 1"#, "stream"),
+            (r#", "stream_options": true"#, "stream_options"),
+            (r#", "stop": 7"#, "stop"),
             (r#", "stop": """#, "stop"),
             (r#", "stop": ["a","b","c","d","e"]"#, "stop"),
             (r#", "n": 2"#, "n"),
             (r#", "logprobs": 3"#, "logprobs"),
+            (r#", "logprobs": 0"#, "logprobs"),
             (r#", "echo": true"#, "echo"),
+            (r#", "min_p": 0.1"#, "min_p"),
         ] {
             let error = with(more).unwrap_err();
             assert_eq!(error["error"]["param"], param, "{more}");
+            let message = error["error"]["message"].as_str().unwrap();
+            assert!(message.starts_with(param), "{message}");
             assert_eq!(error["error"]["type"], "invalid_request_error");
         }
         let error = read(r#"{"model": "tiny", "prompt": "12345678"}"#).unwrap_err();
         assert_eq!(error["error"]["code"], "context_length_exceeded");
         let error = read(r#"{"model": "big", "prompt": "1"}"#).unwrap_err();
         assert_eq!(error["error"]["code"], "model_not_found");
-        for nonsense in [
-            "",
-            "{",
-            "[]",
-            r#"{"model": "tiny"}"#,
-            r#"{"model": "tiny", "prompt": 1}"#,
-        ] {
-            assert!(read(nonsense).is_err(), "{nonsense}");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains("\"big\"") && message.contains("one of tiny, smollm2"),
+            "{message}"
+        );
+        for nonsense in ["", "{", "[]", "\"x\"", r#"{"model": "\ud800"}"#] {
+            let error = read(nonsense).unwrap_err();
+            assert_eq!(
+                error["error"]["type"], "invalid_request_error",
+                "{nonsense}"
+            );
         }
+        let settings = Settings::default();
+        let bytes = Tokenizer::default();
+        assert!(Ask::read(b"{\"model\": \"\xff\"}", "tiny", &bytes, &settings, 5).is_err());
+    }
+
+    #[test]
+    fn a_prompt_is_one_text_also_in_a_list() {
+        let with = |prompt: &str| read(&format!(r#"{{"model": "tiny", "prompt": {prompt}}}"#));
+        assert_eq!(with(r#"["ab"]"#).unwrap().prompt, [97, 98]);
+        for prompt in [
+            "null",
+            "1",
+            "[]",
+            "[97]",
+            r#"["a", "b"]"#,
+            r#""""#,
+            r#"[""]"#,
+        ] {
+            let error = with(prompt).unwrap_err();
+            assert_eq!(error["error"]["param"], "prompt", "{prompt}");
+        }
+        assert_eq!(
+            read(r#"{"model": "tiny"}"#).unwrap_err()["error"]["param"],
+            "prompt"
+        );
+        assert_eq!(
+            read(r#"{"prompt": "x"}"#).unwrap_err()["error"]["param"],
+            "model"
+        );
     }
 }
