@@ -22,6 +22,11 @@ go on with a new one in its place, and so do the texts that were being written.
   --models DIR           where fetched models lie (.cache/models of the repository)
   --slots N              requests that are worked on at once (8)
   --queue N              requests that may wait for a slot; more are refused with 429 (32)
+  --connections N        clients that may be connected; more are told to come again, but for /livez, /readyz and /metrics
+                         (1024, or as many as the limit of open files allows)
+  --client-timeout SECONDS
+                         how long a client may take to send a request, headers and body each, or to take a part of its
+                         answer; a connection without requests is closed after as long (10)
   --recovery HOW         when a rank dies: respawn starts another one in its place, shrink goes on with those that are
                          left, as many of them as the model can be shared by (respawn)
   --deadline SECONDS     how long an operation between ranks may take (10)
@@ -52,6 +57,10 @@ pub struct Options {
     pub settings: Settings,
     /// Requests that may wait.
     pub queue: usize,
+    /// Clients that may be connected; unless said otherwise, as many as is usual and possible.
+    pub connections: Option<usize>,
+    /// How long a client may take.
+    pub client_timeout: Duration,
     /// What to do when a rank dies.
     pub recovery: Recovery,
     /// The limit of an operation.
@@ -84,6 +93,8 @@ impl Role {
             models: fetched(),
             settings: Settings::default(),
             queue: 32,
+            connections: None,
+            client_timeout: Duration::from_secs(10),
             recovery: Recovery::Respawn,
             deadline: Duration::from_secs(10),
             grace: Duration::from_secs(10),
@@ -105,6 +116,10 @@ impl Role {
                 Long("models") => options.models = arguments.value()?.into(),
                 Long("slots") => slots = Some(arguments.value()?.parse()?),
                 Long("queue") => options.queue = arguments.value()?.parse()?,
+                Long("connections") => options.connections = Some(arguments.value()?.parse()?),
+                Long("client-timeout") => {
+                    options.client_timeout = seconds(arguments.value()?.parse()?)?;
+                }
                 Long("deadline") => options.deadline = seconds(arguments.value()?.parse()?)?,
                 Long("grace") => options.grace = seconds(arguments.value()?.parse()?)?,
                 Long("recovery") => {
@@ -143,6 +158,9 @@ impl Role {
 /// What memory and clocks have room for on any machine.
 const SLOTS: usize = 1024;
 const QUEUE: usize = 1 << 20;
+const CONNECTIONS: usize = 1 << 20;
+/// The kernel counts in milliseconds, and takes none for no limit.
+const SHORTEST: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Options {
@@ -152,6 +170,13 @@ impl Options {
             format!("--slots {slots}: 1 to {SLOTS} are possible")
         } else if self.queue > QUEUE {
             format!("--queue {}: {QUEUE} at most", self.queue)
+        } else if let Some(connections) = self.connections
+            && !(1..=CONNECTIONS).contains(&connections)
+        {
+            format!("--connections {connections}: 1 to {CONNECTIONS} are possible")
+        } else if !(SHORTEST..=DAY).contains(&self.client_timeout) {
+            let seconds = self.client_timeout.as_secs_f64();
+            format!("--client-timeout {seconds}: a thousandth at least, and at most a day")
         } else if self.deadline.is_zero() || self.deadline > DAY {
             let seconds = self.deadline.as_secs_f64();
             format!("--deadline {seconds}: above 0, and at most a day")
@@ -262,6 +287,11 @@ mod tests {
             ("--slots", "0"),
             ("--slots", "1025"),
             ("--queue", "18446744073709551615"),
+            ("--connections", "0"),
+            ("--connections", "1048577"),
+            ("--client-timeout", "0"),
+            ("--client-timeout", "1e-4"),
+            ("--client-timeout", "86401"),
             ("--deadline", "0"),
             ("--deadline", "1e-12"),
             ("--deadline", "1e18"),

@@ -15,7 +15,7 @@ const SLOW: Duration = Duration::from_secs(1);
 const RECENT: usize = 11;
 
 /// How it stands with the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) started: Instant,
     /// By place.

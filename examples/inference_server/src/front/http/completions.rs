@@ -3,17 +3,18 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::Server;
 use super::ask::Ask;
+use super::body::{self, NoBody};
 use super::refusal::{Refusal, in_json};
+use super::server::Ticket;
 use super::stream;
 use crate::front::caller::{Caller, Said};
 use crate::front::engine::Event;
@@ -25,7 +26,7 @@ use crate::front::view::unix_seconds;
 pub(super) struct Answer {
     id: String,
     created: u64,
-    model: String,
+    model: &'static str,
 }
 
 impl Answer {
@@ -57,28 +58,55 @@ fn chance() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-pub(super) async fn complete(
-    State(server): State<Arc<Server>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
-    match begin(&server, body).await {
-        Ok(response) => response,
+pub(super) async fn complete(State(server): State<Arc<Server>>, body: Body) -> Response {
+    let ticket = Ticket::new(&server);
+    let taken = match begin(&server, body).await {
+        Ok(taken) => taken,
         Err((outcome, refusal)) => {
-            server.count(outcome);
-            refusal.into_response()
+            ticket.ends(outcome);
+            return refusal.into_response();
         }
+    };
+    let answer = Answer {
+        id: format!("cmpl-{:016x}", chance()),
+        created: unix_seconds(),
+        model: server.model,
+    };
+    match taken.pieces {
+        Some(usage) => stream::respond(ticket, answer, taken.said, usage),
+        None => match whole(&answer, taken.said).await {
+            Ok(json) => {
+                ticket.ends("done");
+                in_json(StatusCode::OK, &json)
+            }
+            Err(refusal) => {
+                ticket.ends("failed");
+                refusal.into_response()
+            }
+        },
     }
 }
 
-async fn begin(
-    server: &Arc<Server>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, (&'static str, Refusal)> {
+/// A request that has a place in the queue.
+struct Taken {
+    said: UnboundedReceiver<Said>,
+    /// Whether it is answered in pieces, and then whether the last of them is the usage.
+    pieces: Option<bool>,
+}
+
+async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str, Refusal)> {
     let invalid = |refusal| ("invalid", refusal);
-    let body = body.map_err(|error| invalid(Refusal::new(error.status(), error.body_text())))?;
+    let body = body::read(body, server.client_timeout).await;
+    let body = body.map_err(|error| match error {
+        NoBody::Refused(refusal) => invalid(refusal),
+        NoBody::Gone => {
+            let text = "the body of the request ended before it was whole";
+            ("gone", Refusal::new(StatusCode::BAD_REQUEST, text))
+        }
+    })?;
     let ask = Ask::read(
         &body,
-        &server.model,
+        server.model,
         &server.tokenizer,
         &server.settings,
         chance(),
@@ -91,57 +119,54 @@ async fn begin(
         draw: ask.draw,
         client: Caller::new(to, server.tokenizer.clone(), ask.stops),
     };
-    let over = || {
-        let text = "the server is ending: ask another one";
-        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text);
-        ("failed", refusal)
-    };
-    server
-        .engine
-        .send(Event::Ask(request))
-        .map_err(|_| over())?;
+    // Who is sent to the engine's inbox when the engine has gone is told nothing: that is the end of what is said.
+    let _ = server.engine.send(Event::Ask(request));
     match said.recv().await {
-        Some(Said::Taken) => {}
         Some(Said::Full) => {
             let text = format!(
                 "all {} slots are taken, and {} requests wait already: try again later",
                 server.settings.slots, server.queue
             );
             let refusal = Refusal::new(StatusCode::TOO_MANY_REQUESTS, text);
-            return Err(("refused", refusal.code("queue_full")));
+            Err(("refused", refusal.code("queue_full")))
         }
-        _ => return Err(over()),
+        Some(Said::Failed(why)) => Err(("failed", failed(Some(why)))),
+        None => Err(("failed", failed(None))),
+        Some(_) => Ok(Taken {
+            said,
+            pieces: ask.stream.then_some(ask.usage),
+        }),
     }
-    let answer = Answer {
-        id: format!("cmpl-{:016x}", chance()),
-        created: unix_seconds(),
-        model: server.model.clone(),
-    };
-    if ask.stream {
-        return Ok(stream::respond(server, answer, said, ask.usage));
-    }
-    // Nobody waits any more when the client has gone away: then this is dropped here, and counted nowhere.
+}
+
+/// An answer that there will not be, and why.
+pub(super) fn failed(why: Option<String>) -> Refusal {
+    let why = why.unwrap_or_else(|| String::from("the server has ended"));
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why)
+}
+
+/// All of an answer at once. Not finished when the client has gone away.
+async fn whole(answer: &Answer, mut said: UnboundedReceiver<Said>) -> Result<Value, Refusal> {
     let mut text = String::new();
-    while let Some(said) = said.recv().await {
-        match said {
-            Said::Text(more) => text += &more,
-            Said::End {
+    loop {
+        match said.recv().await {
+            Some(Said::Text(more)) => text += &more,
+            Some(Said::End {
                 text: more,
                 why,
                 prompt,
                 made,
-            } => {
+            }) => {
                 text += &more;
                 let mut json = answer.json(Some((&text, Some(why))));
                 json["usage"] = usage(prompt, made);
-                server.count("done");
-                return Ok(in_json(StatusCode::OK, &json));
+                return Ok(json);
             }
-            Said::Failed(_) => break,
-            Said::Taken | Said::Full | Said::Stalled(_) | Said::GoesOn(_) => {}
+            Some(Said::Failed(why)) => return Err(failed(Some(why))),
+            None => return Err(failed(None)),
+            Some(Said::Taken | Said::Full | Said::Stalled(_) | Said::GoesOn(_)) => {}
         }
     }
-    Err(over())
 }
 
 pub(super) async fn models(State(server): State<Arc<Server>>) -> Response {

@@ -56,7 +56,10 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let mut response = in_json(self.status, &self.json());
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        if matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        ) {
             let soon = header::HeaderValue::from_static("1");
             response.headers_mut().insert(header::RETRY_AFTER, soon);
         }

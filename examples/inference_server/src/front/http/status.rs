@@ -9,6 +9,8 @@ use axum::response::{IntoResponse, Response};
 use nccl::recorder::Timeline;
 use nccl::{Observer, RankState};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::Server;
 use super::refusal::{Refusal, in_json};
@@ -35,12 +37,14 @@ pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
 
 /// How it stands, in full. Always 200: who asks wants to know, and [`ready`] is for who wants a decision.
 pub(super) async fn health(State(server): State<Arc<Server>>) -> Response {
-    let mut json = server.view().health();
-    let asked = ask(&server, |observer| {
+    let asked = ask(&server, &server.glances, GLANCE, |observer| {
         let ranks = observer.snapshot().ranks;
         (ranks, observer.recordings(GLANCE))
     });
-    if let Some((ranks, timeline)) = asked.await
+    let asked = asked.await;
+    let mut json = server.view().health();
+    json["not_asked"] = json!(asked.as_ref().err());
+    if let Ok((ranks, timeline)) = asked
         && let Some(members) = json["ranks"].as_array_mut()
     {
         for member in members {
@@ -89,25 +93,34 @@ fn last_operation(timeline: &Timeline, pid: u64) -> Value {
 
 /// The last calls of all ranks, as Chrome's trace format: for <https://ui.perfetto.dev>.
 pub(super) async fn timeline(State(server): State<Arc<Server>>) -> Response {
-    let asked = ask(&server, |observer| {
+    let asked = ask(&server, &server.looks, Duration::ZERO, |observer| {
         observer.recordings(LOOK).to_chrome_trace()
     });
     match asked.await {
-        Some(trace) => ([(header::CONTENT_TYPE, "application/json")], trace).into_response(),
-        None => {
-            let text = "the ranks could not be asked";
-            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
-        }
+        Ok(trace) => ([(header::CONTENT_TYPE, "application/json")], trace).into_response(),
+        Err(why) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
     }
 }
 
-/// Asks the ranks, on a thread that may wait.
+/// Asks the ranks, on a thread that may wait. There are as many of these as `room` has permits: with a rank that does not answer,
+/// each waits for all of its time. When they have not become free within `patience`, nobody is asked.
 async fn ask<T: Send + 'static>(
     server: &Server,
+    room: &Arc<Semaphore>,
+    patience: Duration,
     question: impl FnOnce(&Observer) -> T + Send + 'static,
-) -> Option<T> {
+) -> Result<T, &'static str> {
+    let permit = timeout(patience, Arc::clone(room).acquire_owned());
+    let Ok(Ok(permit)) = permit.await else {
+        return Err("others ask the ranks already, and they have not answered yet");
+    };
     let observer = server.observer.lock();
     let observer = Arc::clone(&observer.unwrap_or_else(PoisonError::into_inner));
-    let asking = tokio::task::spawn_blocking(move || question(&observer));
-    asking.await.ok()
+    let asking = tokio::task::spawn_blocking(move || {
+        let answer = question(&observer);
+        // Not before, also when the client has gone away meanwhile.
+        drop(permit);
+        answer
+    });
+    asking.await.map_err(|_| "the ranks could not be asked")
 }

@@ -7,34 +7,31 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::Server;
-use super::completions::{Answer, usage};
-use super::refusal::Refusal;
+use super::completions::{Answer, failed, usage};
+use super::server::Ticket;
 use crate::front::caller::Said;
+use crate::front::scheduler::Finish;
 
 pub(super) fn respond(
-    server: &Arc<Server>,
+    ticket: Ticket,
     answer: Answer,
     said: UnboundedReceiver<Said>,
     usage: bool,
 ) -> Response {
     let pieces = Pieces {
-        server: Arc::clone(server),
+        ticket: Some(ticket),
         answer,
         said,
         usage,
         ready: VecDeque::new(),
-        over: false,
     };
     Sse::new(pieces)
         .keep_alive(KeepAlive::default())
@@ -42,12 +39,13 @@ pub(super) fn respond(
 }
 
 struct Pieces {
-    server: Arc<Server>,
+    /// None when all has been said.
+    ticket: Option<Ticket>,
     answer: Answer,
     said: UnboundedReceiver<Said>,
+    /// Whether the last piece is the usage; the others say then that they are not.
     usage: bool,
     ready: VecDeque<Event>,
-    over: bool,
 }
 
 impl Pieces {
@@ -65,10 +63,7 @@ impl Pieces {
     fn take(&mut self, said: Option<Said>) {
         match said {
             Some(Said::Taken) => {}
-            Some(Said::Text(text)) => {
-                let json = self.answer.json(Some((&text, None)));
-                self.data(&json);
-            }
+            Some(Said::Text(text)) => self.piece(&text, None),
             Some(Said::Stalled(why)) => self.comment(&format!("stall: {why}")),
             Some(Said::GoesOn(how)) => self.comment(&format!("goes on: {how}")),
             Some(Said::End {
@@ -77,8 +72,7 @@ impl Pieces {
                 prompt,
                 made,
             }) => {
-                let json = self.answer.json(Some((&text, Some(why))));
-                self.data(&json);
+                self.piece(&text, Some(why));
                 if self.usage {
                     let mut json = self.answer.json(None);
                     json["usage"] = usage(prompt, made);
@@ -87,18 +81,29 @@ impl Pieces {
                 self.ready.push_back(Event::default().data("[DONE]"));
                 self.over("done");
             }
-            Some(Said::Failed(_) | Said::Full) | None => {
-                let text = "the server is ending: ask another one";
-                let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text);
-                self.data(&refusal.json());
-                self.over("failed");
-            }
+            Some(Said::Failed(why)) => self.fail(Some(why)),
+            // Nobody is told that there is no place after it had one.
+            Some(Said::Full) | None => self.fail(None),
         }
     }
 
+    fn piece(&mut self, text: &str, finish: Option<Finish>) {
+        let mut json = self.answer.json(Some((text, finish)));
+        if self.usage {
+            json["usage"] = Value::Null;
+        }
+        self.data(&json);
+    }
+
+    fn fail(&mut self, why: Option<String>) {
+        self.data(&failed(why).json());
+        self.over("failed");
+    }
+
     fn over(&mut self, outcome: &'static str) {
-        self.over = true;
-        self.server.count(outcome);
+        if let Some(ticket) = self.ticket.take() {
+            ticket.ends(outcome);
+        }
     }
 }
 
@@ -111,19 +116,11 @@ impl Stream for Pieces {
             if let Some(event) = this.ready.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            if this.over {
+            if this.ticket.is_none() {
                 return Poll::Ready(None);
             }
             let said = ready!(this.said.poll_recv(context));
             this.take(said);
-        }
-    }
-}
-
-impl Drop for Pieces {
-    fn drop(&mut self) {
-        if !self.over {
-            self.server.count("gone");
         }
     }
 }

@@ -1,0 +1,54 @@
+//! The body of a request: read within a time, and up to a length.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use futures_core::Stream;
+
+use super::refusal::Refusal;
+
+/// In bytes. Far above any prompt that fits.
+const LONGEST: usize = 2 << 20;
+/// What comes of a longer one is thrown away up to here: many clients read no answer before they have sent all.
+const THROWN_AWAY: usize = 32 << 20;
+
+/// Why there is no body.
+pub(super) enum NoBody {
+    /// The client does not behave.
+    Refused(Refusal),
+    /// It has gone away.
+    Gone,
+}
+
+/// All of a body.
+pub(super) async fn read(body: Body, limit: Duration) -> Result<Vec<u8>, NoBody> {
+    let reading = tokio::time::timeout(limit, read_all(body));
+    reading.await.unwrap_or_else(|_| {
+        let seconds = limit.as_secs_f64();
+        let text = format!("the request did not come within {seconds} s: --client-timeout says how long it may take");
+        let refusal = Refusal::new(StatusCode::REQUEST_TIMEOUT, text);
+        Err(NoBody::Refused(refusal))
+    })
+}
+
+async fn read_all(body: Body) -> Result<Vec<u8>, NoBody> {
+    let mut parts = body.into_data_stream();
+    let (mut all, mut length) = (Vec::new(), 0);
+    while let Some(part) = std::future::poll_fn(|task| Pin::new(&mut parts).poll_next(task)).await {
+        let part = part.map_err(|_| NoBody::Gone)?;
+        length += part.len();
+        match length {
+            ..=LONGEST => all.extend_from_slice(&part),
+            ..=THROWN_AWAY => all = Vec::new(),
+            _ => break,
+        }
+    }
+    if length > LONGEST {
+        let text = format!("the request is longer than {LONGEST} bytes");
+        let refusal = Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text);
+        return Err(NoBody::Refused(refusal));
+    }
+    Ok(all)
+}

@@ -1,0 +1,90 @@
+//! What all answers are made of.
+
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use crate::front::crew::SharedObserver;
+use crate::front::engine::Event;
+use crate::front::options::Options;
+use crate::front::view::View;
+use crate::model::Settings;
+use crate::model::tokenizer::Tokenizer;
+
+/// How many threads may wait for the ranks' answers at once, for `/health` and for `/debug/timeline`.
+const GLANCES: usize = 2;
+const LOOKS: usize = 1;
+
+/// What all answers are made of.
+pub(in crate::front) struct Server {
+    pub(super) engine: Sender<Event>,
+    view: Arc<Mutex<View>>,
+    pub(super) observer: SharedObserver,
+    pub(super) model: &'static str,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) settings: Settings,
+    pub(super) queue: usize,
+    /// How long a client may take to send a request.
+    pub(super) client_timeout: Duration,
+    pub(super) glances: Arc<Semaphore>,
+    pub(super) looks: Arc<Semaphore>,
+}
+
+impl Server {
+    pub(in crate::front) fn new(
+        options: &Options,
+        tokenizer: Tokenizer,
+        engine: Sender<Event>,
+        view: &Arc<Mutex<View>>,
+        observer: SharedObserver,
+    ) -> Self {
+        Self {
+            engine,
+            view: Arc::clone(view),
+            observer,
+            model: options.model.name(),
+            tokenizer,
+            settings: options.settings,
+            queue: options.queue,
+            client_timeout: options.client_timeout,
+            glances: Arc::new(Semaphore::new(GLANCES)),
+            looks: Arc::new(Semaphore::new(LOOKS)),
+        }
+    }
+
+    /// How it stands now. A copy: what is made of it reads files of the kernel, and the engine does not wait for that.
+    pub(super) fn view(&self) -> View {
+        let view = self.view.lock();
+        view.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A request that is counted when it is over, whatever becomes of it.
+pub(super) struct Ticket {
+    server: Arc<Server>,
+    outcome: &'static str,
+}
+
+impl Ticket {
+    /// When nobody says how it ends, the client has gone away: then nobody is left to say so.
+    pub(super) fn new(server: &Arc<Server>) -> Self {
+        Self {
+            server: Arc::clone(server),
+            outcome: "gone",
+        }
+    }
+
+    pub(super) fn ends(mut self, outcome: &'static str) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let view = self.server.view.lock();
+        let mut view = view.unwrap_or_else(PoisonError::into_inner);
+        *view.numbers.requests.entry(self.outcome).or_default() += 1;
+    }
+}

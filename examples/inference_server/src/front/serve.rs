@@ -1,0 +1,90 @@
+//! The front from its beginning to its end: what is checked first, what is started in which order, and who waits for whom.
+
+use std::error::Error;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, mpsc};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tokio::sync::oneshot;
+
+use super::crew::Crew;
+use super::engine::{Engine, Event};
+use super::http::{self, Limits, Server};
+use super::links;
+use super::options::Options;
+use super::scheduler::Scheduler;
+use super::view::View;
+
+/// Tokens of one prompt in a step, at most.
+const CHUNK: usize = 32;
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot begin: a number of ranks that the model cannot be shared by, an address that is taken, too few files that may be
+/// open. And when it gives up: ranks that end again and again.
+pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let file = options.model.open(&options.models)?;
+    file.check_ranks(options.ranks)?;
+    let tokenizer = file.tokenizer()?;
+    drop(file);
+    let limits = Limits::new(options)?;
+    let listener = TcpListener::bind(&options.listen).map_err(|error| {
+        let (listen, hint) = (&options.listen, "another address is chosen with --listen");
+        format!("{listen} cannot be listened at: {error}; {hint}")
+    })?;
+    listener.set_nonblocking(true)?;
+
+    let (to, inbox) = mpsc::channel();
+    let link = links::listen(to.clone())?;
+    // Before the threads of the runtime: each rank is forked from this process.
+    let crew = Crew::start(options, &link, to.clone())?;
+    let view = Arc::new(Mutex::new(View::new(options.ranks)));
+    let server = Server::new(options, tokenizer, to.clone(), &view, crew.observer());
+    let scheduler = Scheduler::new(options.settings, CHUNK, options.queue);
+    let engine = Engine::new(crew, scheduler, view, inbox);
+    let (over, is_over) = oneshot::channel();
+    let engine = std::thread::Builder::new()
+        .name(String::from("engine"))
+        .spawn(move || {
+            let outcome = engine.run();
+            // Nobody waits for it when serving has failed.
+            let _ = over.send(());
+            outcome
+        })?;
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let grace = options.grace;
+    std::thread::Builder::new()
+        .name(String::from("signals"))
+        .spawn(move || {
+            for _ in signals.forever() {
+                let _ = to.send(Event::End(grace));
+            }
+        })?;
+
+    note!(
+        "{} on {} ranks, at http://{}",
+        options.model.name(),
+        options.ranks,
+        listener.local_addr()?
+    );
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let over = async {
+            // Also when the engine is gone in another way.
+            let _ = is_over.await;
+        };
+        http::serve(listener, &Arc::new(server), limits, over).await;
+        Ok::<(), std::io::Error>(())
+    })?;
+    runtime.shutdown_background();
+    match engine.join() {
+        Ok(outcome) => outcome,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
