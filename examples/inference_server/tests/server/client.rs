@@ -62,6 +62,8 @@ pub(crate) struct Stream {
     pub(crate) comments: Vec<String>,
     pub(crate) pieces: usize,
     pub(crate) finish: Option<String>,
+    pub(crate) usage: Option<Value>,
+    pub(crate) error: Option<Value>,
     pub(crate) done: bool,
 }
 
@@ -78,6 +80,8 @@ impl Stream {
             comments: Vec::new(),
             pieces: 0,
             finish: None,
+            usage: None,
+            error: None,
             done: false,
         }
     }
@@ -94,7 +98,15 @@ impl Stream {
             self.done = true;
         } else if let Some(data) = line.strip_prefix("data: ") {
             let json: Value = serde_json::from_str(data).unwrap();
-            assert!(json["error"].is_null(), "{json}");
+            if json["error"].is_object() {
+                self.error = Some(json["error"].clone());
+                return true;
+            }
+            if json["usage"].is_object() {
+                assert_eq!(json["choices"], Value::Array(Vec::new()));
+                self.usage = Some(json["usage"].clone());
+                return true;
+            }
             self.text += json["choices"][0]["text"].as_str().unwrap();
             self.finish = json["choices"][0]["finish_reason"]
                 .as_str()
@@ -110,13 +122,19 @@ impl Stream {
     pub(crate) fn read(&mut self, pieces: usize) {
         while self.pieces < pieces {
             assert!(self.next(), "the stream has ended: {:?}", self.text);
+            assert_eq!(self.error, None);
         }
     }
 
     /// Reads all of it. The text.
     pub(crate) fn finish(mut self) -> (String, Vec<String>) {
-        while self.next() {}
-        assert!(self.done, "no end after {:?}", self.text);
+        self.read_all();
         (self.text, self.comments)
+    }
+
+    pub(crate) fn read_all(&mut self) {
+        while self.next() {}
+        assert_eq!(self.error, None);
+        assert!(self.done, "no end after {:?}", self.text);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::client::{Stream, get};
+use crate::client::{Stream, complete, get};
 use crate::program::{Server, lives, signal};
 use crate::{Question, reference, until};
 
@@ -95,9 +95,29 @@ fn a_server_that_is_told_twice_ends_at_once() {
     body["max_tokens"] = json!(1000);
     let mut stream = Stream::new(&server.url, &body);
     stream.read(3);
-    signal(server.pid(), Signal::INT);
-    stream.read(6);
-    signal(server.pid(), Signal::INT);
+    let url = server.url.clone();
+    body["stream"] = json!(false);
+    let answer = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| complete(&url, &body));
+        until("both run", || {
+            (server.metric("inference_requests_running") == 2.0).then_some(())
+        });
+        signal(server.pid(), Signal::INT);
+        stream.read(6);
+        signal(server.pid(), Signal::INT);
+        asking.join().unwrap()
+    });
+    // Both are told why there is no more.
+    while stream.next() {}
+    assert!(!stream.done);
+    assert_eq!(
+        (answer.status, answer.retry_after.as_deref()),
+        (503, Some("1"))
+    );
+    for error in [answer.json()["error"].clone(), stream.error.unwrap()] {
+        assert_eq!(error["message"], "the server is ending");
+        assert_eq!(error["type"], "server_error");
+    }
     assert_eq!(server.until_ended().code(), Some(0));
     nothing_is_left(&ranks, &files);
 }

@@ -1,10 +1,12 @@
 //! The server as it is used: the program itself, real processes for its ranks, HTTP over TCP, real signals.
 //!
 //! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
+//! - `crowded`: many clients, slow ones, and those who look after the server meanwhile;
 //! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer;
 //! - `ending`: the end of the server itself; `smollm2`: another model.
 
 mod client;
+mod crowded;
 mod ending;
 mod frozen;
 mod killed;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::client::get;
-use crate::until;
+use crate::{DEADLINE, until};
 
 /// A server; killed at the end of the test, with all of its ranks.
 pub(crate) struct Server {
@@ -59,6 +60,13 @@ impl Server {
         let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
         let mut command = command(&words);
         command.env("NCCL_EMULATOR_FAULTS", faults);
+        let server = Self::begin(command);
+        server.until_ready();
+        server
+    }
+
+    /// Starts one, and waits until it says where it listens.
+    pub(crate) fn begin(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -83,7 +91,6 @@ impl Server {
             let line = said.iter().find_map(|line| line.split("http://").nth(1))?;
             Some(format!("http://{line}"))
         });
-        server.until_ready();
         server
     }
 
@@ -127,6 +134,24 @@ impl Server {
             );
         }
         children
+    }
+
+    /// A connection to it, of which nothing has been said yet.
+    pub(crate) fn connect(&self) -> TcpStream {
+        let address = self.url.strip_prefix("http://").unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream
+    }
+
+    /// The files that a process of it has mapped.
+    pub(crate) fn maps(pid: u32) -> String {
+        std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        threads.unwrap().count()
     }
 
     /// A number of `/metrics`.

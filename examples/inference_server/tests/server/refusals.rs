@@ -1,6 +1,8 @@
 //! What is not answered, and how that is said.
 
+use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -19,10 +21,8 @@ fn what_cannot_be_answered_is_refused_in_openais_words() {
     let (status, error) = refused(r#"{"model": "gpt-9", "prompt": "x"}"#);
     assert_eq!((status, &error["code"]), (404, &json!("model_not_found")));
     let message = error["message"].as_str().unwrap();
-    assert!(
-        message.contains("gpt-9") && message.contains("tiny"),
-        "{message}"
-    );
+    let expected = "there is no model \"gpt-9\" here: this server serves tiny, and the option --model starts it with one of tiny, smollm2";
+    assert_eq!(message, expected);
     let (status, error) = refused("{\"model\": \"tiny\"");
     assert_eq!(
         (status, &error["type"]),
@@ -36,18 +36,27 @@ fn what_cannot_be_answered_is_refused_in_openais_words() {
     );
     let (status, error) = refused(r#"{"model": "tiny", "prompt": "x", "temperature": -1}"#);
     assert_eq!((status, &error["param"]), (400, &json!("temperature")));
-    // One byte too many: of a longer one the connection is closed before a client has sent it all.
-    let huge = "x".repeat((2 << 20) + 1);
-    let (status, _) = refused(&huge);
-    assert_eq!(status, 413);
+    // Also when a client reads no answer before it has sent it all.
+    for more in [1, 6 << 20] {
+        let (status, error) = refused(&"x".repeat((2 << 20) + more));
+        assert_eq!(
+            (status, &error["type"]),
+            (413, &json!("invalid_request_error"))
+        );
+    }
     let answer = get(&format!("{url}/v1/nothing"));
     assert_eq!(answer.status, 404);
-    assert!(answer.json()["error"]["message"].is_string());
+    let message = answer.json()["error"]["message"].clone();
+    let message = message.as_str().unwrap();
+    assert!(
+        message.contains("/v1/nothing") && message.contains("/v1/completions"),
+        "{message}"
+    );
     let answer = get(&format!("{url}/v1/completions"));
     assert_eq!(answer.status, 405);
     assert_eq!(
         server.metric("inference_requests_total{outcome=\"invalid\"}"),
-        5.0
+        6.0
     );
     // None of it did any harm.
     complete(url, &Question::number(2).body()).completion();
@@ -98,6 +107,17 @@ fn fails(arguments: &[&str]) -> (Option<i32>, String) {
     ends(command(arguments))
 }
 
+/// A server that may have so many files open.
+fn with_files(number: usize, arguments: &[&str]) -> Command {
+    let server = command(arguments);
+    let mut shell = Command::new("sh");
+    let words = format!("ulimit -n {number}; exec \"$0\" \"$@\"");
+    shell.args(["-c", &words]).arg(server.get_program());
+    shell.args(server.get_args()).stdin(Stdio::null());
+    shell.stdout(Stdio::null()).stderr(Stdio::piped());
+    shell
+}
+
 #[test]
 fn a_server_that_cannot_begin_says_why_and_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -123,6 +143,12 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
         text.contains("/nowhere/SmolLM2") && text.contains("scripts/get-smollm2"),
         "{text}"
     );
+    let (code, text) = ends(with_files(256, &["--connections", "200"]));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("--connections 200") && text.contains("enough for 128; `ulimit -n 328`"),
+        "{text}"
+    );
     let (code, text) = fails(&["--recovery", "pray"]);
     assert_eq!(code, Some(2), "{text}");
 }
@@ -138,6 +164,73 @@ fn ranks_that_end_again_and_again_are_not_started_for_ever() {
     let expected = "inference-server: ranks ended 10 times with no step in between; the last: rank";
     assert!(last.starts_with(expected), "{text}");
     assert!(text.contains("NCCL_EMULATOR_DEVICES"), "{text}");
+}
+
+#[test]
+fn those_who_wait_are_told_why_the_server_gives_up() {
+    let mut command = command(&["--ranks", "1", "--listen", "127.0.0.1:0"]);
+    command.env("NCCL_EMULATOR_DEVICES", "some");
+    let mut server = Server::begin(command);
+    let url = server.url.clone();
+    let question = Question::number(1);
+    let (answer, stream) = std::thread::scope(|scope| {
+        let answer = scope.spawn(|| complete(&url, &question.body()));
+        let mut stream = Stream::new(&url, &question.streaming());
+        while stream.next() {}
+        (answer.join().unwrap(), stream)
+    });
+    assert_eq!(answer.status, 503);
+    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+    assert!(!stream.done);
+    for error in [answer.json()["error"].clone(), stream.error.unwrap()] {
+        assert_eq!(error["type"], "server_error");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("ranks ended 10 times with no step in between"),
+            "{message}"
+        );
+    }
+    assert_eq!(server.until_ended().code(), Some(1));
+}
+
+#[test]
+fn what_is_asked_in_another_way_is_answered_with_the_ways_that_there_are() {
+    let server = Server::start(&["--ranks", "1"]);
+    let ask = |method: &str, path: &str| {
+        let mut stream = server.connect();
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    // The same without its body.
+    let (whole, head) = (ask("GET", "/livez"), ask("HEAD", "/livez"));
+    assert!(
+        whole.starts_with("HTTP/1.1 200 ") && whole.ends_with("alive\n"),
+        "{whole}"
+    );
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),
+        "{head}"
+    );
+    for (method, path, allowed) in [
+        ("OPTIONS", "/v1/completions", "allow: POST\r\n"),
+        ("GET", "/v1/completions", "allow: POST\r\n"),
+        ("DELETE", "/v1/models", "allow: GET,HEAD\r\n"),
+        ("POST", "/readyz", "allow: GET,HEAD\r\n"),
+    ] {
+        let answer = ask(method, path);
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+        assert!(answer.contains(allowed), "{answer}");
+        let (_, json) = answer.split_once("\r\n\r\n").unwrap();
+        let json: Value = serde_json::from_str(json).unwrap();
+        let message = json["error"]["message"].as_str().unwrap();
+        assert!(
+            message.starts_with(&format!("{method} is not for {path}")),
+            "{message}"
+        );
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Answers are those of a single process.
 
-use serde_json::json;
+use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use crate::client::{Stream, complete, get};
-use crate::program::Server;
-use crate::{Question, reference};
+use crate::program::{Server, signal};
+use crate::{Question, reference, until};
 
 #[test]
 fn sixteen_clients_at_once_get_what_a_single_process_says_on_all_numbers_of_ranks() {
@@ -94,4 +95,118 @@ fn how_it_stands_with_the_ranks_and_what_they_did_last_can_be_seen() {
         .filter_map(|event| event["pid"].as_u64())
         .collect();
     assert_eq!(pids.len(), 2, "{pids:?}");
+}
+
+/// A completion in a piece or in many: its text, why it ended, and what it is said to have cost.
+fn all_of(server: &Server, body: &Value) -> (String, String, Value) {
+    if body["stream"] == true {
+        let mut stream = Stream::new(&server.url, body);
+        stream.read_all();
+        (stream.text, stream.finish.unwrap(), stream.usage.unwrap())
+    } else {
+        let answer = complete(&server.url, body);
+        let (text, json) = (answer.completion(), answer.json());
+        let why = json["choices"][0]["finish_reason"].as_str().unwrap();
+        (text, why.to_owned(), json["usage"].clone())
+    }
+}
+
+#[test]
+fn usage_counts_what_the_client_got_and_the_metrics_what_was_drawn() {
+    let server = Server::start(&["--ranks", "2"]);
+    let question = Question {
+        temperature: 0.0,
+        ..Question::long(3)
+    };
+    let whole = &reference(std::slice::from_ref(&question))[0];
+    assert!(whole.is_ascii(), "{whole:?}");
+    let stop = &whole[60..72];
+    let before = &whole[..whole.find(stop).unwrap()];
+    let usage = |made: usize| json!({"prompt_tokens": 16, "completion_tokens": made, "total_tokens": 16 + made});
+    let mut drawn = 0.0;
+    for stream in [false, true] {
+        let mut body = question.body();
+        body["stream"] = json!(stream);
+        body["stream_options"] = json!({"include_usage": true});
+        let expected = (whole.clone(), String::from("length"), usage(150));
+        assert_eq!(all_of(&server, &body), expected);
+        drawn += 150.0;
+        assert_eq!(server.metric("inference_generated_tokens_total"), drawn);
+        body["stop"] = json!(stop);
+        let expected = (before.to_owned(), String::from("stop"), usage(before.len()));
+        assert_eq!(all_of(&server, &body), expected);
+        // A token is a byte.
+        drawn += (before.len() + stop.len()) as f64;
+        assert_eq!(server.metric("inference_generated_tokens_total"), drawn);
+    }
+    assert_eq!(server.metric("inference_prompt_tokens_total"), 4.0 * 16.0);
+    assert_eq!(
+        server.metric("inference_requests_total{outcome=\"done\"}"),
+        4.0
+    );
+}
+
+#[test]
+fn a_text_stops_at_the_same_place_and_costs_the_same_when_a_rank_is_killed_meanwhile() {
+    let server = Server::start(&["--ranks", "2"]);
+    let question = Question {
+        most: 700,
+        ..Question::long(70)
+    };
+    let whole = &reference(std::slice::from_ref(&question))[0];
+    // Tokens are bytes, so that each stop has many, and is held back piece by piece; the other one never comes to its end.
+    let characters: Vec<char> = whole.chars().collect();
+    let stop: String = characters[450..462].iter().collect();
+    let other: String = characters[300..306].iter().chain(&['\u{1}']).collect();
+    let before = &whole[..whole.find(&stop).unwrap()];
+    assert!(
+        before.chars().count() > 300 && !whole.contains(&other),
+        "{whole:?}"
+    );
+    let mut body = question.body();
+    body["stop"] = json!([other, stop]);
+    let expected = all_of(&server, &body);
+    assert_eq!((expected.0.as_str(), expected.1.as_str()), (before, "stop"));
+    let made = expected.2["completion_tokens"].as_f64().unwrap();
+
+    let drawn = || server.metric("inference_generated_tokens_total");
+    for (rank, streaming) in [(0, false), (1, true), (1, false), (0, true)] {
+        body["stream"] = json!(streaming);
+        body["stream_options"] = json!({"include_usage": true});
+        let begun = drawn();
+        let recoveries = server.metric("inference_recoveries_total");
+        let pid = server.ranks()[rank];
+        let found = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| all_of(&server, &body));
+            until("some of it is there", || {
+                (drawn() > begun + 50.0).then_some(())
+            });
+            signal(pid, Signal::KILL);
+            assert!(drawn() < begun + made, "it was over before");
+            asking.join().unwrap()
+        });
+        assert_eq!(found, expected, "rank {rank}, streaming: {streaming}");
+        assert!(server.metric("inference_recoveries_total") > recoveries);
+    }
+}
+
+#[test]
+fn the_front_has_neither_cuda_nor_nccl_and_its_ranks_have() {
+    let server = Server::start(&["--ranks", "2"]);
+    complete(&server.url, &Question::number(1).body()).completion();
+    assert!(get(&format!("{}/debug/timeline", server.url)).status == 200);
+    // The emulator stands under the same names.
+    let loaded = |pid| {
+        let maps = Server::maps(pid);
+        ["libcuda", "libnccl"].map(|library| maps.contains(library))
+    };
+    for pid in server.ranks() {
+        assert_eq!(loaded(pid), [true, true], "{}", Server::maps(pid));
+    }
+    let maps = Server::maps(server.pid());
+    assert_eq!(loaded(server.pid()), [false, false], "{maps}");
+    assert!(
+        !maps.contains("nccl-emu") && !maps.contains("nccl_emu"),
+        "{maps}"
+    );
 }
