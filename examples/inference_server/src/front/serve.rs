@@ -1,4 +1,4 @@
-//! The front from its beginning to its end: what is checked first, what is started in which order, and who waits for whom.
+//! The front from its beginning to its end: what is checked first, what is started in which order, who waits for whom.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -22,8 +22,8 @@ const CHUNK: usize = 32;
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot begin: a number of ranks that the model cannot be shared by, an address that is taken, too few files that may be
-/// open. And when it gives up: ranks that end again and again.
+/// When it cannot begin: a number of ranks that the model cannot be shared by, an address that is taken, a low limit of
+/// open files. And when it gives up: ranks that end again and again.
 pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     let file = options.model.open(&options.models)?;
     file.check_ranks(options.ranks)?;

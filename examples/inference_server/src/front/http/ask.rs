@@ -128,7 +128,8 @@ impl Ask {
         let asked: String = fields.take_required("model")?;
         if asked != model {
             let text = format!(
-                "there is no model {asked:?} here: this server serves {model}, and the option --model starts it with one of {}",
+                "there is no model {asked:?} here: this server serves {model}, and the option --model starts it with \
+                 one of {}",
                 Known::names()
             );
             let refusal = Refusal::of("model", text).status(StatusCode::NOT_FOUND);

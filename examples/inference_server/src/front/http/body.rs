@@ -39,10 +39,12 @@ async fn read_all(body: Body) -> Result<Vec<u8>, NoBody> {
     while let Some(part) = std::future::poll_fn(|task| Pin::new(&mut parts).poll_next(task)).await {
         let part = part.map_err(|_| NoBody::Gone)?;
         length += part.len();
-        match length {
-            ..=LONGEST => all.extend_from_slice(&part),
-            ..=THROWN_AWAY => all = Vec::new(),
-            _ => break,
+        if length <= LONGEST {
+            all.extend_from_slice(&part);
+        } else if length <= THROWN_AWAY {
+            all = Vec::new();
+        } else {
+            break;
         }
     }
     if length > LONGEST {

@@ -21,6 +21,9 @@ use crate::front::engine::Event;
 use crate::front::scheduler::{Finish, Request};
 use crate::front::view::unix_seconds;
 
+/// The longest body that is read at once, in bytes.
+const SHORT: usize = 4 << 10;
+
 /// What all parts of an answer have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
@@ -94,6 +97,28 @@ struct Taken {
     pieces: Option<bool>,
 }
 
+/// What is asked for. Long texts take their time to be cut into tokens: a few at a time are, on threads that answer
+/// nobody else.
+async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, Refusal> {
+    let read = |server: &Server, body: &[u8]| {
+        let (tokenizer, settings) = (&server.tokenizer, &server.settings);
+        Ask::read(body, server.model, tokenizer, settings, chance())
+    };
+    if body.len() <= SHORT {
+        return read(server, &body);
+    }
+    let permit = Arc::clone(&server.readers).acquire_owned().await;
+    let server = Arc::clone(server);
+    let reading = tokio::task::spawn_blocking(move || {
+        let ask = read(&server, &body);
+        // Not before, also when the client has gone away meanwhile.
+        drop(permit);
+        ask
+    });
+    let ask = reading.await;
+    ask.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
 async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str, Refusal)> {
     let invalid = |refusal| ("invalid", refusal);
     let body = body::read(body, server.client_timeout).await;
@@ -104,14 +129,7 @@ async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str,
             ("gone", Refusal::new(StatusCode::BAD_REQUEST, text))
         }
     })?;
-    let ask = Ask::read(
-        &body,
-        server.model,
-        &server.tokenizer,
-        &server.settings,
-        chance(),
-    )
-    .map_err(invalid)?;
+    let ask = read(server, body).await.map_err(invalid)?;
     let (to, mut said) = mpsc::unbounded_channel();
     let request = Request {
         prompt: ask.prompt,
@@ -119,7 +137,7 @@ async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str,
         draw: ask.draw,
         client: Caller::new(to, server.tokenizer.clone(), ask.stops),
     };
-    // Who is sent to the engine's inbox when the engine has gone is told nothing: that is the end of what is said.
+    // When the engine is gone, nothing is said.
     let _ = server.engine.send(Event::Ask(request));
     match said.recv().await {
         Some(Said::Full) => {

@@ -8,11 +8,11 @@
 //!                               │  each, and little time for it       │  reserve is not kept
 //! ```
 //!
-//! So who looks after the server gets an answer however many clients have a text written, or sit there and say nothing. How
-//! many texts are asked for at once is another matter: slots and queue limit that.
+//! So who looks after the server gets an answer however many clients have a text written, or sit there and say nothing.
+//! How many texts are asked for at once is another matter: slots and queue limit that.
 //!
-//! A client that does not send its request within `--client-timeout`, or takes nothing of an answer for that long, has its
-//! connection closed. One that has asked nothing more for so long as well.
+//! A client that does not send its request within `--client-timeout`, or takes nothing of an answer for that long, has
+//! its connection closed. One that has asked nothing more for so long as well.
 
 use std::io;
 use std::pin::pin;
@@ -40,8 +40,8 @@ const RESERVED: usize = 32;
 pub(super) const RESERVED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections, unless said otherwise, where files enough may be open.
 const USUAL: usize = 1024;
-/// What else has files open: the front itself, and each rank (pipes, its connection, those of the control plane, once more while it
-/// is started again).
+/// What else has files open: the front itself, and each rank (pipes, its connection, those of the control plane, once
+/// more while it is started again).
 const OWN_FILES: usize = 64;
 const FILES_OF_A_RANK: usize = 16;
 
@@ -79,12 +79,14 @@ fn connections(wished: Option<usize>, ranks: usize, most: usize) -> Result<usize
     let room = most.saturating_sub(others);
     match wished {
         Some(wished) if wished > room => Err(format!(
-            "--connections {wished}: this process may have {most} open files, which is enough for {room}; `ulimit -n {}` allows more",
+            "--connections {wished}: this process may have {most} open files, which is enough for {room}; \
+             `ulimit -n {}` allows more",
             others + wished
         )),
         Some(wished) => Ok(wished),
         None if room == 0 => Err(format!(
-            "this process may have {most} open files, and needs {others} beside those of clients: `ulimit -n {}` allows more",
+            "this process may have {most} open files, and needs {others} beside those of clients: \
+             `ulimit -n {}` allows more",
             others + USUAL
         )),
         None => Ok(room.min(USUAL)),

@@ -36,7 +36,8 @@ pub(super) fn all(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// For those who come when there are too many clients: who looks after the server is answered, everybody else is told to come again.
+/// For those who come when there are too many clients: who looks after the server is answered, the others are told to
+/// come again.
 pub(super) fn narrow(server: Arc<Server>) -> Router {
     probes().fallback(crowded).with_state(server)
 }

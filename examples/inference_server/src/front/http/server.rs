@@ -16,6 +16,8 @@ use crate::model::tokenizer::Tokenizer;
 /// How many threads may wait for the ranks' answers at once, for `/health` and for `/debug/timeline`.
 const GLANCES: usize = 2;
 const LOOKS: usize = 1;
+/// How many threads may cut long texts into tokens.
+const READERS: usize = 2;
 
 /// What all answers are made of.
 pub(in crate::front) struct Server {
@@ -30,6 +32,7 @@ pub(in crate::front) struct Server {
     pub(super) client_timeout: Duration,
     pub(super) glances: Arc<Semaphore>,
     pub(super) looks: Arc<Semaphore>,
+    pub(super) readers: Arc<Semaphore>,
 }
 
 impl Server {
@@ -51,6 +54,7 @@ impl Server {
             client_timeout: options.client_timeout,
             glances: Arc::new(Semaphore::new(GLANCES)),
             looks: Arc::new(Semaphore::new(LOOKS)),
+            readers: Arc::new(Semaphore::new(READERS)),
         }
     }
 

@@ -102,8 +102,8 @@ pub(super) async fn timeline(State(server): State<Arc<Server>>) -> Response {
     }
 }
 
-/// Asks the ranks, on a thread that may wait. There are as many of these as `room` has permits: with a rank that does not answer,
-/// each waits for all of its time. When they have not become free within `patience`, nobody is asked.
+/// Asks the ranks, on a thread that may wait. There are as many of these as `room` has permits: with a rank that does
+/// not answer, each waits for all of its time. When they have not become free within `patience`, nobody is asked.
 async fn ask<T: Send + 'static>(
     server: &Server,
     room: &Arc<Semaphore>,
