@@ -63,6 +63,8 @@ pub(crate) struct Stream {
     pub(crate) pieces: usize,
     pub(crate) finish: Option<String>,
     pub(crate) usage: Option<Value>,
+    /// Pieces that say that they have no usage.
+    pub(crate) unused: usize,
     pub(crate) error: Option<Value>,
     pub(crate) done: bool,
 }
@@ -81,6 +83,7 @@ impl Stream {
             pieces: 0,
             finish: None,
             usage: None,
+            unused: 0,
             error: None,
             done: false,
         }
@@ -112,6 +115,7 @@ impl Stream {
                 .as_str()
                 .map(str::to_owned);
             self.pieces += 1;
+            self.unused += usize::from(json.get("usage") == Some(&Value::Null));
         } else {
             assert_eq!(line, "");
         }

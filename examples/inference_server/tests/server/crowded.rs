@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, Stream, complete, get};
 use crate::program::{Server, signal};
+use crate::tiny_llama::{self, LlamaModel};
 use crate::{Question, until};
 
 /// Sends a part of a request, and reads all of what is said to that until the connection is closed.
@@ -143,8 +144,24 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
         let gone = server.metric("inference_requests_total{outcome=\"gone\"}");
         (gone == 1.0).then_some(())
     });
-    let mut body = Question::long(2).streaming();
+    // Nor who goes away before an answer that comes at once.
+    let mut body = Question::long(2).body();
     body["max_tokens"] = json!(900);
+    let words = body.to_string();
+    let mut stream = server.connect();
+    let head = head.replace("100", &words.len().to_string());
+    stream
+        .write_all(format!("{head}{words}").as_bytes())
+        .unwrap();
+    until("that it runs", || {
+        (server.metric("inference_requests_running") == 1.0).then_some(())
+    });
+    drop(stream);
+    until("that it is noticed", || {
+        let gone = server.metric("inference_requests_total{outcome=\"gone\"}");
+        (gone == 2.0).then_some(())
+    });
+    body["stream"] = json!(true);
     let begun = std::time::Instant::now();
     let mut stream = Stream::new(&server.url, &body);
     stream.read_all();
@@ -183,6 +200,40 @@ fn who_does_not_read_has_a_place_for_as_long_as_a_client_may_take() {
         (answer.status == 200).then_some(())
     });
     drop(stream);
+}
+
+#[test]
+fn probes_are_answered_while_long_texts_are_cut_into_tokens() {
+    // A model with as many positions, under the name of one that is fetched. Bytes would be tokens at once.
+    let mut config = tiny_llama::config();
+    config.max_position_embeddings = 2048;
+    let model = LlamaModel::new(&config);
+    let path = model.path();
+    let directory = path.parent().unwrap();
+    let name = directory.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    std::fs::rename(&path, name).unwrap();
+    let words = ["--model", "smollm2", "--ranks", "1", "--models"];
+    let server = Server::start(&[&words[..], &[directory.to_str().unwrap()]].concat());
+    let body = json!({"model": "smollm2", "prompt": "the time of it ".repeat(100_000)});
+    let before = server.cpu_seconds();
+    std::thread::scope(|scope| {
+        let ask = || complete(&server.url, &body);
+        let asking: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        // They have been sent.
+        until("threads that read", || {
+            (server.cpu_seconds() > before + 0.1).then_some(())
+        });
+        is_looked_after(&server);
+        assert!(
+            !asking.iter().any(|one| one.is_finished()),
+            "they were read before"
+        );
+        for answer in asking {
+            let answer = answer.join().unwrap();
+            assert_eq!(answer.status, 400);
+            assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+        }
+    });
 }
 
 #[test]

@@ -15,6 +15,9 @@ mod refusals;
 mod serving;
 mod shrinking;
 mod smollm2;
+#[path = "../support/llama.rs"]
+#[allow(dead_code, reason = "tests of the model need more of it")]
+mod tiny_llama;
 
 use std::time::{Duration, Instant};
 

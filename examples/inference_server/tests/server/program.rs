@@ -154,6 +154,16 @@ impl Server {
         threads.unwrap().count()
     }
 
+    /// How long its own process has computed.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        let (_, numbers) = stat.rsplit_once(')').unwrap();
+        let ticks = numbers.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.map(|ticks| ticks.parse::<f64>().unwrap()).sum();
+        // The kernel counts hundredths for programs, whatever it counts for itself.
+        ticks / 100.0
+    }
+
     /// A number of `/metrics`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.url)).text;

@@ -21,7 +21,8 @@ fn what_cannot_be_answered_is_refused_in_openais_words() {
     let (status, error) = refused(r#"{"model": "gpt-9", "prompt": "x"}"#);
     assert_eq!((status, &error["code"]), (404, &json!("model_not_found")));
     let message = error["message"].as_str().unwrap();
-    let expected = "there is no model \"gpt-9\" here: this server serves tiny, and the option --model starts it with one of tiny, smollm2";
+    let expected = "there is no model \"gpt-9\" here: this server serves tiny, and the option --model starts it with \
+                    one of tiny, smollm2";
     assert_eq!(message, expected);
     let (status, error) = refused("{\"model\": \"tiny\"");
     assert_eq!(

@@ -62,6 +62,9 @@ fn an_answer_has_the_shape_that_clients_know_and_ends_where_it_is_told_to() {
     let (text, comments) = Stream::new(&server.url, &body).finish();
     assert_eq!(text, before);
     assert!(comments.is_empty(), "{comments:?}");
+    let mut stream = Stream::new(&server.url, &body);
+    stream.read_all();
+    assert_eq!((stream.unused, stream.usage), (0, None));
 
     let models = get(&format!("{}/v1/models", server.url)).json();
     assert_eq!(models["data"][0]["id"], "tiny");
@@ -102,6 +105,7 @@ fn all_of(server: &Server, body: &Value) -> (String, String, Value) {
     if body["stream"] == true {
         let mut stream = Stream::new(&server.url, body);
         stream.read_all();
+        assert_eq!(stream.unused, stream.pieces);
         (stream.text, stream.finish.unwrap(), stream.usage.unwrap())
     } else {
         let answer = complete(&server.url, body);
@@ -154,7 +158,7 @@ fn a_text_stops_at_the_same_place_and_costs_the_same_when_a_rank_is_killed_meanw
         ..Question::long(70)
     };
     let whole = &reference(std::slice::from_ref(&question))[0];
-    // Tokens are bytes, so that each stop has many, and is held back piece by piece; the other one never comes to its end.
+    // Tokens are bytes, so that each stop has many, and is held back piece by piece; the other one is never whole.
     let characters: Vec<char> = whole.chars().collect();
     let stop: String = characters[450..462].iter().collect();
     let other: String = characters[300..306].iter().chain(&['\u{1}']).collect();
