@@ -151,6 +151,8 @@ pub enum FromRank {
     Left {
         /// The number of the epoch that it leaves.
         epoch: u64,
+        /// What ended the communicator on all ranks.
+        fault: Option<Box<Fault>>,
     },
     /// This rank can do no more in this epoch, and goes on to the next.
     Failed {

@@ -261,7 +261,14 @@ impl Engine {
                     self.lock().answered();
                 }
             }
-            FromRank::Left { epoch } => self.crew.left(place, epoch),
+            FromRank::Left { epoch, fault } => {
+                self.crew.left(place, epoch);
+                if let Some(fault) = fault
+                    && (self.epoch == Some(epoch) || self.epoch.is_none())
+                {
+                    self.told(&fault);
+                }
+            }
             FromRank::Failed {
                 epoch,
                 error,

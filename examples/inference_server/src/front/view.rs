@@ -81,10 +81,10 @@ pub(super) struct Trouble {
 pub(super) struct LastFault {
     #[serde(flatten)]
     pub(super) trouble: Trouble,
-    /// The epoch in which it was, if one served.
+    /// The epoch in which it was, if it was in one.
     pub(super) epoch: Option<u64>,
     pub(super) unix_seconds: u64,
-    /// What the ranks found out, if they were in an operation.
+    /// What the ranks found out, if they had a communicator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) report: Option<String>,
     pub(super) evidence: Vec<String>,

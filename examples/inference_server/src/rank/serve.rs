@@ -17,7 +17,8 @@ use crate::wire::{FromRank, Step, ToRank};
 
 /// What becomes of a rank after an epoch.
 pub(super) enum After {
-    Next,
+    /// And what ended this one, if that is known.
+    Next(Option<Box<nccl::Fault>>),
     End,
 }
 
@@ -110,15 +111,16 @@ impl Rank {
                     }
                 }
                 Told::Front(ToRank::GoOn { epoch: over }) if over == epoch => {
-                    return Ok(After::Next);
+                    return Ok(After::Next(None));
                 }
                 // Of an epoch that is over.
                 Told::Front(ToRank::Step(_) | ToRank::Probe { .. } | ToRank::GoOn { .. }) => {}
                 Told::Front(ToRank::End) => break,
                 Told::World => {
                     let mut comms = comm.iter().chain([&all]);
-                    if !world.departed().is_empty() || comms.any(|comm| comm.fault().is_some()) {
-                        return Ok(After::Next);
+                    let fault = comms.find_map(Communicator::fault);
+                    if fault.is_some() || !world.departed().is_empty() {
+                        return Ok(After::Next(fault.map(Box::new)));
                     }
                 }
             }

@@ -112,7 +112,7 @@ fn in_decode(rank: usize) {
         assert!(comments[1].starts_with("goes on: "), "{comments:?}");
     }
     is_whole_again(&server, server.pid(), &before, rank);
-    // The others were in an operation, and found out the same.
+    // The others found out the same.
     let fault = &server.health()["last_fault"];
     let report = fault["report"]
         .as_str()

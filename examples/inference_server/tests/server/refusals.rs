@@ -162,7 +162,7 @@ fn ranks_that_end_again_and_again_are_not_started_for_ever() {
     let (code, text) = ends(server);
     assert_eq!(code, Some(1), "{text}");
     let last = text.lines().last().unwrap();
-    let expected = "inference-server: ranks ended 10 times with no step in between; the last: rank";
+    let expected = "inference-server: ranks were started again 10 times with nothing done in between; the last end: rank";
     assert!(last.starts_with(expected), "{text}");
     assert!(text.contains("NCCL_EMULATOR_DEVICES"), "{text}");
 }
@@ -187,7 +187,7 @@ fn those_who_wait_are_told_why_the_server_gives_up() {
         assert_eq!(error["type"], "server_error");
         let message = error["message"].as_str().unwrap();
         assert!(
-            message.starts_with("ranks ended 10 times with no step in between"),
+            message.starts_with("ranks were started again 10 times with nothing done in between"),
             "{message}"
         );
     }

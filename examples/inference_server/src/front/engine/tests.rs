@@ -176,6 +176,11 @@ fn the_end_of_a_rank_that_serves_or_is_there_in_its_place_interrupts() {
     }
 }
 
+fn left(epoch: u64) -> FromRank {
+    let fault = None;
+    FromRank::Left { epoch, fault }
+}
+
 /// A request, and what its client hears.
 fn request() -> (Request<Caller>, UnboundedReceiver<Said>) {
     let (to, heard) = tokio::sync::mpsc::unbounded_channel();
@@ -431,7 +436,7 @@ fn a_rank_that_does_not_leave_an_epoch_that_others_have_left_is_ended() {
         fault: None,
     };
     scene.say(0, failed);
-    scene.say(2, FromRank::Left { epoch: 4 });
+    scene.say(2, left(4));
     // It may be about to.
     scene.engine.tick().unwrap();
     assert!(scene.engine.inbox.try_recv().is_err());
@@ -459,7 +464,7 @@ fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
     let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.05"]);
     scene.say(0, FromRank::Entered { epoch: 0 });
     scene.say(1, FromRank::Entered { epoch: 0 });
-    scene.say(0, FromRank::Left { epoch: 0 });
+    scene.say(0, left(0));
     std::thread::sleep(Duration::from_millis(100));
     scene.engine.tick().unwrap();
     assert!(scene.engine.inbox.try_recv().is_err());

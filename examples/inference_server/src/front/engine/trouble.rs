@@ -19,30 +19,35 @@ impl Engine {
 
     /// A rank could not go on, and tells why.
     pub(super) fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
-        let root = fault.and_then(|fault| self.crew.place_of_process(fault.pid()));
+        if let Some(fault) = fault {
+            return self.told(fault);
+        }
         let trouble = Trouble {
-            cause: match fault {
-                Some(fault) => fault.cause().to_owned(),
-                None => format!("rank {place}: {error}"),
-            },
-            rank: root,
-            pid: fault.map(Fault::pid),
+            cause: format!("rank {place}: {error}"),
+            ..Trouble::default()
+        };
+        self.interrupt(trouble.clone());
+        // Nobody else tells of it; what is known of the same interruption already says more.
+        note!("rank {place} could not go on: {error}");
+        let mut view = self.lock();
+        let known = view.last_fault.as_ref();
+        if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
+            view.last_fault = Some(LastFault {
+                epoch: Some(epoch),
+                ..LastFault::of(trouble)
+            });
+        }
+    }
+
+    /// What the ranks found out, as one of them tells it.
+    pub(super) fn told(&mut self, fault: &Fault) {
+        let trouble = Trouble {
+            cause: fault.cause().to_owned(),
+            rank: self.crew.place_of_process(fault.pid()),
+            pid: Some(fault.pid()),
             signal: None,
         };
         self.interrupt(trouble.clone());
-        let Some(fault) = fault else {
-            // Nobody else tells of it; what is known of the same interruption already says more.
-            note!("rank {place} could not go on: {error}");
-            let mut view = self.lock();
-            let known = view.last_fault.as_ref();
-            if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
-                view.last_fault = Some(LastFault {
-                    epoch: Some(epoch),
-                    ..LastFault::of(trouble)
-                });
-            }
-            return;
-        };
         let mut view = self.lock();
         let known = view.last_fault.as_mut();
         // All ranks tell the same, and the launcher may have told how the process ended.
@@ -81,7 +86,7 @@ impl Engine {
             && self.crew.members[place].serves.is_none();
         // The others may have gone on without it before it is known how it ended.
         let late = self.epoch.is_some() && !self.serves_now(place);
-        let served = self.crew.members[place].serves.map(|serves| serves.epoch);
+        let epoch = self.crew.members[place].epoch;
         if !self.crew.ended(place, pid) {
             return Ok(());
         }
@@ -107,7 +112,7 @@ impl Engine {
             let of = before.as_ref();
             let took = view.numbers.last_recovery_seconds;
             view.last_fault = Some(LastFault {
-                epoch: served.or(of.and_then(|fault| fault.epoch)),
+                epoch: epoch.or(of.and_then(|fault| fault.epoch)),
                 report: of.and_then(|fault| fault.report.clone()),
                 evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
                 hint: of.and_then(|fault| fault.hint.clone()),
