@@ -164,19 +164,26 @@ impl fmt::Display for Claim {
     }
 }
 
-/// Joins; answers and notices come to `sink` from then on.
+/// Says why nobody will come to where this process tries to meet somebody, once that is known; none where nobody can know.
+pub(super) type InVain<'a> = Option<&'a dyn Fn() -> Option<String>>;
+
+/// How long somebody who may have come in vain waits for an answer before it looks: as long as the other side has patience.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Joins, unless it is found to be in vain; answers and notices come to `sink` from then on.
 pub(super) fn join(
     address: &Address,
     job: &Job,
     claim: Claim,
     deadline: Instant,
     sink: Arc<dyn Sink>,
+    in_vain: InVain<'_>,
 ) -> Result<Arc<Reader>> {
     let Met {
         connection,
         decoder,
         ..
-    } = meet(address, job, claim, deadline)?;
+    } = meet(address, job, claim, deadline, in_vain)?;
     read(connection, decoder, sink).map_err(Error::io(format!("joining at {address}")))
 }
 
@@ -225,7 +232,13 @@ pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
         ..
     } = rendezvous;
     let deadline = deadline_after(timeout);
-    let Met { connection, .. } = meet(&address, &job, Claim::rank(rank, world_size), deadline)?;
+    let Met { connection, .. } = meet(
+        &address,
+        &job,
+        Claim::rank(rank, world_size),
+        deadline,
+        None,
+    )?;
     connection.enqueue(Request::Fail { chain }.encode(0));
     connection
         .drain(deadline)
@@ -331,14 +344,28 @@ pub(super) fn attempt(
 }
 
 /// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
-fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant) -> Result<Met> {
+fn meet(
+    address: &Address,
+    job: &Job,
+    claim: Claim,
+    deadline: Instant,
+    in_vain: InVain<'_>,
+) -> Result<Met> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
     // Routers that refuse do so now and then only, and are silent in between.
     let mut spoken: Option<String> = None;
     let mut report = Instant::now() + REPORT;
     for turn in 0.. {
-        let error = match attempt(address, job, claim, turn, deadline) {
+        if let Some(why) = in_vain.and_then(|in_vain| in_vain()) {
+            let why = format!("{claim} meets nobody at {address}: {why}");
+            return Err(Error::rendezvous(why));
+        }
+        let limit = match in_vain {
+            Some(_) => deadline.min(Instant::now() + LOOK),
+            None => deadline,
+        };
+        let error = match attempt(address, job, claim, turn, limit) {
             Tried::Met(met) => return Ok(met),
             Tried::Refused(why) => return Err(Error::rendezvous(why)),
             Tried::Follows { why, .. } => {

@@ -212,7 +212,10 @@ impl World {
             next.rank = rank;
             next.world_size = epoch.from.len();
             next.job.epoch = epoch.number;
-            let entered = Self::enter(next, found, None, &beside(epoch.number, rank), deadline);
+            let name = beside(epoch.number, rank);
+            // Who invited it is rank 0 there.
+            let in_vain = || waiting.lost();
+            let entered = Self::enter(next, found, None, &name, deadline, Some(&in_vain));
             waiting.leave();
             match entered {
                 Ok(mut world) => {
@@ -360,7 +363,21 @@ impl World {
                     }
                 };
                 let beside = beside(epoch.number, rank);
-                let entered = World::enter(rendezvous, found, coordinating, &beside, deadline);
+                // Rank 0 of the next epoch is the one that coordinates this one.
+                let coordinator = self.line.coordinator();
+                let in_vain = || {
+                    let follows = matches!(self.line.link(), Link::Elsewhere { .. });
+                    (!follows || self.line.coordinator() != coordinator)
+                        .then(|| format!("rank {coordinator}, which coordinated, is gone"))
+                };
+                let entered = World::enter(
+                    rendezvous,
+                    found,
+                    coordinating,
+                    &beside,
+                    deadline,
+                    Some(&in_vain),
+                );
                 entered.map_err(|(error, line)| {
                     failed.extend(line.filter(|line| line.server().is_some()));
                     meeting(error)
@@ -452,9 +469,18 @@ struct Waiting {
 /// A newcomer's place at the door.
 struct AtTheDoor {
     reader: Arc<client::Reader>,
+    waiting: Arc<Waiting>,
 }
 
 impl AtTheDoor {
+    /// Why whoever was waited for is not there any more.
+    fn lost(&self) -> Option<String> {
+        match &*lock(&self.waiting.heard) {
+            Some(Err(why)) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
     fn leave(self) {
         let connection = &self.reader.connection;
         connection.enqueue(Request::Goodbye.encode(0));
@@ -497,7 +523,10 @@ fn wait_for_invitation(
         let (met, found) = search.run(deadline)?;
         let reader = client::read(met.connection, met.decoder, sink)
             .map_err(Error::io(format!("asking to come in at {found}")))?;
-        let place = AtTheDoor { reader };
+        let place = AtTheDoor {
+            reader,
+            waiting: Arc::clone(&waiting),
+        };
         let mut heard = lock(&waiting.heard);
         loop {
             match heard.take() {

@@ -68,6 +68,8 @@ pub(super) struct Going {
     next: Option<Next>,
     /// How many were, if they came to nothing.
     agreed: u64,
+    /// This rank is in a later epoch, wherever that was agreed upon.
+    gone_on: bool,
 }
 
 /// A rank that wants to go on.
@@ -111,6 +113,16 @@ impl Going {
     /// The last agreement came to nothing, and there is no other yet.
     pub(super) fn give_up_next(&mut self) {
         self.next = None;
+    }
+
+    /// Whether there is a later epoch, as far as this rank knows.
+    pub(super) fn has_gone_on(&self) -> bool {
+        self.gone_on || self.next.is_some()
+    }
+
+    /// Whether this rank is in a later epoch.
+    pub(super) fn is_past(&self) -> bool {
+        self.gone_on
     }
 
     /// The hub of the last epoch that was agreed upon.
@@ -263,6 +275,11 @@ impl State {
             return Err(format!("{most} newcomers wait already"));
         }
         connection.enqueue(welcome);
+        if self.going.gone_on {
+            // Since it was looked whether anybody may come in here.
+            connection.shut();
+            return Ok(());
+        }
         let outlet = Outlet::Remote(connection);
         self.going.newcomers.insert(number, outlet.clone());
         self.dirty.push(outlet);
@@ -280,6 +297,12 @@ impl State {
         {
             next.hub.never_comes(rank, Departure::Lost(how.to_owned()));
         }
+    }
+
+    /// This rank is in a later epoch: nobody comes in here any more.
+    pub(super) fn has_gone_on(&mut self) {
+        self.going.gone_on = true;
+        self.dismiss_newcomers();
     }
 
     /// Those who have asked to come in have to look elsewhere.

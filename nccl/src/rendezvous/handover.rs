@@ -99,7 +99,7 @@ impl Hub {
             _ if state.doubt.is_apart || hears_nobody => Standing::Apart,
             Some(Stage::Dormant) => Standing::Follows,
             Some(Stage::Collecting) => Standing::TakesOver,
-            _ if state.going.next().is_some() => Standing::HasGoneOn,
+            _ if state.going.has_gone_on() => Standing::HasGoneOn,
             Some(Stage::Leading) | None => Standing::Leads,
         }
     }

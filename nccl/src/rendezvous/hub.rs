@@ -238,6 +238,16 @@ impl Hub {
         lock(&self.state).going.next().cloned()
     }
 
+    /// This rank is in a later epoch. Should it come to coordinate what is left of this one, nobody comes in here.
+    pub(super) fn has_gone_on(&self) {
+        lock(&self.state).has_gone_on();
+    }
+
+    /// Whether this rank is in a later epoch.
+    pub(super) fn is_past(&self) -> bool {
+        lock(&self.state).going.is_past()
+    }
+
     /// The epoch that was agreed upon last came to nothing.
     pub(super) fn give_up_next(&self) {
         lock(&self.state).going.give_up_next();

@@ -182,6 +182,13 @@ impl Server {
         }
     }
 
+    /// This rank is in a later epoch. What is left of this one may lose its coordinator all the same, and this rank be the next:
+    /// it is not to be found then where those look who are new, who belong to the later epoch.
+    pub(super) fn has_gone_on(&self) {
+        self.door.hub.has_gone_on();
+        self.door.leave_places();
+    }
+
     /// Where the ranks listen, as far as they do: for those who come to the wrong one.
     pub(super) fn know(&self, addresses: Vec<Option<String>>) {
         self.door.hub.know(addresses);
@@ -298,7 +305,7 @@ fn insist(door: &Weak<Door>) {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(500));
         let Some(door) = door.upgrade() else { return };
-        if door.handed_over.load(Ordering::Acquire) || lock(&door.state).closed {
+        if door.has_no_places() || lock(&door.state).closed {
             return;
         }
         let left = door.take_places();
@@ -364,6 +371,26 @@ impl Door {
             .collect()
     }
 
+    /// Lets go of the places that were taken.
+    fn leave_places(&self) {
+        let mut listeners = lock(&self.listeners);
+        let is_place = |listener: &Listener| self.places.iter().any(|place| listener.is_at(place));
+        let (left, kept) = std::mem::take(&mut *listeners)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(listener, _)| is_place(listener));
+        *listeners = kept;
+        for (listener, token) in left {
+            if let Ok(reactor) = Reactor::get() {
+                reactor.remove(&listener, token);
+            }
+        }
+    }
+
+    /// Whether the places are another door's by now.
+    fn has_no_places(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire) || self.hub.is_past()
+    }
+
     /// Takes the places that can be had; those that cannot yet, and why.
     fn take_places(self: &Arc<Self>) -> Vec<(Address, Error)> {
         let mut left = Vec::new();
@@ -371,7 +398,7 @@ impl Door {
             {
                 let mut listeners = lock(&self.listeners);
                 let is_held = listeners.iter().any(|(own, _)| own.is_at(place));
-                if is_held || self.handed_over.load(Ordering::Acquire) {
+                if is_held || self.has_no_places() {
                     continue;
                 }
                 match listeners.first_mut().map(|(own, _)| own.publish(place)) {
@@ -396,7 +423,7 @@ impl Door {
             let at = taken.at.clone();
             let mut listeners = lock(&self.listeners);
             // Not after the next epoch has taken what there is, or the end.
-            if self.handed_over.load(Ordering::Acquire) {
+            if self.has_no_places() {
                 continue;
             }
             match self.listen(taken, &mut listeners) {

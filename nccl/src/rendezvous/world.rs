@@ -116,11 +116,11 @@ impl World {
         });
         let beside = rendezvous.rank.to_string();
         let address = rendezvous.address.clone();
-        Self::enter(rendezvous, address, coordinating, &beside, deadline)
+        Self::enter(rendezvous, address, coordinating, &beside, deadline, None)
             .map_err(|(error, _)| error)
     }
 
-    /// Meets the ranks of an epoch at `found`, where its rank 0 is. That one opens its door for its hub; another
+    /// Meets the ranks of an epoch at `found`, where its rank 0 is, unless `in_vain`. That one opens its door for its hub; another
     /// rank has a door of its own, beside the place of the rendezvous and with the name `beside`.
     ///
     /// # Errors
@@ -131,6 +131,7 @@ impl World {
         coordinating: Option<(Arc<Hub>, Open)>,
         beside: &str,
         deadline: Instant,
+        in_vain: client::InVain<'_>,
     ) -> Result<Self, (Error, Option<Arc<Line>>)> {
         let places = rendezvous.places();
         let Rendezvous {
@@ -175,7 +176,8 @@ impl World {
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
             let claim = client::Claim::rank(rank, world_size);
-            let coming = client::join(&found, &job, claim, deadline, sink).map_err(alone)?;
+            let coming =
+                client::join(&found, &job, claim, deadline, sink, in_vain).map_err(alone)?;
             let connection = Arc::clone(&coming.connection);
             reader = Some(Arc::clone(&coming));
             let listener =

@@ -165,6 +165,9 @@ impl Line {
     /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
     pub(in crate::rendezvous) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
         self.gone_on.store(epoch, Ordering::Release);
+        if let Some(door) = self.own_door() {
+            door.has_gone_on();
+        }
         if let Some(watch) = self.watch.get() {
             watch.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
         }

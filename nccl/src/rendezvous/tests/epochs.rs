@@ -253,6 +253,38 @@ fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
 }
 
 #[test]
+fn a_coordinator_that_dies_between_agreeing_and_meeting_is_waited_for_by_nobody() {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let new = scope.spawn(|| talk(&newcomer("gone", LIMIT).unwrap()));
+        ranks("gone", 3, |world| {
+            let until_somebody_comes = |world: &World| {
+                while world.newcomers() == 0 {
+                    assert!(begun.elapsed() < LIMIT, "nobody came");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            until_somebody_comes(&world);
+            if world.rank() == 0 {
+                world.agree_for_a_test(LIMIT).unwrap();
+                // All three are on their way to it.
+                std::thread::sleep(Duration::from_millis(50));
+                return die(&world);
+            }
+            let mut next = world.next_epoch(LIMIT).unwrap();
+            if next.size() < 3 {
+                until_somebody_comes(&next);
+                next = next.next_epoch(LIMIT).unwrap();
+            }
+            assert_eq!(next.size(), 3);
+            talk(&next);
+        });
+        new.join().unwrap();
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
 fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     let over = Barrier::new(2);
     ranks("closed", 2, |world| {

@@ -70,7 +70,7 @@ fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
             let deadline = Instant::now() + Duration::from_secs(20);
             let mailbox = Arc::new(Mailbox::default());
             let claim = client::Claim::rank(1, 2);
-            let reader = client::join(&address, &job, claim, deadline, mailbox).unwrap();
+            let reader = client::join(&address, &job, claim, deadline, mailbox, None).unwrap();
             let connection = &reader.connection;
             let request = Request::Collect {
                 round: Round {

@@ -264,3 +264,48 @@ fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
     assert_eq!(all[0].epoch(), 2);
     talk(&all);
 }
+
+#[test]
+fn what_is_left_of_an_epoch_does_not_stand_in_the_way_of_the_next_when_both_lose_their_coordinator()
+{
+    for leftover_first in [true, false] {
+        let meet = |rank| rendezvous("both", rank, 4);
+        let mut worlds = joined(4, meet);
+        let dead = worlds.remove(1);
+        dead.line.cut_for_a_test();
+        drop(dead);
+        // As communicators keep it that are not dropped yet.
+        let mut before: Vec<_> = worlds.iter().map(|world| Arc::clone(&world.line)).collect();
+        let going = worlds.into_iter();
+        let mut worlds: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = going
+                .map(|world| scope.spawn(move || world.next_epoch(LIMIT).unwrap()))
+                .collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let first = before.remove(0);
+        let lose_the_leftover = || {
+            first.cut_for_a_test();
+            let begun = Instant::now();
+            while before[0].coordinator() != before[0].rank {
+                assert!(begun.elapsed() < LIMIT, "nobody takes over");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let door = before[0].own_door().unwrap();
+            while door.hub().standing() != Standing::HasGoneOn {
+                assert!(begun.elapsed() < LIMIT, "{:?}", door.hub().standing());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        if leftover_first {
+            lose_the_leftover();
+            bereave(&mut worlds);
+        } else {
+            bereave(&mut worlds);
+            lose_the_leftover();
+        }
+        let all = take_in(worlds, meet(0));
+        assert_eq!((all[0].epoch(), all.len()), (2, 3));
+        talk(&all);
+    }
+}

@@ -34,7 +34,7 @@ fn fragile(meet: Rendezvous) -> Arc<client::Reader> {
     let deadline = Instant::now() + LONG;
     let claim = Claim::rank(meet.rank, meet.world_size);
     let mailbox = Arc::new(Mailbox::default());
-    let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox).unwrap();
+    let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox, None).unwrap();
     let mut part = Vec::new();
     crate::rendezvous::frame::put_number(&mut part, 4711);
     crate::rendezvous::frame::put_bytes(&mut part, b"there");

@@ -206,7 +206,7 @@ fn a_member_that_sends_nonsense_is_gone_for_the_others() {
             let deadline = Instant::now() + Duration::from_secs(20);
             let mailbox = Arc::new(Mailbox::default());
             let claim = client::Claim::rank(1, 2);
-            let reader = client::join(&address, &job, claim, deadline, mailbox).unwrap();
+            let reader = client::join(&address, &job, claim, deadline, mailbox, None).unwrap();
             let connection = &reader.connection;
             let frame = super::super::frame::Outgoing::new(99, 0, Arc::default());
             connection.enqueue(frame);
