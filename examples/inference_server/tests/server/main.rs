@@ -2,7 +2,6 @@
 //!
 //! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
 //! - `crowded`: many clients, slow ones, and those who look after the server meanwhile;
-//! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer;
 //! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer; `soak`: many deaths of one server;
 //! - `ending`: the end of the server itself; `smollm2`: another model.
 
@@ -16,10 +15,10 @@ mod refusals;
 mod serving;
 mod shrinking;
 mod smollm2;
+mod soak;
 #[path = "../support/llama.rs"]
 #[allow(dead_code, reason = "tests of the model need more of it")]
 mod tiny_llama;
-mod soak;
 
 use std::time::{Duration, Instant};
 
