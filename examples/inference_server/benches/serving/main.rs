@@ -37,7 +37,7 @@ use throughput::Throughput;
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Nothing takes as long as this.
-const PATIENCE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     match run() {
@@ -214,8 +214,8 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
             return answer;
         }
         assert!(
-            begun.elapsed() < PATIENCE,
-            "{what}: not within {PATIENCE:?}"
+            begun.elapsed() < DEADLINE,
+            "{what}: not within {DEADLINE:?}"
         );
         std::thread::sleep(Duration::from_millis(1));
     }
