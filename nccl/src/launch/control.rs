@@ -35,9 +35,11 @@ impl Control {
     /// A rank is started again alone, as attempt `epoch`, by somebody who knows where others listen. From now on, the
     /// ranks of the world are told apart by their processes.
     pub(super) fn start_again(&mut self, environment: &Environment, epoch: u64, doors: &[String]) {
-        let last = self.observers.pop();
-        self.observers.clear();
-        self.observers.extend(last.filter(Observer::is_on));
+        let mut before = std::mem::take(&mut self.observers);
+        if before.last().is_some_and(Observer::is_on) {
+            self.observers.extend(before.pop());
+        }
+        dismiss(before);
         let place = rendezvous_at(environment, epoch, Some(doors));
         let place = place.map(|place| place.timeout(Duration::MAX));
         self.look(place.and_then(Observer::start_by_process));
@@ -75,6 +77,18 @@ impl Control {
             let _ = observer.rank_ended(running.rank(), running.id(), &how, &said);
         }
     }
+}
+
+/// Lets go of observers that may still have something to tell, of a coordinator that has died say, and to ranks that do not
+/// listen any more: nobody who is to be started waits for that.
+fn dismiss(observers: Vec<Observer>) {
+    if observers.is_empty() {
+        return;
+    }
+    // Without a thread it is waited for here.
+    let _ = std::thread::Builder::new()
+        .name(String::from("nccl-farewell"))
+        .spawn(move || drop(observers));
 }
 
 /// Where the ranks meet, for somebody who has started them.
