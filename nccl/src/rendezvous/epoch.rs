@@ -329,7 +329,7 @@ impl World {
                 link,
             ) => {
                 let found = self
-                    .address_of_coordinator(address, rank)
+                    .address_of_coordinator(address, epoch)
                     .map_err(meeting)?;
                 let mut rendezvous = Rendezvous::observing(places[0].clone());
                 rendezvous.others = places[1..].to_vec();
@@ -364,11 +364,10 @@ impl World {
                 };
                 let beside = beside(epoch.number, rank);
                 // Rank 0 of the next epoch is the one that coordinates this one.
-                let coordinator = self.line.coordinator();
                 let in_vain = || {
                     let follows = matches!(self.line.link(), Link::Elsewhere { .. });
-                    (!follows || self.line.coordinator() != coordinator)
-                        .then(|| format!("rank {coordinator}, which coordinated, is gone"))
+                    let is_there = follows && is_made_by(epoch, self.line.coordinator());
+                    (!is_there).then(|| String::from("the rank that coordinated is gone"))
                 };
                 let entered = World::enter(
                     rendezvous,
@@ -393,12 +392,12 @@ impl World {
         Ok(world)
     }
 
-    /// Where the ranks of the next epoch, of which this one will be number `rank`, meet: where those of this one
-    /// did, or at the door of the one that has taken over.
-    fn address_of_coordinator(&self, first: &Address, rank: usize) -> Result<Address> {
+    /// Where the ranks of the next epoch meet: where those of this one did, or at the door of the one that has taken
+    /// over.
+    fn address_of_coordinator(&self, first: &Address, epoch: &Epoch) -> Result<Address> {
         let coordinator = self.line.coordinator();
-        if (rank == 0) != (coordinator == self.rank()) {
-            // It was passed over while it said nothing.
+        if !is_made_by(epoch, coordinator) {
+            // One that said nothing was passed over, and has come; or who made the epoch is gone.
             return Err(Error::rendezvous(format!(
                 "rank {coordinator} coordinates, and is not the lowest rank that is left"
             )));
@@ -440,6 +439,11 @@ enum Step {
 
 /// Before a newcomer asks again.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Whether the rank `coordinator` is the one that made the epoch: it is rank 0 there.
+fn is_made_by(epoch: &Epoch, coordinator: usize) -> bool {
+    epoch.from.first() == Some(&Some(coordinator))
+}
 
 fn given_up(epoch: &Epoch) -> Error {
     Error::rendezvous(format!("epoch {} was given up by rank 0", epoch.number))

@@ -276,11 +276,14 @@ impl Peer {
                 let handled = door.hub.handle_observer(self.number, frame.id, request);
                 handled.map_err(str::to_owned)?;
             }
-            // All else is for the coordinator, which lives.
-            (_, Request::Ended { rank, how, .. }) if rank == door.hub.coordinator() => {
-                door.coordinator_ended(&how);
+            (_, Request::Ended { rank, how, .. }) => {
+                // Another may have said so before, and who waits for an answer gets one all the same.
+                if rank == door.hub.coordinator() {
+                    door.coordinator_ended(&how);
+                }
                 self.answer(frame.id, &Answer::Done);
             }
+            // All else is for the coordinator, which lives.
             (_, request) => {
                 tracing::debug!(name: "nccl.rendezvous.ignored", target: "nccl", ?request, "not for this rank")
             }

@@ -71,6 +71,8 @@ pub(super) struct Worker {
     /// The epoch that it has entered.
     pub(super) epoch: Option<u64>,
     pub(super) serves: Option<Serves>,
+    /// Since when.
+    since: Option<Instant>,
     pub(super) restarts: u64,
     /// How often it has been started again since the ranks have done anything.
     in_vain: usize,
@@ -363,7 +365,12 @@ impl Crew {
         let all = self.members.iter_mut();
         all.for_each(Worker::is_started_again);
         let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
-        *self.observer.lock().unwrap_or_else(PoisonError::into_inner) = observer;
+        let mut shared = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *shared, observer);
+        drop(shared);
+        // It may have something to say still, for which nobody waits.
+        let farewell = std::thread::Builder::new().name(String::from("farewell"));
+        let _ = farewell.spawn(move || drop(before));
         Ok(())
     }
 
@@ -396,6 +403,17 @@ impl Crew {
         worker.left = Some((epoch, Instant::now()));
     }
 
+    /// A rank serves in an epoch.
+    pub(super) fn serves_in(&mut self, place: usize, serves: Serves) {
+        let worker = &mut self.members[place];
+        (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
+    }
+
+    /// An epoch serves: what was still to be started for want of one is not needed.
+    pub(super) fn serves(&mut self) {
+        self.owed.take_if(|owed| owed.what == Start::All);
+    }
+
     /// The ranks have done something: what ended them before is over.
     pub(super) fn achieved(&mut self) {
         for worker in &mut self.members {
@@ -410,21 +428,35 @@ impl Crew {
     }
 
     /// While nobody serves: ends those that still serve, as they think, when others have left their epoch long ago. They hang
-    /// in something that is no operation, and the others wait for them.
+    /// in something that is no operation, and the others wait for them. One that has come to serve since then may be about
+    /// to leave.
     pub(super) fn kill_wedged(&mut self) {
-        let long_ago = |worker: &Worker| {
-            let (epoch, since) = worker.left?;
-            (since.elapsed() > self.deadline + GOODBYE).then_some(epoch)
+        let limit = self.deadline + GOODBYE;
+        let is_long_ago = |at: Instant| at.elapsed() > limit;
+        let left = |worker: &Worker| {
+            let (epoch, at) = worker.left?;
+            is_long_ago(at).then_some(epoch)
         };
-        let over: Vec<_> = self.members.iter().filter_map(long_ago).collect();
+        let over: Vec<_> = self.members.iter().filter_map(left).collect();
         let hangs = |worker: &&Worker| {
             let serves = worker.serves.map(|serves| serves.epoch);
             serves.is_some_and(|epoch| over.contains(&epoch))
+                && worker.since.is_some_and(is_long_ago)
         };
         let wedged = self.members.iter().filter(hangs);
         let wedged: Vec<_> = wedged.filter_map(|worker| worker.pid).collect();
         for pid in wedged {
             self.kill_frozen(pid);
+        }
+    }
+
+    /// As if what has happened so far had happened earlier.
+    #[cfg(test)]
+    pub(super) fn age(&mut self, by: Duration) {
+        let earlier = |at: Instant| at.checked_sub(by).unwrap();
+        for worker in &mut self.members {
+            worker.left = worker.left.map(|(epoch, at)| (epoch, earlier(at)));
+            worker.since = worker.since.map(earlier);
         }
     }
 

@@ -111,9 +111,18 @@ impl Engine {
             Ok(()) => String::from("the server is ending"),
             Err(error) => error.to_string(),
         };
+        self.lock().ending = true;
         for client in self.scheduler.clients() {
             client.tell(Said::Failed(why.clone()));
         }
+        // Who asks now finds nobody who would answer.
+        drop(self.scheduler);
+        for event in self.inbox.try_iter() {
+            if let Event::Ask(request) = event {
+                request.client.tell(Said::Failed(why.clone()));
+            }
+        }
+        drop(self.inbox);
         self.crew.end();
         outcome
     }
@@ -204,7 +213,6 @@ impl Engine {
     }
 
     fn hear(&mut self, place: usize, message: FromRank) -> Result<(), Failure> {
-        let worker = &mut self.crew.members[place];
         match message {
             FromRank::Hello { .. } => {}
             FromRank::Entered { epoch } => {
@@ -225,13 +233,14 @@ impl Engine {
                 shards,
                 device,
             } => {
-                worker.serves = Some(Serves {
+                let serves = Serves {
                     epoch,
                     rank,
                     shard,
                     shards,
                     device,
-                });
+                };
+                self.crew.serves_in(place, serves);
                 if self.epoch.is_none()
                     && let Some(parts) = self.crew.complete(epoch)
                 {
@@ -246,14 +255,18 @@ impl Engine {
                 communicating,
             } => {
                 if self.is_over(Work::Step, epoch, number) {
-                    self.lock().took(seconds, communicating);
-                    let made = self.scheduler.took(&tokens).ok_or_else(|| {
+                    {
+                        let mut view = self.lock();
+                        view.took(seconds, communicating);
+                        // Before clients hear of them.
+                        view.numbers.made_tokens += tokens.len() as u64;
+                    }
+                    self.scheduler.took(&tokens).ok_or_else(|| {
                         format!(
                             "step {number} has {} tokens, and not as planned",
                             tokens.len()
                         )
                     })?;
-                    self.lock().numbers.made_tokens += made as u64;
                 }
             }
             FromRank::Probed { epoch, number } => {
@@ -263,9 +276,10 @@ impl Engine {
             }
             FromRank::Left { epoch, fault } => {
                 self.crew.left(place, epoch);
-                if let Some(fault) = fault
-                    && (self.epoch == Some(epoch) || self.epoch.is_none())
-                {
+                let Some(fault) = fault else { return Ok(()) };
+                // Who has no part of the model may not have heard of it.
+                self.crew.go_on(epoch);
+                if self.epoch == Some(epoch) || self.epoch.is_none() {
                     self.told(&fault);
                 }
             }

@@ -62,7 +62,12 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
         let epoch = world.epoch();
         match rank.serve(&world) {
             Ok(After::End) => return Ok(()),
-            Ok(After::Next(fault)) => rank.say(&FromRank::Left { epoch, fault })?,
+            Ok(After::Next(fault)) => {
+                if rank.has_achieved() {
+                    in_vain = 0;
+                }
+                rank.say(&FromRank::Left { epoch, fault })?;
+            }
             Err(error) => {
                 let fault = rank.fault(&world, &*error);
                 // What is no matter between ranks is not mended by meeting again, and neither is what comes each time.

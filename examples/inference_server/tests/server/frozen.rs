@@ -105,8 +105,8 @@ fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_die
 /// Rank 1 does not come out of a call: the next of the signs of life for which ranks are asked that have nothing to do.
 #[test]
 fn a_rank_that_hangs_while_nothing_is_done_is_named_and_replaced_before_anybody_asks() {
-    let faults = "call=ncclAllReduce,rank=1,nth=2,action=hang";
-    let server = Server::start_with_faults(&["--ranks", "4", "--deadline", "2"], faults);
+    let faults = "call=ncclAllReduce,rank=1,nth=3,action=hang";
+    let server = Server::start_with_faults(&["--ranks", "4", "--deadline", "3"], faults);
     let before = server.ranks();
     until("that the sign of life does not come", || {
         let answer = get(&format!("{}/readyz", server.url));

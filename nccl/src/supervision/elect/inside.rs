@@ -33,12 +33,16 @@ pub(super) fn found(case: &Case<'_>) -> Option<Finding> {
     let is_out = |call: &Entered| matches!(call.state, State::Pending | State::Queued);
     let waited = calls.iter().filter(|(_, call)| is_out(call));
     let waited = waited.map(|(_, call)| call.age_ms).max()?;
-    // Who has just come is about to come out.
-    let is_inside = |call: &Entered| call.state == State::Issuing && 2 * call.age_ms >= waited;
-    let mut inside = calls.iter().filter(|(_, call)| is_inside(call));
+    let mut inside = calls
+        .iter()
+        .filter(|(_, call)| call.state == State::Issuing);
     let (Some((rank, call)), None) = (inside.next(), inside.next()) else {
         return None;
     };
+    // Who has just come is about to come out.
+    if 2 * call.age_ms < waited {
+        return None;
+    }
     let name = call.name();
     let seconds = call.age_ms as f64 / 1e3;
     Some(Finding {
@@ -51,7 +55,7 @@ pub(super) fn found(case: &Case<'_>) -> Option<Finding> {
         ),
         root: RootCause::StuckInside { operation: name },
         evidence: vec![String::from(
-            "all other ranks have come back from their calls, and wait for it in their streams",
+            "the other ranks that told how they stand have come back from their calls, and wait for it in their streams",
         )],
         hint: String::from(HINT),
     })

@@ -338,6 +338,7 @@ fn class(case: &Case<'_>, root: &RootCause) -> FaultClass {
         root,
         RootCause::NeverEntered { .. }
             | RootCause::NotAnswering { .. }
+            | RootCause::StuckInside { .. }
             | RootCause::StuckOutside { .. }
     );
     let mut classes = case.symptoms.iter().map(Fault::class);

@@ -158,6 +158,7 @@ impl Engine {
     /// An epoch serves.
     pub(super) fn ready(&mut self, epoch: u64, parts: usize) {
         self.epoch = Some(epoch);
+        self.crew.serves();
         let took = self.troubled.elapsed().as_secs_f64();
         // So that it is known soon whether they can do anything.
         self.quiet = Instant::now()

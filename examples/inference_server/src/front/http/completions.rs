@@ -99,15 +99,21 @@ struct Taken {
 
 /// What is asked for. Long texts take their time to be cut into tokens: a few at a time are, on threads that answer
 /// nobody else.
-async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, Refusal> {
+async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, (&'static str, Refusal)> {
+    let invalid = |refusal| ("invalid", refusal);
     let read = |server: &Server, body: &[u8]| {
         let (tokenizer, settings) = (&server.tokenizer, &server.settings);
         Ask::read(body, server.model, tokenizer, settings, chance())
     };
     if body.len() <= SHORT {
-        return read(server, &body);
+        return read(server, &body).map_err(invalid);
     }
-    let permit = Arc::clone(&server.readers).acquire_owned().await;
+    let permit = Arc::clone(&server.readers).acquire_owned();
+    let Ok(permit) = tokio::time::timeout(server.client_timeout, permit).await else {
+        let text = "other long prompts are being read: try again later";
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text);
+        return Err(("refused", refusal));
+    };
     let server = Arc::clone(server);
     let reading = tokio::task::spawn_blocking(move || {
         let ask = read(&server, &body);
@@ -116,7 +122,8 @@ async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, Refusal> {
         ask
     });
     let ask = reading.await;
-    ask.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    let ask = ask.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+    ask.map_err(invalid)
 }
 
 async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str, Refusal)> {
@@ -129,7 +136,7 @@ async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str,
             ("gone", Refusal::new(StatusCode::BAD_REQUEST, text))
         }
     })?;
-    let ask = read(server, body).await.map_err(invalid)?;
+    let ask = read(server, body).await?;
     let (to, mut said) = mpsc::unbounded_channel();
     let request = Request {
         prompt: ask.prompt,

@@ -8,7 +8,8 @@
 //!                               │  each, and little time for it       │  reserve is not kept
 //! ```
 //!
-//! So who looks after the server gets an answer however many clients have a text written, or sit there and say nothing.
+//! So who looks after the server gets an answer however many clients have a text written; behind many that connect and say nothing, a
+//! second later for each of the reserve's places full of them.
 //! How many texts are asked for at once is another matter: slots and queue limit that.
 //!
 //! A client that does not send its request within `--client-timeout`, or takes nothing of an answer for that long, has

@@ -50,9 +50,9 @@ fn text(view: &View, slots: usize) -> String {
         u8::from(view.trouble().is_none()),
     );
     let name = "inference_requests_total";
-    let help = "Requests that are over: done, invalid, refused (the queue was full), gone (the client), failed.";
+    let help = "Requests that are over: done, invalid, refused (the queue was full), crowded (too many clients), gone (the client), failed.";
     page.metric(name, "counter", help);
-    for outcome in ["done", "invalid", "refused", "gone", "failed"] {
+    for outcome in ["done", "invalid", "refused", "crowded", "gone", "failed"] {
         let count = numbers.requests.get(outcome).copied().unwrap_or(0);
         page.value(name, &format!("{{outcome=\"{outcome}\"}}"), count);
     }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::connections::RESERVED_TIMEOUT;
 use super::refusal::Refusal;
-use super::server::Server;
+use super::server::{Server, Ticket};
 use super::{body, completions, metrics, status};
 
 /// What is there, for who looks for something else.
@@ -39,7 +40,10 @@ pub(super) fn all(server: Arc<Server>) -> Router {
 /// For those who come when there are too many clients: who looks after the server is answered, the others are told to
 /// come again.
 pub(super) fn narrow(server: Arc<Server>) -> Router {
-    probes().fallback(crowded).with_state(server)
+    probes()
+        .fallback(crowded)
+        .method_not_allowed_fallback(crowded)
+        .with_state(server)
 }
 
 /// What costs nothing, and has to be known at all times.
@@ -50,7 +54,8 @@ fn probes() -> Router<Arc<Server>> {
         .route("/metrics", get(metrics::metrics))
 }
 
-async fn crowded(body: Body) -> Response {
+async fn crowded(State(server): State<Arc<Server>>, body: Body) -> Response {
+    Ticket::new(&server).ends("crowded");
     // A connection that is closed before all was read may take the answer with it.
     let _ = body::read(body, RESERVED_TIMEOUT).await;
     let text = "too many clients are connected: try again later";

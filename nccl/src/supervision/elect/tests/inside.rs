@@ -28,6 +28,9 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_the_cause() {
     aged(&mut table, [2000, 1900, 2100]);
     table.reports.get_mut(&2).unwrap().calls[1].state = State::Issuing;
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
+    // Also when the other has just come, and is what the first waits for.
+    aged(&mut table, [2000, 1900, 100]);
+    assert_eq!(table.elect().cause.root, RootCause::Unknown);
     // Where nobody has come out of it, all may.
     table.reports.get_mut(&0).unwrap().calls[1].state = State::Issuing;
     table.reports.remove(&2);
