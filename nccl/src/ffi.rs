@@ -1,6 +1,7 @@
 //! The choke point of all calls into NCCL: turns a code into a result and captures NCCL's text at once.
 
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys as sys;
 
@@ -54,7 +55,7 @@ pub(crate) fn failure(
     let last_error = match library.api().ncclGetLastError {
         // SAFETY: the communicator argument is ignored by every release and may be null; the result
         // is null or a buffer of the library, whose last byte is never anything but NUL.
-        Some(get) => unsafe { text(get(std::ptr::null_mut())) },
+        Some(get) => unsafe { changing_text(get(std::ptr::null_mut())) },
         None => String::new(),
     };
     let description = match library.api().ncclGetErrorString {
@@ -75,19 +76,32 @@ pub(crate) fn failure(
     NcclFailure::new(call, code, description, last_error)
 }
 
+/// Copies a C string that nobody changes.
+///
+/// # Safety
+/// `text` is null or points to such a string.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: a string, says the caller.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_string_lossy().trim().to_owned()
+}
+
 /// Copies a C string. NCCL keeps its last error in one buffer for all threads, and another one may be
 /// writing there: what is read then may be of both texts.
 ///
 /// # Safety
-/// `text` is null or points to a string that has a NUL at every moment, and stays where it is.
-unsafe fn text(text: *const c_char) -> String {
+/// `text` is null or points to a string in memory that can be written to, which has a NUL at every moment, and stays where
+/// it is.
+unsafe fn changing_text(text: *const c_char) -> String {
     let mut bytes = Vec::new();
     if !text.is_null() {
         for index in 0.. {
-            // SAFETY: not null, and no NUL came before this byte. Volatile, because the compiler must
-            // not read twice what another thread may change.
-            let read = unsafe { text.add(index).read_volatile() };
-            match byte(read) {
+            // SAFETY: not null, and no NUL came before this byte. What others write to it they write byte by byte.
+            let read = unsafe { AtomicU8::from_ptr(text.add(index).cast_mut().cast()) };
+            match read.load(Ordering::Relaxed) {
                 0 => break,
                 read => bytes.push(read),
             }
@@ -104,7 +118,13 @@ mod tests {
     fn a_c_string_is_copied_up_to_its_end() {
         // SAFETY: a string that nobody changes.
         assert_eq!(unsafe { text(c" two words\n".as_ptr()) }, "two words");
+        let mut changing = *b"two words\n\0and";
+        // SAFETY: a string that can be written to, and that nobody else has.
+        let read = unsafe { changing_text(changing.as_mut_ptr().cast()) };
+        assert_eq!(read, "two words");
         // SAFETY: null is allowed.
         assert_eq!(unsafe { text(std::ptr::null()) }, "");
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { changing_text(std::ptr::null()) }, "");
     }
 }
