@@ -4,103 +4,99 @@ mod support;
 #[path = "support/unattended.rs"]
 mod unattended;
 
-use nccl::{FaultClass, RootCause, Timeouts};
+use std::sync::Arc;
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{Communicator, Fault, FaultClass, RootCause, Timeouts, World};
 use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
 use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
 
-#[test]
-fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
+/// Ranks of which a thread hangs at the end.
+fn ranks_that_hang(
+    ranks: usize,
+    body: impl Fn(&World, &Arc<CudaStream>, &Communicator) -> Outcome,
+) {
     if !needs_emulator("a call that hangs on purpose") {
         return;
     }
-    ranks_as_processes(3, |world| -> Outcome {
-        let (_stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+    ranks_as_processes(ranks, |world| -> Outcome {
+        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
+        let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+        body(&world, &stream, &comm)?;
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+/// A thread of this rank goes into a call that does not come back.
+fn go_in_for_ever(comm: &Communicator) {
+    faults::at_call("ncclAllReduce").hang().keep();
+    let comm = comm.clone();
+    std::thread::spawn(move || {
+        let _ = unattended(&comm);
+    });
+}
+
+/// All ranks are told that `rank` is the one, in these words.
+fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
+    let fault = fault(comm)?;
+    assert_eq!(
+        (fault.rank(), fault.class()),
+        (rank, FaultClass::TimedOut),
+        "{fault}"
+    );
+    assert!(fault.cause().contains(words), "{fault}");
+    Ok(fault)
+}
+
+#[test]
+fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
+    ranks_that_hang(3, |world, _, comm| {
         if world.rank() == 1 {
-            faults::at_call("ncclAllReduce").hang().keep();
-            let comm = comm.clone();
-            std::thread::spawn(move || {
-                let _ = unattended(&comm);
-            });
+            go_in_for_ever(comm);
         }
         // Nobody waits before it is in there.
         world.barrier("begin")?;
         if world.rank() != 1 {
-            unattended(&comm)?;
+            unattended(comm)?;
         }
-        let fault = fault(&comm)?;
-        assert_eq!(
-            (fault.rank(), fault.class()),
-            (1, FaultClass::TimedOut),
-            "{fault}"
-        );
+        let fault = is_told(comm, 1, "inside the call of all_reduce #")?;
         let root = fault.root();
         assert!(matches!(root, RootCause::StuckInside { .. }), "{fault}");
-        let cause = fault.cause();
-        assert!(cause.contains("inside the call of all_reduce #"), "{cause}");
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
+        Ok(())
     });
 }
 
 #[test]
 fn a_call_into_nccl_that_does_not_come_back_is_found() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+    ranks_that_hang(2, |world, _, comm| {
         world.barrier("begin")?;
         if world.rank() == 0 {
-            faults::at_call("ncclAllReduce").hang().keep();
-            let comm = comm.clone();
-            std::thread::spawn(move || {
-                let _ = unattended(&comm);
-            });
+            go_in_for_ever(comm);
         }
-        let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
-        let cause = fault.cause();
-        assert!(
-            cause.contains("the call into NCCL, under way for"),
-            "{cause}"
-        );
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
+        is_told(comm, 0, "the call into NCCL, under way for").map(drop)
     });
 }
 
 #[test]
 fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+    ranks_that_hang(2, |world, stream, comm| {
         let elsewhere = stream.context().new_stream()?;
         let other = world.communicator("other").stream(&elsewhere);
         let other = other.timeout(LIMIT).build()?;
         other.warm_up(SOON)?;
         world.barrier("begin")?;
         if world.rank() == 0 {
-            unattended(&comm)?;
+            unattended(comm)?;
             // The first to ask is the watchdog.
             faults::at_call("ncclCommGetAsyncError")
                 .nth(1)
                 .hang()
                 .keep();
         }
-        let stuck = fault(&comm)?;
-        assert_eq!((stuck.rank(), stuck.class()), (0, FaultClass::TimedOut));
-        let cause = stuck.cause();
-        assert!(
-            cause.contains("ncclCommGetAsyncError has not come back"),
-            "{cause}"
-        );
+        is_told(comm, 0, "ncclCommGetAsyncError has not come back")?;
         // Others are still watched over.
         if world.rank() == 0 {
             unattended(&other)?;
@@ -110,32 +106,19 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
             late.cause().contains("the operation, running for"),
             "{late}"
         );
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
+        Ok(())
     });
 }
 
 #[test]
 fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
-    if !needs_emulator("a call that hangs on purpose") {
-        return;
-    }
-    ranks_as_processes(2, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
-        let (_stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+    ranks_that_hang(2, |world, _, comm| {
         world.barrier("begin")?;
         if world.rank() == 0 {
             // Nobody but the watchdog asks.
             faults::at_call("cuEventQuery").hang().keep();
-            unattended(&comm)?;
+            unattended(comm)?;
         }
-        let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::TimedOut));
-        let cause = fault.cause();
-        assert!(cause.contains("cuEventQuery has not come back"), "{cause}");
-        world.barrier("end")?;
-        // A thread hangs.
-        std::process::exit(0);
+        is_told(comm, 0, "cuEventQuery has not come back").map(drop)
     });
 }

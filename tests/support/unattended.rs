@@ -8,7 +8,7 @@ use nccl::{Communicator, CommunicatorBuilder, ReduceOp, World};
 
 use crate::support;
 
-pub(crate) type Outcome = Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 /// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
 pub(crate) const SOON: Duration = Duration::from_secs(15);

@@ -399,7 +399,8 @@ impl World {
         if !is_made_by(epoch, coordinator) {
             // One that said nothing was passed over, and has come; or who made the epoch is gone.
             return Err(Error::rendezvous(format!(
-                "rank {coordinator} coordinates, and is not the lowest rank that is left"
+                "rank {coordinator} coordinates by now, and has not made epoch {}",
+                epoch.number
             )));
         }
         if coordinator == 0 {

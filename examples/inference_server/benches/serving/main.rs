@@ -16,6 +16,8 @@
 mod client;
 mod deaths;
 mod page;
+#[path = "../../tests/server/patience.rs"]
+mod patience;
 #[allow(dead_code)]
 #[path = "../../tests/server/program.rs"]
 mod program;
@@ -24,7 +26,6 @@ mod throughput;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use inference_server::model::{Known, fetched};
 use nccl_tools::machine;
@@ -32,12 +33,10 @@ use nccl_tools::statistics::median;
 use serde_json::{Value, json};
 
 use deaths::{Death, Recovery};
+use patience::{DEADLINE, until};
 use throughput::Throughput;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
-
-/// Nothing takes as long as this.
-const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     match run() {
@@ -203,20 +202,5 @@ impl Spread {
             median: median(values)?,
             greatest: values.iter().copied().reduce(f64::max)?,
         })
-    }
-}
-
-/// Asks again and again, until there is an answer.
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(
-            begun.elapsed() < DEADLINE,
-            "{what}: not within {DEADLINE:?}"
-        );
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

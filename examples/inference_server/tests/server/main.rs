@@ -3,13 +3,15 @@
 //! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
 //! - `crowded`: many clients, slow ones, and those who look after the server meanwhile;
 //! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer; `soak`: many deaths of one server;
-//! - `ending`: the end of the server itself; `smollm2`: another model.
+//! - `ending`: the end of the server itself; `smollm2`: another model;
+//! - `program`, `client`, `patience`: the program, who asks it, and for how long.
 
 mod client;
 mod crowded;
 mod ending;
 mod frozen;
 mod killed;
+mod patience;
 mod program;
 mod refusals;
 mod serving;
@@ -20,30 +22,11 @@ mod soak;
 #[allow(dead_code, reason = "tests of the model need more of it")]
 mod tiny_llama;
 
-use std::time::{Duration, Instant};
-
 use inference_server::generate::{Request, generate};
 use inference_server::model::tokenizer::{END, decode, encode};
 use inference_server::model::{self, Alone, Decoder, Sampling, Settings, Shape, WeightsFile};
+use patience::{DEADLINE, until};
 use serde_json::{Value, json};
-
-/// How long anything may take, on a machine that has other work to do.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// Asks again and again, until there is an answer.
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(
-            begun.elapsed() < DEADLINE,
-            "{what}: not within {DEADLINE:?}"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// What is asked in a test.
 #[derive(Clone)]
