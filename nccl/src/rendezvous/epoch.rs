@@ -9,7 +9,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::client::{self, Claim, Sink};
+use super::client::Claim;
 use super::environment::Rendezvous;
 use super::going::Epoch;
 use super::incoming::{Answer, Push};
@@ -17,6 +17,7 @@ use super::launcher;
 use super::line::{Line, Link};
 use super::message::{Departure, Incomplete};
 use super::place::Address;
+use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::search::Search;
 use super::server::Server;
@@ -473,7 +474,7 @@ struct Waiting {
 
 /// A newcomer's place at the door.
 struct AtTheDoor {
-    reader: Arc<client::Reader>,
+    reader: Arc<Reader>,
     waiting: Arc<Waiting>,
 }
 
@@ -526,7 +527,7 @@ fn wait_for_invitation(
         let waiting = Arc::new(Waiting::default());
         let sink = Arc::clone(&waiting) as Arc<dyn Sink>;
         let (met, found) = search.run(deadline)?;
-        let reader = client::read(met.connection, met.decoder, sink)
+        let reader = Reader::start(met.connection, met.decoder, sink)
             .map_err(Error::io(format!("asking to come in at {found}")))?;
         let place = AtTheDoor {
             reader,

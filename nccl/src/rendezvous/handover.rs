@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::client::Sink as _;
 use super::heartbeat::Said;
 use super::hub::{Hub, Outlet, cut};
 use super::incoming::Push;
@@ -18,6 +17,7 @@ use super::line;
 use super::mailbox::{Mailbox, Notice, ONE_WAY};
 use super::message::{Departure, Incomplete};
 use super::process;
+use super::reader::Sink as _;
 use super::request::Request;
 use super::state::State;
 use super::succession::{Action, Event, Loss, is_majority};

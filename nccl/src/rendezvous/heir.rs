@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::client::{self, Claim, MUTE, Met, Sink, Tried};
+use super::client::{self, Claim, MUTE, Met, Tried};
 use super::connection::Connection;
 use super::frame::Decoder;
 use super::handover::{Standing, apart};
@@ -19,6 +19,7 @@ use super::launcher;
 use super::line::{Link, Member};
 use super::mailbox::{Mailbox, Notice, SILENT};
 use super::message::Departure;
+use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::server::Server;
 use super::succession::{Action, Event, Loss};
@@ -439,7 +440,7 @@ impl Heir {
             way.link = Link::Elsewhere { connection, server };
         }
         let sink = Arc::clone(&self.mailbox) as Arc<dyn Sink>;
-        let reader = client::read(connection, decoder, sink)?;
+        let reader = Reader::start(connection, decoder, sink)?;
         // Which keeps it, too: it has to be there until the word has come, or has not.
         let coming = Arc::clone(&reader);
         server.on_word(move |how| coming.rank_0_ended(how));

@@ -26,11 +26,13 @@
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads.
 
 mod acknowledged;
+mod admission;
 mod board;
 mod channel;
 mod channels;
 mod client;
 mod connection;
+mod door;
 mod envelope;
 mod environment;
 mod epoch;
@@ -59,6 +61,7 @@ mod peer;
 mod place;
 mod process;
 mod reactor;
+mod reader;
 mod recordings;
 mod reporting;
 mod request;

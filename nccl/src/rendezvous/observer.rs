@@ -8,11 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::board::{Board, WorldState};
-use super::client::{Reader, Sink};
 use super::environment::Rendezvous;
 use super::events::{Events, Wakers};
 use super::incoming::{Answer, Push};
 use super::process;
+use super::reader::{Reader, Sink};
 use super::recordings::Target;
 use super::request::Request;
 use super::scout;

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use super::client::loss_of;
+use super::admission::Refusal;
 use super::connection::{Connection, Received};
+use super::door::{Door, PATIENCE};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
 use super::greeting::{
     Again, Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove,
@@ -16,8 +17,8 @@ use super::incoming::Answer;
 use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
+use super::reader::loss_of;
 use super::request::Request;
-use super::server::{Door, PATIENCE, Refusal};
 use super::succession::Loss;
 use crate::communicator::lock;
 use crate::supervision::recorder;

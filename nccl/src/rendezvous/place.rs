@@ -93,6 +93,12 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         // Before the socket is closed: who takes the path over comes only then.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::client::{self, Claim, Tried};
 use super::connection::Connection;
+use super::door::PATIENCE;
 use super::frame::{Decoder, Frame};
 use super::incoming::{Answer, Incoming};
 use super::launcher;
@@ -26,7 +27,7 @@ use super::observer::Observer;
 use super::place::Address;
 use super::process;
 use super::request::Request;
-use super::server::{Job, PATIENCE};
+use super::server::Job;
 use super::world::World;
 use crate::communicator::lock;
 use crate::supervision::recorder::{self, Clock, MissingRank, RankRecording, Snapshot, Timeline};

@@ -16,6 +16,7 @@ use super::launcher;
 use super::message::Departure;
 use super::observer::{Ear, Shared, Word};
 use super::place::Address;
+use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
@@ -162,8 +163,8 @@ fn enter(shared: &Arc<Shared>, met: Met) -> bool {
             before.connection.shut();
         }
     }
-    let sink = ear as Arc<dyn client::Sink>;
-    match client::read(met.connection, met.decoder, sink) {
+    let sink = ear as Arc<dyn Sink>;
+    match Reader::start(met.connection, met.decoder, sink) {
         Ok(reader) => {
             arrive(shared, reader);
             true
@@ -322,7 +323,7 @@ fn go_on(shared: &Arc<Shared>, epoch: u64) {
 }
 
 /// Says what was to be said before.
-fn arrive(shared: &Arc<Shared>, reader: Arc<client::Reader>) {
+fn arrive(shared: &Arc<Shared>, reader: Arc<Reader>) {
     let mut state = shared.state();
     if state.broken.is_none() {
         state.link = Some(reader);

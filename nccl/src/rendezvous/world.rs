@@ -16,6 +16,7 @@ use super::message::{Departure, Incomplete};
 use super::panics;
 use super::place::{self, Address};
 use super::process;
+use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
 use crate::communicator::{CommunicatorBuilder, LaunchMode, Timeouts};
@@ -174,7 +175,7 @@ impl World {
                 server: Some(Arc::new(server)),
             }
         } else {
-            let sink = Arc::clone(&mailbox) as Arc<dyn client::Sink>;
+            let sink = Arc::clone(&mailbox) as Arc<dyn Sink>;
             let claim = client::Claim::rank(rank, world_size);
             let coming =
                 client::join(&found, &job, claim, deadline, sink, in_vain).map_err(alone)?;

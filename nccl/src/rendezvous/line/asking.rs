@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::{Line, Link};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::rendezvous::door::PATIENCE;
 use crate::rendezvous::frame::LARGEST;
 use crate::rendezvous::incoming::Answer;
 use crate::rendezvous::inquiry::{Attendance, Suspicion};
 use crate::rendezvous::mailbox::{Notice, Waited};
 use crate::rendezvous::message::{Departure, Incomplete, Missing, Round, Unfinished};
 use crate::rendezvous::request::Request;
-use crate::rendezvous::server::PATIENCE;
 
 /// Why a rank takes its part of a round back.
 const ABORTED: &str = "its abort signal was given";

@@ -18,7 +18,7 @@ impl Mailbox {
     }
 
     /// This rank hears no more of those others, and they not of it. The handlers hear it with
-    /// [`settle`](crate::rendezvous::client::Sink::settle).
+    /// [`settle`](crate::rendezvous::reader::Sink::settle).
     pub(in crate::rendezvous) fn cut_off(&self, from: Vec<usize>, why: &str) {
         {
             let mut state = lock(&self.state);

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::{Mailbox, Notice};
 use crate::communicator::lock;
-use crate::rendezvous::client::Sink;
 use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::heartbeat::{Said, Turn};
 use crate::rendezvous::incoming::{Answer, Push};
+use crate::rendezvous::reader::Sink;
 use crate::rendezvous::succession::{Event, Loss};
 
 impl Mailbox {

@@ -76,7 +76,7 @@ impl Mailbox {
         }
     }
 
-    /// One step of the succession. What this rank is to hear by it waits for [`settle`](crate::rendezvous::client::Sink::settle).
+    /// One step of the succession. What this rank is to hear by it waits for [`settle`](crate::rendezvous::reader::Sink::settle).
     pub(in crate::rendezvous) fn step(&self, event: Event<Notice>) -> Vec<Action<Notice>> {
         let mut state = lock(&self.state);
         let Some(succession) = &mut state.succession else {

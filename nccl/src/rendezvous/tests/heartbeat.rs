@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use super::*;
-use crate::rendezvous::client::Sink as _;
 use crate::rendezvous::connection::Connection;
 use crate::rendezvous::frame::{Decoder, LARGEST_FRAME};
 use crate::rendezvous::heartbeat::{BEAT, Turn};
 use crate::rendezvous::hub::{Hub, Outlet};
 use crate::rendezvous::incoming::{Incoming, Push};
+use crate::rendezvous::reader::Sink as _;
 use crate::rendezvous::succession::Loss;
 
 /// The other end of a rank's connection.

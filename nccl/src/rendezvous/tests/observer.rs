@@ -6,6 +6,7 @@ use crate::rendezvous::board::RankEnd;
 use crate::rendezvous::client::Claim;
 use crate::rendezvous::events::{Events, WorldEvent};
 use crate::rendezvous::observer::Observer;
+use crate::rendezvous::reader::Reader;
 use crate::rendezvous::{Attendance, Subject, Suspicion};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -30,7 +31,7 @@ fn joined(events: &mut Events, rank: usize) {
 }
 
 /// A rank that has joined, and whose connection can be cut without a goodbye.
-fn fragile(meet: Rendezvous) -> Arc<client::Reader> {
+fn fragile(meet: Rendezvous) -> Arc<Reader> {
     let deadline = Instant::now() + LONG;
     let claim = Claim::rank(meet.rank, meet.world_size);
     let mailbox = Arc::new(Mailbox::default());
