@@ -1,5 +1,6 @@
 //! Who waits for whom: messages, circles, several communicators.
 
+use super::messages::{exchanging, message};
 use super::*;
 use crate::supervision::elect::elect;
 
