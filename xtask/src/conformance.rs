@@ -22,15 +22,8 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             .map(|release| (format!("NCCL {}", release.version), release.library))
             .collect(),
     };
-    run_command(cargo().args([
-        "build",
-        "--release",
-        "--package",
-        "nccl-tools",
-        "--bin",
-        "conformance",
-    ]))?;
-    let program = workspace::target_directory().join("release/conformance");
+    run_command(cargo().args(["build", "--package", "nccl-tools", "--bin", "conformance"]))?;
+    let program = workspace::target_directory().join("debug/conformance");
     let mut different = Vec::new();
     for (name, library) in libraries {
         eprintln!("{name} and the emulator:");

@@ -37,58 +37,41 @@ impl Sanitizer {
     }
 }
 
-/// One call of `cargo test`: what cargo builds, and what of it does not run.
-struct Tests {
-    /// The one that they run under, unless it is both.
-    under: Option<Sanitizer>,
-    build: &'static [&'static str],
-    left_out: &'static [&'static str],
-}
+/// What the crates test by themselves: the emulator runs in the same process as `nccl`, and is looked at as well.
+const CRATES: &[&str] = &[
+    "--package=nccl",
+    "--package=nccl-emulator",
+    "--package=nccl-tools",
+    "--lib",
+];
 
-/// What is tested: what the crates test by themselves, and the capabilities in which threads and memory
-/// meet. The emulator runs in the same process, and is looked at as well.
-const TESTS: &[Tests] = &[
-    Tests {
-        under: None,
-        build: &["--package=nccl", "--package=nccl-emulator", "--lib"],
-        left_out: ONE_THREAD,
-    },
-    Tests {
-        under: None,
-        build: &[
-            "--package=nccl-tools",
-            "--test=abort_together",
-            "--test=all_to_all",
-            "--test=aborts",
-            "--test=awaiting",
-            "--test=buffers",
-            "--test=deadlines",
-            "--test=hangs",
-            "--test=killed",
-            "--test=launch_modes",
-            "--test=memory",
-            "--test=operations",
-            "--test=plans",
-            "--test=recorder",
-            "--test=succession",
-            "--test=stuck_calls",
-            "--test=watchdog",
-        ],
-        left_out: MANY_RANKS,
-    },
-    // What these are about is what is left at the end of a communicator or a process.
-    Tests {
-        under: Some(Sanitizer::Address),
-        build: &[
-            "--package=nccl-tools",
-            "--test=abort_all",
-            "--test=captures_differ",
-            "--test=exits",
-            "--test=held_by_graphs",
-            "--test=revoke",
-        ],
-        left_out: &[],
-    },
+/// The capabilities in which threads and memory meet.
+const CAPABILITIES: &[&str] = &[
+    "--test=abort_together",
+    "--test=all_to_all",
+    "--test=aborts",
+    "--test=awaiting",
+    "--test=buffers",
+    "--test=deadlines",
+    "--test=hangs",
+    "--test=killed",
+    "--test=launch_modes",
+    "--test=memory",
+    "--test=operations",
+    "--test=plans",
+    "--test=recorder",
+    "--test=succession",
+    "--test=stuck_calls",
+    "--test=watchdog",
+];
+
+/// What is left at the end of a communicator or a process: for the address sanitizer alone.
+const ENDS: &[&str] = &[
+    "--test=abort_all",
+    "--test=captures_differ",
+    "--test=exits",
+    "--test=held_by_graphs",
+    "--test=revoke",
 ];
 
 /// Unit tests of one thread and without `unsafe` that try very many inputs: there is nothing in them that a
@@ -137,28 +120,19 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     if sanitizer == Sanitizer::Thread {
         need_library_sources()?;
     }
-    let host = host()?;
-    let meant = |tests: &&Tests| tests.under.is_none_or(|only| only == sanitizer);
-    for tests in TESTS.iter().filter(meant) {
-        workspace::run(&mut command(sanitizer, &host, &target, &leaks, tests))?;
-    }
-    Ok(())
+    workspace::run(&mut command(sanitizer, &host()?, &target, &leaks))
 }
 
-fn command(
-    sanitizer: Sanitizer,
-    host: &str,
-    target: &Path,
-    leaks: &Path,
-    tests: &Tests,
-) -> Command {
+/// One call, so that what tests share is built once.
+fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Command {
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     let mut cargo = workspace::cargo();
     cargo
         .current_dir(workspace::root())
         // A target of its own: build scripts and macros are built without the sanitizer.
         .args(["test", "--target", host])
-        .args(tests.build)
+        .args(CRATES)
+        .args(CAPABILITIES)
         .env("RUSTC_BOOTSTRAP", "1")
         .env(
             "RUSTFLAGS",
@@ -171,11 +145,12 @@ fn command(
         // has of the system finds that.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
-    if sanitizer == Sanitizer::Thread {
-        cargo.arg("-Zbuild-std");
-    }
+    match sanitizer {
+        Sanitizer::Address => cargo.args(ENDS),
+        Sanitizer::Thread => cargo.arg("-Zbuild-std"),
+    };
     cargo.arg("--");
-    for name in tests.left_out {
+    for name in ONE_THREAD.iter().chain(MANY_RANKS) {
         cargo.args(["--skip", name]);
     }
     cargo
