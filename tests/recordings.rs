@@ -214,6 +214,33 @@ fn a_doctor_asks(world: &World) -> Outcome {
     for rank in 0..3 {
         assert_eq!(calls_of(&timeline, rank), 2);
     }
+    // Without knowing more than a process; of somebody who has nothing of the job in the environment.
+    let by_process = |pid: &str| {
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("NCCL_RUN_") {
+                doctor.env_remove(name);
+            }
+        }
+        doctor.args(["timeline", "--pid", pid, "--out"]);
+        doctor.arg(path("by-process.html")).stdin(Stdio::null());
+        doctor.output()
+    };
+    let output = by_process(&std::process::id().to_string())?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.contains("recordings of 3 of 3 ranks"), "{said}");
+    let output = by_process("999999999")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(said.contains("there is no process 999999999"), "{said}");
+    let output = by_process("1")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(
+        said.contains("process 1 ") || said.contains("/proc/1/"),
+        "{said}"
+    );
     // Nobody answers there.
     let nowhere = format!("unix:{}", path("nobody.sock").display());
     let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));

@@ -5,6 +5,7 @@ mod support;
 mod unattended;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, Fault, FaultClass, RootCause, Timeouts, World};
@@ -12,16 +13,17 @@ use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
 use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
 
-/// Ranks of which a thread hangs at the end.
+/// Ranks of which a thread hangs at the end; each has a limit of its own.
 fn ranks_that_hang(
     ranks: usize,
+    limit: impl Fn(usize) -> Duration,
     body: impl Fn(&World, &Arc<CudaStream>, &Communicator) -> Outcome,
 ) {
     if !needs_emulator("a call that hangs on purpose") {
         return;
     }
     ranks_as_processes(ranks, |world| -> Outcome {
-        let limits = Timeouts::new().operation(LIMIT).abort(LIMIT);
+        let limits = Timeouts::new().operation(limit(world.rank())).abort(LIMIT);
         let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
         body(&world, &stream, &comm)?;
         world.barrier("end")?;
@@ -53,7 +55,9 @@ fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
 
 #[test]
 fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
-    ranks_that_hang(3, |world, _, comm| {
+    // It would find out itself, and say so in other words.
+    let patient = |rank| if rank == 1 { SOON } else { LIMIT };
+    ranks_that_hang(3, patient, |world, _, comm| {
         if world.rank() == 1 {
             go_in_for_ever(comm);
         }
@@ -71,54 +75,66 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
 
 #[test]
 fn a_call_into_nccl_that_does_not_come_back_is_found() {
-    ranks_that_hang(2, |world, _, comm| {
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            go_in_for_ever(comm);
-        }
-        is_told(comm, 0, "the call into NCCL, under way for").map(drop)
-    });
+    ranks_that_hang(
+        2,
+        |_| LIMIT,
+        |world, _, comm| {
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                go_in_for_ever(comm);
+            }
+            is_told(comm, 0, "the call into NCCL, under way for").map(drop)
+        },
+    );
 }
 
 #[test]
 fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
-    ranks_that_hang(2, |world, stream, comm| {
-        let elsewhere = stream.context().new_stream()?;
-        let other = world.communicator("other").stream(&elsewhere);
-        let other = other.timeout(LIMIT).build()?;
-        other.warm_up(SOON)?;
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            unattended(comm)?;
-            // The first to ask is the watchdog.
-            faults::at_call("ncclCommGetAsyncError")
-                .nth(1)
-                .hang()
-                .keep();
-        }
-        is_told(comm, 0, "ncclCommGetAsyncError has not come back")?;
-        // Others are still watched over.
-        if world.rank() == 0 {
-            unattended(&other)?;
-        }
-        let late = fault(&other)?;
-        assert!(
-            late.cause().contains("the operation, running for"),
-            "{late}"
-        );
-        Ok(())
-    });
+    ranks_that_hang(
+        2,
+        |_| LIMIT,
+        |world, stream, comm| {
+            let elsewhere = stream.context().new_stream()?;
+            let other = world.communicator("other").stream(&elsewhere);
+            let other = other.timeout(LIMIT).build()?;
+            other.warm_up(SOON)?;
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                unattended(comm)?;
+                // The first to ask is the watchdog.
+                faults::at_call("ncclCommGetAsyncError")
+                    .nth(1)
+                    .hang()
+                    .keep();
+            }
+            is_told(comm, 0, "ncclCommGetAsyncError has not come back")?;
+            // Others are still watched over.
+            if world.rank() == 0 {
+                unattended(&other)?;
+            }
+            let late = fault(&other)?;
+            assert!(
+                late.cause().contains("the operation, running for"),
+                "{late}"
+            );
+            Ok(())
+        },
+    );
 }
 
 #[test]
 fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
-    ranks_that_hang(2, |world, _, comm| {
-        world.barrier("begin")?;
-        if world.rank() == 0 {
-            // Nobody but the watchdog asks.
-            faults::at_call("cuEventQuery").hang().keep();
-            unattended(comm)?;
-        }
-        is_told(comm, 0, "cuEventQuery has not come back").map(drop)
-    });
+    ranks_that_hang(
+        2,
+        |_| LIMIT,
+        |world, _, comm| {
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                // Nobody but the watchdog asks.
+                faults::at_call("cuEventQuery").hang().keep();
+                unattended(comm)?;
+            }
+            is_told(comm, 0, "cuEventQuery has not come back").map(drop)
+        },
+    );
 }

@@ -32,6 +32,8 @@
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
 //! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
 //! | `NCCL_EMULATOR_FAULTS` | faults on purpose, see [`faults`] | none |
+//! | `NCCL_EMULATOR_VERSION` | the release of NCCL that it presents itself as, `2.18.3` for instance | the newest |
+//! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
 //!
 //! # Limits

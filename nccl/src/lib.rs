@@ -2,7 +2,7 @@
 //! deadline on everything that can wait.
 //!
 //! ```
-//! use cudarc::driver::CudaContext;
+//! use nccl::cudarc::driver::CudaContext;
 //! use nccl::{ReduceOp, World};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,7 +20,7 @@
 //! # }
 //! ```
 //!
-//! # Rooms
+//! # Overview
 //! - [`Library`]: which libnccl is loaded, what it can do.
 //! - [`World`], [`Rendezvous`]: how ranks find each other; [`Observer`]: watching them.
 //! - [`debug_log`]: what NCCL's own logs of several ranks say.
@@ -31,15 +31,18 @@
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
 //! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
 //! - [`CapturedPlan`]: operations that are captured once and launched many times.
+//! - [`AllToAll`], [`CostModel`]: an all-to-all that is planned once, by the algorithm that fits.
+//! - [`Timeouts`], [`AbortSignal`], [`LaunchMode`]: how long everything may take, and how it is ended.
 //! - [`ExpertParallel`]: mixture of experts: routing, dispatch and combine.
-//! - [`stats()`]: how much was done, and how it stands.
+//! - [`recorder`]: the last calls of every communicator, and of all ranks together.
+//! - [`stats()`]: how much was done, and how it stands; as metrics with the feature `metrics`.
 //! - [`launch`]: the processes of ranks: starting, watching, restarting them.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
 //! # Memory
 //! Safe code cannot free memory that an operation still uses, and cannot read or overwrite it on the
 //! buffer's own stream or through this crate. On other streams cudarc's events see to that, and they know
-//! the last reader only: see the page on streams and memory. Allocate what you
+//! the last reader only: see `docs/streams-and-memory.md`. Allocate what you
 //! communicate on the communicator's stream: the order of that stream then does all the work, at no
 //! cost. A buffer of another stream works as well; the two streams are then joined by events, which
 //! stalls the other stream until the operation is done.

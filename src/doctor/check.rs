@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
@@ -9,7 +10,7 @@ use nccl::preflight::{Severity, host};
 use nccl::{ReduceOp, Rendezvous, World};
 use serde_json::{Value, json};
 
-use super::local::Local;
+use super::local::{Local, device};
 use super::options::CheckOptions;
 use super::{code, could_not, show};
 use crate::report::{self, Entry};
@@ -59,10 +60,10 @@ fn one_host(options: &CheckOptions) -> ExitCode {
         _ => format!("{}, for {ranks} ranks", host_name()),
     };
     if options.communicate {
-        entries.push(match local.stream {
-            Some(stream) => communicate(&World::single(), &stream, options.timeout),
-            None => Entry::warning("communicate", "there is no device to communicate with"),
-        });
+        match not_tried(&entries) {
+            Some(why) => entries.push(why),
+            None => entries.extend(among_threads(ranks, options.timeout)),
+        }
     }
     sort(&mut entries);
     let facts =
@@ -126,13 +127,10 @@ fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<E
     let mut entries = gathered(world, "local", &local.entries)?;
     entries.extend(report.findings().iter().map(Entry::from));
     if options.communicate {
-        let bad = entries
-            .iter()
-            .any(|entry| entry.severity == Severity::Error);
-        let own = match &local.stream {
-            _ if bad => Entry::warning("communicate", "not tried, because of the errors"),
-            Some(stream) => communicate(world, stream, options.timeout),
-            None => Entry::warning("communicate", "there is no device to communicate with"),
+        let own = match (not_tried(&entries), &local.stream) {
+            (Some(why), _) => why,
+            (None, Some(stream)) => communicate(world, stream, options.timeout),
+            (None, None) => Entry::warning("communicate", "there is no device to communicate with"),
         };
         entries.extend(gathered(world, "communicate", &[own])?);
     }
@@ -207,6 +205,40 @@ fn who(ranks: &[usize], of: usize, hosts: &[String]) -> String {
 fn host_name() -> String {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().into_owned()
+}
+
+/// Where something is wrong, what comes of it is no news.
+fn not_tried(entries: &[Entry]) -> Option<Entry> {
+    let bad = |entry: &Entry| entry.severity == Severity::Error;
+    let why = || Entry::warning("communicate", "not tried, because of the errors");
+    entries.iter().any(bad).then(why)
+}
+
+/// So many ranks of this host, each of them a thread with a device of its own.
+fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
+    let rank = |world: World| {
+        let own = match device(world.local_rank(), false) {
+            Ok((stream, _)) => communicate(&world, &stream, limit),
+            Err(entry) => *entry,
+        };
+        if ranks == 1 {
+            return vec![own];
+        }
+        let together = || {
+            let all = gathered(&world, "communicate", std::slice::from_ref(&own))?;
+            // A rank that leaves early would look like one that died.
+            world.barrier("nccl-doctor/end")?;
+            Ok::<_, nccl::Error>(all)
+        };
+        together().unwrap_or_else(|error| vec![own, Entry::error("world", error.to_string())])
+    };
+    thread::scope(|scope| {
+        let worlds = World::threads(ranks).into_iter();
+        let all: Vec<_> = worlds.map(|world| scope.spawn(|| rank(world))).collect();
+        let mut said = all.into_iter().map(|one| one.join());
+        let first = said.next().expect("there is a rank");
+        first.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// How many numbers are added up.

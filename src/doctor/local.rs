@@ -82,7 +82,10 @@ fn missing(error: &str) -> Entry {
 }
 
 /// A stream on the device that the rank would take.
-fn device(local_rank: usize, launched: bool) -> Result<(Arc<CudaStream>, Entry), Box<Entry>> {
+pub(super) fn device(
+    local_rank: usize,
+    launched: bool,
+) -> Result<(Arc<CudaStream>, Entry), Box<Entry>> {
     if !cudarc_finds_libcuda() {
         let fix =
             "install NVIDIA's driver; in a container, start it with --gpus all or its runtime";

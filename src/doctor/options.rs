@@ -39,15 +39,17 @@ For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a
 
   nccl-doctor timeline faults/                    one page to look at: timeline.html
   nccl-doctor timeline --trace trace.json faults/ and a file for https://ui.perfetto.dev
+  nccl-doctor timeline --pid 4107                 asks all ranks now, of which process 4107 is one: where they are,
+                                                  and what they prove to know, is in its environment
   nccl-doctor timeline --rendezvous unix:/run/job.sock
-                                                  asks all ranks now; NCCL_RUN_SECRET, NCCL_RUN_SECRET_FILE,
+                                                  the same from elsewhere; NCCL_RUN_SECRET, NCCL_RUN_SECRET_FILE,
                                                   NCCL_RUN_JOB and NCCL_RUN_EPOCH as the ranks have them
 
 Options of the timeline:
       --out FILE        where to write the page (timeline.html, unless that is there)
       --trace FILE      also write a trace for Perfetto and chrome://tracing
       --json FILE       also write everything as JSON, which this command reads again
-      --rendezvous ADDRESS, --timeout SECONDS
+      --pid PID, --rendezvous ADDRESS, --timeout SECONDS
                         ask the ranks of a job that runs, for so long (30)
 
 Options of the check:
@@ -56,7 +58,8 @@ Options of the check:
                         who this process is, without a launcher; ADDRESS as in NCCL_RUN_RENDEZVOUS:
                         unix:PATH, tcp:HOST:PORT or tcp:HOST:FIRST-LAST
       --timeout SECONDS how long the ranks wait for each other (30)
-      --communicate     then make a communicator, and verify a small all-reduce
+      --communicate     then make a communicator, on a host alone of as many threads as --ranks says, and verify a
+                        small all-reduce
       --emulator        put the emulator of NCCL and CUDA in this process: nothing is said about the
                         GPUs and the libnccl of this host
 
@@ -82,13 +85,21 @@ pub(super) enum Command {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimelineOptions {
-    pub(super) files: Vec<PathBuf>,
-    /// Instead of files: where a job meets that runs.
-    pub(super) rendezvous: Option<String>,
+    pub(super) of: Recordings,
     pub(super) timeout: Duration,
     pub(super) out: Option<PathBuf>,
     pub(super) trace: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
+}
+
+/// Where recordings come from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Recordings {
+    Files(Vec<PathBuf>),
+    /// A job that runs, by where it meets.
+    Address(String),
+    /// The job of this process, which is one of its ranks on this host.
+    Process(u32),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -211,9 +222,9 @@ fn log(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
 }
 
 fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let (mut files, mut job) = (Vec::new(), None);
     let mut options = TimelineOptions {
-        files: Vec::new(),
-        rendezvous: None,
+        of: Recordings::Files(Vec::new()),
         timeout: TIMEOUT,
         out: None,
         trace: None,
@@ -222,11 +233,19 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {
-            Value(file) => options.files.push(PathBuf::from(file)),
+            Value(file) => files.push(PathBuf::from(file)),
             Long("out") => options.out = Some(parser.value()?.into()),
             Long("trace") => options.trace = Some(parser.value()?.into()),
             Long("json") => options.json = Some(parser.value()?.into()),
-            Long("rendezvous") => options.rendezvous = Some(parser.value()?.string()?),
+            Long(way @ ("rendezvous" | "pid")) => {
+                let of = match way {
+                    "pid" => Recordings::Process(parser.value()?.parse()?),
+                    _ => Recordings::Address(parser.value()?.string()?),
+                };
+                if job.replace(of).is_some() {
+                    return Err("one of --rendezvous and --pid says which job, once".into());
+                }
+            }
             Long("timeout") => options.timeout = timeout(&mut parser)?,
             other => match common(&other, &mut Form::default()) {
                 Some(Some(command)) => return Ok(command),
@@ -234,11 +253,17 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
             },
         }
     }
-    match (options.files.is_empty(), &options.rendezvous) {
-        (true, None) => Err("timeline needs files of recordings, or --rendezvous".into()),
-        (false, Some(_)) => Err("--rendezvous asks a job that runs, and takes no files".into()),
-        _ => Ok(Command::Timeline(options)),
-    }
+    options.of = match (files.is_empty(), job) {
+        (true, None) => {
+            return Err("timeline needs files of recordings, or --rendezvous, or --pid".into());
+        }
+        (false, Some(_)) => {
+            return Err("--rendezvous and --pid ask a job that runs, and take no files".into());
+        }
+        (true, Some(job)) => job,
+        (false, None) => Recordings::Files(files),
+    };
+    Ok(Command::Timeline(options))
 }
 
 fn timeout(parser: &mut lexopt::Parser) -> Result<Duration, lexopt::Error> {
@@ -318,10 +343,18 @@ mod tests {
         else {
             panic!("no timeline");
         };
-        assert_eq!(options.files, [PathBuf::from("faults")]);
+        let files = vec![PathBuf::from("faults")];
+        assert_eq!(options.of, Recordings::Files(files));
         assert_eq!(options.out, Some(PathBuf::from("x.html")));
         assert_eq!(options.trace, Some(PathBuf::from("t.json")));
         assert!(parsed("timeline --rendezvous unix:/x --timeout 5").is_ok());
+        let Ok(Command::Timeline(options)) = parsed("timeline --pid 4107") else {
+            panic!("no timeline");
+        };
+        assert_eq!(options.of, Recordings::Process(4107));
+        assert!(refused("timeline --pid 4107 --rendezvous unix:/x").contains("one of"));
+        assert!(refused("timeline --pid many").contains("many"));
+        assert!(refused("timeline --pid 4107 faults").contains("no files"));
         assert!(refused("timeline").contains("--rendezvous"));
         assert!(refused("timeline --rendezvous unix:/x faults").contains("no files"));
         assert_eq!(parsed("timeline --help"), Ok(Command::Help));

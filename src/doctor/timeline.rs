@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use nccl::recorder::Timeline;
 use nccl::{Observer, Rendezvous};
 
-use super::options::TimelineOptions;
+use super::options::{Recordings, TimelineOptions};
 use super::{could_not, print};
 
 pub(super) fn run(options: &TimelineOptions) -> ExitCode {
-    let timeline = match &options.rendezvous {
-        Some(address) => ask(address, options),
-        None => Timeline::read(&options.files).map_err(|error| error.to_string()),
+    let timeline = match &options.of {
+        Recordings::Files(files) => Timeline::read(files).map_err(|error| error.to_string()),
+        Recordings::Address(address) => ask(|| at(address), options),
+        Recordings::Process(pid) => ask(|| of_process(*pid), options),
     };
     match timeline.and_then(|timeline| show(&timeline, options)) {
         Ok(text) => print(&text),
@@ -23,32 +24,52 @@ pub(super) fn run(options: &TimelineOptions) -> ExitCode {
 }
 
 /// Of a job that runs, and may hang.
-fn ask(address: &str, options: &TimelineOptions) -> Result<Timeline, String> {
+fn ask(
+    job: impl FnOnce() -> Result<Rendezvous, String>,
+    options: &TimelineOptions,
+) -> Result<Timeline, String> {
+    let observer = Observer::join(job()?.timeout(options.timeout));
+    let observer = observer.map_err(|error| error.to_string())?;
+    Ok(observer.recordings(options.timeout))
+}
+
+/// The job that meets there; the rest about it is in our own environment.
+fn at(address: &str) -> Result<Rendezvous, String> {
     let variable = |name: &str| std::env::var(name).ok();
-    let join = || {
-        let mut rendezvous = Rendezvous::observer(address)?.timeout(options.timeout);
-        if let Some(job) = variable("NCCL_RUN_JOB") {
-            rendezvous = rendezvous.job(job);
-        }
-        if let Some(epoch) = variable("NCCL_RUN_EPOCH").and_then(|epoch| epoch.parse().ok()) {
-            rendezvous = rendezvous.epoch(epoch);
-        }
-        if let Some(secret) = variable("NCCL_RUN_SECRET") {
-            rendezvous = rendezvous.secret(secret);
-        } else if let Some(path) = variable("NCCL_RUN_SECRET_FILE") {
-            let secret = std::fs::read(&path);
-            match secret {
-                Ok(secret) => rendezvous = rendezvous.secret(secret),
-                Err(error) => return Ok(Err(format!("{path}: {error}"))),
-            }
-        }
-        let observer = Observer::join(rendezvous)?;
-        Ok(Ok(observer.recordings(options.timeout)))
-    };
-    match join() {
-        Ok(timeline) => timeline,
-        Err(error) => Err(nccl::Error::to_string(&error)),
+    let rendezvous = Rendezvous::observer(address).map_err(|error| error.to_string());
+    let mut rendezvous = rendezvous?;
+    if let Some(job) = variable("NCCL_RUN_JOB") {
+        rendezvous = rendezvous.job(job);
     }
+    if let Some(epoch) = variable("NCCL_RUN_EPOCH").and_then(|epoch| epoch.parse().ok()) {
+        rendezvous = rendezvous.epoch(epoch);
+    }
+    if let Some(secret) = variable("NCCL_RUN_SECRET") {
+        rendezvous = rendezvous.secret(secret);
+    } else if let Some(path) = variable("NCCL_RUN_SECRET_FILE") {
+        let secret = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+        rendezvous = rendezvous.secret(secret);
+    }
+    Ok(rendezvous)
+}
+
+/// The job whose rank this process is: as it has read its environment itself, whoever launched it.
+fn of_process(pid: u32) -> Result<Rendezvous, String> {
+    let path = format!("/proc/{pid}/environ");
+    let environment = std::fs::read(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => format!("there is no process {pid} here"),
+        _ => format!("{path}: {error}: ask as the user whose process it is"),
+    })?;
+    let environment = String::from_utf8_lossy(&environment);
+    let variable = |name: &str| {
+        let mut all = environment
+            .split('\0')
+            .filter_map(|one| one.split_once('='));
+        let value = all.find_map(|(known, value)| (known == name).then_some(value))?;
+        (!value.is_empty()).then(|| value.to_owned())
+    };
+    Rendezvous::from_variables(variable)
+        .map_err(|error| format!("what process {pid} was started with: {error}"))
 }
 
 /// Writes what was asked for; what there is to say about it.

@@ -203,13 +203,13 @@ fn algorithms_are_named_in_the_order_in_which_they_are_measured() {
 
 #[test]
 fn what_cannot_be_grouped_is_refused_with_groups() {
-    let alone: &'static Algorithm = Box::leak(Box::new(Algorithm {
+    const ALONE: Algorithm = Algorithm {
         name: "alone",
         in_groups: false,
         ..program::ALL_TO_ALL.algorithms[0]
-    }));
+    };
     let own = Program {
-        algorithms: std::slice::from_ref(alone),
+        algorithms: const { &[ALONE] },
         ..program::ALL_TO_ALL
     };
     let parse = |line: &str| parse(&own, line.split_whitespace());

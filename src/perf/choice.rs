@@ -123,12 +123,12 @@ mod tests {
 
     #[test]
     fn all_leaves_out_what_cannot_be_grouped_where_groups_are_needed() {
-        let alone = Algorithm {
+        const ALONE: Algorithm = Algorithm {
             name: "alone",
             in_groups: false,
             ..TABLE[0]
         };
-        let known: &'static [Algorithm] = Box::leak(Box::new([TABLE[0], alone]));
+        let known = const { &[TABLE[0], ALONE] };
         for (aggregate, graph, left_out) in [(1, 0, 0), (2, 0, 1), (1, 3, 1)] {
             let options = Options {
                 algorithms: Algorithms::All,

@@ -84,7 +84,7 @@ fn refused(world: &World) -> Outcome {
         "{said}"
     );
     assert!(
-        said.starts_with("native: the model holds it for the fastest"),
+        said.starts_with("native: the fastest by the model"),
         "{said}"
     );
     let (x, mut y) = (

@@ -19,6 +19,29 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     );
     assert_eq!(one(&value, "communicate")["severity"], "ok");
 
+    // It is NCCL that is asked, and several ranks are as many devices.
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("nccl.log");
+    let mut command = doctor(&["--emulator", "--json", "--communicate", "--ranks", "3"]);
+    command
+        .env("NCCL_DEBUG", "INFO")
+        .env("NCCL_DEBUG_FILE", &log);
+    let value = json(&run(command));
+    let communicate = one(&value, "communicate");
+    assert_eq!(communicate["severity"], "ok", "{communicate}");
+    assert_eq!(communicate["ranks"], serde_json::json!([0, 1, 2]));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("Init COMPLETE").count(), 3, "{log}");
+    // More than there are devices is an error by itself.
+    let value = json(&run(doctor(&[
+        "--emulator",
+        "--json",
+        "--communicate",
+        "--ranks",
+        "99",
+    ])));
+    assert_eq!(one(&value, "communicate")["severity"], "warning");
+
     let output = run(doctor(&["--emulator"]));
     let stdout = text(&output.stdout);
     assert!(

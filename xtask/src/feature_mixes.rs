@@ -76,10 +76,10 @@ const MIXES: &[Mix] = &[
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     arguments.finish()?;
-    // One program after the other in the same place, with one target directory: what does not depend
-    // on cudarc is built once.
+    // One program after the other in the same place, with the workspace's target directory: what does not depend
+    // on cudarc is checked once.
     let program = tempfile::tempdir()?;
-    let target = workspace::target_directory().join("feature-mixes");
+    let target = workspace::target_directory();
     let mut failed = Vec::new();
     for mix in MIXES {
         let start = Instant::now();

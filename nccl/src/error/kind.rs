@@ -163,7 +163,7 @@ pub enum ErrorKind {
     /// The ranks were about to capture what does not belong together; the same on all of them.
     #[error("the captures of plan {plan} differ: {difference}")]
     CaptureDiffers {
-        /// The how manieth capture on the communicator, from 1.
+        /// The number of the capture on the communicator, from 1.
         plan: u64,
         /// The first difference: who has what.
         difference: String,
@@ -175,7 +175,7 @@ pub enum ErrorKind {
         "the calls of operation {number} of all ranks differ: {difference}; nothing was launched"
     )]
     CallsDiffer {
-        /// The how manieth call of the communicator to which all ranks come, from 1.
+        /// The number of the call, among those of the communicator to which all ranks come, from 1.
         number: u64,
         /// The first difference: who has what.
         difference: String,
@@ -184,7 +184,7 @@ pub enum ErrorKind {
     /// The ranks made plans of an all-to-all that do not belong together; the same on all of them. Nothing was exchanged.
     #[error("the all-to-all plans {plan} of all ranks differ: {difference}")]
     PlansDiffer {
-        /// The how manieth plan on the communicator, from 1.
+        /// The number of the plan on the communicator, from 1.
         plan: u64,
         /// The first difference: who has what.
         difference: String,

@@ -29,7 +29,7 @@ pub(crate) struct Subject {
     pub(crate) key: String,
     /// Its name.
     pub(crate) name: String,
-    /// The how manieth collective of the communicator it is, from 1: the same on all ranks, whatever messages
+    /// Its number among the collectives of the communicator, from 1: the same on all ranks, whatever messages
     /// they have exchanged besides.
     pub(crate) turn: u64,
     pub(crate) kind: OperationKind,

@@ -282,7 +282,7 @@ impl Board {
             .strike(&self.key, Arc::new(fault), self.members.to_vec());
     }
 
-    /// The how manieth call this is that is compared, from 1.
+    /// Its number among the calls that are compared, from 1.
     pub(crate) fn next_check(&self) -> u64 {
         self.checked.fetch_add(1, Ordering::Relaxed) + 1
     }

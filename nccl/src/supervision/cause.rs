@@ -56,7 +56,7 @@ pub enum RootCause {
     Mismatch {
         /// In what.
         field: Differs,
-        /// The how manieth operation of all ranks it was, from 1, where they can be counted alike.
+        /// Its number among the operations of all ranks, from 1, where they can be counted alike.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sequence: Option<u64>,
         /// Who has what; those that the most ranks have come first.

@@ -24,7 +24,7 @@ A program finds its place with nccl::Rendezvous::from_env(), or by these variabl
   NCCL_RUN_RANK, NCCL_RUN_WORLD_SIZE             which rank of how many it is
   NCCL_RUN_LOCAL_RANK, NCCL_RUN_LOCAL_WORLD_SIZE the same among the ranks of its machine
   NCCL_RUN_RENDEZVOUS, NCCL_RUN_SECRET_FILE      where the ranks meet, and what they prove to know
-  NCCL_RUN_JOB, NCCL_RUN_EPOCH                   the name of the job, and the how manieth attempt it is
+  NCCL_RUN_JOB, NCCL_RUN_EPOCH                   the name of the job, and the number of the attempt, from 0
 
 Ranks:
   -n, --ranks N          ranks on this machine; one for each GPU unless given

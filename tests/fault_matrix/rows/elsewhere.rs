@@ -135,7 +135,7 @@ pub(crate) const ENVIRONMENT: Elsewhere = &[
     ),
     (
         "ACS or IOMMU in the way of transfers between GPUs",
-        "needs two GPUs: `nccl-doctor --communicate` makes a transfer, with a deadline",
+        "needs two GPUs: `nccl-doctor --ranks 2 --communicate` makes a transfer, with a deadline",
     ),
     (
         "clocks of hosts that differ",

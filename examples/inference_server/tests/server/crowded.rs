@@ -141,6 +141,12 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
     let message = json["error"]["message"].as_str().unwrap();
     assert!(message.contains("within 0.5 s"), "{message}");
     assert_eq!(server.metric(before), 1.0);
+    // What is no body is something else than one that ends too early.
+    let chunks = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    let answer = say(&server, &format!("{chunks}no number\r\n"));
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("chunk size"), "{answer}");
+    assert_eq!(server.metric(before), 2.0);
     // Who goes away in the middle is not told anything.
     drop({
         let mut stream = server.connect();

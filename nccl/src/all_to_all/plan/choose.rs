@@ -205,7 +205,7 @@ impl Choice<'_> {
         // Of equals the first: NCCL's own call costs the host less than messages.
         let best = usable.min_by(|one, other| one.1.total_cmp(&other.1));
         let (algorithm, time) = best.unwrap_or((Algorithm::Grouped, 0.0));
-        let reason = format!("the model holds it for the fastest, {time:.1} µs");
+        let reason = format!("the fastest by the model, {time:.1} µs");
         Ok((algorithm, reason))
     }
 }

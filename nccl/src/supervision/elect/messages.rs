@@ -13,7 +13,7 @@ use crate::supervision::report::{Entered, Report};
 struct Half<'c> {
     rank: usize,
     peer: usize,
-    /// The how manieth of this rank to, or from, that peer.
+    /// Its number among those of this rank to, or from, that peer.
     number: u64,
     call: &'c Entered,
     operation: &'c RecordedOperation,

@@ -109,7 +109,7 @@ pub struct Recording {
     /// The epoch of the world that made it; 0 where there is none.
     #[serde(default)]
     pub epoch: u64,
-    /// The how manieth communicator of this process it is, from 1.
+    /// Its number among the communicators of this process, from 1.
     pub number: u64,
     /// This rank.
     pub rank: usize,
@@ -231,7 +231,7 @@ pub struct RecordedOperation {
     /// The other rank of a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// For a message: the how manieth this is to, or from, its peer. The n-th message to a rank is the n-th
+    /// For a message: its number among those to, or from, its peer, from 1. The n-th message to a rank is the n-th
     /// that it receives from here. Messages of replays are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<u32>,

@@ -64,7 +64,7 @@ impl Turn {
 }
 
 impl Turns {
-    /// The how manieth collective call `number` is, from 1.
+    /// Which collective the call `number` is, counted from 1.
     pub(crate) fn of(&self, number: u64) -> Option<u64> {
         let at = self.kept.iter().position(|turn| turn.number == number)?;
         Some(self.called - (self.kept.len() - 1 - at) as u64)

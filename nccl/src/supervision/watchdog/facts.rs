@@ -14,7 +14,7 @@ use crate::supervision::recorder::{Track, origin};
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) communicator: Arc<str>,
-    /// The how manieth communicator of this process it is, from 1.
+    /// Its number among the communicators of this process, from 1.
     pub(crate) number: u64,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,

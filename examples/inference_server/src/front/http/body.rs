@@ -1,5 +1,7 @@
 //! The body of a request: read within a time, and up to a length.
 
+use std::error::Error;
+use std::io;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -37,7 +39,7 @@ async fn read_all(body: Body) -> Result<Vec<u8>, NoBody> {
     let mut parts = body.into_data_stream();
     let (mut all, mut length) = (Vec::new(), 0);
     while let Some(part) = std::future::poll_fn(|task| Pin::new(&mut parts).poll_next(task)).await {
-        let part = part.map_err(|_| NoBody::Gone)?;
+        let part = part.map_err(|error| no_part(&error))?;
         length += part.len();
         if length <= LONGEST {
             all.extend_from_slice(&part);
@@ -53,4 +55,20 @@ async fn read_all(body: Body) -> Result<Vec<u8>, NoBody> {
         return Err(NoBody::Refused(refusal));
     }
     Ok(all)
+}
+
+/// Who sends what is no body is told so; who goes away in the middle of it hears nothing any more.
+fn no_part(error: &axum::Error) -> NoBody {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let broken = error.downcast_ref::<io::Error>();
+        match broken.map(|broken| (broken, broken.kind())) {
+            Some((broken, io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)) => {
+                let text = format!("the body of the request cannot be read: {broken}");
+                return NoBody::Refused(Refusal::new(StatusCode::BAD_REQUEST, text));
+            }
+            _ => cause = error.source(),
+        }
+    }
+    NoBody::Gone
 }

@@ -60,7 +60,7 @@ pub(crate) struct Identity {
 
 /// The record of one communicator.
 pub(crate) struct Track {
-    /// The how manieth communicator of this process, from 1.
+    /// Its number among the communicators of this process, from 1.
     pub(crate) number: u64,
     pub(crate) identity: Identity,
     pub(crate) phase: Arc<Phase>,

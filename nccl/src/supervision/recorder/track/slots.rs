@@ -74,7 +74,7 @@ pub(crate) struct OperationRecord {
     /// Its peer or root.
     pub(in crate::supervision::recorder) rank: i32,
     pub(in crate::supervision::recorder) kind: u32,
-    /// For a message: the how manieth of its side and peer, from 1.
+    /// For a message: its number among those of its side and peer, from 1.
     pub(in crate::supervision::recorder) number: u32,
 }
 
