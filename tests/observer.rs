@@ -3,11 +3,12 @@
 mod meeting;
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use meeting::{last_words, results, start_with};
-use nccl::{Observer, RankEnd, Rendezvous, WorldEvent};
+use nccl::{Observer, RankEnd, Rendezvous, World, WorldEvent};
+use nccl_tools::testing::{Role, again, end_with, eventually, name};
 
 /// Not a test of its own: what the ranks of the others run.
 #[test]
@@ -340,5 +341,55 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
     for rank in &mut family.ranks {
         rank.kill().unwrap();
         rank.wait().unwrap();
+    }
+}
+
+/// Their launcher has no name for its jobs: they meet by whose children they are, and somebody else's child does not.
+#[test]
+fn ranks_of_mpich_are_found_by_the_process_of_one() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let _world = World::join(Rendezvous::from_env()?)?;
+            // Until the test has seen enough.
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+    }
+    let ranks: Vec<Child> = (0..2)
+        .map(|rank: usize| {
+            let mut command = again(&test, "rank");
+            for (name, _) in std::env::vars_os() {
+                let name = name.to_string_lossy().into_owned();
+                let launchers = ["NCCL_RUN_", "SLURM_", "OMPI_", "PMIX_"];
+                if launchers.iter().any(|prefix| name.starts_with(prefix)) {
+                    command.env_remove(name);
+                }
+            }
+            command.envs([
+                ("PMI_RANK", rank.to_string()),
+                ("PMI_SIZE", String::from("2")),
+                ("MPI_LOCALRANKID", rank.to_string()),
+                ("MPI_LOCALNRANKS", String::from("2")),
+            ]);
+            command.stdin(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    let mut meet = None;
+    // The system has no environment for a process that just begins.
+    eventually("an environment", || {
+        meet = Rendezvous::of_process(ranks[1].id()).ok();
+        meet.is_some()
+    });
+    let observer = Observer::join(meet.unwrap().timeout(LONG)).unwrap();
+    eventually("both ranks answer", || {
+        let timeline = observer.recordings(LONG);
+        let numbers: Vec<_> = timeline.ranks.iter().map(|one| one.rank).collect();
+        numbers == [0, 1]
+    });
+    drop(observer);
+    for mut rank in ranks {
+        drop(rank.stdin.take());
+        assert!(rank.wait().unwrap().success());
     }
 }

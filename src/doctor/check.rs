@@ -1,7 +1,7 @@
 //! One host, or all ranks of a launcher.
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -152,38 +152,46 @@ fn gathered(world: &World, topic: &str, own: &[Entry]) -> nccl::Result<Vec<Entry
         "entries": own.iter().map(Entry::json).collect::<Value>(),
     });
     let parts = world.all_gather(&format!("nccl-doctor/{topic}"), own.to_string().as_bytes())?;
-    let mut all: Vec<Entry> = Vec::new();
-    for (rank, part) in parts.iter().enumerate() {
+    let parts = parts.iter().enumerate().filter_map(|(rank, part)| {
         // Of another version of this program, perhaps; preflight says so.
-        let Ok(part) = serde_json::from_slice::<Value>(part) else {
-            continue;
-        };
-        let host = part["host"].as_str().unwrap_or_default();
+        let part = serde_json::from_slice::<Value>(part).ok()?;
+        let host = part["host"].as_str().unwrap_or_default().to_owned();
         let entries = part["entries"].as_array().into_iter().flatten();
-        for mut entry in entries.filter_map(Entry::from_json) {
+        Some((rank, host, entries.filter_map(Entry::from_json).collect()))
+    });
+    Ok(merged(world.size(), parts))
+}
+
+/// What ranks of these hosts say, as one entry where they say the same.
+fn merged(
+    ranks: usize,
+    parts: impl IntoIterator<Item = (usize, String, Vec<Entry>)>,
+) -> Vec<Entry> {
+    let mut all: Vec<Entry> = Vec::new();
+    for (rank, host, entries) in parts {
+        for mut entry in entries {
             let same = |other: &&mut Entry| {
                 (other.severity, &other.check, &other.what)
                     == (entry.severity, &entry.check, &entry.what)
             };
             if let Some(known) = all.iter_mut().find(same) {
                 known.ranks.push(rank);
-                if known.hosts.last().is_none_or(|last| last != host) {
-                    known.hosts.push(host.to_owned());
-                }
+                known.hosts.push(host.clone());
                 continue;
             }
             entry.ranks = vec![rank];
-            entry.hosts = vec![host.to_owned()];
+            entry.hosts = vec![host.clone()];
             all.push(entry);
         }
     }
     for entry in &mut all {
+        entry.ranks.sort_unstable();
         entry.hosts.sort();
         entry.hosts.dedup();
-        let who = who(&entry.ranks, world.size(), &entry.hosts);
+        let who = who(&entry.ranks, ranks, &entry.hosts);
         entry.what = format!("{who}: {}", entry.what);
     }
-    Ok(all)
+    all
 }
 
 /// `all ranks`, `rank 3 on node-b`
@@ -214,31 +222,51 @@ fn not_tried(entries: &[Entry]) -> Option<Entry> {
     entries.iter().any(bad).then(why)
 }
 
-/// So many ranks of this host, each of them a thread with a device of its own.
+/// What so many ranks of this host find together, each of them a thread with a device of its own.
 fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
-    let rank = |world: World| {
-        let own = match device(world.local_rank(), false) {
-            Ok((stream, _)) => communicate(&world, &stream, limit),
-            Err(entry) => *entry,
-        };
-        if ranks == 1 {
-            return vec![own];
+    let devices: Result<Vec<_>, _> = (0..ranks).map(|rank| device(rank, false)).collect();
+    let devices = match devices {
+        Ok(devices) => devices.into_iter().map(|(stream, _)| stream),
+        Err(entry) => {
+            let why = Entry::warning("communicate", "not tried, because of the errors");
+            return vec![*entry, why];
         }
-        let together = || {
-            let all = gathered(&world, "communicate", std::slice::from_ref(&own))?;
-            // A rank that leaves early would look like one that died.
-            world.barrier("nccl-doctor/end")?;
-            Ok::<_, nccl::Error>(all)
-        };
-        together().unwrap_or_else(|error| vec![own, Entry::error("world", error.to_string())])
     };
-    thread::scope(|scope| {
-        let worlds = World::threads(ranks).into_iter();
-        let all: Vec<_> = worlds.map(|world| scope.spawn(|| rank(world))).collect();
-        let mut said = all.into_iter().map(|one| one.join());
-        let first = said.next().expect("there is a rank");
-        first.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    let (to, said) = mpsc::channel();
+    // None is waited for at the end: it may be inside a driver that never returns.
+    for (world, stream) in World::threads(ranks).into_iter().zip(devices) {
+        let to = to.clone();
+        thread::spawn(move || {
+            let own = communicate(&world, &stream, limit);
+            // The others may have something to tell each other still.
+            let _ = to.send((world, own));
+        });
+    }
+    drop(to);
+    let (mut worlds, mut parts) = (Vec::new(), Vec::new());
+    // For the communicator, the operation and the end; what is made for them comes on top.
+    let until = Instant::now() + limit.saturating_mul(3) + Duration::from_secs(5);
+    while let Ok((world, own)) = said.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        parts.push((world.rank(), own));
+        worlds.push(world);
+    }
+    for rank in 0..ranks {
+        if !parts.iter().any(|(said, _)| *said == rank) {
+            let what =
+                "the thread of the rank has not come back from NCCL or the driver, or has panicked";
+            let fix = "look at that device: nvidia-smi, and the kernel's log (Xid)";
+            parts.push((rank, Entry::error("communicate", what).fix(fix)));
+        }
+    }
+    if let ([(_, only)], 1) = (&parts[..], ranks) {
+        return vec![only.clone()];
+    }
+    let host = host_name();
+    let parts = parts
+        .into_iter()
+        .map(|(rank, own)| (rank, host.clone(), vec![own]));
+    merged(ranks, parts)
 }
 
 /// How many numbers are added up.

@@ -53,23 +53,9 @@ fn at(address: &str) -> Result<Rendezvous, String> {
     Ok(rendezvous)
 }
 
-/// The job whose rank this process is: as it has read its environment itself, whoever launched it.
+/// The job whose rank this process is.
 fn of_process(pid: u32) -> Result<Rendezvous, String> {
-    let path = format!("/proc/{pid}/environ");
-    let environment = std::fs::read(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => format!("there is no process {pid} here"),
-        _ => format!("{path}: {error}: ask as the user whose process it is"),
-    })?;
-    let environment = String::from_utf8_lossy(&environment);
-    let variable = |name: &str| {
-        let mut all = environment
-            .split('\0')
-            .filter_map(|one| one.split_once('='));
-        let value = all.find_map(|(known, value)| (known == name).then_some(value))?;
-        (!value.is_empty()).then(|| value.to_owned())
-    };
-    Rendezvous::from_variables(variable)
-        .map_err(|error| format!("what process {pid} was started with: {error}"))
+    Rendezvous::of_process(pid).map_err(|error| format!("by process {pid}: {error}"))
 }
 
 /// Writes what was asked for; what there is to say about it.

@@ -54,6 +54,47 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     assert!(!quiet.contains('✓'), "{quiet}");
 }
 
+/// Three ranks of this host communicate, of which one cannot.
+fn three_with(fault: &str) -> serde_json::Value {
+    let mut command = doctor(&["--emulator", "--json", "--ranks", "3", "--communicate"]);
+    command.args(["--timeout", "1"]);
+    command.env("NCCL_EMULATOR_FAULTS", fault);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    json(&output)
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_is_named_and_nobody_waits_for_its_rank() {
+    // The last one is opened first, to be looked at.
+    let value = three_with("call=cuDevicePrimaryCtxRetain,nth=3,action=fail=2");
+    let driver = one(&value, "driver");
+    assert_eq!(driver["severity"], "error");
+    let what = driver["what"].as_str().unwrap();
+    assert!(what.contains("opening device 1"), "{what}");
+    let communicate = one(&value, "communicate");
+    assert_eq!(communicate["severity"], "warning");
+    assert!(communicate["what"].as_str().unwrap().contains("not tried"));
+}
+
+#[test]
+fn a_driver_that_does_not_come_back_does_not_keep_the_doctor_from_its_report() {
+    let value = three_with("call=cuMemcpyDtoHAsync,nth=1,action=hang");
+    let findings = value["findings"].as_array().unwrap();
+    let communicate = findings.iter().filter(|one| one["check"] == "communicate");
+    // The others cannot end their communicator without it, and say so.
+    let (away, back): (Vec<_>, Vec<_>) = communicate.partition(|one| {
+        let what = one["what"].as_str().unwrap();
+        what.contains("has not come back")
+    });
+    let ranks = |all: &[&serde_json::Value]| -> usize {
+        let counts = all.iter().map(|one| one["ranks"].as_array().unwrap().len());
+        counts.sum()
+    };
+    assert_eq!((ranks(&away), ranks(&back)), (1, 2), "{value:#}");
+    assert_eq!(away[0]["severity"], "error");
+}
+
 #[test]
 fn a_library_that_is_not_there_is_an_error_with_what_to_do() {
     let mut command = doctor(&["--json"]);

@@ -27,7 +27,7 @@ const LOADED: Duration = Duration::from_secs(15);
 /// Of ranks that are not to run into a limit of their own.
 const LONG: Duration = Duration::from_secs(60);
 /// Rows that are tried at the same time: they sleep most of it.
-const TOGETHER: usize = 6;
+const TOGETHER: usize = 12;
 
 /// A communicator with the limits of the table, or of a rank that is not to run into one of its own.
 fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result<Communicator> {

@@ -151,7 +151,7 @@ impl Door {
         Ok(())
     }
 
-    /// What was handed over, or is the first.
+    /// Listens there: at first, or again after it was handed over in vain.
     pub(super) fn take_back(self: &Arc<Self>, listeners: Vec<Listener>) -> Result<()> {
         let mut own = lock(&self.listeners);
         self.handed_over.store(false, Ordering::Release);

@@ -7,7 +7,8 @@
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
 //!   hears this one;
 //! - `process`: the process at the other end, watched where that can be done;
-//! - `server`, `peer`, `client`: the coordinator's side and a rank's;
+//! - `server`, `door`, `admission`, `peer`: the coordinator's side: who has the door, the door, who may come in, who has;
+//! - `client`, `reader`: a rank's side: getting in, and what is sent then;
 //! - `hub`, `state`, `watching`: what the coordinator knows; `heartbeat`: whose process is silent;
 //! - `mailbox`: what has come for a rank;
 //! - `inquiry`, `inquiries`: who has not entered an operation: what is said about it, and the coordinator's part;

@@ -1,4 +1,4 @@
-//! Somebody at a [`Door`](super::server): a guest until it has proved who it is, and then a rank or an
+//! Somebody at a [`Door`](super::door::Door): a guest until it has proved who it is, and then a rank or an
 //! observer.
 
 use std::os::fd::OwnedFd;

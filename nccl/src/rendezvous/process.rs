@@ -97,10 +97,20 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
 
 /// The letter that stands for what the main thread of a process does.
 fn letter(pid: u64) -> Option<char> {
+    behind_name(pid)?.trim_start().chars().next()
+}
+
+/// Who has started a process, or has taken it over.
+pub(super) fn parent_of(pid: u32) -> Option<u32> {
+    let rest = behind_name(u64::from(pid))?;
+    rest.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What the kernel says of a process behind its name, which may hold anything.
+fn behind_name(pid: u64) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.trim_start().chars().next()
+    Some(rest.to_owned())
 }
 
 /// A checksum of [`kernel`]; 0 where the system does not say.

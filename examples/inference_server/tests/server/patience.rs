@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long anything may take, on a machine that has other work to do.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Asks again and again, until there is an answer.
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {

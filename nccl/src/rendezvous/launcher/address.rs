@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::nodelist::expand;
+use super::of_process::Descent;
 use super::variables::{Launch, Scheme};
 use crate::error::{Error, Result};
 use crate::rendezvous::interface::Interface;
@@ -188,12 +189,15 @@ fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, 
 
 /// A name that all ranks of one launch derive alike, and another launch does not: the launcher's own
 /// job, or where it has no name for it, the process that started the ranks of this host.
-pub(super) fn on_one_host(launch: &Launch, get: impl Fn(&str) -> Option<String>) -> Address {
+pub(super) fn on_one_host(
+    launch: &Launch,
+    own: Descent,
+    get: impl Fn(&str) -> Option<String>,
+) -> Address {
     let job = launch.job_name(get);
-    // SAFETY: takes no arguments and cannot fail.
-    let user = unsafe { libc::getuid() };
+    let user = own.user;
     let job = if job.is_empty() {
-        format!("parent-{}", std::os::unix::process::parent_id())
+        format!("parent-{}", own.parent)
     } else {
         job
     };

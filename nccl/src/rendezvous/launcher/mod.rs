@@ -2,10 +2,12 @@
 //!
 //! - `variables`: who this process is, by the variables of `nccl-run`, torchrun, MPI, Slurm or Kubernetes;
 //! - `address`: where the ranks meet, said or derived;
+//! - `of_process`: the same of another process, for somebody who looks at it from outside;
 //! - `nodelist`: how Slurm writes the names of hosts.
 
 mod address;
 mod nodelist;
+mod of_process;
 mod variables;
 
 #[cfg(test)]

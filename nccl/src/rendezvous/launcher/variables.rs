@@ -1,6 +1,7 @@
 //! Who this process is, by the variables of whatever started it.
 
 use super::address::{self, FORMS};
+use super::of_process::Descent;
 use crate::error::{Error, Result, ranks};
 use crate::rendezvous::environment::Rendezvous;
 use crate::rendezvous::place::Address;
@@ -236,6 +237,14 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        Self::from_variables_of(Descent::own(), get)
+    }
+
+    /// As a rank that descends from these.
+    pub(super) fn from_variables_of(
+        own: Descent,
+        get: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self> {
         let launch = Launch::find(&get)?;
         let launcher = launch.launcher();
         let (rank, world_size) = (launch.rank, launch.size);
@@ -256,7 +265,7 @@ impl Rendezvous {
                 )));
             }
             None => match &several_hosts {
-                None => address::on_one_host(&launch, &get),
+                None => address::on_one_host(&launch, own, &get),
                 Some(several) => Address::Tcp(address::between_hosts(&launch, several, &get)?),
             },
         };

@@ -1,5 +1,5 @@
-//! Variables and files that NCCL does not read, or otherwise than they were meant: of another name, with quotes, or too
-//! late.
+//! Variables and files that NCCL does not read, or reads otherwise than they were meant: with a wrong name, with quotes, or
+//! too late.
 
 use std::collections::BTreeMap;
 

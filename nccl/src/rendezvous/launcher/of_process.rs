@@ -1,0 +1,155 @@
+//! Where the ranks meet of which another process of this host is one.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::rendezvous::environment::Rendezvous;
+use crate::rendezvous::process;
+
+/// Whose process a rank is, and who started it: what ranks of a launcher without names for its jobs have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descent {
+    pub(super) user: u32,
+    pub(super) parent: u32,
+}
+
+impl Descent {
+    pub(super) fn own() -> Self {
+        Self {
+            user: rustix::process::getuid().as_raw(),
+            parent: std::os::unix::process::parent_id(),
+        }
+    }
+}
+
+impl Rendezvous {
+    /// As [`from_env`](Self::from_env), in the place of another process of this host, one of the ranks, whoever has launched it:
+    /// with the variables that it was started with (`/proc/PID/environ`). An
+    /// [`Observer`](crate::Observer) finds its job by that; what the process has said in its program, and not by variables,
+    /// cannot be known.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when there is no such process, when it is another user's, or as
+    /// [`from_env`](Self::from_env); [`ErrorKind::Io`](crate::ErrorKind::Io) when the system does not let it be looked at.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use nccl::{Observer, Rendezvous};
+    ///
+    /// let observer = Observer::join(Rendezvous::of_process(4107)?)?;
+    /// let timeline = observer.recordings(Duration::from_secs(10));
+    /// std::fs::write("job.html", timeline.to_html())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of_process(pid: u32) -> Result<Self> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let failed = |what: &str, error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Error::rendezvous(format!("there is no process {pid} here")),
+            _ => Error::io(format!("reading {what} of process {pid}"))(error),
+        };
+        let user = directory
+            .metadata()
+            .map_err(|error| failed("the user", error))?;
+        let (user, own) = (user.uid(), rustix::process::geteuid().as_raw());
+        // What it says chooses which files are read here, and to whom the job's secret is proved.
+        if user != own {
+            return Err(Error::rendezvous(format!(
+                "process {pid} belongs to user {user}, and this one to user {own}: ask as that user"
+            )));
+        }
+        let variables = std::fs::read(directory.join("environ"));
+        let variables = variables.map_err(|error| failed("the environment", error))?;
+        let parent = process::parent_of(pid);
+        let parent = parent.ok_or_else(|| failed("the parent", io::ErrorKind::NotFound.into()))?;
+        let variables = parsed(&variables);
+        let at = directory.join("cwd");
+        let get = |name: &str| {
+            let value = variables.get(name)?;
+            Some(match name {
+                "NCCL_RUN_SECRET_FILE" | "NCCL_RUN_PUBLISH" => from(&at, value),
+                "NCCL_RUN_RENDEZVOUS" => places_from(&at, value),
+                _ => value.clone(),
+            })
+        };
+        Self::from_variables_of(Descent { user, parent }, get)
+    }
+}
+
+/// As [`std::env::var`] has them: the first of a name, and none that is no text.
+fn parsed(environment: &[u8]) -> BTreeMap<String, String> {
+    let mut variables = BTreeMap::new();
+    for variable in environment.split(|&byte| byte == 0) {
+        if let Ok(variable) = std::str::from_utf8(variable)
+            && let Some((name, value)) = variable.split_once('=')
+        {
+            let first = variables.entry(name.to_owned());
+            first.or_insert_with(|| value.to_owned());
+        }
+    }
+    variables
+}
+
+/// A path that is relative to another process's directory.
+fn from(directory: &Path, path: &str) -> String {
+    directory.join(path).display().to_string()
+}
+
+/// The same in addresses.
+fn places_from(directory: &Path, places: &str) -> String {
+    let place = |place: &str| match place.strip_prefix("unix:") {
+        Some(path) if !path.starts_with('@') => format!("unix:{}", from(directory, path)),
+        _ => place.to_owned(),
+    };
+    let places: Vec<_> = super::places(places).map(place).collect();
+    places.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_those_that_a_program_would_see() {
+        let variables = parsed(b"A=1\0B=x=y\0A=2\0C=\xff\0D=\0no variable\0");
+        let seen: Vec<_> = variables
+            .iter()
+            .map(|(name, value)| (&name[..], &value[..]))
+            .collect();
+        assert_eq!(seen, [("A", "1"), ("B", "x=y"), ("D", "")]);
+    }
+
+    #[test]
+    fn paths_are_those_of_the_other_process() {
+        let at = Path::new("/proc/7/cwd");
+        assert_eq!(from(at, "secret"), "/proc/7/cwd/secret");
+        assert_eq!(from(at, "/etc/secret"), "/etc/secret");
+        for (said, meant) in [
+            ("unix:job.sock", "unix:/proc/7/cwd/job.sock"),
+            ("unix:/run/job.sock", "unix:/run/job.sock"),
+            ("unix:@job", "unix:@job"),
+            ("tcp:h1:7,unix:x", "tcp:h1:7,unix:/proc/7/cwd/x"),
+        ] {
+            assert_eq!(places_from(at, said), meant);
+        }
+    }
+
+    #[test]
+    fn who_is_not_there_or_somebody_elses_is_refused() {
+        let error = Rendezvous::of_process(u32::MAX).unwrap_err().to_string();
+        assert!(
+            error.contains("there is no process 4294967295 here"),
+            "{error}"
+        );
+        // This one has no rank, unless somebody launches tests so.
+        let own = std::process::id();
+        let read = Rendezvous::of_process(own).map(|rendezvous| rendezvous.rank());
+        let same = Rendezvous::from_env().map(|rendezvous| rendezvous.rank());
+        assert_eq!(
+            read.map_err(|e| e.to_string()),
+            same.map_err(|e| e.to_string())
+        );
+    }
+}
