@@ -218,8 +218,11 @@ fn host_name() -> String {
 /// Where something is wrong, what comes of it is no news.
 fn not_tried(entries: &[Entry]) -> Option<Entry> {
     let bad = |entry: &Entry| entry.severity == Severity::Error;
-    let why = || Entry::warning("communicate", "not tried, because of the errors");
-    entries.iter().any(bad).then(why)
+    entries.iter().any(bad).then(because_of_errors)
+}
+
+fn because_of_errors() -> Entry {
+    Entry::warning("communicate", "not tried, because of the errors")
 }
 
 /// What so many ranks of this host find together, each of them a thread with a device of its own.
@@ -227,10 +230,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
     let devices: Result<Vec<_>, _> = (0..ranks).map(|rank| device(rank, false)).collect();
     let devices = match devices {
         Ok(devices) => devices.into_iter().map(|(stream, _)| stream),
-        Err(entry) => {
-            let why = Entry::warning("communicate", "not tried, because of the errors");
-            return vec![*entry, why];
-        }
+        Err(entry) => return vec![*entry, because_of_errors()],
     };
     let (to, said) = mpsc::channel();
     // None is waited for at the end: it may be inside a driver that never returns.
