@@ -40,7 +40,8 @@ impl Server {
                 "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
             );
         }
-        Self::open(vec![listener], 0, hub, job, Vec::new(), None)
+        let door = Door::open(vec![listener], 0, hub, job, Vec::new(), None)?;
+        Ok(Self { door })
     }
 
     /// Rank 0's of the next epoch, where the coordinator of the last one listened, and at those of `places` that
@@ -51,7 +52,8 @@ impl Server {
         job: Job,
         places: Vec<Address>,
     ) -> Result<Self> {
-        let server = Self::open(listeners, 0, hub, job, places, None)?;
+        let door = Door::open(listeners, 0, hub, job, places, None)?;
+        let server = Self { door };
         server.take_places();
         Ok(server)
     }
@@ -108,7 +110,8 @@ impl Server {
     ) -> Result<Self> {
         let (hub, listeners) = (Arc::new(hub), vec![listener]);
         let on_word: OnWord = Box::new(on_word);
-        Self::open(listeners, rank, hub, job, places, Some(on_word))
+        let door = Door::open(listeners, rank, hub, job, places, Some(on_word))?;
+        Ok(Self { door })
     }
 
     /// Who wants to know from now on how the coordinator's process ended.
@@ -143,18 +146,6 @@ impl Server {
     #[cfg(test)]
     pub(super) fn cut_for_a_test(&self) {
         self.door.close();
-    }
-
-    fn open(
-        listeners: Vec<Listener>,
-        rank: usize,
-        hub: Arc<Hub>,
-        job: Job,
-        places: Vec<Address>,
-        on_word: Option<OnWord>,
-    ) -> Result<Self> {
-        let door = Door::open(listeners, rank, hub, job, places, on_word)?;
-        Ok(Self { door })
     }
 
     /// Lets what is answerable be answered, and closes.
