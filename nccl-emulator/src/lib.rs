@@ -48,8 +48,6 @@
 //! memory pools besides the one of each device; fills in two dimensions, copies in three, and in two but from device to device; memory
 //! operations in streams; external memory and semaphores. What of NCCL is missing, its functions
 //! say in the same way.
-#![cfg(not(loom))]
-
 #[cfg(not(all(
     target_os = "linux",
     target_pointer_width = "64",
@@ -59,25 +57,22 @@ compile_error!(
     "nccl-emulator takes the place of Linux libraries: it needs Linux on x86-64 or aarch64"
 );
 
-mod driver;
-mod elf;
-mod exec;
+mod expert_parallel;
 pub mod faults;
 mod install;
-pub mod kernels;
-mod memory;
 mod nccl;
 mod options;
 mod probe;
-mod registry;
 mod transport;
-mod violations;
 
 use options::Wishes;
 
+pub use cuda_emulator::kernels;
+pub use cuda_emulator::violations::{
+    Allocation, Violation, ViolationKind, clear_violations, violations,
+};
 pub use install::{InstallError, Installation};
 pub use probe::Choice;
-pub use violations::{Allocation, Violation, ViolationKind, clear_violations, violations};
 
 /// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
 /// May be called any number of times, from any thread.

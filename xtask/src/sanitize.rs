@@ -41,6 +41,7 @@ impl Sanitizer {
 const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-emulator",
+    "--package=cuda-emulator",
     "--package=nccl-tools",
     "--lib",
 ];

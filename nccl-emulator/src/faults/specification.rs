@@ -68,7 +68,7 @@ const OPERATIONS: &[&str] = &[
 
 /// Whether a fault can sit at this function.
 pub(super) fn is_function(name: &str) -> bool {
-    nccl_sys::Api::NAMES.contains(&name) || crate::driver::has_faults_at(name)
+    nccl_sys::Api::NAMES.contains(&name) || cuda_emulator::driver::has_faults_at(name)
 }
 
 /// The point of an operation's name.

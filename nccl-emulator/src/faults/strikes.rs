@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::in_force::{FAULTS, any, lock};
 use super::rule::{OperationFault, Rule};
 use super::{Action, Point};
-use crate::driver::CUresult;
 use crate::nccl::{AbortFlag, Code};
+use cuda_emulator::driver::CUresult;
 
 fn striking(point: impl Fn(&Point) -> bool, ranks: &[i32]) -> Vec<Arc<Rule>> {
     let rules: Vec<_> = lock(&FAULTS)

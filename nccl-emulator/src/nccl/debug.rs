@@ -250,7 +250,7 @@ fn stamp(line: &mut String, format: &CString) {
 pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Arguments<'_>) {
     let device = DEVICE
         .get()
-        .unwrap_or_else(|| crate::driver::current_device().unwrap_or(0));
+        .unwrap_or_else(|| cuda_emulator::driver::current_device().unwrap_or(0));
     // SAFETY: always succeeds.
     let thread = unsafe { libc::gettid() };
     let mut guard = OUTPUT.lock().unwrap_or_else(PoisonError::into_inner);

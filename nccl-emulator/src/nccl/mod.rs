@@ -29,7 +29,6 @@ mod work;
 
 pub(crate) use abort::AbortFlag;
 pub(crate) use code::Code;
-pub(crate) use timer::at;
 
 /// Name and address of every function that the release has.
 pub(crate) fn symbols() -> Vec<(&'static std::ffi::CStr, *const std::ffi::c_void)> {

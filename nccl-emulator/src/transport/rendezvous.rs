@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::exchange::SpanCell;
-use crate::memory::Span;
+use cuda_emulator::memory::Span;
 
 /// What one rank brings to a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use super::exchange::{Exchange, Side, SpanCell};
 use super::rendezvous::{Collective, OfferCell};
 use super::shared_memory::{self, SharedMemory};
-use crate::exec::Bell;
-use crate::memory::Span;
+use cuda_emulator::exec::Bell;
+use cuda_emulator::memory::Span;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu1");
 

@@ -28,7 +28,7 @@ use crate::nccl::environment;
 use crate::nccl::group::{self, Job, JobKind};
 use crate::nccl::timer;
 use crate::nccl::unique_id::UniqueId;
-use crate::violations::{self, Violation, ViolationKind};
+use cuda_emulator::violations::{self, Violation, ViolationKind};
 
 /// Ends the group that a call opened for itself. Work in the background is a success here.
 fn finish(result: Result) -> Result {
@@ -298,11 +298,11 @@ unsafe fn new_rank(ranks: c_int, id: *const ncclUniqueId, rank: c_int) -> Result
         return Err(INVALID_ARGUMENT);
     }
     announce_version(rank);
-    let cuda = |error: crate::driver::CUresult| {
+    let cuda = |error: cuda_emulator::driver::CUresult| {
         warn!("Cuda failure {} on device {}", error.0, current_device());
         UNHANDLED_CUDA
     };
-    crate::driver::context::primary(current_device())
+    cuda_emulator::driver::context::primary(current_device())
         .map_err(cuda)?
         .check()
         .map_err(cuda)?;

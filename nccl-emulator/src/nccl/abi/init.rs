@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
 use super::{call, guarded, not_null};
-use crate::driver::{self, context};
 use crate::faults;
 use crate::nccl::bootstrap;
 use crate::nccl::code::{
@@ -21,6 +20,7 @@ use crate::nccl::group::{self, Job, JobKind};
 use crate::nccl::timer;
 use crate::nccl::unique_id::{self, UniqueId};
 use crate::nccl::version;
+use cuda_emulator::driver::{self, context};
 
 /// Faults that cannot be read would make every test of them pass.
 fn check_faults() -> Result {
@@ -336,7 +336,7 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
             unsafe { devlist.add(at).read() }
         };
         let devices: Vec<c_int> = (0..count).map(device).collect();
-        let total = crate::driver::visible::count();
+        let total = cuda_emulator::driver::visible::count();
         if !devlist.is_null() {
             for (at, &device) in devices.iter().enumerate() {
                 if device < 0 || device as u32 >= total {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use nccl_sys::{NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t, ncclWindow_t};
 
 use super::{call, not_null};
-use crate::driver;
-use crate::memory;
 use crate::nccl::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator, SymmetricTask, WindowRequest, WindowSlot};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::group;
-use crate::violations;
+use cuda_emulator::driver;
+use cuda_emulator::memory;
+use cuda_emulator::violations;
 
 pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     call("ncclMemAlloc", std::ptr::null_mut(), || {

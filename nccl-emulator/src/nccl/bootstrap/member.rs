@@ -7,8 +7,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{MAX_BYTES, Message};
-use crate::exec::Bell;
-use crate::memory::{self, Mapping};
 use crate::nccl::abort::TICK;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, REMOTE, Result, SYSTEM};
 use crate::nccl::communicator::Session;
@@ -16,6 +14,8 @@ use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::unique_id::UniqueId;
 use crate::transport::{RankInfo, Received, Segment, Socket, wait_readable};
+use cuda_emulator::exec::Bell;
+use cuda_emulator::memory::{self, Mapping};
 
 /// Whether the caller has given up.
 type Aborted<'a> = &'a dyn Fn() -> bool;

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use super::Communicator;
 use super::identity;
-use crate::driver::visible;
 use crate::nccl::debug::{info, subsystem};
 use crate::nccl::version;
+use cuda_emulator::driver::visible;
 
 /// What `Init START` and `Init COMPLETE` say of a communicator.
 pub(super) struct Birth<'c> {

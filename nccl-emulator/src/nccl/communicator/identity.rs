@@ -3,12 +3,12 @@
 use std::fs;
 use std::sync::OnceLock;
 
-use crate::driver::visible;
-use crate::memory::Pool;
 use crate::nccl::environment;
 use crate::nccl::unique_id::{hash, namespace, random};
 use crate::nccl::version;
 use crate::transport::RankInfo;
+use cuda_emulator::driver::visible;
+use cuda_emulator::memory::Pool;
 
 /// What this process says of its rank on `device`.
 pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
@@ -24,7 +24,7 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
         process: process(),
         bus_id: bus_id(device),
         pool_token: [(token >> 64) as u64, token as u64],
-        uuid: crate::driver::device::uuid(visible::physical(device.unsigned_abs())),
+        uuid: cuda_emulator::driver::device::uuid(visible::physical(device.unsigned_abs())),
     }
 }
 

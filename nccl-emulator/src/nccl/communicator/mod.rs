@@ -55,10 +55,10 @@ use super::debug::warn;
 use super::group::Pending;
 use super::operators::UserOperators;
 use super::work::Lists;
-use crate::exec::Last;
-use crate::registry::Registry;
-use crate::violations::{self, Violation, ViolationKind};
 use clique::Clique;
+use cuda_emulator::exec::Last;
+use cuda_emulator::registry::Registry;
+use cuda_emulator::violations::{self, Violation, ViolationKind};
 use nccl_sys::ncclComm_t;
 
 const KIND: u8 = 0x4C;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::memory::Mapping;
 use crate::nccl::abort::AbortFlag;
 use crate::transport::{RankBlock, RankInfo, Segment};
+use cuda_emulator::memory::Mapping;
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
 #[derive(Debug)]

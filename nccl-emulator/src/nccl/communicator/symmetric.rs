@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Communicator;
 use super::window::{WindowRequest, register_window};
-use crate::driver::context;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
+use cuda_emulator::driver::context;
 
 /// What communicators that share resources have together: the manager of their memory.
 #[derive(Debug)]

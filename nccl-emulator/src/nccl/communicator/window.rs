@@ -13,12 +13,12 @@ use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_
 
 use super::Communicator;
 use super::init::nodes;
-use crate::memory::{self, Span};
 use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
-use crate::registry::Registry;
-use crate::violations::{self, Violation, ViolationKind};
+use cuda_emulator::memory::{self, Span};
+use cuda_emulator::registry::Registry;
+use cuda_emulator::violations::{self, Violation, ViolationKind};
 
 const KIND: u8 = 0x4D;
 static WINDOWS: Registry<Window> = Registry::new(KIND);

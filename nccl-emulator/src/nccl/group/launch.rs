@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use super::Tasks;
 use super::tasks::text;
-use crate::driver::CUresult;
-use crate::exec::{Action, Event, Stream};
 use crate::faults;
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, algorithm};
 use crate::nccl::debug::warn;
 use crate::nccl::work::{CapturedLaunch, Launch};
 use crate::transport::Direction;
+use cuda_emulator::driver::CUresult;
+use cuda_emulator::exec::{Action, Event, Stream};
 
 type Ends = Vec<(usize, Direction)>;
 

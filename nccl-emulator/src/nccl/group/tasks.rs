@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::Function;
-use crate::driver::context;
-use crate::exec::{self, Capture, Standing, Stream};
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::Communicator;
 use crate::nccl::datatype::{DataType, Reduction};
 use crate::nccl::debug::warn;
 use crate::nccl::work::Lists;
 use crate::transport::Direction;
+use cuda_emulator::driver::context;
+use cuda_emulator::exec::{self, Capture, Standing, Stream};
 
 /// One send or receive.
 #[derive(Debug, Clone, Copy)]
@@ -229,7 +229,7 @@ fn capture_of(stream: &Stream) -> Option<Arc<Capture>> {
 
 /// The stream of a handle, if the communicator can run on it.
 pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<Arc<Stream>> {
-    let refuse = |error: crate::driver::CUresult| {
+    let refuse = |error: cuda_emulator::driver::CUresult| {
         warn!("Cuda failure {} '{}'", error.0, text(error));
         UNHANDLED_CUDA
     };
@@ -247,8 +247,8 @@ pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<A
 }
 
 /// CUDA's text of an error.
-pub(crate) fn text(error: crate::driver::CUresult) -> &'static str {
-    let names = crate::driver::result::NAMES;
+pub(crate) fn text(error: cuda_emulator::driver::CUresult) -> &'static str {
+    let names = cuda_emulator::driver::result::NAMES;
     let text = names
         .iter()
         .find(|(number, ..)| *number == error.0)

@@ -17,7 +17,7 @@ use super::{Outcome, Scope};
 use crate::nccl::group::{CollectiveTask, Function};
 use crate::nccl::reduction;
 use crate::transport::{self, Arrival, Offer};
-use crate::violations::Violation;
+use cuda_emulator::violations::Violation;
 
 /// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large
 /// enough to be worth it.

@@ -1,10 +1,10 @@
 //! A lane: the messages of one launch to or from one peer, of which the first one is posted.
 
 use super::Scope;
-use crate::memory::{Mapping, Span};
 use crate::nccl::group::MessageTask;
 use crate::transport::{CHUNK, Direction, Exchange, Posted};
-use crate::violations::Violation;
+use cuda_emulator::memory::{Mapping, Span};
+use cuda_emulator::violations::Violation;
 
 /// What a lane's head is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use super::{Outcome, Scope};
-use crate::exec::{Bell, Recipe, Step, Stream, Work};
-use crate::memory::Span;
 use crate::nccl::communicator::Communicator;
 use crate::nccl::datatype::{DataType, Operator, Scalar};
 use crate::nccl::group::Function;
 use crate::nccl::reduction;
 use crate::transport;
+use cuda_emulator::exec::{Bell, Recipe, Step, Stream, Work};
+use cuda_emulator::memory::Span;
 
 /// See the module: `bytes` from one address of the communicator's device to another, each element
 /// multiplied by a scalar if there is one.
@@ -56,7 +56,7 @@ impl Copy {
         &mut self,
         scope: &Scope<'_>,
         budget: usize,
-    ) -> Result<Outcome, crate::violations::Violation> {
+    ) -> Result<Outcome, cuda_emulator::violations::Violation> {
         let (from, to, scalar) = match self.spans {
             Some(spans) => spans,
             None => {

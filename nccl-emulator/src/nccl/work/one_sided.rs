@@ -5,10 +5,10 @@
 
 use super::lane::{still_valid, view};
 use super::{Outcome, Scope};
-use crate::memory::Span;
 use crate::nccl::group::OneSidedTask;
 use crate::transport;
-use crate::violations::{Violation, ViolationKind};
+use cuda_emulator::memory::Span;
+use cuda_emulator::violations::{Violation, ViolationKind};
 
 /// See the module.
 #[derive(Default)]

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use super::lane::{Head, Lane, still_valid, view};
 use super::trouble::Wrong;
 use super::{Outcome, Scope};
-use crate::memory::Span;
 use crate::nccl::group::MessageTask;
 use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
-use crate::violations::Violation;
+use cuda_emulator::memory::Span;
+use cuda_emulator::violations::Violation;
 
 /// A message of as many chunks wakes a sleeping peer, so that it helps.
 const WORTH_WAKING: u32 = 4;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::{Launch, Lists};
-use crate::exec::{Bell, Last, Recipe, Step, Stream, Work};
 use crate::faults;
 use crate::nccl::communicator::{Captured, Communicator, Session};
 use crate::nccl::group::{CollectiveTask, MessageTask, OneSidedTask};
+use cuda_emulator::exec::{Bell, Last, Recipe, Step, Stream, Work};
 
 /// The operations of one group on one communicator, in a graph.
 pub(crate) struct CapturedLaunch {

@@ -8,7 +8,7 @@ use super::lane::{Head, describe, view};
 use super::point_to_point::PointToPoint;
 use super::{Outcome, Scope};
 use crate::transport::{Direction, Spoiled};
-use crate::violations::{Violation, ViolationKind};
+use cuda_emulator::violations::{Violation, ViolationKind};
 
 /// What is wrong, and with whom.
 pub(super) enum Wrong {

@@ -1,0 +1,431 @@
+//! Contexts: what belongs to one, which is current, and the sticky error.
+//!
+//! A context is alive until it is destroyed; in between an error may stick to it, and then every
+//! call on it returns that error and what is queued on its streams is dropped. The primary context
+//! of a device is shared by all who retain it, and destroyed when the last one releases it; the
+//! next to retain it gets a new one, without the error.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::CUresult;
+use crate::exec::{Kind, Stream};
+use crate::memory;
+use crate::registry::Registry;
+use crate::violations::{self, Violation};
+
+/// Every context that was not destroyed.
+static CONTEXTS: Registry<Context> = Registry::new(0x40);
+
+/// A CUDA context; the primary one of its device, or one made by `cuCtxCreate`.
+pub struct Context {
+    number: u32,
+    device: i32,
+    primary: bool,
+    handle: AtomicUsize,
+    flags: AtomicU32,
+    /// 0 while all is well, else the code that every call returns.
+    state: AtomicU32,
+    streams: Mutex<Streams>,
+    /// Numbers of the contexts that peer access was enabled for.
+    peers: Mutex<Vec<u32>>,
+    /// Held while work is put on the legacy stream or on a blocking one.
+    order: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Streams {
+    all: Vec<Arc<Stream>>,
+    legacy: Option<Arc<Stream>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    fn create(device: i32, primary: bool, flags: u32) -> Result<Arc<Self>, CUresult> {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        memory::pool(device)?;
+        let context = Arc::new(Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            device,
+            primary,
+            handle: AtomicUsize::new(0),
+            flags: AtomicU32::new(flags),
+            state: AtomicU32::new(0),
+            streams: Mutex::default(),
+            peers: Mutex::default(),
+            order: Mutex::new(()),
+        });
+        let handle = CONTEXTS
+            .insert(Arc::clone(&context))
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
+        context.handle.store(handle.addr(), Ordering::Release);
+        Ok(context)
+    }
+
+    /// A context beside the primary one.
+    pub(super) fn create_own(device: i32, flags: u32) -> Result<Arc<Self>, CUresult> {
+        Self::create(device, false, flags)
+    }
+
+    /// A context of a test's own, so that it may fail.
+    #[cfg(test)]
+    pub fn for_test(device: i32) -> Arc<Self> {
+        Self::create(device, false, 0).expect("a context")
+    }
+
+    /// The context of a handle.
+    pub(super) fn lookup(handle: *mut c_void) -> Result<Arc<Self>, CUresult> {
+        CONTEXTS.get(handle).ok_or(CUresult::ERROR_INVALID_CONTEXT)
+    }
+
+    /// Drops what is queued, frees the context's memory, ends its handle.
+    pub(super) fn destroy(&self) {
+        let handle = self.handle.swap(0, Ordering::AcqRel);
+        CONTEXTS.remove(std::ptr::without_provenance_mut(handle));
+        self.kill_with(CUresult::ERROR_CONTEXT_IS_DESTROYED, true);
+        let streams = {
+            let mut streams = lock(&self.streams);
+            streams.legacy = None;
+            std::mem::take(&mut streams.all)
+        };
+        for stream in streams {
+            // Its jobs are dropped by this or by whoever runs it.
+            let _ = stream.wait_until(stream.submitted());
+            stream.destroy();
+        }
+        memory::free_all_of(self.device, self.number);
+    }
+
+    /// The handle that callers know this context by.
+    pub(super) fn handle(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.handle.load(Ordering::Acquire))
+    }
+
+    /// Tells contexts of this process apart; never 0.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The device's ordinal.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Whether this is its device's primary context.
+    pub fn primary(&self) -> bool {
+        self.primary
+    }
+
+    /// The `CUctx_flags`, which change nothing here.
+    pub(super) fn flags(&self) -> &AtomicU32 {
+        &self.flags
+    }
+
+    /// The sticky error, if the context has one.
+    pub fn check(&self) -> Result<(), CUresult> {
+        match self.state.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(CUresult(code)),
+        }
+    }
+
+    /// Whether queued work is to be dropped.
+    pub fn dead(&self) -> bool {
+        self.state.load(Ordering::Acquire) != 0
+    }
+
+    /// Records the violation and makes `CUDA_ERROR_ILLEGAL_ADDRESS` this context's sticky error.
+    /// Jobs that are queued on its streams are dropped without running.
+    pub fn fail(&self, violation: Violation) {
+        violations::record(violation);
+        self.kill(CUresult::ERROR_ILLEGAL_ADDRESS);
+    }
+
+    /// Makes `code` the sticky error, unless there is one.
+    pub fn kill(&self, code: CUresult) {
+        self.kill_with(code, false);
+    }
+
+    fn kill_with(&self, code: CUresult, replace: bool) {
+        if replace {
+            self.state.store(code.0, Ordering::SeqCst);
+        } else {
+            let _ = self
+                .state
+                .compare_exchange(0, code.0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        let streams = lock(&self.streams).all.clone();
+        for stream in streams {
+            stream.poke();
+        }
+    }
+
+    /// Enables or disables peer access. False if it was so already.
+    pub(super) fn set_peer(&self, peer: u32, enabled: bool) -> bool {
+        let mut peers = lock(&self.peers);
+        let known = peers.contains(&peer);
+        peers.retain(|&other| other != peer);
+        if enabled {
+            peers.push(peer);
+        }
+        known != enabled
+    }
+
+    /// Held while work is put on the legacy stream or on a blocking one.
+    pub fn order(&self) -> MutexGuard<'_, ()> {
+        lock(&self.order)
+    }
+
+    /// A stream of this context was made.
+    pub fn adopt(&self, stream: &Arc<Stream>) {
+        lock(&self.streams).all.push(Arc::clone(stream));
+    }
+
+    /// A stream of this context is gone.
+    pub fn forget(&self, stream: &Arc<Stream>) {
+        lock(&self.streams)
+            .all
+            .retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    /// All streams of this context.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        lock(&self.streams).all.clone()
+    }
+
+    /// The streams that the legacy stream is ordered with.
+    pub fn blocking_streams(&self) -> Vec<Arc<Stream>> {
+        let blocking =
+            |stream: &&Arc<Stream>| matches!(stream.kind(), Kind::Blocking | Kind::PerThread);
+        lock(&self.streams)
+            .all
+            .iter()
+            .filter(blocking)
+            .cloned()
+            .collect()
+    }
+
+    /// The legacy stream.
+    pub fn legacy_stream(self: &Arc<Self>) -> Result<Arc<Stream>, CUresult> {
+        if let Some(stream) = self.legacy_if_used() {
+            return Ok(stream);
+        }
+        self.check()?;
+        let fresh = Stream::new(self, Kind::Legacy, 0);
+        let mut streams = lock(&self.streams);
+        match &streams.legacy {
+            Some(stream) => {
+                let stream = Arc::clone(stream);
+                drop(streams);
+                fresh.destroy();
+                Ok(stream)
+            }
+            None => {
+                streams.legacy = Some(Arc::clone(&fresh));
+                Ok(fresh)
+            }
+        }
+    }
+
+    /// The legacy stream, if anything was ever put on it.
+    pub fn legacy_if_used(&self) -> Option<Arc<Stream>> {
+        lock(&self.streams).legacy.clone()
+    }
+
+    /// Waits for everything on all streams of this context.
+    pub fn synchronize(&self) -> Result<(), CUresult> {
+        self.check()?;
+        let marks: Vec<_> = self
+            .streams()
+            .into_iter()
+            .map(|s| (s.submitted(), s))
+            .collect();
+        for (mark, stream) in marks {
+            stream.wait_until(mark)?;
+        }
+        self.check()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("number", &self.number)
+            .field("device", &self.device)
+            .field("primary", &self.primary)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    /// The calling thread's contexts; the last one is current.
+    static STACK: RefCell<Vec<Option<Arc<Context>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread's current context, whatever its state.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_CONTEXT` when the thread has none.
+pub fn current_in_any_state() -> Result<Arc<Context>, CUresult> {
+    STACK
+        .try_with(|stack| stack.borrow().last().cloned().flatten())
+        .ok()
+        .flatten()
+        .ok_or(CUresult::ERROR_INVALID_CONTEXT)
+}
+
+/// The calling thread's current context.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_CONTEXT` when the thread has none; the context's sticky error.
+pub fn current() -> Result<Arc<Context>, CUresult> {
+    let context = current_in_any_state()?;
+    context.check()?;
+    Ok(context)
+}
+
+/// The handle of the current context, null if there is none.
+pub(super) fn current_handle() -> *mut c_void {
+    STACK
+        .try_with(|stack| {
+            stack
+                .borrow()
+                .last()
+                .and_then(Option::as_ref)
+                .map(|c| c.handle())
+        })
+        .ok()
+        .flatten()
+        .unwrap_or(std::ptr::null_mut())
+}
+
+/// Replaces the current context.
+pub(super) fn set_current(context: Option<Arc<Context>>) {
+    let _ = STACK.try_with(|stack| {
+        let stack = &mut *stack.borrow_mut();
+        stack.pop();
+        if context.is_some() || !stack.is_empty() {
+            stack.push(context);
+        }
+    });
+}
+
+/// Makes a context current until it is popped.
+pub(super) fn push(context: Arc<Context>) {
+    let _ = STACK.try_with(|stack| stack.borrow_mut().push(Some(context)));
+}
+
+/// Takes the current context off the thread.
+pub(super) fn pop() -> Result<Arc<Context>, CUresult> {
+    STACK
+        .try_with(|stack| stack.borrow_mut().pop())
+        .ok()
+        .flatten()
+        .flatten()
+        .ok_or(CUresult::ERROR_INVALID_CONTEXT)
+}
+
+/// The primary context of a device and how often it is retained.
+#[derive(Default)]
+struct Primary {
+    count: u32,
+    context: Option<Arc<Context>>,
+    flags: u32,
+}
+
+fn primaries(device: i32) -> Result<&'static Mutex<Primary>, CUresult> {
+    static PRIMARIES: OnceLock<Vec<Mutex<Primary>>> = OnceLock::new();
+    let all = PRIMARIES.get_or_init(|| {
+        (0..super::visible::count())
+            .map(|_| Mutex::default())
+            .collect()
+    });
+    usize::try_from(device)
+        .ok()
+        .and_then(|device| all.get(device))
+        .ok_or(CUresult::ERROR_INVALID_DEVICE)
+}
+
+impl Primary {
+    fn get(&mut self, device: i32) -> Result<Arc<Context>, CUresult> {
+        if let Some(context) = &self.context {
+            return Ok(Arc::clone(context));
+        }
+        let context = Context::create(device, true, self.flags)?;
+        self.context = Some(Arc::clone(&context));
+        Ok(context)
+    }
+}
+
+/// The primary context of a device, brought to life if need be (as the CUDA runtime inside NCCL
+/// does); the caller holds no count of it.
+pub fn primary(device: i32) -> Result<Arc<Context>, CUresult> {
+    lock(primaries(device)?).get(device)
+}
+
+/// Counts one more user of the primary context.
+pub fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
+    let mut primary = lock(primaries(device)?);
+    let context = primary.get(device)?;
+    primary.count += 1;
+    Ok(context)
+}
+
+/// Counts one user less; the last one destroys the context.
+pub fn release(device: i32) -> Result<(), CUresult> {
+    let mut primary = lock(primaries(device)?);
+    primary.count = primary
+        .count
+        .checked_sub(1)
+        .ok_or(CUresult::ERROR_INVALID_CONTEXT)?;
+    let last = if primary.count == 0 {
+        primary.context.take()
+    } else {
+        None
+    };
+    drop(primary);
+    if let Some(context) = last {
+        context.destroy();
+    }
+    Ok(())
+}
+
+/// Destroys the primary context whatever its count.
+pub(super) fn reset(device: i32) -> Result<(), CUresult> {
+    let context = lock(primaries(device)?).context.take();
+    if let Some(context) = context {
+        context.destroy();
+    }
+    Ok(())
+}
+
+/// Flags of the primary context and whether it is alive.
+pub(super) fn primary_state(device: i32) -> Result<(u32, bool), CUresult> {
+    let primary = lock(primaries(device)?);
+    Ok((primary.flags, primary.context.is_some()))
+}
+
+/// Sets the flags of the primary context.
+pub(super) fn set_primary_flags(device: i32, flags: u32) -> Result<(), CUresult> {
+    let mut primary = lock(primaries(device)?);
+    primary.flags = flags;
+    if let Some(context) = &primary.context {
+        context.flags().store(flags, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// [`Context::fail`] on the primary context of `device`.
+pub fn fail(device: i32, violation: Violation) {
+    match primary(device) {
+        Ok(context) => context.fail(violation),
+        Err(_) => violations::record(violation),
+    }
+}

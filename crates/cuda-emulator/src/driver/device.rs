@@ -1,0 +1,324 @@
+//! Devices: how many there are, and what they say of themselves.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::hash::{Hash, Hasher};
+
+use super::{CUresult, context, enter, store, visible};
+use crate::elf::Symbol;
+use crate::settings::settings;
+
+/// What every device is called: nobody shall take a number measured here for a GPU's.
+const NAME: &CStr = c"CPU emulator, not a GPU";
+/// As a Hopper has it, so that code which asks takes its modern paths.
+const COMPUTE_CAPABILITY: (c_int, c_int) = (9, 0);
+
+pub(super) fn symbols() -> Vec<Symbol> {
+    vec![
+        (c"cuDeviceGet", get as *const c_void),
+        (c"cuDeviceGetCount", get_count as *const c_void),
+        (c"cuDeviceGetName", get_name as *const c_void),
+        (c"cuDeviceGetUuid", get_uuid as *const c_void),
+        (c"cuDeviceGetUuid_v2", get_uuid as *const c_void),
+        (c"cuDeviceGetAttribute", get_attribute as *const c_void),
+        (c"cuDeviceTotalMem_v2", total_mem as *const c_void),
+        (
+            c"cuDeviceComputeCapability",
+            compute_capability as *const c_void,
+        ),
+        (c"cuDeviceGetPCIBusId", get_pci_bus_id as *const c_void),
+        (c"cuDeviceGetByPCIBusId", get_by_pci_bus_id as *const c_void),
+        (c"cuDeviceCanAccessPeer", can_access_peer as *const c_void),
+        (
+            c"cuDeviceGetP2PAttribute",
+            get_p2p_attribute as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxRetain",
+            primary_ctx_retain as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxRelease",
+            primary_ctx_release as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxRelease_v2",
+            primary_ctx_release as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxReset",
+            primary_ctx_reset as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxReset_v2",
+            primary_ctx_reset as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxGetState",
+            primary_ctx_get_state as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxSetFlags",
+            primary_ctx_set_flags as *const c_void,
+        ),
+        (
+            c"cuDevicePrimaryCtxSetFlags_v2",
+            primary_ctx_set_flags as *const c_void,
+        ),
+    ]
+}
+
+fn known(device: c_int) -> Result<u32, CUresult> {
+    u32::try_from(device)
+        .ok()
+        .filter(|&device| device < visible::count())
+        .ok_or(CUresult::ERROR_INVALID_DEVICE)
+}
+
+unsafe extern "C" fn get(device: *mut c_int, ordinal: c_int) -> CUresult {
+    enter("cuDeviceGet", || {
+        known(ordinal)?;
+        // SAFETY: the caller passes null or a place for the device.
+        unsafe { store(device, ordinal) }
+    })
+}
+
+unsafe extern "C" fn get_count(count: *mut c_int) -> CUresult {
+    // SAFETY: the caller passes null or a place for the number.
+    enter("cuDeviceGetCount", || unsafe {
+        store(count, visible::count() as c_int)
+    })
+}
+
+/// Writes a C string into a buffer, cut to fit.
+///
+/// # Safety
+/// `place` is null or has room for `len` characters.
+unsafe fn store_text(place: *mut c_char, len: c_int, text: &CStr) -> Result<(), CUresult> {
+    let len = usize::try_from(len).map_err(|_| CUresult::ERROR_INVALID_VALUE)?;
+    if place.is_null() || len == 0 {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    let cut = text.count_bytes().min(len - 1);
+    // SAFETY: `cut` bytes and a zero are no more than the `len` that the caller promises.
+    unsafe {
+        place.copy_from_nonoverlapping(text.as_ptr(), cut);
+        place.add(cut).write(0);
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn get_name(name: *mut c_char, len: c_int, device: c_int) -> CUresult {
+    enter("cuDeviceGetName", || {
+        known(device)?;
+        // SAFETY: the caller passes a buffer of `len` characters.
+        unsafe { store_text(name, len, NAME) }
+    })
+}
+
+/// Of a device by its number on this host: the same in any process of this host and boot.
+pub fn uuid(device: u32) -> [u8; 16] {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let half = |salt: u8| {
+        // `DefaultHasher::new` has fixed keys. Another release of Rust may hash otherwise: the
+        // processes of one job are built alike.
+        let mut hasher = std::hash::DefaultHasher::new();
+        ("nccl-emulator", salt, &boot, &host, device).hash(&mut hasher);
+        hasher.finish().to_le_bytes()
+    };
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&half(0));
+    uuid[8..].copy_from_slice(&half(1));
+    // A UUID of version 8 (vendor's own), variant 1.
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+unsafe extern "C" fn get_uuid(place: *mut [u8; 16], device: c_int) -> CUresult {
+    enter("cuDeviceGetUuid", || {
+        let device = known(device)?;
+        // SAFETY: the caller passes null or a place for a CUuuid, which is 16 bytes.
+        unsafe { store(place, uuid(visible::physical(device))) }
+    })
+}
+
+unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: c_int) -> CUresult {
+    enter("cuDeviceGetAttribute", || {
+        let device = known(device)?;
+        let answer = match attribute {
+            1..=3 => 1024,                  // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and Y
+            4 => 64,                        // MAX_BLOCK_DIM_Z
+            5 => i32::MAX,                  // MAX_GRID_DIM_X
+            6 | 7 => 65_535,                // MAX_GRID_DIM_Y, Z
+            8 => 48 << 10,                  // MAX_SHARED_MEMORY_PER_BLOCK
+            9 => 64 << 10,                  // TOTAL_CONSTANT_MEMORY
+            10 => 32,                       // WARP_SIZE
+            11 => i32::MAX,                 // MAX_PITCH
+            12 => 65_536,                   // MAX_REGISTERS_PER_BLOCK
+            13 => 1_000_000,                // CLOCK_RATE
+            14 => 512,                      // TEXTURE_ALIGNMENT
+            15 => 1,                        // GPU_OVERLAP
+            16 => 1,                        // MULTIPROCESSOR_COUNT
+            31 => 1,                        // CONCURRENT_KERNELS
+            33 => pci_bus(device) as c_int, // PCI_BUS_ID
+            34 | 50 => 0,                   // PCI_DEVICE_ID, PCI_DOMAIN_ID
+            36 => 1_000_000,                // MEMORY_CLOCK_RATE
+            37 => 64,                       // GLOBAL_MEMORY_BUS_WIDTH
+            39 => 2048,                     // MAX_THREADS_PER_MULTIPROCESSOR
+            40 => 1,                        // ASYNC_ENGINE_COUNT
+            41 => 1,                        // UNIFIED_ADDRESSING
+            75 => COMPUTE_CAPABILITY.0,
+            76 => COMPUTE_CAPABILITY.1,
+            78 => 1,  // STREAM_PRIORITIES_SUPPORTED
+            99 => 1,  // HOST_REGISTER_SUPPORTED
+            115 => 1, // MEMORY_POOLS_SUPPORTED
+            ..=0 | 161.. => return Err(CUresult::ERROR_INVALID_VALUE),
+            // What there is not: managed memory, virtual memory, cooperative launch, GPUDirect, …
+            _ => 0,
+        };
+        // SAFETY: the caller passes null or a place for the number.
+        unsafe { store(value, answer) }
+    })
+}
+
+unsafe extern "C" fn total_mem(bytes: *mut usize, device: c_int) -> CUresult {
+    enter("cuDeviceTotalMem", || {
+        known(device)?;
+        // SAFETY: the caller passes null or a place for the number.
+        unsafe { store(bytes, settings().memory as usize) }
+    })
+}
+
+unsafe extern "C" fn compute_capability(
+    major: *mut c_int,
+    minor: *mut c_int,
+    device: c_int,
+) -> CUresult {
+    enter("cuDeviceComputeCapability", || {
+        known(device)?;
+        // SAFETY: the caller passes null or places for the numbers.
+        unsafe {
+            store(major, COMPUTE_CAPABILITY.0)?;
+            store(minor, COMPUTE_CAPABILITY.1)
+        }
+    })
+}
+
+/// Each device of the host sits on a bus of its own; 0 is the host's.
+fn pci_bus(device: u32) -> u32 {
+    visible::physical(device) + 1
+}
+
+unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int) -> CUresult {
+    enter("cuDeviceGetPCIBusId", || {
+        let device = known(device)?;
+        let id = format!("0000:{:02X}:00.0\0", pci_bus(device));
+        let id = CStr::from_bytes_with_nul(id.as_bytes()).map_err(|_| CUresult::ERROR_UNKNOWN)?;
+        // SAFETY: the caller passes a buffer of `len` characters.
+        unsafe { store_text(text, len, id) }
+    })
+}
+
+unsafe extern "C" fn get_by_pci_bus_id(device: *mut c_int, text: *const c_char) -> CUresult {
+    enter("cuDeviceGetByPCIBusId", || {
+        if text.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller passes a C string.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        // "0000:01:00.0", "01:00.0"
+        let mut parts = text.rsplit(':');
+        let bus = parts
+            .nth(1)
+            .and_then(|bus| u32::from_str_radix(bus, 16).ok());
+        let found = bus
+            .and_then(|bus| bus.checked_sub(1))
+            .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        let found = visible::ordinal(found).ok_or(CUresult::ERROR_INVALID_DEVICE)?;
+        // SAFETY: the caller passes null or a place for the device.
+        unsafe { store(device, found) }
+    })
+}
+
+unsafe extern "C" fn can_access_peer(answer: *mut c_int, device: c_int, peer: c_int) -> CUresult {
+    enter("cuDeviceCanAccessPeer", || {
+        let other = known(device)? != known(peer)?;
+        // SAFETY: the caller passes null or a place for the answer.
+        unsafe { store(answer, c_int::from(other)) }
+    })
+}
+
+unsafe extern "C" fn get_p2p_attribute(
+    value: *mut c_int,
+    attribute: c_uint,
+    from: c_int,
+    to: c_int,
+) -> CUresult {
+    enter("cuDeviceGetP2PAttribute", || {
+        if known(from)? == known(to)? {
+            return Err(CUresult::ERROR_INVALID_DEVICE);
+        }
+        let answer = match attribute {
+            1 => 0,     // PERFORMANCE_RANK
+            2 => 1,     // ACCESS_SUPPORTED
+            3..=5 => 0, // native atomics, arrays
+            _ => return Err(CUresult::ERROR_INVALID_VALUE),
+        };
+        // SAFETY: the caller passes null or a place for the answer.
+        unsafe { store(value, answer) }
+    })
+}
+
+unsafe extern "C" fn primary_ctx_retain(place: *mut *mut c_void, device: c_int) -> CUresult {
+    enter("cuDevicePrimaryCtxRetain", || {
+        known(device)?;
+        if place.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        let context = context::retain(device)?;
+        // SAFETY: not null, and the caller passes a place for the context.
+        unsafe { store(place, context.handle()) }
+    })
+}
+
+unsafe extern "C" fn primary_ctx_release(device: c_int) -> CUresult {
+    enter("cuDevicePrimaryCtxRelease", || context::release(device))
+}
+
+unsafe extern "C" fn primary_ctx_reset(device: c_int) -> CUresult {
+    enter("cuDevicePrimaryCtxReset", || context::reset(device))
+}
+
+unsafe extern "C" fn primary_ctx_get_state(
+    device: c_int,
+    flags: *mut c_uint,
+    active: *mut c_int,
+) -> CUresult {
+    enter("cuDevicePrimaryCtxGetState", || {
+        let (set, alive) = context::primary_state(device)?;
+        // SAFETY: the caller passes null or places for the two.
+        unsafe {
+            store(flags, set)?;
+            store(active, c_int::from(alive))
+        }
+    })
+}
+
+unsafe extern "C" fn primary_ctx_set_flags(device: c_int, flags: c_uint) -> CUresult {
+    enter("cuDevicePrimaryCtxSetFlags", || {
+        context::set_primary_flags(device, flags)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_of_one_host_have_fixed_and_different_uuids() {
+        assert_eq!(uuid(0), uuid(0));
+        assert_ne!(uuid(0), uuid(1));
+        assert_ne!(uuid(0)[..8], uuid(0)[8..]);
+    }
+}

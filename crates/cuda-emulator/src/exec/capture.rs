@@ -1,0 +1,387 @@
+//! Captures: work given to a stream is written down instead of run, and becomes a graph.
+//!
+//! A [`Capture`] belongs to the streams that take part in it. For each of them it keeps its *tips*:
+//! the nodes that the stream's next node depends on. A node replaces the tips of its stream; an
+//! event that is recorded keeps them; a wait for that event adds them to the tips of the stream
+//! that waits, which becomes part of the capture if it was not.
+//!
+//! ```text
+//! Active ──something forbidden──▶ Invalid      both ──end, or the origin is destroyed──▶ Over
+//! ```
+//!
+//! Locks are taken in the order: the list of captures, a capture, a stream's slot. Two captures are
+//! never locked at once.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use super::graph::{Action, Node};
+use super::{Kind, Stream};
+use crate::driver::CUresult;
+use crate::driver::context::Context;
+
+/// All captures that were begun and not ended.
+static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
+/// How many there are.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a capture stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It takes work.
+    Active,
+    /// It was voided; its end returns an error.
+    Invalid,
+    /// It has ended.
+    Over,
+}
+
+/// See the module.
+pub struct Capture {
+    /// Tells captures apart.
+    pub id: u64,
+    /// The `CUstreamCaptureMode` it was begun with.
+    pub mode: u32,
+    /// The thread that began it.
+    pub thread: ThreadId,
+    state: Mutex<State>,
+}
+
+struct State {
+    standing: Standing,
+    nodes: Vec<Node>,
+    /// The streams that take part, the one that it was begun on first.
+    members: Vec<Member>,
+}
+
+struct Member {
+    stream: Arc<Stream>,
+    tips: Vec<usize>,
+}
+
+impl State {
+    /// The place of a stream, if work on it can be captured.
+    fn member(&self, stream: &Arc<Stream>) -> Result<usize, CUresult> {
+        if self.standing == Standing::Invalid {
+            return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        self.members
+            .iter()
+            .position(|member| Arc::ptr_eq(&member.stream, stream))
+            .filter(|_| self.standing == Standing::Active)
+            .ok_or(CUresult::ERROR_ILLEGAL_STATE)
+    }
+
+    fn invalidate(&mut self) {
+        if self.standing == Standing::Active {
+            self.standing = Standing::Invalid;
+        }
+    }
+
+    /// Whether `node` is one of `tips` or comes before one of them.
+    fn reaches(&self, tips: &[usize], node: usize) -> bool {
+        let mut seen = vec![false; self.nodes.len()];
+        let mut open = tips.to_vec();
+        while let Some(at) = open.pop() {
+            if at == node {
+                return true;
+            }
+            if at > node && !std::mem::replace(&mut seen[at], true) {
+                open.extend_from_slice(&self.nodes[at].after);
+            }
+        }
+        false
+    }
+
+    /// Lets go of the streams.
+    fn release(&mut self) {
+        self.standing = Standing::Over;
+        for member in self.members.drain(..) {
+            member.stream.set_capture(None);
+        }
+    }
+}
+
+fn add_tips(tips: &mut Vec<usize>, more: &[usize]) {
+    for tip in more {
+        if !tips.contains(tip) {
+            tips.push(*tip);
+        }
+    }
+}
+
+impl Capture {
+    /// Begins a capture on a stream.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` on the legacy stream, `CUDA_ERROR_ILLEGAL_STATE` if
+    /// the stream takes part in one.
+    pub fn begin(stream: &Arc<Stream>, mode: u32) -> Result<(), CUresult> {
+        static ID: AtomicU64 = AtomicU64::new(1);
+        if stream.kind() == Kind::Legacy {
+            return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let mut captures = lock(&CAPTURES);
+        if stream.capturing() {
+            return Err(CUresult::ERROR_ILLEGAL_STATE);
+        }
+        let capture = Arc::new(Self {
+            id: ID.fetch_add(1, Ordering::Relaxed),
+            mode,
+            thread: std::thread::current().id(),
+            state: Mutex::new(State {
+                standing: Standing::Active,
+                nodes: Vec::new(),
+                members: vec![Member {
+                    stream: Arc::clone(stream),
+                    tips: Vec::new(),
+                }],
+            }),
+        });
+        stream.set_capture(Some(Arc::clone(&capture)));
+        captures.push(capture);
+        COUNT.store(captures.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the capture that `stream` began: its nodes, in an order that respects their edges.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED` if another stream began it, which voids it;
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED`, and it is over.
+    pub fn end(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<Vec<Node>, CUresult> {
+        {
+            let mut state = lock(&self.state);
+            let origin = state.members.first().map(|member| &member.stream);
+            if !origin.is_some_and(|origin| Arc::ptr_eq(origin, stream)) {
+                state.invalidate();
+                return Err(CUresult::ERROR_STREAM_CAPTURE_UNMATCHED);
+            }
+        }
+        self.unlist();
+        let mut state = lock(&self.state);
+        let standing = state.standing;
+        let joined = state.members.split_first().is_some_and(|(origin, others)| {
+            let mut tips = others.iter().flat_map(|member| &member.tips);
+            tips.all(|&tip| state.reaches(&origin.tips, tip))
+        });
+        state.release();
+        let nodes = std::mem::take(&mut state.nodes);
+        drop(state);
+        match standing {
+            Standing::Active if joined => Ok(nodes),
+            Standing::Active => Err(CUresult::ERROR_STREAM_CAPTURE_UNJOINED),
+            _ => Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED),
+        }
+    }
+
+    fn unlist(self: &Arc<Self>) {
+        let mut captures = lock(&CAPTURES);
+        captures.retain(|other| !Arc::ptr_eq(other, self));
+        COUNT.store(captures.len(), Ordering::Release);
+    }
+
+    /// Where it stands.
+    pub fn standing(&self) -> Standing {
+        lock(&self.state).standing
+    }
+
+    /// Something forbidden was tried: no graph will come of it.
+    pub fn invalidate(&self) {
+        lock(&self.state).invalidate();
+    }
+
+    /// Adds a node that comes after what the streams have so far, and before what they get later.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`; `CUDA_ERROR_ILLEGAL_STATE` if the capture is over.
+    pub fn add(&self, streams: &[&Arc<Stream>], action: Action) -> Result<(), CUresult> {
+        let mut state = lock(&self.state);
+        let members = streams
+            .iter()
+            .map(|stream| state.member(stream))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut after = Vec::new();
+        for &member in &members {
+            add_tips(&mut after, &state.members[member].tips);
+        }
+        let node = state.nodes.len();
+        let context = Arc::clone(streams[0].context());
+        state.nodes.push(Node {
+            action,
+            after,
+            context,
+        });
+        for member in members {
+            state.members[member].tips = vec![node];
+        }
+        Ok(())
+    }
+
+    /// Adds the nodes of a graph that is launched on a stream of the capture.
+    pub fn add_graph(&self, stream: &Arc<Stream>, nodes: &[Node]) -> Result<(), CUresult> {
+        let mut state = lock(&self.state);
+        let member = state.member(stream)?;
+        let (base, before) = (state.nodes.len(), state.members[member].tips.clone());
+        let mut is_tip = vec![true; nodes.len()];
+        for node in nodes {
+            let mut after: Vec<usize> = node.after.iter().map(|&at| base + at).collect();
+            node.after.iter().for_each(|&at| is_tip[at] = false);
+            if after.is_empty() {
+                after.clone_from(&before);
+            }
+            state.nodes.push(Node {
+                after,
+                ..node.clone()
+            });
+        }
+        if !nodes.is_empty() {
+            let tips = (0..nodes.len()).filter(|&at| is_tip[at]);
+            state.members[member].tips = tips.map(|at| base + at).collect();
+        }
+        Ok(())
+    }
+
+    /// What an event that is recorded on the stream stands for.
+    pub fn tips(&self, stream: &Arc<Stream>) -> Result<Vec<usize>, CUresult> {
+        let state = lock(&self.state);
+        let member = state.member(stream)?;
+        Ok(state.members[member].tips.clone())
+    }
+
+    /// A stream waits for an event that was recorded in this capture.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_MERGE` if the stream is in another capture; if this one is over,
+    /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION` in a capture and `CUDA_ERROR_CAPTURED_EVENT` outside;
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on the legacy stream.
+    pub fn wait(self: &Arc<Self>, stream: &Arc<Stream>, tips: &[usize]) -> Result<(), CUresult> {
+        let target = stream.capture();
+        if let Some(target) = &target
+            && !Arc::ptr_eq(target, self)
+        {
+            if target.standing() == Standing::Invalid {
+                return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
+            }
+            target.invalidate();
+            if self.standing() == Standing::Over {
+                return Err(CUresult::ERROR_STREAM_CAPTURE_ISOLATION);
+            }
+            self.invalidate();
+            return Err(CUresult::ERROR_STREAM_CAPTURE_MERGE);
+        }
+        let mut state = lock(&self.state);
+        match state.standing {
+            Standing::Active => {}
+            Standing::Invalid => return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED),
+            Standing::Over => return Err(CUresult::ERROR_CAPTURED_EVENT),
+        }
+        if stream.kind() == Kind::Legacy {
+            state.invalidate();
+            return Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        match state.member(stream) {
+            Ok(member) => add_tips(&mut state.members[member].tips, tips),
+            Err(_) => {
+                stream.set_capture(Some(Arc::clone(self)));
+                state.members.push(Member {
+                    stream: Arc::clone(stream),
+                    tips: tips.to_vec(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream of the capture is destroyed. Without the one that it was begun on nobody can end
+    /// it.
+    pub fn lose(self: &Arc<Self>, stream: &Arc<Stream>) {
+        let origin = {
+            let mut state = lock(&self.state);
+            state.invalidate();
+            let at = state
+                .members
+                .iter()
+                .position(|member| Arc::ptr_eq(&member.stream, stream));
+            match at {
+                Some(0) => true,
+                Some(at) => {
+                    state.members.remove(at).stream.set_capture(None);
+                    false
+                }
+                None => false,
+            }
+        };
+        if origin {
+            self.unlist();
+            let nodes = {
+                let mut state = lock(&self.state);
+                state.release();
+                std::mem::take(&mut state.nodes)
+            };
+            drop(nodes);
+        }
+    }
+
+    /// Whether a stream of the context takes part, other than the non-blocking ones if they are
+    /// left out.
+    fn touches(state: &State, context: &Arc<Context>, blocking_only: bool) -> bool {
+        state.members.iter().any(|member| {
+            Arc::ptr_eq(member.stream.context(), context)
+                && !(blocking_only && member.stream.kind() == Kind::NonBlocking)
+        })
+    }
+}
+
+/// Voids every capture that `forbids` says so of. True if there was one.
+pub fn invalidate_if(forbids: impl Fn(&Capture) -> bool) -> bool {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return false;
+    }
+    let mut any = false;
+    for capture in lock(&CAPTURES).iter().filter(|capture| forbids(capture)) {
+        capture.invalidate();
+        any = true;
+    }
+    any
+}
+
+/// A call that takes in all streams of a context: voids every capture that one of them takes part
+/// in. True if there was one.
+pub fn invalidate_in(context: &Arc<Context>) -> bool {
+    invalidate_if(|capture| Capture::touches(&lock(&capture.state), context, false))
+}
+
+/// Whether a stream can be asked for its capture. The legacy stream cannot while it is ordered with
+/// one that takes part in a capture; asking voids nothing.
+///
+/// # Errors
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+pub fn may_ask(stream: &Stream) -> Result<(), CUresult> {
+    if stream.kind() == Kind::Legacy
+        && COUNT.load(Ordering::Acquire) > 0
+        && lock(&CAPTURES)
+            .iter()
+            .any(|capture| Capture::touches(&lock(&capture.state), stream.context(), true))
+    {
+        return Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT);
+    }
+    Ok(())
+}
+
+/// The legacy stream of a context is used: it would depend on each of its blocking streams.
+///
+/// # Errors
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` if one of them is being captured, and the capture is void.
+pub(super) fn check_legacy(context: &Arc<Context>) -> Result<(), CUresult> {
+    if invalidate_if(|capture| Capture::touches(&lock(&capture.state), context, true)) {
+        Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT)
+    } else {
+        Ok(())
+    }
+}

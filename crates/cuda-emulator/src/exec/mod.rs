@@ -1,0 +1,75 @@
+//! Streams, events and who runs their work.
+//!
+//! A [`Stream`] is a queue of jobs and a token, the lock around its [`run::Front`]. Whoever holds
+//! the token runs the queue, one job after the other; the thread that enqueues never does. The
+//! holder is
+//!
+//! 1. a thread inside `cuStreamSynchronize`, `cuEventSynchronize`, `cuCtxSynchronize` or a copy
+//!    that waits: it would sleep anyway, so nothing is handed to another thread ([`run`]);
+//! 2. for one bounded step, a thread inside `cuStreamQuery` or `cuEventQuery`, so that polling
+//!    moves the work on;
+//! 3. else, after a tick without progress, a worker thread of this process ([`dispatch`]).
+//!
+//! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked,
+//! its runner spins, yields and at last sleeps on the job's [`Bell`] ([`spin`]).
+//!
+//! Between `cuStreamBeginCapture` and `cuStreamEndCapture` a stream's work is written down in a
+//! [`Capture`] instead, and becomes a [`Graph`].
+//!
+//! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the
+//! rest.
+
+mod bell;
+pub mod capture;
+mod dispatch;
+mod event;
+mod graph;
+mod run;
+mod spin;
+mod stream;
+mod waiters;
+mod work;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+pub use bell::Bell;
+pub use capture::{Capture, Standing};
+pub use event::Event;
+pub use graph::{Action, EXECUTABLES, Executable, GRAPHS, Graph, Last, Recipe};
+pub use spin::local_spinners;
+pub use stream::{Kind, STREAMS, Stream, per_thread};
+pub use work::{HostCall, Pause, Step, Work};
+
+use crate::driver::CUresult;
+use crate::driver::context::Context;
+
+/// The stream that a `CUstream` means for the calling thread. 0x0 and 0x1 are the legacy stream of
+/// `context`, 0x2 the calling thread's own stream in `context`; any other handle is looked up,
+/// never dereferenced, and may belong to another context (compare [`Stream::context`]).
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE` for a handle that no live stream has.
+pub fn lookup(handle: *mut c_void, context: &Arc<Context>) -> Result<Arc<Stream>, CUresult> {
+    match handle.addr() {
+        0 | 1 => context.legacy_stream(),
+        2 => per_thread(context),
+        _ => STREAMS.get(handle).ok_or(CUresult::ERROR_INVALID_HANDLE),
+    }
+}
+
+/// Waits for all that is enqueued on a device so far, in all contexts.
+pub fn synchronize_device(device: i32) {
+    for (mark, stream) in dispatch::marks(device) {
+        // A sticky error of another context is not the caller's.
+        let _ = stream.wait_until(mark);
+    }
+}
+
+/// True while the calling thread runs a host function of a stream, which may not call the driver.
+pub fn in_host_function() -> bool {
+    run::in_host_function()
+}
+
+#[cfg(test)]
+mod tests;

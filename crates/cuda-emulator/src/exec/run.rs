@@ -1,0 +1,430 @@
+//! Running a stream: by the thread that waits for it, step by step by a thread that polls, or by a
+//! worker.
+//!
+//! # The token
+//!
+//! `Stream::runner` is a lock that is only ever tried. Who gets it runs jobs from the front of the
+//! queue until the one it waits for is done, and lets go. Who does not get it sleeps on
+//! `Waiters::done`.
+//!
+//! A runner whose front job waits for another stream takes that stream's token too and runs it
+//! ([`Chain`] lists the streams that a thread runs, innermost first). Waits name earlier numbers
+//! only, so this ends. At [`DEPTH`] it stops taking tokens and sleeps; the dispatcher finds a
+//! runner for the rest.
+//!
+//! A worker is a stand-in: when a thread comes that waits for the stream, the worker lets go at the
+//! next occasion and that thread goes on ([`Attention`]).
+//!
+//! # No wake-up is lost
+//!
+//! Between a runner and those who wait for it: see [`Waiters`].
+//!
+//! A runner that sleeps on the bell of a job has put that bell into `parked` of every stream it
+//! runs, and has looked for reasons to stop after that; who gives it a reason (a dead context, a
+//! waiter that would take over from a worker) rings that bell after. Both under the lock in
+//! `parked`, so one of them sees the other.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use super::waiters::Waiters;
+use super::work::Job;
+use super::{Bell, Step, Stream, Work, dispatch, spin};
+use crate::driver::CUresult;
+
+/// How many streams one thread runs at once.
+const DEPTH: u32 = 8;
+/// Bytes that a runner copies before it looks around.
+const BUDGET: usize = 4 << 20;
+/// Bytes that a poll copies at most.
+const POLL_BUDGET: usize = 64 << 10;
+/// Short jobs that one poll runs at most.
+const POLL_JOBS: u32 = 32;
+
+/// What the holder of the token works on: the first job is in progress.
+#[derive(Default)]
+pub(crate) struct Front {
+    batch: VecDeque<Job>,
+}
+
+/// How a stream's runner is made to look up.
+#[derive(Default)]
+pub(crate) struct Attention {
+    /// Waiters that would run the stream themselves.
+    wanted: AtomicU32,
+    /// The bell that the runner sleeps on.
+    parked: Mutex<Option<Parked>>,
+}
+
+struct Parked(NonNull<Bell>);
+
+// SAFETY: a bell is used through shared references from any thread; see `park` for its lifetime.
+unsafe impl Send for Parked {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Attention {
+    /// Makes the stream's runner look up if it sleeps.
+    pub(crate) fn poke(&self) {
+        if let Some(parked) = &*lock(&self.parked) {
+            // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which
+            // needs this lock.
+            unsafe { parked.0.as_ref() }.ring();
+        }
+    }
+}
+
+/// The streams that the calling thread runs, innermost first.
+pub(super) struct Chain<'a> {
+    stream: &'a Stream,
+    /// A stand-in that makes way for others.
+    worker: bool,
+    depth: u32,
+    outer: Option<&'a Chain<'a>>,
+}
+
+impl<'a> Chain<'a> {
+    fn links(&self) -> impl Iterator<Item = &Chain<'a>> {
+        std::iter::successors(Some(self), |link| link.outer)
+    }
+
+    /// Whether the thread should stop waiting.
+    pub(super) fn interrupted(&self) -> bool {
+        self.links().any(|link| {
+            link.stream.context().dead()
+                || self.worker && link.stream.attention.wanted.load(Ordering::SeqCst) > 0
+        })
+    }
+
+    /// Sleeps until the bell rings, something interrupts, or `limit` is over.
+    pub(super) fn park(&self, bell: &Bell, seen: u32, limit: Duration) {
+        for link in self.links() {
+            *lock(&link.stream.attention.parked) = Some(Parked(NonNull::from(bell)));
+        }
+        if !self.interrupted() {
+            bell.wait(seen, limit);
+        }
+        for link in self.links() {
+            *lock(&link.stream.attention.parked) = None;
+        }
+    }
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// Streams that this thread gave work to.
+    static MINE: RefCell<Vec<Weak<Stream>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// True while the calling thread runs a host function.
+pub(super) fn in_host_function() -> bool {
+    IN_HOST_FUNCTION.get()
+}
+
+/// Notes that this thread gave work to a stream: while it waits for another, it moves this one on,
+/// because nobody else may come for it soon.
+pub(super) fn remember(stream: &Arc<Stream>) {
+    let _ = MINE.try_with(|mine| {
+        let mine = &mut *mine.borrow_mut();
+        let known = |weak: &Weak<Stream>| std::ptr::eq(weak.as_ptr(), Arc::as_ptr(stream));
+        if mine.iter().any(known) {
+            return;
+        }
+        mine.retain(|weak| weak.upgrade().is_some_and(|s| !s.idle()));
+        mine.push(Arc::downgrade(stream));
+    });
+}
+
+/// One bounded step of each stream that this thread gave work to and nobody runs. True if anything
+/// moved.
+pub(super) fn help() -> bool {
+    let mut moved = false;
+    let mut index = 0;
+    // The list is not borrowed while a stream runs.
+    while let Ok(Some(weak)) = MINE.try_with(|mine| mine.borrow().get(index).map(Weak::clone)) {
+        index += 1;
+        if let Some(stream) = weak.upgrade()
+            && !stream.idle()
+        {
+            moved |= matches!(poll_at(&stream, u64::MAX, 0), Polled::Moved);
+        }
+    }
+    moved
+}
+
+/// Waits until job `target` of the stream is done, running the stream if nobody else does.
+pub(super) fn wait_until(stream: &Arc<Stream>, target: u64) {
+    wait_in(stream, target, false, None);
+}
+
+/// Runs what is queued on a stream, as a worker. Returns when it is empty, someone else runs it or
+/// wants to.
+pub(super) fn work_on(stream: &Arc<Stream>) {
+    if let Some(front) = try_token(stream) {
+        let link = Chain {
+            stream,
+            worker: true,
+            depth: 0,
+            outer: None,
+        };
+        run(stream, front, u64::MAX, &link);
+    }
+}
+
+fn try_token(stream: &Stream) -> Option<MutexGuard<'_, Front>> {
+    match stream.runner.try_lock() {
+        Ok(front) => Some(front),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// False if interrupted.
+fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain<'_>>) -> bool {
+    let depth = outer.map_or(0, |chain| chain.depth + 1);
+    let link = Chain {
+        stream,
+        worker,
+        depth,
+        outer,
+    };
+    loop {
+        if stream.completed() >= target {
+            return true;
+        }
+        if outer.is_some_and(Chain::interrupted) {
+            return false;
+        }
+        let may_run = depth < DEPTH;
+        if may_run && let Some(front) = try_token(stream) {
+            if !run(stream, front, target, &link) {
+                return false;
+            }
+            continue;
+        }
+        let (waiters, attention) = (&stream.waiters, &stream.attention);
+        let wants = may_run && !worker;
+        if wants {
+            attention.wanted.fetch_add(1, Ordering::SeqCst);
+        }
+        let seen = waiters.announce(target);
+        let front = if may_run { try_token(stream) } else { None };
+        let finished = match front {
+            Some(front) => {
+                if wants {
+                    attention.wanted.fetch_sub(1, Ordering::SeqCst);
+                }
+                if !run(stream, front, target, &link) {
+                    return false;
+                }
+                continue;
+            }
+            None => stream.completed() >= target,
+        };
+        if !finished {
+            if wants {
+                attention.poke();
+            }
+            wait_for_runner(waiters, seen, outer);
+        }
+        if wants {
+            attention.wanted.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Waits until the runner rings.
+fn wait_for_runner(waiters: &Waiters, seen: u32, outer: Option<&Chain<'_>>) {
+    let (bell, count) = (waiters.bell(), spin::local_spinners());
+    if spin::patient(bell, seen, count, || outer.is_some_and(Chain::interrupted)) {
+        return;
+    }
+    match outer {
+        Some(chain) => chain.park(bell, seen, spin::NAP),
+        None => {
+            bell.wait(seen, spin::NAP);
+        }
+    }
+}
+
+/// Runs jobs until `target` is done or nothing is left. False if it stopped because the chain was
+/// interrupted.
+fn run(
+    stream: &Arc<Stream>,
+    mut front: MutexGuard<'_, Front>,
+    target: u64,
+    chain: &Chain<'_>,
+) -> bool {
+    stream.visits.claim();
+    let reached = run_jobs(stream, &mut front, target, chain);
+    stream.visits.count();
+    let_go(stream, front);
+    reached
+}
+
+fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<'_>) -> bool {
+    loop {
+        if stream.completed.load(Ordering::Relaxed) >= target {
+            return true;
+        }
+        if front.batch.is_empty() {
+            stream.take_queue(&mut front.batch);
+        }
+        let Some(job) = front.batch.front_mut() else {
+            return true;
+        };
+        if stream.context().dead() {
+            finish(stream, front);
+            continue;
+        }
+        match job {
+            Job::Work(work) => match step(work.as_mut(), stream, BUDGET) {
+                Step::Done => finish(stream, front),
+                Step::Progress => {
+                    if chain.interrupted() && !stream.context().dead() {
+                        return false;
+                    }
+                }
+                Step::Blocked { seen } => {
+                    spin::rest(work.as_ref(), seen, chain);
+                    if chain.interrupted() && !stream.context().dead() {
+                        return false;
+                    }
+                }
+            },
+            Job::Wait {
+                stream: other,
+                sequence,
+            } => {
+                if wait_in(other, *sequence, chain.worker, Some(chain)) {
+                    finish(stream, front);
+                } else if !stream.context().dead() {
+                    return false;
+                }
+            }
+            Job::Host(call) => {
+                let call = *call;
+                let before = IN_HOST_FUNCTION.replace(true);
+                // SAFETY: whoever enqueued the call promised that function and argument are good
+                // until it was made.
+                unsafe { (call.function)(call.argument) };
+                IN_HOST_FUNCTION.set(before);
+                finish(stream, front);
+            }
+            Job::Stamp(time) => {
+                Job::stamp(time);
+                finish(stream, front);
+            }
+        }
+    }
+}
+
+/// Frees the token. Whatever is left is somebody else's to run.
+fn let_go(stream: &Stream, front: MutexGuard<'_, Front>) {
+    drop(front);
+    stream.visits.unclaim();
+    stream.waiters.released();
+    if !stream.idle() {
+        dispatch::notify();
+    }
+}
+
+/// Drops the job in progress and counts it as done.
+fn finish(stream: &Stream, front: &mut Front) {
+    drop(front.batch.pop_front());
+    let sequence = stream.completed.load(Ordering::Relaxed) + 1;
+    stream.completed.store(sequence, Ordering::SeqCst);
+    stream.waiters.finished(sequence);
+}
+
+/// One step of a job; a panic in it kills the context, not the process.
+fn step(work: &mut dyn Work, stream: &Stream, budget: usize) -> Step {
+    match catch_unwind(AssertUnwindSafe(|| work.step(budget))) {
+        Ok(step) => step,
+        Err(_) => {
+            eprintln!(
+                "nccl-emulator: internal error: a job on {stream} panicked; its context is lost"
+            );
+            stream.context().kill(CUresult::ERROR_LAUNCH_FAILED);
+            Step::Done
+        }
+    }
+}
+
+enum Polled {
+    Moved,
+    Stuck,
+}
+
+/// One bounded step towards job `target`.
+pub(super) fn poll(stream: &Arc<Stream>, target: u64) {
+    if matches!(poll_at(stream, target, 0), Polled::Stuck) {
+        help();
+    }
+}
+
+fn poll_at(stream: &Arc<Stream>, target: u64, depth: u32) -> Polled {
+    let Some(mut front) = try_token(stream) else {
+        return Polled::Stuck;
+    };
+    stream.visits.claim();
+    let (polled, declined) = poll_jobs(stream, &mut front, target, depth);
+    if !declined {
+        stream.visits.count();
+    }
+    let_go(stream, front);
+    polled
+}
+
+/// What came of it, and whether the front is something that a poll must not run.
+fn poll_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, depth: u32) -> (Polled, bool) {
+    let mut polled = Polled::Stuck;
+    for _ in 0..POLL_JOBS {
+        if stream.completed.load(Ordering::Relaxed) >= target {
+            break;
+        }
+        if front.batch.is_empty() {
+            stream.take_queue(&mut front.batch);
+        }
+        let Some(job) = front.batch.front_mut() else {
+            break;
+        };
+        if !stream.context().dead() {
+            match job {
+                Job::Work(work) => match step(work.as_mut(), stream, POLL_BUDGET) {
+                    Step::Done => {}
+                    Step::Progress => return (Polled::Moved, false),
+                    Step::Blocked { .. } => return (polled, false),
+                },
+                Job::Wait {
+                    stream: other,
+                    sequence,
+                } => {
+                    if other.completed() < *sequence {
+                        if depth + 1 >= DEPTH {
+                            return (polled, true);
+                        }
+                        if matches!(poll_at(other, *sequence, depth + 1), Polled::Moved) {
+                            polled = Polled::Moved;
+                        }
+                        if other.completed() < *sequence {
+                            return (polled, false);
+                        }
+                    }
+                }
+                Job::Host(_) => return (polled, true),
+                Job::Stamp(time) => Job::stamp(time),
+            }
+        }
+        finish(stream, front);
+        polled = Polled::Moved;
+    }
+    (polled, false)
+}

@@ -1,0 +1,93 @@
+//! Kernels: what runs when a program launches one.
+//!
+//! The emulator does not execute PTX. It reads from a module which kernels it has and what their
+//! parameters are, and runs a Rust function in the place of a kernel whose name it knows: with `nccl-emulator`, those
+//! of the crate `nccl`, which give the same bits as their PTX; and a program's own, given with [`provide`]. The launch of any other kernel returns `CUDA_ERROR_NOT_SUPPORTED`, with a line on stderr
+//! that says which.
+//!
+//! A launch is work on its stream like any other: it runs in the order of the stream, late when
+//! `nccl_emulator::faults::late` says so, and again whenever a graph that captured it is
+//! replayed. Its arguments are copied when it is launched. It runs as one thread in one go, so that what
+//! a kernel's blocks do to each other is not shown.
+//!
+//! ```
+//! use cudarc::driver::{CudaContext, result};
+//! use nccl_emulator::kernels;
+//!
+//! nccl_emulator::install()?;
+//! kernels::provide("twice", |launch| {
+//!     let (x, n) = (launch.argument::<u64>(0), launch.argument::<u32>(1));
+//!     let values: Vec<f32> = launch.read(x, n as usize)?;
+//!     launch.write(x, &values.iter().map(|value| value * 2.0).collect::<Vec<_>>())
+//! });
+//!
+//! // What a compiler made of the kernel; here only its head counts.
+//! let ptx = c".version 7.0
+//!     .target sm_70
+//!     .address_size 64
+//!     .visible .entry twice(.param .u64 x, .param .u32 n) { ret; }";
+//! let context = CudaContext::new(0)?;
+//! let stream = context.new_stream()?;
+//! let x = stream.clone_htod(&[1.0f32, 2.0, 3.0])?;
+//! let (mut address, mut n) = (x.leak(), 3u32);
+//! // SAFETY: the module is not unloaded, and the arguments are those of the kernel.
+//! unsafe {
+//!     let module = result::module::load_data(ptx.as_ptr().cast())?;
+//!     let twice = result::module::get_function(module, c"twice".into())?;
+//!     let arguments = &mut [(&raw mut address).cast(), (&raw mut n).cast()];
+//!     result::launch_kernel(twice, (1, 1, 1), (32, 1, 1), 0, stream.cu_stream(), arguments)?;
+//!     let x = stream.upgrade_device_ptr::<f32>(address, 3);
+//!     assert_eq!(stream.clone_dtoh(&x)?, [2.0, 4.0, 6.0]);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod launch;
+mod ptx;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+pub use launch::{Launch, Plain};
+pub(crate) use ptx::{Entry, Parameter, Unreadable, entries};
+pub(crate) use work::Kernel;
+
+use crate::violations::Violation;
+
+/// What runs in the place of a kernel.
+pub(crate) type Function = Arc<dyn Fn(&mut Launch<'_>) -> Result<(), Violation> + Send + Sync>;
+
+static PROVIDED: RwLock<Option<HashMap<String, Function>>> = RwLock::new(None);
+
+/// Has `kernel` run in the place of every kernel of that name, in all modules and on all devices of this
+/// process, from the next launch on. The last one given for a name counts.
+///
+/// The function gets the launch, with the grid, the arguments and the device's memory. When it returns
+/// an error, which comes from memory that is not there, the context fails as it would on a GPU
+/// (`CUDA_ERROR_ILLEGAL_ADDRESS`, which stays); when it panics, as well (`CUDA_ERROR_LAUNCH_FAILED`).
+/// It may not call the driver.
+///
+/// ```
+/// use nccl_emulator::kernels;
+///
+/// kernels::provide("fill_with_ones", |launch| {
+///     let (y, n) = (launch.argument::<u64>(0), launch.argument::<u64>(1));
+///     launch.write(y, &vec![1.0f32; n as usize])
+/// });
+/// ```
+pub fn provide(
+    name: impl Into<String>,
+    kernel: impl Fn(&mut Launch<'_>) -> Result<(), Violation> + Send + Sync + 'static,
+) {
+    let mut provided = PROVIDED.write().unwrap_or_else(PoisonError::into_inner);
+    provided
+        .get_or_insert_default()
+        .insert(name.into(), Arc::new(kernel));
+}
+
+/// What runs in the place of a kernel, if that is known.
+pub(crate) fn function(name: &str) -> Option<Function> {
+    let provided = PROVIDED.read().unwrap_or_else(PoisonError::into_inner);
+    provided.as_ref()?.get(name).cloned()
+}

@@ -1,0 +1,116 @@
+//! A launch as work on a stream: once, or again whenever a graph is replayed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::launch::Failed;
+use super::{Entry, Function, Launch};
+use crate::driver::CUresult;
+use crate::driver::context::Context;
+use crate::exec::{Pause, Recipe, Step, Stream, Work};
+use crate::hooks;
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Kernel {
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) function: Function,
+    pub(crate) context: Arc<Context>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    /// Copied when it was launched.
+    pub(crate) arguments: Arc<[u8]>,
+}
+
+impl Recipe for Kernel {
+    fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work> {
+        self.clone().into_job(stream)
+    }
+
+    fn into_job(self, stream: &Arc<Stream>) -> Box<dyn Work> {
+        let start = hooks::lateness().map(|delay| Instant::now() + delay);
+        Box::new(Running {
+            kernel: self,
+            stream: Arc::clone(stream),
+            start,
+        })
+    }
+}
+
+struct Running {
+    kernel: Kernel,
+    stream: Arc<Stream>,
+    /// It begins later than it could: then.
+    start: Option<Instant>,
+}
+
+impl Running {
+    fn run(&self) -> Result<(), Failed> {
+        let kernel = &self.kernel;
+        let mut launch = Launch {
+            name: &kernel.entry.name,
+            grid: kernel.grid,
+            block: kernel.block,
+            shared: kernel.shared,
+            device: self.stream.device(),
+            parameters: &kernel.entry.parameters,
+            arguments: &kernel.arguments,
+            failed: None,
+        };
+        let returned = (kernel.function)(&mut launch);
+        match (launch.failed.take(), returned) {
+            (Some(failed), _) => Err(failed),
+            // Of another launch, which failed for it.
+            (None, Err(violation)) => Err(Failed {
+                violation,
+                misaligned: false,
+            }),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+}
+
+impl Work for Running {
+    fn step(&mut self, _budget: usize) -> Step {
+        if let Some(start) = self.start {
+            if Instant::now() < start {
+                return Step::Blocked { seen: 0 };
+            }
+            self.start = None;
+        }
+        let context = &self.kernel.context;
+        match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => {}
+            Ok(Err(failed)) => {
+                let violation = failed.violation.during(&self.describe());
+                if failed.misaligned {
+                    crate::violations::record(violation);
+                    context.kill(CUresult::ERROR_MISALIGNED_ADDRESS);
+                } else {
+                    context.fail(violation);
+                }
+            }
+            Err(_) => {
+                eprintln!(
+                    "nccl-emulator: {} panicked (above); its context is lost, as after a kernel that traps",
+                    self.describe()
+                );
+                context.kill(CUresult::ERROR_LAUNCH_FAILED);
+            }
+        }
+        Step::Done
+    }
+
+    fn pause(&self) -> Pause {
+        let left = self
+            .start
+            .map(|start| start.saturating_duration_since(Instant::now()));
+        Pause::For(left.unwrap_or(Duration::ZERO))
+    }
+
+    fn describe(&self) -> String {
+        format!("kernel {} on {}", self.kernel.entry.name, self.stream)
+    }
+}

@@ -1,0 +1,229 @@
+//! Device memory: pools, their allocation tables, address windows, and the mapping of peers' pools.
+//!
+//! Each device of each process has one pool, a memfd: a table of allocations ([`table`]) and the
+//! data. The process maps it as a "shadow" ([`Mapping`]) through which jobs copy; peers map the
+//! same memfd once and copy straight from or into it. The addresses that callers see are others:
+//! they lie in a window of the address space that is reserved and can neither be read nor written,
+//! so a host that dereferences a device pointer gets the signal it would get on a GPU.
+//!
+//! A range is checked three times: [`resolve`] when a call names it, which fixes the allocation by
+//! its number; [`Mapping::view`] when the work runs; [`Mapping::still_valid`] when it has run. So
+//! memory that is freed too early is caught whether the free comes before, between or during; and
+//! what is caught names the allocation.
+//!
+//! Freed memory is kept aside for a while before it is handed out again, so that an address that is
+//! used after its free is not yet somebody else's. Its contents stay as they are, as on a GPU.
+
+mod host;
+mod mapping;
+mod pool;
+mod space;
+mod table;
+
+use std::sync::OnceLock;
+
+use crate::driver::CUresult;
+use crate::settings::settings;
+use crate::violations::{Violation, ViolationKind};
+
+pub use host::{allocate_host, free_host, host_block, pinned, register_host, unregister_host};
+pub use mapping::{Mapping, import};
+pub use pool::{Freeing, Placement, Pool};
+
+/// A device's number, as in `cuDeviceGet`.
+pub type DeviceOrdinal = i32;
+
+/// Owner number of memory that belongs to no context.
+const NO_OWNER: u32 = 0;
+
+/// A range inside one allocation of one pool. Plain data: it may travel to a peer and be checked
+/// there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Span {
+    /// Slot in the pool's table.
+    pub index: u32,
+    /// The allocation's number on its device; a slot that was reused has another.
+    pub generation: u32,
+    /// First byte, counted from the start of the pool's data.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The addresses of all devices: one reservation, an equal power of two for each.
+struct Windows {
+    base: u64,
+    shift: u32,
+}
+
+impl Windows {
+    fn get() -> Result<&'static Self, CUresult> {
+        static WINDOWS: OnceLock<Option<Windows>> = OnceLock::new();
+        WINDOWS
+            .get_or_init(Self::reserve)
+            .as_ref()
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
+    }
+
+    fn reserve() -> Option<Self> {
+        let settings = settings();
+        let stride = settings.memory.next_power_of_two();
+        let total = stride * u64::from(settings.devices);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                total as usize + pool::HUGE as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            eprintln!(
+                "nccl-emulator: the host refuses {} GiB of address space for {} devices ({}): set NCCL_EMULATOR_MEMORY \
+                 or NCCL_EMULATOR_DEVICES lower",
+                total >> 30,
+                settings.devices,
+                std::io::Error::last_os_error()
+            );
+            return None;
+        }
+        let base = (base.addr() as u64).next_multiple_of(pool::HUGE);
+        Some(Self {
+            base,
+            shift: stride.trailing_zeros(),
+        })
+    }
+
+    /// The device whose window an address lies in, and where in the window.
+    fn locate(&self, ptr: u64) -> Option<(usize, u64)> {
+        let offset = ptr.wrapping_sub(self.base);
+        let device = offset >> self.shift;
+        let inside = device < u64::from(settings().devices);
+        inside.then_some((device as usize, offset & ((1 << self.shift) - 1)))
+    }
+}
+
+fn pools() -> &'static [OnceLock<Result<Pool, CUresult>>] {
+    static POOLS: OnceLock<Vec<OnceLock<Result<Pool, CUresult>>>> = OnceLock::new();
+    POOLS.get_or_init(|| (0..settings().devices).map(|_| OnceLock::new()).collect())
+}
+
+/// The pool of a device of this process, made at its first use.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when the host refuses the memory.
+pub fn pool(device: DeviceOrdinal) -> Result<&'static Pool, CUresult> {
+    let slot = usize::try_from(device)
+        .ok()
+        .and_then(|device| pools().get(device))
+        .ok_or(CUresult::ERROR_INVALID_DEVICE)?;
+    slot.get_or_init(|| {
+        let windows = Windows::get()?;
+        let window = windows.base + ((device as u64) << windows.shift);
+        Pool::create(device, window, settings().memory)
+    })
+    .as_ref()
+    .map_err(|&error| error)
+}
+
+/// The pool that an address lies in, and where.
+fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
+    let (device, offset) = Windows::get().ok()?.locate(ptr)?;
+    let pool = pools()[device].get()?.as_ref().ok()?;
+    Some((pool, offset))
+}
+
+/// Whether an address lies in the window of any device.
+pub fn is_device_address(ptr: u64) -> bool {
+    Windows::get().is_ok_and(|windows| windows.locate(ptr).is_some())
+}
+
+/// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
+/// range of length zero is always fine. The range is to be checked again, by [`Mapping::view`],
+/// when the work runs.
+///
+/// # Errors
+/// What is wrong with the range, naming the allocation.
+pub fn resolve(ptr: u64, len: u64) -> Result<(DeviceOrdinal, Span), Violation> {
+    match pool_at(ptr) {
+        Some((pool, offset)) => Ok((pool.device(), pool.span(offset, len)?)),
+        None if len == 0 => Ok((
+            0,
+            Span {
+                index: 0,
+                generation: 0,
+                offset: 0,
+                len: 0,
+            },
+        )),
+        None => Err(not_device_memory(ptr, len)),
+    }
+}
+
+#[cold]
+fn not_device_memory(ptr: u64, len: u64) -> Violation {
+    if let Some(block) = host_block(ptr as usize) {
+        let text = format!(
+            "device memory is needed, but 0x{ptr:x} is in {} bytes of pinned host memory",
+            block.len
+        );
+        return Violation::new(ViolationKind::HostMemory, None, text);
+    }
+    let text = format!(
+        "device memory is needed, but {len} bytes at 0x{ptr:x} belong to no device (is it a host pointer?)"
+    );
+    Violation::new(ViolationKind::UnknownAddress, None, text)
+}
+
+/// Device memory that is usable at once and belongs to no context.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
+pub fn allocate(device: DeviceOrdinal, size: u64) -> Result<u64, CUresult> {
+    pool(device)?
+        .allocate(size, NO_OWNER, false)
+        .map(|placement| placement.address)
+}
+
+/// Frees at once, waiting for nothing: synchronize before.
+///
+/// # Errors
+/// A violation when `ptr` is not the start of a live allocation.
+pub fn free(ptr: u64) -> Result<(), Violation> {
+    let freeing = begin_free(ptr)?;
+    freeing.finish();
+    Ok(())
+}
+
+/// Marks an allocation for a free that a stream will reach: a second free is told from now on, use
+/// only after [`Freeing::finish`].
+///
+/// # Errors
+/// A violation when `ptr` is not the start of a live allocation.
+pub fn begin_free(ptr: u64) -> Result<Freeing, Violation> {
+    match pool_at(ptr) {
+        Some((pool, offset)) => pool.begin_free(offset),
+        None => Err(not_device_memory(ptr, 1)),
+    }
+}
+
+/// Device, start and size of the allocation that an address lies in.
+pub fn range(ptr: u64) -> Option<(DeviceOrdinal, u64, u64)> {
+    let (pool, offset) = pool_at(ptr)?;
+    let (start, size) = pool.range(offset)?;
+    Some((pool.device(), start, size))
+}
+
+/// Frees all memory that belongs to a context.
+pub fn free_all_of(device: DeviceOrdinal, context: u32) {
+    if let Ok(pool) = pool(device) {
+        pool.free_all_of(context);
+    }
+}
+
+#[cfg(test)]
+mod tests;

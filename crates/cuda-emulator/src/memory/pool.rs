@@ -1,0 +1,488 @@
+//! The memory of one device of this process: which pages are free, which allocation an address
+//! belongs to, and what happens to memory that is freed.
+//!
+//! Every allocation begins at a page of its own; from 2 MiB on it begins and ends at a huge page. A
+//! map from pages, and one from huge pages, to the table's entries makes an address into its
+//! allocation without a lock or a search. A map entry stays after the free, so that a late use is
+//! told whose memory it was, until the page is handed out again.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::mapping::{punch, sealed_file};
+use super::space::Space;
+use super::table::{ENTRIES, HEAD, Snapshot, State};
+use super::{Mapping, Span};
+use crate::driver::CUresult;
+use crate::violations::{Violation, ViolationKind};
+
+const PAGE: u64 = 4 << 10;
+/// A huge page.
+pub(super) const HUGE: u64 = 2 << 20;
+const PAGES_PER_HUGE: u32 = (HUGE / PAGE) as u32;
+/// Freed memory that is kept aside, at most, and allocations of it.
+const QUARANTINE_BYTES: u64 = 128 << 20;
+const QUARANTINE_BLOCKS: usize = 1024;
+/// Free memory that may stay with the process, to be warm when it is used again.
+const RESIDENT_BYTES: u64 = 256 << 20;
+/// What the first bytes of small new memory hold: on a GPU it is not zero either.
+const GARBAGE: u8 = 0xDB;
+
+/// The memory of one device of this process.
+#[derive(Debug)]
+pub struct Pool {
+    device: i32,
+    window: u64,
+    file: File,
+    mapping: Arc<Mapping>,
+    /// Entry + 1 of the allocation that owns a whole huge page, 0 if none ever did or it is
+    /// divided.
+    huge_pages: Box<[AtomicU32]>,
+    /// Entry + 1 of the allocation that owns a page, if its huge page is divided.
+    pages: Box<[AtomicU32]>,
+    total: u64,
+    allocator: Mutex<Allocator>,
+}
+
+#[derive(Debug)]
+struct Allocator {
+    space: Space,
+    /// Freed, and not yet to be handed out again; oldest first.
+    quarantine: VecDeque<Block>,
+    quarantined_pages: u64,
+    /// Freed pages that may still be with the process.
+    resident_pages: u64,
+    /// Entries to use again, oldest first.
+    free_entries: VecDeque<u32>,
+    /// The context that each entry's allocation belongs to.
+    owners: Vec<u32>,
+    /// Number of the last allocation.
+    generation: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    start: u32,
+    pages: u32,
+    entry: u32,
+}
+
+/// A new allocation.
+#[derive(Debug, Clone, Copy)]
+pub struct Placement {
+    /// Its device address.
+    pub address: u64,
+    entry: u32,
+    generation: u32,
+}
+
+/// An allocation that is going to be freed.
+#[derive(Debug)]
+#[must_use]
+pub struct Freeing {
+    pool: &'static Pool,
+    block: Block,
+    generation: u32,
+}
+
+/// Pages that an allocation takes: from a huge page on, whole huge pages.
+fn pages_of(size: u64) -> u64 {
+    let pages = size.div_ceil(PAGE);
+    let huge = u64::from(PAGES_PER_HUGE);
+    if pages >= huge {
+        pages.next_multiple_of(huge)
+    } else {
+        pages
+    }
+}
+
+fn zeroed(len: usize) -> Box<[AtomicU32]> {
+    // Zeroed by the allocator, which takes large memory untouched from the kernel: most of a map is
+    // never used.
+    let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
+    // SAFETY: AtomicU32 has the size, alignment and values of u32, and the box is owned by nobody
+    // else.
+    unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
+}
+
+impl Pool {
+    pub(super) fn create(device: i32, window: u64, total: u64) -> Result<Self, CUresult> {
+        Self::try_create(device, window, total).map_err(|error| {
+            eprintln!("nccl-emulator: no memory for GPU {device}: {error}");
+            CUresult::ERROR_OUT_OF_MEMORY
+        })
+    }
+
+    fn try_create(device: i32, window: u64, total: u64) -> std::io::Result<Self> {
+        let file = sealed_file(c"nccl-emulator:device-memory", HEAD + total)?;
+        let mut token = [0_u8; 16];
+        // SAFETY: the call writes at most the sixteen bytes of `token`.
+        let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) };
+        if got != 16 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let mapping = Mapping::create(&file, device, u128::from_ne_bytes(token), window, total)?;
+        let pages = (total / PAGE) as u32;
+        Ok(Self {
+            device,
+            window,
+            file,
+            mapping,
+            huge_pages: zeroed((total / HUGE) as usize),
+            pages: zeroed(pages as usize),
+            total,
+            allocator: Mutex::new(Allocator {
+                space: Space::new(pages),
+                quarantine: VecDeque::new(),
+                quarantined_pages: 0,
+                resident_pages: 0,
+                free_entries: VecDeque::new(),
+                owners: Vec::new(),
+                generation: 0,
+            }),
+        })
+    }
+
+    /// The memfd behind the pool: pass it to a peer, who maps it with `import`.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Random, unique for each process and device.
+    pub fn token(&self) -> u128 {
+        self.mapping.token()
+    }
+
+    /// The pool as mapped here.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Free and total bytes.
+    pub fn usage(&self) -> (u64, u64) {
+        let allocator = self.lock();
+        (
+            (allocator.space.free() + allocator.quarantined_pages) * PAGE,
+            self.total,
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Allocator> {
+        self.allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// New memory for a context. `pending`: usable when [`Pool::reached`] is told that its stream
+    /// got there.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
+    pub fn allocate(&self, size: u64, owner: u32, pending: bool) -> Result<Placement, CUresult> {
+        if size == 0 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        if size > self.total {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
+        let pages = pages_of(size) as u32;
+        let align = if pages >= PAGES_PER_HUGE {
+            PAGES_PER_HUGE
+        } else {
+            1
+        };
+        let mut allocator = self.lock();
+        let start = loop {
+            if let Some(start) = allocator.space.take(pages, align) {
+                break start;
+            }
+            // What is kept aside is better used than refused.
+            if !self.release_oldest(&mut allocator) {
+                return Err(CUresult::ERROR_OUT_OF_MEMORY);
+            }
+        };
+        allocator.resident_pages = allocator.resident_pages.saturating_sub(u64::from(pages));
+        let Some(entry) = self.take_entry(&mut allocator) else {
+            allocator.space.give(start, pages);
+            eprintln!(
+                "nccl-emulator: GPU {} has no room for more than {ENTRIES} allocations",
+                self.device
+            );
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        };
+        allocator.owners[entry as usize] = owner;
+        allocator.generation = allocator.generation.wrapping_add(1);
+        let generation = allocator.generation;
+        let offset = u64::from(start) * PAGE;
+        if let Some(slot) = self.mapping.entry(entry) {
+            let state = if pending { State::Pending } else { State::Live };
+            slot.open(generation, state, offset, size);
+        }
+        drop(allocator);
+        self.note(start, pages, entry);
+        if pages < PAGES_PER_HUGE {
+            // SAFETY: the pages were just taken, so nobody else may use them; they lie inside the
+            // data.
+            unsafe {
+                self.mapping
+                    .data()
+                    .add(offset as usize)
+                    .write_bytes(GARBAGE, size.min(PAGE) as usize)
+            };
+        }
+        Ok(Placement {
+            address: self.window + offset,
+            entry,
+            generation,
+        })
+    }
+
+    fn take_entry(&self, allocator: &mut Allocator) -> Option<u32> {
+        // Unused ones first, so that an old entry tells of its allocation for long.
+        if allocator.free_entries.len() < QUARANTINE_BLOCKS
+            && allocator.owners.len() < ENTRIES as usize
+        {
+            allocator.owners.push(0);
+            return Some(allocator.owners.len() as u32 - 1);
+        }
+        loop {
+            if let Some(entry) = allocator.free_entries.pop_front() {
+                return Some(entry);
+            }
+            if !self.release_oldest(allocator) {
+                return None;
+            }
+        }
+    }
+
+    /// Puts the new owner into the maps.
+    fn note(&self, start: u32, pages: u32, entry: u32) {
+        let huge = |page: u32| (page / PAGES_PER_HUGE) as usize;
+        if pages >= PAGES_PER_HUGE {
+            for slot in &self.huge_pages[huge(start)..huge(start + pages)] {
+                slot.store(entry + 1, Ordering::Release);
+            }
+        } else {
+            for slot in &self.pages[start as usize..(start + pages) as usize] {
+                slot.store(entry + 1, Ordering::Release);
+            }
+            for slot in &self.huge_pages[huge(start)..=huge(start + pages - 1)] {
+                if slot.load(Ordering::Relaxed) != 0 {
+                    slot.store(0, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// The stream got to the allocation.
+    pub fn reached(&self, placement: Placement) {
+        if let Some(entry) = self.mapping.entry(placement.entry) {
+            entry.advance(placement.generation, &[State::Pending], State::Live);
+        }
+    }
+
+    /// The entry of the allocation that an offset belongs to, or last belonged to.
+    fn find(&self, offset: u64) -> Option<(u32, Snapshot)> {
+        let covers = |slot: u32| {
+            let index = slot.checked_sub(1)?;
+            let now = self.mapping.entry(index)?.snapshot();
+            let end = now.offset + pages_of(now.size) * PAGE;
+            (now.state != State::Never && now.offset <= offset && offset < end)
+                .then_some((index, now))
+        };
+        let huge = self
+            .huge_pages
+            .get((offset / HUGE) as usize)?
+            .load(Ordering::Acquire);
+        covers(huge).or_else(|| {
+            covers(
+                self.pages
+                    .get((offset / PAGE) as usize)?
+                    .load(Ordering::Acquire),
+            )
+        })
+    }
+
+    /// The range as a span of its allocation.
+    ///
+    /// # Errors
+    /// It is in no allocation, or in one that was freed, or reaches beyond its end.
+    pub(super) fn span(&self, offset: u64, len: u64) -> Result<Span, Violation> {
+        let found = self.find(offset);
+        if let Some((index, now)) = found {
+            let from = offset - now.offset;
+            if now.state != State::Freed && len <= now.size && from <= now.size - len {
+                return Ok(Span {
+                    index,
+                    generation: now.generation,
+                    offset,
+                    len,
+                });
+            }
+        }
+        if len == 0 {
+            return Ok(Span {
+                index: 0,
+                generation: 0,
+                offset,
+                len: 0,
+            });
+        }
+        Err(match found {
+            Some((_, now)) => self.mapping.violation(&now, offset, len),
+            None => self.nowhere(offset, len),
+        })
+    }
+
+    #[cold]
+    fn nowhere(&self, offset: u64, len: u64) -> Violation {
+        let text = format!(
+            "{len} bytes at 0x{:x} are in no allocation of GPU {}",
+            self.window + offset,
+            self.device
+        );
+        Violation::new(ViolationKind::UnknownAddress, Some(self.device), text)
+    }
+
+    /// Start and size of the allocation that an address of this pool lies in.
+    pub fn range(&self, offset: u64) -> Option<(u64, u64)> {
+        let (_, now) = self.find(offset)?;
+        (now.state != State::Freed && offset < now.offset + now.size)
+            .then_some((self.window + now.offset, now.size))
+    }
+
+    pub(super) fn begin_free(&'static self, offset: u64) -> Result<Freeing, Violation> {
+        let Some((entry, now)) = self.find(offset) else {
+            let mut violation = self.nowhere(offset, 1);
+            violation = violation.during("free");
+            return Err(violation);
+        };
+        if now.offset != offset {
+            let text = format!(
+                "free of 0x{:x}, which is {} bytes inside allocation #{} of GPU {}",
+                self.window + offset,
+                offset - now.offset,
+                now.generation,
+                self.device
+            );
+            return Err(Violation::new(
+                ViolationKind::InvalidFree,
+                Some(self.device),
+                text,
+            ));
+        }
+        let from = [State::Pending, State::Live];
+        let freed_first = self
+            .mapping
+            .entry(entry)
+            .is_some_and(|e| e.advance(now.generation, &from, State::Freeing));
+        if !freed_first {
+            let text = format!(
+                "allocation #{} ({} bytes at 0x{:x} on GPU {}) is freed twice",
+                now.generation,
+                now.size,
+                self.window + now.offset,
+                self.device
+            );
+            return Err(Violation::new(
+                ViolationKind::InvalidFree,
+                Some(self.device),
+                text,
+            ));
+        }
+        let block = Block {
+            start: (offset / PAGE) as u32,
+            pages: pages_of(now.size) as u32,
+            entry,
+        };
+        Ok(Freeing {
+            pool: self,
+            block,
+            generation: now.generation,
+        })
+    }
+
+    /// Keeps freed memory aside, and lets go of the oldest that is.
+    fn keep_aside(&self, allocator: &mut Allocator, block: Block) {
+        allocator.quarantine.push_back(block);
+        allocator.quarantined_pages += u64::from(block.pages);
+        let limit = QUARANTINE_BYTES.min(self.total / 8) / PAGE;
+        while allocator.quarantine.len() > QUARANTINE_BLOCKS
+            || allocator.quarantined_pages > limit && allocator.quarantine.len() > 1
+        {
+            self.release_oldest(allocator);
+        }
+    }
+
+    /// Makes the oldest freed memory free to be handed out. False if there is none.
+    fn release_oldest(&self, allocator: &mut Allocator) -> bool {
+        let Some(block) = allocator.quarantine.pop_front() else {
+            return false;
+        };
+        let pages = u64::from(block.pages);
+        allocator.quarantined_pages -= pages;
+        allocator.resident_pages += pages;
+        if block.pages >= PAGES_PER_HUGE && allocator.resident_pages > RESIDENT_BYTES / PAGE {
+            punch(self.fd(), u64::from(block.start) * PAGE, pages * PAGE);
+            allocator.resident_pages -= pages;
+        }
+        allocator.space.give(block.start, block.pages);
+        allocator.free_entries.push_back(block.entry);
+        true
+    }
+
+    pub(super) fn free_all_of(&self, owner: u32) {
+        let mut allocator = self.lock();
+        for entry in 0..allocator.owners.len() {
+            if allocator.owners[entry] != owner {
+                continue;
+            }
+            let entry = entry as u32;
+            let Some(slot) = self.mapping.entry(entry) else {
+                continue;
+            };
+            let now = slot.snapshot();
+            // One that is `Freeing` is finished by its own job, which was dropped or is about to
+            // be.
+            if slot.advance(now.generation, &[State::Pending, State::Live], State::Freed) {
+                let block = Block {
+                    start: (now.offset / PAGE) as u32,
+                    pages: pages_of(now.size) as u32,
+                    entry,
+                };
+                self.keep_aside(&mut allocator, block);
+            }
+        }
+    }
+}
+
+impl Freeing {
+    /// The device whose memory it is.
+    pub fn device(&self) -> i32 {
+        self.pool.device
+    }
+
+    /// The memory is free from now on.
+    pub fn finish(self) {
+        // Drop does it.
+    }
+}
+
+impl Drop for Freeing {
+    /// Also when the job that was to free it is dropped unrun.
+    fn drop(&mut self) {
+        let mut allocator = self.pool.lock();
+        let slot = self.pool.mapping.entry(self.block.entry);
+        if slot.is_some_and(|slot| slot.advance(self.generation, &[State::Freeing], State::Freed)) {
+            self.pool.keep_aside(&mut allocator, self.block);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Misuse that the emulator caught: a record for tests, and one plain line each on stderr.
+//!
+//! Written by the memory checks, the driver functions and the NCCL side; read by tests through
+//! [`violations()`]. A violation names the allocation (or the object) it is about.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What kind of misuse was caught; see [`Violation`].
+///
+/// ```
+/// use nccl_emulator::{ViolationKind, violations};
+///
+/// let freed = |kind| kind == ViolationKind::UseAfterFree;
+/// assert!(!violations().iter().any(|violation| freed(violation.kind())));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ViolationKind {
+    /// Memory was accessed, or still in use, after it was freed.
+    UseAfterFree,
+    /// Memory was accessed before its stream-ordered allocation was reached.
+    UseBeforeAllocation,
+    /// An access began inside an allocation and ended outside of it.
+    OutOfBounds,
+    /// The address belongs to no allocation of any device.
+    UnknownAddress,
+    /// The address was freed twice, or is not the start of an allocation.
+    InvalidFree,
+    /// A host pointer was given where device memory is needed.
+    HostMemory,
+    /// A communicator, stream or event was used after it was destroyed.
+    UseAfterDestroy,
+    /// Another rule of CUDA or NCCL was broken.
+    Misuse,
+}
+
+/// One misuse that was caught. Its text names the allocation, its size, device, state and age, and
+/// the offset that was used.
+///
+/// ```
+/// use cudarc::driver::{CudaContext, result};
+/// use nccl_emulator::ViolationKind;
+///
+/// nccl_emulator::install()?;
+/// let gpu = CudaContext::new(0)?;
+/// let stream = gpu.new_stream()?;
+/// // SAFETY: none; this is the misuse.
+/// unsafe {
+///     let memory = result::malloc_sync(1000)?;
+///     result::free_sync(memory)?;
+///     assert!(result::memset_d8_async(memory, 0, 1000, stream.cu_stream()).is_err());
+/// }
+/// let violation = &nccl_emulator::violations()[0];
+/// assert_eq!(violation.kind(), ViolationKind::UseAfterFree);
+/// assert_eq!(violation.device(), Some(0));
+/// let allocation = violation.allocation().unwrap();
+/// assert_eq!((allocation.size, allocation.freed), (Some(1000), true));
+/// println!("{violation}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Violation(Box<Details>);
+
+#[derive(Debug, Clone)]
+struct Details {
+    kind: ViolationKind,
+    device: Option<i32>,
+    allocation: Option<Allocation>,
+    text: String,
+}
+
+/// The allocation of device memory that a violation is about; see [`Violation`].
+///
+/// ```
+/// for violation in nccl_emulator::violations() {
+///     if let Some(allocation) = violation.allocation() {
+///         println!("allocation {} of device {}", allocation.number, allocation.device);
+///     }
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Allocation {
+    /// Allocations of one device in one process are numbered from 1.
+    pub number: u32,
+    /// Ordinal of its device.
+    pub device: i32,
+    /// The process that allocated it.
+    pub process: u32,
+    /// Bytes asked for; `None` when that is no longer known.
+    pub size: Option<u64>,
+    /// Whether it was freed.
+    pub freed: bool,
+}
+
+impl Violation {
+    /// A violation with its sentence. `device` is the ordinal it happened on, if any.
+    pub fn new(kind: ViolationKind, device: Option<i32>, text: impl Into<String>) -> Self {
+        Self(Box::new(Details {
+            kind,
+            device,
+            allocation: None,
+            text: text.into(),
+        }))
+    }
+
+    /// The same violation, about an allocation.
+    pub fn about(mut self, allocation: Allocation) -> Self {
+        self.0.allocation = Some(allocation);
+        self
+    }
+
+    /// The allocation it is about.
+    ///
+    /// ```
+    /// for violation in nccl_emulator::violations() {
+    ///     println!("{violation}: about an allocation: {}", violation.allocation().is_some());
+    /// }
+    /// ```
+    #[must_use]
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.0.allocation.as_ref()
+    }
+
+    /// What kind of misuse this is.
+    ///
+    /// ```
+    /// for violation in nccl_emulator::violations() {
+    ///     println!("{:?}: {violation}", violation.kind());
+    /// }
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> ViolationKind {
+        self.0.kind
+    }
+
+    /// The device it happened on.
+    ///
+    /// ```
+    /// let on_device_0 = nccl_emulator::violations().iter().filter(|v| v.device() == Some(0)).count();
+    /// assert_eq!(on_device_0, 0);
+    /// ```
+    #[must_use]
+    pub fn device(&self) -> Option<i32> {
+        self.0.device
+    }
+
+    /// The same violation with `operation` ("AllReduce on comm …") in front of its sentence.
+    pub fn during(mut self, operation: &str) -> Self {
+        self.0.text = format!("{operation}: {}", self.0.text);
+        self
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+static RECORD: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
+
+/// Every violation of this process so far, oldest first; ten thousand at most.
+///
+/// ```
+/// nccl_emulator::install()?;
+/// // … run the program under test …
+/// assert!(nccl_emulator::violations().is_empty());
+/// # Ok::<(), nccl_emulator::InstallError>(())
+/// ```
+#[must_use]
+pub fn violations() -> Vec<Violation> {
+    lock().clone()
+}
+
+/// Forgets the violations so far: between tests that share a process.
+///
+/// ```
+/// nccl_emulator::clear_violations();
+/// assert!(nccl_emulator::violations().is_empty());
+/// ```
+pub fn clear_violations() {
+    lock().clear();
+}
+
+/// Violations that are kept.
+const KEPT: usize = 10_000;
+
+/// Prints and records a violation. Does not touch any context: `context::fail` does both.
+pub fn record(violation: Violation) {
+    let mut record = lock();
+    match record.len() {
+        KEPT => return,
+        few if few == KEPT - 1 => eprintln!(
+            "nccl-emulator: violation: {violation} (the last of {KEPT} that are printed and kept)"
+        ),
+        _ => eprintln!("nccl-emulator: violation: {violation}"),
+    }
+    record.push(violation);
+}
+
+fn lock() -> MutexGuard<'static, Vec<Violation>> {
+    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
+}
