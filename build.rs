@@ -34,6 +34,7 @@ fn main() {
         "nccl/src",
         "nccl-sys/src",
         "nccl-emulator/src",
+        "crates",
     ] {
         if Path::new(path).exists() {
             println!("cargo:rerun-if-changed={path}");
