@@ -86,7 +86,7 @@ unsafe extern "C" fn matches_file_name(
 }
 
 /// The path that the dynamic linker knows a loaded object by.
-pub fn path_of(handle: *mut c_void) -> Option<PathBuf> {
+fn path_of(handle: *mut c_void) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let mut map: *mut LinkMap = std::ptr::null_mut();
     // SAFETY: a live handle; the request stores one pointer.

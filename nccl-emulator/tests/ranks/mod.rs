@@ -73,6 +73,11 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Whether this process is a child of the test.
+pub(crate) fn is_child_of(test: &str) -> bool {
+    role(test).is_some()
+}
+
 /// What this process is to do, if it is a test's child.
 fn role(test: &str) -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
@@ -80,12 +85,19 @@ fn role(test: &str) -> Option<String> {
     (name == test).then(|| role.to_owned())
 }
 
+/// Stands in a variable's value for the directory of the test's processes.
+const PLACE_OF_TEST: &str = "{place}";
+
 fn child(test: &str, role: &str, place: &PathBuf, environment: &[(&str, &str)]) -> Child {
+    let directory = place.to_str().unwrap();
+    let environment = environment
+        .iter()
+        .map(|(name, value)| (name, value.replace(PLACE_OF_TEST, directory)));
     Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{test}/{role}"))
         .env(PLACE, place)
-        .envs(environment.iter().copied())
+        .envs(environment)
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
@@ -154,6 +166,11 @@ impl Process {
     pub(crate) fn wait_for(&self, point: &str) {
         let file = self.place.join(point);
         wait_until(point, || file.exists());
+    }
+
+    /// The file of that name in the directory that the processes share.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.place.join(name)
     }
 
     /// A unique id, made by rank 0.

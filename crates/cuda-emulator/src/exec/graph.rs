@@ -102,7 +102,7 @@ impl Graph {
     }
 
     /// How many nodes it has.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 

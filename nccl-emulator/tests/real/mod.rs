@@ -1,0 +1,173 @@
+//! Ranks on NVIDIA's own library: each test runs once for each library of `NCCL_REAL_LIBRARIES`, whose paths are
+//! separated by colons; without it a test says that nothing was tested. `cargo xtask real-nccl test` sets it.
+
+// Each test file uses its own part of this.
+#![allow(dead_code)]
+
+use std::env;
+use std::fs;
+use std::process::ExitStatus;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nccl_sys::NCCL_CONFIG_INITIALIZER;
+
+use crate::ranks::{self, Process, Rank, is_child_of, nccl, processes_ending, wait_until};
+
+const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
+
+/// What is set for every test: the library's warnings go to a file for each process, and InfiniBand is off.
+const SETTINGS: [(&str, &str); 6] = [
+    ("NCCL_DEBUG", "INFO"),
+    ("NCCL_DEBUG_SUBSYS", "ALL"),
+    ("NCCL_DEBUG_FILE", "{place}/log.%p"),
+    ("NCCL_NET", "Socket"),
+    ("NCCL_IB_DISABLE", "1"),
+    ("NCCL_RAS_ENABLE", "0"),
+];
+
+/// Neighbours use sockets, as ranks of different hosts do.
+pub(crate) const SOCKETS: [(&str, &str); 2] =
+    [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")];
+/// Neighbours write to each other's memory.
+pub(crate) const P2P: [(&str, &str); 1] = [("NCCL_P2P_LEVEL", "SYS")];
+/// Neighbours share host memory.
+pub(crate) const SHM: [(&str, &str); 1] = [("NCCL_P2P_DISABLE", "1")];
+
+/// The libraries to test on.
+pub(crate) fn libraries(test: &str) -> Vec<String> {
+    let paths = env::var(LIBRARIES).unwrap_or_default();
+    let paths: Vec<String> = paths
+        .split(':')
+        .filter(|path| !path.is_empty())
+        .map(String::from)
+        .collect();
+    if paths.is_empty() {
+        println!(
+            "NOT TESTED: {test}: {LIBRARIES} names no libnccl.so.2 (cargo xtask real-nccl test)"
+        );
+    }
+    paths
+}
+
+/// Runs `body` in `ranks` processes, on each library; `ending` judges how each of them ended.
+pub(crate) fn processes_on_each(
+    test: &str,
+    ranks: i32,
+    environment: &[(&str, &str)],
+    ending: impl Fn(i32, ExitStatus) -> bool + Copy,
+    body: impl Fn(Process),
+) {
+    if is_child_of(test) {
+        return processes_ending(test, ranks, &[], ending, body);
+    }
+    for library in libraries(test) {
+        println!("{test} on {library}");
+        let mut all = SETTINGS.to_vec();
+        all.push(("NCCL_EMULATOR_NCCL", &library));
+        all.retain(|(name, _)| environment.iter().all(|(other, _)| other != name));
+        all.extend(environment);
+        processes_ending(test, ranks, &all, ending, &body);
+    }
+}
+
+/// [`processes_on_each`], ending well.
+pub(crate) fn on_each(
+    test: &str,
+    ranks: i32,
+    environment: &[(&str, &str)],
+    body: impl Fn(Process),
+) {
+    processes_on_each(test, ranks, environment, |_, status| status.success(), body);
+}
+
+/// Whether a rank was killed.
+pub(crate) fn killed(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    status.signal() == Some(libc::SIGKILL)
+}
+
+/// Ends this process as an accident does.
+pub(crate) fn die() -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!()
+}
+
+impl Process {
+    /// What the library wrote to its log in this process.
+    pub(crate) fn log(&self) -> String {
+        let file = self.file(&format!("log.{}", std::process::id()));
+        fs::read_to_string(file).unwrap_or_default()
+    }
+
+    /// This process's rank of a non-blocking communicator of all.
+    pub(crate) fn join_nonblocking(&self) -> Rank {
+        Rank::join_nonblocking(self.id("id"), self.ranks, self.rank)
+    }
+
+    /// Begins a non-blocking init, and returns its code.
+    pub(crate) fn begin(&self, ranks: i32, rank: i32) -> (Rank, u32) {
+        let id = self.id("id");
+        let mut this = Rank::alone(self.ranks, self.rank);
+        let mut config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        let code = nccl!(ncclCommInitRankConfig(
+            &mut this.comm,
+            ranks,
+            id,
+            rank,
+            &mut config
+        ));
+        (this, code)
+    }
+
+    /// Waits until ranks 0 and 2 have come to a point.
+    pub(crate) fn meet_of_two(&self, point: &str) {
+        self.mark(&format!("{point}.{}", self.rank));
+        [0, 2]
+            .iter()
+            .for_each(|rank| self.wait_for(&format!("{point}.{rank}")));
+    }
+
+    /// Waits until every rank has come to a point.
+    pub(crate) fn meet(&self, point: &str) {
+        self.mark(&format!("{point}.{}", self.rank));
+        (0..self.ranks).for_each(|rank| self.wait_for(&format!("{point}.{rank}")));
+    }
+}
+
+/// Whether `condition` stays true for `time`.
+pub(crate) fn stays(time: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        if !condition() {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Runs `call` on a thread of its own and returns its result, if it comes back within `limit`.
+pub(crate) fn within<T: Send + 'static>(
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::spawn(move || sender.send(call()));
+    receiver.recv_timeout(limit).ok()
+}
+
+/// The communicator's state once it is an error.
+pub(crate) fn asynchronous_error(rank: &Rank) -> u32 {
+    wait_until("the communicator reports an error", || {
+        !matches!(rank.state(), 0 | 7)
+    });
+    rank.state()
+}
+
+/// The text of the last error.
+pub(crate) fn last_error() -> String {
+    ranks::last_error()
+}
