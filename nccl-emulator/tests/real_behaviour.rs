@@ -39,10 +39,6 @@ impl Handle {
         Self(rank.comm)
     }
 
-    fn abort(self) -> u32 {
-        nccl!(ncclCommAbort(self.0))
-    }
-
     fn destroy(self) -> u32 {
         nccl!(ncclCommDestroy(self.0))
     }
