@@ -63,6 +63,13 @@ mod install;
 mod nccl;
 mod options;
 mod probe;
+#[cfg(feature = "real-nccl")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the runtime that it serves is not connected yet"
+)]
+mod real;
 mod transport;
 
 use options::Wishes;

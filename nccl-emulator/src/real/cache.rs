@@ -1,0 +1,224 @@
+//! What was read of a library, kept in a file from process to process.
+//!
+//! One file per build ID, `BUILD_ID.layout`: a line with a SHA-256 sum, then JSON. A file is used if its
+//! owner and directory are right, the sum is, and it was made by this version of the reader for a library of
+//! the same length; else it is made anew. It is written under another name and renamed, so a reader sees a
+//! whole file or none. While one process reads a library, others of the same user wait for it, at
+//! most [`PATIENCE`]. No trouble with the cache is an error: the library is then read each time.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::calls::Calls;
+use super::error::LoadError;
+use super::types::Table;
+use super::wanted;
+
+/// To be raised when the meaning of what is kept changes.
+const FORMAT: u32 = 1;
+/// A first read takes about a second, on a busy machine several.
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(10);
+
+/// Everything that is read of a library's file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Analysis {
+    pub(crate) calls: Calls,
+    pub(crate) table: Table,
+}
+
+/// What the cache was good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CacheUse {
+    /// The file was there.
+    Found(PathBuf),
+    /// The library was read, and the file written.
+    Written(PathBuf),
+    /// The library was read, and will be the next time.
+    None(String),
+}
+
+/// Which library a file belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Key {
+    /// Of the library.
+    pub(crate) build_id: String,
+    /// Of the library, in bytes.
+    pub(crate) length: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry<A> {
+    key: Key,
+    /// What was asked for, and by which reader.
+    request: String,
+    analysis: A,
+}
+
+/// A directory for cache files, private to this user.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    directory: Result<PathBuf, String>,
+}
+
+impl Cache {
+    /// As the environment says: `NCCL_EMULATOR_CACHE`, or else the user's cache directory, or else a
+    /// directory of the user's among the temporary files.
+    pub(crate) fn of_environment() -> Self {
+        Self::choose(|name| std::env::var_os(name), &std::env::temp_dir())
+    }
+
+    pub(crate) fn choose(variable: impl Fn(&str) -> Option<OsString>, temporary: &Path) -> Self {
+        let path = |name: &str| {
+            let value = variable(name).filter(|value| !value.is_empty());
+            value
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute() || name == "NCCL_EMULATOR_CACHE")
+        };
+        let candidates = match path("NCCL_EMULATOR_CACHE") {
+            Some(path) => vec![path],
+            None => {
+                let home = path("HOME").map(|home| home.join(".cache"));
+                let user = rustix::process::geteuid().as_raw();
+                path("XDG_CACHE_HOME")
+                    .or(home)
+                    .map(|cache| cache.join("nccl-emulator"))
+                    .into_iter()
+                    .chain([temporary.join(format!("nccl-emulator-{user}"))])
+                    .collect()
+            }
+        };
+        let mut troubles = Vec::new();
+        for candidate in candidates {
+            match prepare(&candidate) {
+                Ok(()) => {
+                    return Self {
+                        directory: Ok(candidate),
+                    };
+                }
+                Err(error) => troubles.push(format!("{}: {error}", candidate.display())),
+            }
+        }
+        Self {
+            directory: Err(troubles.join("; ")),
+        }
+    }
+
+    /// What is kept for `key`, or else what `make` makes.
+    pub(crate) fn get(
+        &self,
+        key: &Key,
+        make: impl FnOnce() -> Result<Analysis, LoadError>,
+    ) -> Result<(Analysis, CacheUse), LoadError> {
+        let directory = match &self.directory {
+            Ok(directory) => directory,
+            Err(trouble) => return Ok((make()?, CacheUse::None(trouble.clone()))),
+        };
+        let path = directory.join(format!("{}.layout", key.build_id));
+        if let Some(analysis) = read(&path, key) {
+            return Ok((analysis, CacheUse::Found(path)));
+        }
+        // Held until the file is written.
+        let lock = lock(&directory.join(format!("{}.lock", key.build_id)));
+        if lock.is_ok()
+            && let Some(analysis) = read(&path, key)
+        {
+            return Ok((analysis, CacheUse::Found(path)));
+        }
+        let analysis = make()?;
+        let used = match write(&path, directory, key, &analysis) {
+            Ok(()) => CacheUse::Written(path),
+            Err(error) => CacheUse::None(format!("{}: {error}", path.display())),
+        };
+        Ok((analysis, used))
+    }
+}
+
+/// Makes the directory, or makes sure that nobody else can write in it.
+fn prepare(directory: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory)?;
+    // Of a symbolic link, the directory it leads to.
+    private(&fs::metadata(directory)?, "directory")
+}
+
+fn private(metadata: &fs::Metadata, what: &str) -> io::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    if metadata.uid() != user || metadata.mode() & 0o022 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "{what} of user {}, mode {:o}; expected one that only user {user} can write",
+                metadata.uid(),
+                metadata.mode() & 0o7777
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn lock(path: &Path) -> io::Result<File> {
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(POLL);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// What a file must have been asked for.
+fn request() -> String {
+    let lists = [wanted::TYPES.join(" "), wanted::DATA.join(" ")].join("\n");
+    format!(
+        "{} {FORMAT} {}",
+        env!("CARGO_PKG_VERSION"),
+        sum(lists.as_bytes())
+    )
+}
+
+fn sum(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read(path: &Path, key: &Key) -> Option<Analysis> {
+    let file = File::open(path).ok()?;
+    private(&file.metadata().ok()?, "file").ok()?;
+    let text = io::read_to_string(file).ok()?;
+    let (found, json) = text.split_once('\n')?;
+    if found != sum(json.as_bytes()) {
+        return None;
+    }
+    let entry: Entry<Analysis> = serde_json::from_str(json).ok()?;
+    (entry.key == *key && entry.request == request()).then_some(entry.analysis)
+}
+
+fn write(path: &Path, directory: &Path, key: &Key, analysis: &Analysis) -> io::Result<()> {
+    let json = serde_json::to_string(&Entry {
+        key: key.clone(),
+        request: request(),
+        analysis,
+    })?;
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    writeln!(file, "{}", sum(json.as_bytes()))?;
+    file.write_all(json.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! [`load`] and [`RealNccl`]: NVIDIA's libnccl, loaded and redirected.
+
+use std::ffi::{CString, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+use nccl_sys::Version;
+
+use super::cache::{Analysis, Cache, CacheUse, Key};
+use super::calls::{self, Calls};
+use super::dwarf;
+use super::error::LoadError;
+use super::file::{ElfFile, Source};
+use super::image::Image;
+pub(crate) use super::redirect::Provided;
+use super::redirect::{Trampolines, redirect};
+use super::types::{Library, Types};
+use super::wanted;
+
+/// NVIDIA's libnccl in this process. It stays loaded until the process ends.
+#[derive(Debug)]
+pub(crate) struct RealNccl {
+    path: PathBuf,
+    version: Version,
+    types: Types,
+    calls: Calls,
+    build_id: String,
+    cache: CacheUse,
+    base: usize,
+    trampolines: Trampolines,
+}
+
+/// An object in the loaded library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DataSymbol {
+    /// In this process.
+    pub(crate) address: *const u8,
+    /// In bytes.
+    pub(crate) size: usize,
+}
+
+/// Loads the libnccl at `path` and leads its calls of the CUDA runtime to `provided`.
+///
+/// # Errors
+/// [`LoadError`]; the library is not in the process then.
+pub(crate) fn load(path: &Path, provided: Provided<'_>) -> Result<RealNccl, LoadError> {
+    load_with(path, provided, &Cache::of_environment())
+}
+
+pub(super) fn load_with(
+    path: &Path,
+    provided: Provided<'_>,
+    cache: &Cache,
+) -> Result<RealNccl, LoadError> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(LoadError::ThisCpu {
+            found: std::env::consts::ARCH,
+        });
+    }
+    let source = Source::open(path)?;
+    let file = ElfFile::parse(&source)?;
+    let build_id = file.build_id()?;
+    let key = Key {
+        build_id: build_id.text(),
+        length: source.length(),
+    };
+    let (analysis, cache) = cache.get(&key, || analyse(&file))?;
+    let image = Image::load(path, &build_id)?;
+    let version = version(path, &image, &analysis.calls)?;
+    let trampolines = redirect(path, &image, file.span()?, &analysis.calls, provided)?;
+    let base = image.base();
+    image.keep();
+    let library = Library {
+        path: path.to_owned(),
+        build_id: key.build_id.clone(),
+    };
+    Ok(RealNccl {
+        path: path.to_owned(),
+        version,
+        types: Types::new(library, analysis.table),
+        calls: analysis.calls,
+        build_id: key.build_id,
+        cache,
+        base,
+        trampolines,
+    })
+}
+
+/// Reads everything that is needed of the file.
+pub(super) fn analyse(file: &ElfFile<'_>) -> Result<Analysis, LoadError> {
+    let sections = file.sections()?;
+    let calls = calls::read(file, &sections)?;
+    let debug = dwarf::Sections {
+        info: sections.debug(".debug_info")?,
+        abbrev: sections.debug(".debug_abbrev")?,
+        strings: sections.debug(".debug_str")?,
+        aranges: sections.debug(".debug_aranges")?,
+    };
+    let dwarf = |source| LoadError::Dwarf {
+        path: file.path().to_owned(),
+        source,
+    };
+    dwarf::outside(debug, &calls.runtime).map_err(dwarf)?;
+    let table = dwarf::read(debug, wanted::TYPES).map_err(dwarf)?;
+    Ok(Analysis { calls, table })
+}
+
+/// Asks the library, whose answer is a constant: no CUDA is involved.
+fn version(path: &Path, image: &Image, calls: &Calls) -> Result<Version, LoadError> {
+    let mut found = "of unknown version".to_owned();
+    let export = calls
+        .exports
+        .iter()
+        .find(|export| export.name == "ncclGetVersion");
+    if let Some(export) = export {
+        let mut code: c_int = 0;
+        // SAFETY: `ncclGetVersion` is exported at this address by the library of which `image` has the
+        // build ID; it has had this signature in all releases.
+        let status = unsafe {
+            let function: extern "C" fn(*mut c_int) -> c_int =
+                std::mem::transmute(image.at(export.address));
+            function(&raw mut code)
+        };
+        match Version::from_code(code) {
+            Some(version) if status == 0 && wanted::RELEASES.contains(&version) => {
+                return Ok(version);
+            }
+            Some(version) => found = version.to_string(),
+            None => found = format!("with version code {code}"),
+        }
+    }
+    Err(LoadError::UnknownRelease {
+        path: path.to_owned(),
+        found,
+        releases: wanted::releases(),
+    })
+}
+
+impl RealNccl {
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// In hexadecimal digits.
+    pub(crate) fn build_id(&self) -> &str {
+        &self.build_id
+    }
+
+    /// The release.
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The layouts of its structures.
+    pub(crate) fn types(&self) -> &Types {
+        &self.types
+    }
+
+    /// Whether the file was read, or a cache entry.
+    pub(crate) fn cache(&self) -> &CacheUse {
+        &self.cache
+    }
+
+    /// The mangled name of the kernel of which `host_stub` is the function that host code refers to.
+    pub(crate) fn kernel_of(&self, host_stub: *const c_void) -> Option<&str> {
+        let address = host_stub.addr().checked_sub(self.base)?;
+        let name = self.calls.kernels.get(&(address as u64))?;
+        Some(name)
+    }
+
+    /// The table `name`, one of `wanted.rs`.
+    pub(crate) fn data(&self, name: &str) -> Option<DataSymbol> {
+        let data = self.calls.data.iter().find(|data| data.name == name)?;
+        Some(DataSymbol {
+            address: self.at(data.address).cast(),
+            size: usize::try_from(data.size).ok()?,
+        })
+    }
+
+    /// The functions of NCCL that it exports, `nccl*` and `pnccl*`.
+    pub(crate) fn nccl_symbols(&self) -> Vec<(CString, *const c_void)> {
+        let symbols = self.calls.exports.iter().map(|export| {
+            let name = CString::new(export.name.as_str()).ok()?;
+            Some((name, self.at(export.address)))
+        });
+        symbols.flatten().collect()
+    }
+
+    /// The functions of the CUDA runtime that NCCL refers to, and from how many places.
+    pub(crate) fn runtime_functions(&self) -> Vec<(&str, usize)> {
+        let count = |index| {
+            let sites = self.calls.sites.iter();
+            sites
+                .filter(|site| usize::from(site.function) == index)
+                .count()
+        };
+        let functions = self.calls.functions.iter().enumerate();
+        functions
+            .map(|(index, function)| (function.name.as_str(), count(index)))
+            .collect()
+    }
+
+    fn at(&self, address: u64) -> *const c_void {
+        std::ptr::with_exposed_provenance(self.base.wrapping_add(address as usize))
+    }
+}

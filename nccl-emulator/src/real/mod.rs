@@ -1,0 +1,38 @@
+//! NVIDIA's own libnccl in this process, with the calls it makes to the CUDA runtime answered by ours.
+//!
+//! ```text
+//! file ──▶ analysis (calls, dwarf) ──▶ cache      once per build of the library: seconds at most
+//!                     │
+//!                     ▼
+//! dlopen ──▶ redirect ──▶ RealNccl                once per process: milliseconds
+//! ```
+//!
+//! A wheel's libnccl carries NVIDIA's CUDA runtime as a static library. [`load`] loads the file as it is
+//! and redirects every call from NCCL's own code to a public function of that runtime, see [`redirect`].
+//! NVIDIA's runtime is not run, except for the registration functions (`__cudaRegister*`) that the
+//! library's constructors call, which only record.
+//!
+//! What must stay true:
+//! - the file on disk is never written, and no byte of the runtime's functions is changed in memory;
+//! - no address and no offset is used that was not read from the loaded file, or from a cache entry
+//!   made from a file of the same build ID and length;
+//! - a library of which anything is not as expected is refused with a [`LoadError`], not guessed at.
+
+mod cache;
+mod calls;
+mod dwarf;
+mod error;
+mod file;
+mod image;
+mod library;
+mod redirect;
+mod types;
+mod wanted;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use cache::CacheUse;
+pub(crate) use error::LoadError;
+pub(crate) use library::{DataSymbol, Provided, RealNccl, load};
+pub(crate) use types::{Bits, Field, LayoutError, Types};

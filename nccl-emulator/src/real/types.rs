@@ -1,0 +1,197 @@
+//! [`Types`]: where the fields of NCCL's and CUDA's structures lie in one build of the library.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The bits of a bit field, from the lowest bit of the little-endian word at the field's offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bits {
+    /// The lowest bit.
+    pub(crate) first: u32,
+    /// How many.
+    pub(crate) count: u32,
+}
+
+/// Where a field lies. `size` bytes are repeated `count` times from `offset` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Field {
+    /// In bytes from the start of the type asked for.
+    pub(crate) offset: usize,
+    /// Bytes of the field, or of one element of an array; of a bit field, of the word it is in.
+    pub(crate) size: usize,
+    /// The number of elements; 1 if the field is no array, 0 for an array of unstated length.
+    pub(crate) count: usize,
+    /// Only of a bit field.
+    pub(crate) bits: Option<Bits>,
+}
+
+/// A structure, union, enumeration or typedef.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Layout {
+    /// In bytes.
+    pub(crate) size: usize,
+    /// By path: `conn.step`. Members of anonymous members have no prefix; `a.b` of an array `a` is
+    /// the field `b` of its first element.
+    pub(crate) fields: BTreeMap<String, Field>,
+}
+
+/// What was read of a library's debug information.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    /// By name.
+    pub(crate) types: BTreeMap<String, Layout>,
+    /// The values of all enumerations asked for.
+    pub(crate) enumerators: BTreeMap<String, i64>,
+}
+
+/// Why an offset, size or value is not to be had.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub(crate) enum LayoutError {
+    /// The type does not exist in this build, or is not in `wanted.rs`.
+    #[error("{library} has no type {name}; expected a release of NCCL that has it")]
+    NoType {
+        /// Which file.
+        library: Library,
+        /// The type.
+        name: String,
+    },
+    /// The field does not exist in this build.
+    #[error(
+        "{library}: {name} ({size} bytes) has no field {field}; expected a release of NCCL that has it"
+    )]
+    NoField {
+        /// Which file.
+        library: Library,
+        /// The type.
+        name: String,
+        /// The type's size.
+        size: usize,
+        /// The field.
+        field: String,
+    },
+    /// A size differs from what the emulator's code is written for.
+    #[error("{library}: {name} has {found} bytes, expected {expected}")]
+    Size {
+        /// Which file.
+        library: Library,
+        /// The type, or type and field.
+        name: String,
+        /// The size in this build.
+        found: usize,
+        /// The size that the code is written for.
+        expected: usize,
+    },
+    /// No enumeration asked for has that value.
+    #[error("{library} has no enumerator {name}; expected a release of NCCL that has it")]
+    NoEnumerator {
+        /// Which file.
+        library: Library,
+        /// The enumerator.
+        name: String,
+    },
+}
+
+/// Which build of libnccl, for errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Library {
+    pub(crate) path: PathBuf,
+    pub(crate) build_id: String,
+}
+
+impl std::fmt::Display for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (build ID {})", self.path.display(), self.build_id)
+    }
+}
+
+/// The layouts of one build of libnccl.
+#[derive(Debug, Clone)]
+pub(crate) struct Types {
+    library: Library,
+    table: Table,
+}
+
+impl Types {
+    pub(crate) fn new(library: Library, table: Table) -> Self {
+        Self { library, table }
+    }
+
+    /// Whether this build has the type `name`.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.table.types.contains_key(name)
+    }
+
+    /// The size of the type `name` in bytes.
+    ///
+    /// # Errors
+    /// [`LayoutError::NoType`].
+    pub(crate) fn size_of(&self, name: &str) -> Result<usize, LayoutError> {
+        Ok(self.layout(name)?.size)
+    }
+
+    /// The field `path` of the type `name`: names joined by dots, without those of anonymous members.
+    /// An array on the way stands for its first element.
+    ///
+    /// # Errors
+    /// [`LayoutError::NoType`], [`LayoutError::NoField`].
+    pub(crate) fn field(&self, name: &str, path: &str) -> Result<Field, LayoutError> {
+        let layout = self.layout(name)?;
+        layout
+            .fields
+            .get(path)
+            .copied()
+            .ok_or_else(|| LayoutError::NoField {
+                library: self.library.clone(),
+                name: name.to_owned(),
+                size: layout.size,
+                field: path.to_owned(),
+            })
+    }
+
+    /// [`field`](Self::field), of which an element has `expected` bytes.
+    ///
+    /// # Errors
+    /// As [`field`](Self::field), and [`LayoutError::Size`].
+    pub(crate) fn field_of(
+        &self,
+        name: &str,
+        path: &str,
+        expected: usize,
+    ) -> Result<Field, LayoutError> {
+        let field = self.field(name, path)?;
+        if field.size == expected {
+            return Ok(field);
+        }
+        Err(LayoutError::Size {
+            library: self.library.clone(),
+            name: format!("{name}.{path}"),
+            found: field.size,
+            expected,
+        })
+    }
+
+    /// The value of an enumerator of any enumeration in `wanted.rs`.
+    ///
+    /// # Errors
+    /// [`LayoutError::NoEnumerator`].
+    pub(crate) fn enumerator(&self, name: &str) -> Result<i64, LayoutError> {
+        let value = self.table.enumerators.get(name).copied();
+        value.ok_or_else(|| LayoutError::NoEnumerator {
+            library: self.library.clone(),
+            name: name.to_owned(),
+        })
+    }
+
+    fn layout(&self, name: &str) -> Result<&Layout, LayoutError> {
+        self.table
+            .types
+            .get(name)
+            .ok_or_else(|| LayoutError::NoType {
+                library: self.library.clone(),
+                name: name.to_owned(),
+            })
+    }
+}

@@ -1,0 +1,127 @@
+//! What is looked for in a libnccl: names of types, of data, of functions. Whoever needs another type
+//! or table adds its name here; the cache notices by itself.
+
+use nccl_sys::Version;
+
+/// The releases whose layouts, kernels and calls were tried.
+pub(crate) const RELEASES: [Version; 3] = [
+    Version::new(2, 27, 7),
+    Version::new(2, 30, 7),
+    Version::new(2, 32, 3),
+];
+
+/// [`RELEASES`] as text for errors.
+pub(crate) fn releases() -> String {
+    RELEASES.map(|version| version.to_string()).join(", ")
+}
+
+/// Types whose layouts are read. A type that a release lacks is absent there.
+pub(crate) const TYPES: &[&str] = &[
+    // Arguments of NCCL's kernels, and what they point to.
+    "ncclDevKernelArgs",
+    "ncclKernelComm",
+    "ncclKernelCommAndChannels",
+    // 2.27's names of the two above.
+    "ncclDevComm",
+    "ncclDevCommAndChannels",
+    "ncclDevChannel",
+    "ncclDevChannelPeer",
+    "ncclConnInfo",
+    "ncclConnFifo",
+    "ncclRing",
+    "ncclTree",
+    "ncclDirect",
+    "ncclNvls",
+    "ncclLLFifoLine",
+    "ncclCollNetSharedRes",
+    // Work of the kernels.
+    "ncclDevWorkBatch",
+    "ncclDevWorkP2p",
+    "ncclDevWorkColl",
+    "ncclDevWorkCollReg",
+    "ncclDevWorkBcast",
+    "ncclDevProfiler",
+    "ncclProgressCountersBlock",
+    // Enumerations.
+    "ncclDevWorkType",
+    "ncclDevWorkStorageType",
+    "ncclDevRedOp_t",
+    "ncclDevRedOpFull",
+    "ncclFunc_t",
+    "ncclDataType_t",
+    "ncclRedOp_t",
+    "ncclPattern_t",
+    "ncclSymkKernelId",
+    "ncclSymKernelId",
+    // Symmetric kernels, windows, one-sided operations.
+    "ncclSymkDevWorkArgs",
+    "ncclSymkDevWorkArgs4K",
+    "ncclSymkDevWork",
+    "ncclSymkDevComm",
+    "ncclSymkChannelWorkRange",
+    "ncclSymDevArgs",
+    "ncclSymDevBase",
+    "ncclSymDevComm",
+    "ncclSymPtr",
+    "ncclDevCommWindowTable",
+    "ncclWindow_vidmem",
+    "ncclLsaBarrierHandle",
+    "ncclLLA2AHandle",
+    "ncclGinBarrierHandle",
+    "ncclMultimemHandle",
+    "ncclTeam",
+    // CUDA's structures that cross the runtime's functions.
+    "cudaDeviceProp",
+    "cudaPointerAttributes",
+    "cudaFuncAttributes",
+    "cudaLaunchConfig_st",
+    "cudaLaunchAttribute_st",
+    "cudaLaunchAttributeValue",
+    "cudaLaunchAttributeID",
+    "cudaMemcpyAttributes",
+    "cudaMemLocation",
+    "cudaMemPoolProps",
+    "cudaIpcMemHandle_st",
+    "cudaHostNodeParams",
+    "cudaMemoryType",
+    "cudaMemPoolAttr",
+    "cudaStreamCaptureStatus",
+    "cudaDriverEntryPointQueryResult",
+    "cudaDeviceAttr",
+    "cudaFuncAttribute",
+    "cudaError",
+];
+
+/// Tables of the library that the emulator reads.
+pub(crate) const DATA: &[&str] = &[
+    "ncclDevFuncIdCount",
+    "ncclDevFuncRowToId",
+    "ncclDevFuncTable",
+    "ncclDevKernelForFunc",
+    "ncclDevKernelForFuncIsSpecialized",
+    "ncclDevKernelList",
+    "ncclDevKernelRequirements",
+    "ncclSymKernelList",
+    "ncclSymkKernelCount",
+    "ncclSymkKernelList",
+    "ncclSymkKernelListProfile",
+    "ncclSymkKernelMaxDynamicSmem",
+    "ncclSymkKernelRequirements",
+];
+
+/// Functions of the runtime to which the library refers, but only from the host stubs of kernels and
+/// the like, which nothing calls in what the emulator runs. If the caller does not provide them, they
+/// are answered by a refusal that names them.
+pub(crate) const REFERENCED_ONLY: &[&str] = &[
+    "__cudaGetKernel",
+    "__cudaInitModule",
+    "__cudaLaunchKernel",
+    "__cudaPopCallConfiguration",
+    "__cudaPushCallConfiguration",
+];
+
+/// Whether `name` is a function by which compiled CUDA code registers itself. The library's
+/// constructors and destructors call them; they record and need no driver, and are left as they are.
+pub(crate) fn registers(name: &str) -> bool {
+    name.starts_with("__cudaRegister") || name.starts_with("__cudaUnregister")
+}
