@@ -8,12 +8,12 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_emulator::hooks::{self, Hooks};
 use cuda_emulator::settings::{self, Settings};
-use cuda_emulator::stand_in::{self, StandInError, loaded_from};
+use cuda_emulator::stand_in::{self, StandInError, Symbol, loaded_from};
 
 use crate::options::{self, Wishes};
 use crate::{expert_parallel, faults};
@@ -68,6 +68,12 @@ pub enum InstallError {
         /// What is in force.
         in_force: String,
     },
+    /// NVIDIA's own library cannot be put on the emulator's driver.
+    #[error("NVIDIA's NCCL cannot run on the emulator: {reason}")]
+    RealNccl {
+        /// Why: what was expected, and found.
+        reason: String,
+    },
     /// The dynamic linker does not take the object that stands for a library.
     #[error("the dynamic linker does not load the stand-in for {soname}: {reason}")]
     Refused {
@@ -108,6 +114,24 @@ pub struct Installation {
     sonames: Vec<&'static str>,
     symbols: usize,
     options: String,
+    real_nccl: Option<RealLibrary>,
+}
+
+/// NVIDIA's own library, on the emulator's driver; see [`Installation::real_nccl`].
+///
+/// ```
+/// if let Some(library) = nccl_emulator::install()?.real_nccl() {
+///     println!("NCCL {} of {}", library.version, library.path.display());
+/// }
+/// # Ok::<(), nccl_emulator::InstallError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RealLibrary {
+    /// Its release: 2.32.3.
+    pub version: String,
+    /// Its file.
+    pub path: PathBuf,
 }
 
 impl Installation {
@@ -132,6 +156,18 @@ impl Installation {
     pub fn symbols(&self) -> usize {
         self.symbols
     }
+
+    /// NVIDIA's own library, if it runs here in the place of the emulator's NCCL (`NCCL_EMULATOR_NCCL`): its kernels are
+    /// interpreted by the CPU, so that times mean nothing.
+    ///
+    /// ```
+    /// assert_eq!(nccl_emulator::install()?.real_nccl(), None);
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    #[must_use]
+    pub fn real_nccl(&self) -> Option<&RealLibrary> {
+        self.real_nccl.as_ref()
+    }
 }
 
 impl fmt::Display for Installation {
@@ -142,14 +178,22 @@ impl fmt::Display for Installation {
             self.sonames.join(", "),
             self.symbols,
             self.options
-        )
+        )?;
+        match &self.real_nccl {
+            Some(library) => write!(
+                f,
+                "; NVIDIA's NCCL {} runs on it: its kernels are interpreted, and times mean nothing",
+                library.version
+            ),
+            None => Ok(()),
+        }
     }
 }
 
 /// Installed already.
 static INSTALLED: Mutex<Option<Installation>> = Mutex::new(None);
 
-pub(crate) fn install(wishes: Wishes) -> Result<Installation, InstallError> {
+pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let options = options::fix(wishes)?;
     if let Some(installation) = &*installed {
@@ -171,21 +215,48 @@ pub(crate) fn install(wishes: Wishes) -> Result<Installation, InstallError> {
         sonames: Vec::new(),
         symbols: 0,
         options: options.to_string(),
+        real_nccl: None,
     };
-    for (sonames, symbols) in [
-        (CUDA, cuda_emulator::driver::symbols()),
-        (NCCL, crate::nccl::symbols()),
-    ] {
-        for soname in sonames {
-            stand_in::load(soname, &symbols)?;
-            installation
-                .sonames
-                .push(soname.to_str().unwrap_or_default());
-        }
-        installation.symbols += symbols.len();
+    installation.take(&CUDA, &cuda_emulator::driver::symbols())?;
+    match &options.nccl {
+        None => installation.take(&NCCL, &crate::nccl::symbols())?,
+        Some(path) => installation.real_nccl = Some(carry(path, &mut installation)?),
     }
     *installed = Some(installation.clone());
     Ok(installation)
+}
+
+impl Installation {
+    /// Makes each of the names lead to these functions.
+    pub(crate) fn take(
+        &mut self,
+        sonames: &[&'static CStr],
+        symbols: &[Symbol],
+    ) -> Result<(), InstallError> {
+        for soname in sonames {
+            stand_in::load(soname, symbols)?;
+            self.sonames.push(soname.to_str().unwrap_or_default());
+        }
+        self.symbols += symbols.len();
+        Ok(())
+    }
+}
+
+/// Puts NVIDIA's library on the driver.
+#[cfg(feature = "real-nccl")]
+fn carry(path: &Path, installation: &mut Installation) -> Result<RealLibrary, InstallError> {
+    crate::real::install(path, installation)
+}
+
+/// Refuses to, without the feature.
+#[cfg(not(feature = "real-nccl"))]
+fn carry(path: &Path, _: &mut Installation) -> Result<RealLibrary, InstallError> {
+    let reason = format!(
+        "{} asks for {}, but nccl-emulator was built without its feature `real-nccl`",
+        options::NCCL,
+        path.display()
+    );
+    Err(InstallError::RealNccl { reason })
 }
 
 /// Whether [`install()`](crate::install()) has been done.
@@ -243,7 +314,7 @@ mod tests {
         // SAFETY: an object without code.
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         std::fs::remove_dir_all(&directory).unwrap();
-        let error = install(Wishes::default()).unwrap_err();
+        let error = install(&Wishes::default()).unwrap_err();
         let InstallError::AlreadyLoaded { path: found, .. } = &error else {
             panic!("{error}")
         };

@@ -33,6 +33,7 @@
 //! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
 //! | `NCCL_EMULATOR_FAULTS` | faults on purpose, see [`faults`] | none |
 //! | `NCCL_EMULATOR_VERSION` | the release of NCCL that it presents itself as, `2.18.3` for instance | the newest |
+//! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |
 //! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
 //!
@@ -72,13 +73,15 @@ mod probe;
 mod real;
 mod transport;
 
+use std::path::PathBuf;
+
 use options::Wishes;
 
 pub use cuda_emulator::kernels;
 pub use cuda_emulator::violations::{
     Allocation, Violation, ViolationKind, clear_violations, violations,
 };
-pub use install::{InstallError, Installation};
+pub use install::{InstallError, Installation, RealLibrary};
 pub use probe::Choice;
 
 /// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
@@ -185,6 +188,18 @@ impl Emulator {
         self
     }
 
+    /// The file of NVIDIA's own library (`libnccl.so.2` of a Python wheel) that runs in the place of the emulator's NCCL;
+    /// its kernels are interpreted. Needs the feature `real-nccl`, and x86-64.
+    ///
+    /// ```
+    /// let missing = nccl_emulator::Emulator::new().nccl("/no/libnccl.so.2").install();
+    /// println!("{}", missing.unwrap_err());
+    /// ```
+    pub fn nccl(mut self, library: impl Into<PathBuf>) -> Self {
+        self.wishes.nccl = Some(library.into());
+        self
+    }
+
     /// [`install()`] with these settings.
     ///
     /// ```
@@ -197,7 +212,7 @@ impl Emulator {
     /// As [`install()`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with
     /// other settings.
     pub fn install(&self) -> Result<Installation, InstallError> {
-        install::install(self.wishes)
+        install::install(&self.wishes)
     }
 
     /// [`install_unless_gpu`] with these settings.
@@ -211,6 +226,6 @@ impl Emulator {
     /// # Errors
     /// As [`Emulator::install`].
     pub fn install_unless_gpu(&self) -> Result<Choice, InstallError> {
-        probe::install_unless_gpu(self.wishes)
+        probe::install_unless_gpu(&self.wishes)
     }
 }

@@ -1,6 +1,7 @@
-//! What the emulator pretends to be: number of devices, their memory, strictness, release. From the builder,
-//! else the environment, else defaults; fixed for the process at `install`.
+//! What the emulator pretends to be: number of devices, their memory, strictness, release, or NVIDIA's own library. From
+//! the builder, else the environment, else defaults; fixed for the process at `install`.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use nccl_sys::Version;
@@ -17,6 +18,9 @@ pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
 /// The release of NCCL.
 pub(crate) const VERSION: &str = "NCCL_EMULATOR_VERSION";
 
+/// The file of NVIDIA's own library, to be put on the emulator's driver.
+pub(crate) const NCCL: &str = "NCCL_EMULATOR_NCCL";
+
 /// The oldest release that can be asked for.
 const OLDEST: Version = Version::new(2, 18, 1);
 
@@ -30,7 +34,7 @@ const GRAIN: u64 = 2 << 20;
 const MIN_MEMORY: u64 = 16 << 20;
 
 /// The options in force for this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Number of devices.
     pub(crate) devices: u32,
@@ -40,6 +44,8 @@ pub(crate) struct Options {
     pub(crate) strict: bool,
     /// The release of NCCL.
     pub(crate) version: Version,
+    /// NVIDIA's library in the place of the emulator's NCCL.
+    pub(crate) nccl: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -49,17 +55,19 @@ impl Default for Options {
             memory: 4 << 30,
             strict: false,
             version: Version::HEADER,
+            nccl: None,
         }
     }
 }
 
 /// What a builder was told; the rest comes from the environment.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Wishes {
     pub(crate) devices: Option<u32>,
     pub(crate) memory: Option<u64>,
     pub(crate) strict: Option<bool>,
     pub(crate) version: Option<Version>,
+    pub(crate) nccl: Option<PathBuf>,
 }
 
 static OPTIONS: OnceLock<Options> = OnceLock::new();
@@ -68,7 +76,7 @@ static OPTIONS: OnceLock<Options> = OnceLock::new();
 /// the environment.
 pub(crate) fn options() -> &'static Options {
     OPTIONS.get_or_init(|| {
-        complete(Wishes::default(), &environment).unwrap_or_else(|error| {
+        complete(&Wishes::default(), &environment).unwrap_or_else(|error| {
             eprintln!("nccl-emulator: {error}; the default is used instead");
             Options::default()
         })
@@ -79,9 +87,9 @@ pub(crate) fn options() -> &'static Options {
 ///
 /// # Errors
 /// A value is out of range, or others are in force already.
-pub(crate) fn fix(wishes: Wishes) -> Result<&'static Options, InstallError> {
+pub(crate) fn fix(wishes: &Wishes) -> Result<&'static Options, InstallError> {
     let asked = complete(wishes, &environment)?;
-    let in_force = OPTIONS.get_or_init(|| asked);
+    let in_force = OPTIONS.get_or_init(|| asked.clone());
     let differs = wishes
         .devices
         .is_some_and(|devices| devices != in_force.devices)
@@ -91,7 +99,8 @@ pub(crate) fn fix(wishes: Wishes) -> Result<&'static Options, InstallError> {
             .is_some_and(|strict| strict != in_force.strict)
         || wishes
             .version
-            .is_some_and(|version| version != in_force.version);
+            .is_some_and(|version| version != in_force.version)
+        || wishes.nccl.is_some() && wishes.nccl != in_force.nccl;
     if differs {
         return Err(InstallError::OptionsInForce {
             asked: asked.to_string(),
@@ -112,7 +121,9 @@ impl std::fmt::Display for Options {
         if self.strict {
             f.write_str(", strict")?;
         }
-        if self.version != Version::HEADER {
+        if let Some(path) = &self.nccl {
+            write!(f, ", NVIDIA's NCCL of {}", path.display())?;
+        } else if self.version != Version::HEADER {
             write!(f, ", as NCCL {}", self.version)?;
         }
         Ok(())
@@ -124,7 +135,7 @@ fn environment(name: &str) -> Option<String> {
 }
 
 fn complete(
-    wishes: Wishes,
+    wishes: &Wishes,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Options, InstallError> {
     let defaults = Options::default();
@@ -178,7 +189,16 @@ fn complete(
         },
         (None, None) => defaults.strict,
     };
+    let nccl = wishes
+        .nccl
+        .clone()
+        .or_else(|| value(NCCL).map(PathBuf::from));
     let version = match (wishes.version, value(VERSION)) {
+        (_, Some(text)) if nccl.is_some() => {
+            let expected =
+                format!("nothing beside {NCCL}, whose library is of a release of its own");
+            return Err(bad(VERSION, &text, expected));
+        }
         (Some(version), _) => version,
         (None, Some(text)) => parse_version(&text)
             .ok_or_else(|| bad(VERSION, &text, "three numbers: 2.27.7".into()))?,
@@ -193,6 +213,7 @@ fn complete(
         memory: memory.next_multiple_of(GRAIN),
         strict,
         version,
+        nccl,
     })
 }
 
@@ -231,7 +252,7 @@ mod tests {
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect();
-        complete(Wishes::default(), &move |name| {
+        complete(&Wishes::default(), &move |name| {
             values
                 .iter()
                 .find(|(key, _)| key == name)
@@ -268,6 +289,7 @@ mod tests {
                 memory: 4 << 30,
                 strict: false,
                 version: Version::HEADER,
+                nccl: None,
             }
         );
         assert_eq!(with(&[(DEVICES, "")]).unwrap().devices, 8);
@@ -300,12 +322,20 @@ mod tests {
     }
 
     #[test]
+    fn the_library_of_nvidia_has_a_release_of_its_own() {
+        let options = with(&[(NCCL, "/lib/libnccl.so.2")]).unwrap();
+        assert!(options.to_string().contains("/lib/libnccl.so.2"));
+        let error = with(&[(NCCL, "/lib/libnccl.so.2"), (VERSION, "2.27.7")]).unwrap_err();
+        assert!(error.to_string().contains(VERSION) && error.to_string().contains(NCCL));
+    }
+
+    #[test]
     fn the_builder_goes_before_the_environment() {
         let wishes = Wishes {
             devices: Some(2),
             ..Wishes::default()
         };
-        let options = complete(wishes, &|_| Some("3".into()).filter(|_| false)).unwrap();
+        let options = complete(&wishes, &|_| Some("3".into()).filter(|_| false)).unwrap();
         assert_eq!(options.devices, 2);
     }
 

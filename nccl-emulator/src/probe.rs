@@ -72,7 +72,7 @@ impl fmt::Display for Choice {
     }
 }
 
-pub(crate) fn install_unless_gpu(wishes: Wishes) -> Result<Choice, InstallError> {
+pub(crate) fn install_unless_gpu(wishes: &Wishes) -> Result<Choice, InstallError> {
     if install::installation().is_some() {
         let installation = install::install(wishes)?;
         return Ok(Choice::Emulator {
