@@ -71,6 +71,14 @@ impl Arguments {
         self.0.len() < before
     }
 
+    /// What stands behind the first `--`, for a program that reads it; none if there is no `--`. To be asked for before
+    /// any option: those of the other program may have the same names.
+    pub(crate) fn after_dashes(&mut self) -> Option<Vec<OsString>> {
+        let at = self.0.iter().position(|argument| argument == "--")?;
+        let behind = self.0.split_off(at);
+        Some(behind.into_iter().skip(1).collect())
+    }
+
     /// All that has not been read, for a program that reads it.
     pub(crate) fn rest(&mut self) -> Vec<OsString> {
         std::mem::take(&mut self.0)
@@ -106,6 +114,17 @@ mod tests {
         given.finish().unwrap();
         assert_eq!(arguments(&[]).path("--header").unwrap(), None);
         assert!(is_usage(arguments(&["--header"]).path("--header")));
+    }
+
+    #[test]
+    fn what_stands_behind_two_dashes_belongs_to_another_program() {
+        let mut given = arguments(&["run", "--", "ls", "--header", "--"]);
+        assert_eq!(
+            given.after_dashes().unwrap(),
+            ["ls", "--header", "--"].map(OsString::from)
+        );
+        assert_eq!(given.path("--header").unwrap(), None);
+        assert!(arguments(&["run"]).after_dashes().is_none());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Usage};
-use crate::header::Release;
+use crate::wheels::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
 

@@ -15,9 +15,11 @@ mod feature_mixes;
 mod foreign_clients;
 mod gpu_bundle;
 mod header;
+mod real_nccl;
 mod sanitize;
 mod slim;
 mod train_tiny;
+mod wheels;
 mod workspace;
 
 /// The same description of the bindings that nccl-sys uses with its feature `bindgen`.
@@ -109,6 +111,12 @@ const CHORES: &[Chore] = &[
         run: conformance::run,
     },
     Chore {
+        name: "real-nccl",
+        arguments: "run|test|fetch|terms [OPTIONS]",
+        purpose: "run programs and tests on NVIDIA's library without a GPU; options: docs/real-nccl.md",
+        run: real_nccl::run,
+    },
+    Chore {
         name: "train-tiny",
         arguments: "[OPTIONS]",
         purpose: "train the model of examples/inference_server; options: see --help",
@@ -155,7 +163,7 @@ fn usage() -> String {
     } in CHORES
     {
         let call = format!("{name} {arguments}");
-        text += &format!("  {call:<26}{purpose}\n");
+        text += &format!("  {call:<25} {purpose}\n");
     }
     text
 }

@@ -1,0 +1,99 @@
+//! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/` or
+//! `nccl-emulator/tests/` is run on it unless it stands here.
+
+/// Package, test file, and why it is left out.
+pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
+    (
+        "nccl-emulator",
+        "capture",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "cudarc_holes",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "driver",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "graphs",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "install",
+        "it tests what the emulator takes over",
+    ),
+    (
+        "nccl-emulator",
+        "kernels",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "loom",
+        "it tests two protocols by themselves",
+    ),
+    (
+        "nccl-emulator",
+        "nccl_faults",
+        "its faults are those of the emulator's own NCCL",
+    ),
+    (
+        "nccl-emulator",
+        "nccl_version",
+        "its releases are those that the emulator's own NCCL pretends to be",
+    ),
+    (
+        "nccl-emulator",
+        "raw_symbols",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "real_symbols",
+        "check-symbols runs it on the libraries themselves",
+    ),
+    (
+        "nccl-emulator",
+        "topologies",
+        "it compares files with the driver, and asks NCCL nothing",
+    ),
+    (
+        "nccl-emulator",
+        "visible_devices",
+        "it tests the driver, and asks NCCL nothing",
+    ),
+    ("nccl-tools", "before_nccl", "it fails before NCCL is asked"),
+    ("nccl-tools", "compile_fail", "it runs the compiler"),
+    (
+        "nccl-tools",
+        "fault_matrix",
+        "its faults are those of the emulator's own NCCL",
+    ),
+    (
+        "nccl-tools",
+        "gpu_check",
+        "it tests the check of a machine with a GPU",
+    ),
+    ("nccl-tools", "launch", "it asks NCCL nothing"),
+    ("nccl-tools", "nccl_run", "it asks NCCL nothing"),
+    ("nccl-tools", "observability", "it reads the sources"),
+    ("nccl-tools", "recordings", "it asks NCCL nothing"),
+    ("nccl-tools", "rendezvous", "it asks NCCL nothing"),
+    (
+        "nccl-tools",
+        "send_sync",
+        "it has done its work when it is built",
+    ),
+    ("nccl-tools", "spawn", "it asks NCCL nothing"),
+    (
+        "nccl-tools",
+        "support_itself",
+        "it tests helpers of other tests",
+    ),
+];

@@ -1,0 +1,251 @@
+//! `real-nccl test`: the tests of this workspace on NVIDIA's library, and those that are about it.
+//!
+//! The test files of two packages run with the library in the place of the emulator's own NCCL, without those of
+//! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for
+//! themselves: they are told all libraries.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::environment::Environment;
+use super::left_out::LEFT_OUT;
+use super::{Asked, FEATURE};
+use crate::Result;
+use crate::arguments::{Arguments, Usage};
+use crate::wheels::{Release, Unavailable};
+use crate::workspace::{self, cargo, run as run_command};
+
+/// The packages whose tests these are.
+const PACKAGES: [&str; 2] = ["nccl-emulator", "nccl-tools"];
+/// The package of the tests that are about NVIDIA's library, and what their files begin with.
+const OWN: (&str, &str) = ("nccl-emulator", "real_");
+/// By this name the unit tests of the emulator's module are asked for.
+const UNIT: &str = "real";
+/// What those tests are told: the libraries, with `:` between them.
+const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
+
+/// A file of tests: its package and its name.
+type TestFile = (String, String);
+
+/// What is to be run.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Selection {
+    /// Whether the unit tests of the emulator's module are.
+    unit: bool,
+    /// Files about the libraries, which are told all of them.
+    own: Vec<TestFile>,
+    /// Files that get the library in the place of the emulator's own NCCL.
+    on_it: Vec<TestFile>,
+}
+
+impl Selection {
+    /// Of all files those of these names, or without names all that are not left out.
+    fn of(all: &[TestFile], names: &[String]) -> Result<Self> {
+        let left_out = |file: &TestFile| {
+            let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.0, &*file.1);
+            LEFT_OUT.iter().find(is)
+        };
+        if let Some(unknown) = names
+            .iter()
+            .find(|name| **name != UNIT && !all.iter().any(|file| file.1 == **name))
+        {
+            let text = format!(
+                "there is no test file `{unknown}` in {}",
+                PACKAGES.join(" or ")
+            );
+            return Err(Usage(text).into());
+        }
+        let mut selection = Self {
+            unit: names.is_empty() || names.iter().any(|name| name == UNIT),
+            ..Self::default()
+        };
+        for file in all {
+            match left_out(file) {
+                Some(_) if names.is_empty() => continue,
+                Some(&(.., why)) if names.contains(&file.1) => {
+                    eprintln!("real-nccl: {} is usually left out: {why}", file.1);
+                }
+                _ if names.is_empty() || names.contains(&file.1) => (),
+                _ => continue,
+            }
+            let is_own = file.0 == OWN.0 && file.1.starts_with(OWN.1) && left_out(file).is_none();
+            let list = match is_own {
+                true => &mut selection.own,
+                false => &mut selection.on_it,
+            };
+            list.push(file.clone());
+        }
+        Ok(selection)
+    }
+}
+
+pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString>) -> Result {
+    let allow_missing = arguments.flag("--allow-missing");
+    let names: Vec<String> = arguments
+        .rest()
+        .into_iter()
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    if let Some(option) = names.iter().find(|name| name.starts_with('-')) {
+        return Err(Usage(format!("`{option}` is not expected")).into());
+    }
+    let selection = Selection::of(&test_files()?, &names)?;
+    match libraries(asked) {
+        Ok((release, all)) => run_all(&selection, &release, &all, &behind),
+        Err(error) if error.is::<Unavailable>() => {
+            eprintln!("NOT TESTED: {error}");
+            match allow_missing {
+                true => Ok(()),
+                false => Err("nothing was tested; --allow-missing takes that for success".into()),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The library that takes the place of the emulator's own NCCL, and all that there are.
+fn libraries(asked: &Asked) -> Result<(Release, Vec<Release>)> {
+    Ok((asked.one()?, asked.all()?))
+}
+
+fn run_all(
+    selection: &Selection,
+    release: &Release,
+    all: &[Release],
+    options: &[OsString],
+) -> Result {
+    let environment = Environment::new(release, None);
+    eprintln!("{environment}");
+    let paths = env::join_paths(all.iter().map(|release| &release.library))?;
+    let about = |command: &mut Command| {
+        command.env(LIBRARIES, &paths);
+    };
+    let mut failed = Vec::new();
+    let mut run_one = |command: &mut Command, what: String| {
+        if let Err(error) = run_command(command) {
+            eprintln!("xtask: {error}");
+            failed.push(what);
+        }
+    };
+    if selection.unit {
+        let mut command = cargo_test(OWN.0);
+        about(command.args(["--lib", "--", "real::"]).args(options));
+        run_one(&mut command, format!("unit tests of {}", OWN.0));
+    }
+    let mut groups = BTreeMap::<(&str, bool), Vec<&str>>::new();
+    for (files, is_own) in [(&selection.own, true), (&selection.on_it, false)] {
+        for (package, name) in files {
+            groups.entry((package, is_own)).or_default().push(name);
+        }
+    }
+    for ((package, is_own), names) in groups {
+        let mut command = cargo_test(package);
+        for name in &names {
+            command.args(["--test", name]);
+        }
+        command.arg("--").args(options);
+        match is_own {
+            true => about(&mut command),
+            false => environment.apply(&mut command),
+        }
+        run_one(
+            &mut command,
+            format!("{package}: some of {}", names.join(", ")),
+        );
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("failed on NVIDIA's library: {}", failed.join("; ")).into()),
+    }
+}
+
+fn cargo_test(package: &str) -> Command {
+    let mut command = cargo();
+    let feature = match package {
+        "nccl-emulator" => "real-nccl",
+        _ => FEATURE,
+    };
+    command.args(["test", "--no-fail-fast", "--package", package]);
+    command.args(["--features", feature]);
+    command
+}
+
+/// The test files of the packages.
+fn test_files() -> Result<Vec<TestFile>> {
+    let mut command = cargo();
+    command.args(["metadata", "--no-deps", "--format-version", "1"]);
+    let metadata: Value = serde_json::from_str(&workspace::output(&mut command)?)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut files = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        if !PACKAGES.iter().any(|name| package["name"] == *name) {
+            continue;
+        }
+        for target in package["targets"].as_array().into_iter().flatten() {
+            if target["kind"][0] == "test" {
+                files.push((text(&package["name"]), text(&target["name"])));
+            }
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Vec<TestFile> {
+        let file = |package: &str, name: &str| (package.to_owned(), name.to_owned());
+        vec![
+            file("nccl-emulator", "real_faults"),
+            file("nccl-emulator", "real_symbols"),
+            file("nccl-tools", "collectives"),
+            file("nccl-tools", "compile_fail"),
+        ]
+    }
+
+    fn select(names: &[&str]) -> Result<Selection> {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        Selection::of(&some(), &names)
+    }
+
+    fn names(files: &[TestFile]) -> Vec<&str> {
+        files.iter().map(|file| &*file.1).collect()
+    }
+
+    #[test]
+    fn all_files_are_run_but_for_those_that_are_left_out() {
+        let selection = select(&[]).unwrap();
+        assert!(selection.unit);
+        assert_eq!(names(&selection.own), ["real_faults"]);
+        assert_eq!(names(&selection.on_it), ["collectives"]);
+    }
+
+    #[test]
+    fn files_that_are_named_are_run_and_no_others() {
+        let selection = select(&["compile_fail"]).unwrap();
+        assert_eq!(names(&selection.on_it), ["compile_fail"]);
+        assert!(!selection.unit && selection.own.is_empty());
+        let selection = select(&["real", "real_faults"]).unwrap();
+        assert!(selection.unit && selection.on_it.is_empty());
+        assert_eq!(names(&selection.own), ["real_faults"]);
+    }
+
+    #[test]
+    fn a_file_that_there_is_not_is_wrong_usage() {
+        assert!(select(&["colectives"]).unwrap_err().is::<Usage>());
+    }
+
+    #[test]
+    fn each_file_that_is_left_out_is_there() {
+        let all = test_files().unwrap();
+        for (package, name, _) in LEFT_OUT {
+            let file = ((*package).to_owned(), (*name).to_owned());
+            assert!(all.contains(&file), "{package} has no tests/{name}");
+        }
+    }
+}
