@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{CUresult, bad_handle, capture, context, enter, store, stream_of};
 use crate::elf::Symbol;
-use crate::exec::Event;
+use crate::exec::{Event, Stream};
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -60,6 +60,11 @@ unsafe extern "C" fn record(handle: *mut c_void, stream: *mut c_void) -> CUresul
     enter("cuEventRecord", || {
         event_of(handle)?.record(&stream_of(stream)?, false)
     })
+}
+
+/// Records the event of a handle on a stream, as `cuEventRecord` does.
+pub(super) fn record_on(handle: *mut c_void, stream: &Arc<Stream>) -> Result<(), CUresult> {
+    event_of(handle)?.record(stream, false)
 }
 
 /// In a capture: a node that records the event whenever the graph runs.

@@ -13,6 +13,7 @@ pub mod device;
 mod event;
 mod graph;
 mod host;
+mod launch;
 mod lookup;
 mod memory;
 mod module;
@@ -70,6 +71,7 @@ pub fn symbols() -> Vec<Symbol> {
     all.extend(copy::symbols());
     all.extend(rows::symbols());
     all.extend(module::symbols());
+    all.extend(launch::symbols());
     all.extend(refused::symbols());
     all.extend(refused::ignored());
     all
@@ -89,6 +91,7 @@ pub fn has_faults_at(function: &str) -> bool {
     all.extend(copy::symbols());
     all.extend(rows::symbols());
     all.extend(module::symbols());
+    all.extend(launch::symbols());
     all.iter()
         .filter_map(|(name, _)| name.to_str().ok())
         .any(|name| without_version(name) == function && name != SAME)
@@ -215,6 +218,7 @@ mod tests {
             (include_str!("copy.rs"), copy::symbols()),
             (include_str!("rows.rs"), rows::symbols()),
             (include_str!("module.rs"), module::symbols()),
+            (include_str!("launch.rs"), launch::symbols()),
         ];
         for (text, symbols) in files {
             for (name, _) in symbols {

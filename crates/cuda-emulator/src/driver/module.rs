@@ -1,4 +1,4 @@
-//! Modules of PTX, their functions, and launches ([`crate::kernels`]).
+//! Modules of PTX and their functions ([`crate::kernels`]).
 //!
 //! A module belongs to a context, and its functions to the module: with it their handles end. What was
 //! launched before still runs.
@@ -8,9 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::context::{self, Context};
-use super::{CUresult, bad_handle, capture, enter, refused, store, stream_of};
+use super::launch::{self, SHARED_OPT_IN, Shape, THREADS};
+use super::{CUresult, bad_handle, capture, enter, refused, store};
 use crate::elf::Symbol;
-use crate::kernels::{self, Entry, Kernel, Unreadable};
+use crate::exec::Stream;
+use crate::kernels::{self, Entry, Kernel, Unreadable, program};
 use crate::registry::Registry;
 
 pub(super) fn symbols() -> Vec<Symbol> {
@@ -24,7 +26,6 @@ pub(super) fn symbols() -> Vec<Symbol> {
         (c"cuFuncGetAttribute", get_attribute as *const c_void),
         (c"cuFuncSetAttribute", set_attribute as *const c_void),
         (c"cuFuncSetCacheConfig", set_cache_config as *const c_void),
-        (c"cuLaunchKernel", launch_kernel as *const c_void),
     ]
 }
 
@@ -45,9 +46,6 @@ struct Function {
 
 /// Bytes of shared memory that a launch may ask for.
 const SHARED: u32 = 48 << 10;
-/// With `cuFuncSetAttribute`, as on the device that this pretends to be.
-const SHARED_OPT_IN: u32 = 227 << 10;
-const THREADS: u32 = 1024;
 
 fn make(place: *mut *mut c_void, text: &[u8]) -> Result<(), CUresult> {
     let unread = |Unreadable(reason)| {
@@ -216,9 +214,12 @@ unsafe extern "C" fn get_attribute(
     handle: *mut c_void,
 ) -> CUresult {
     enter("cuFuncGetAttribute", || {
-        function_of(handle)?;
+        let threads = match program::registered(handle) {
+            Some(program) => program.attributes.max_threads,
+            None => function_of(handle).map(|_| THREADS)?,
+        };
         let value = match attribute {
-            0 => THREADS as c_int, // MAX_THREADS_PER_BLOCK
+            0 => threads as c_int, // MAX_THREADS_PER_BLOCK
             1..=3 => 0,            // bytes of shared, constant and local memory
             4 => 32,               // NUM_REGS
             5 | 6 => 70,           // PTX_VERSION, BINARY_VERSION
@@ -239,7 +240,9 @@ unsafe extern "C" fn set_attribute(
     value: c_int,
 ) -> CUresult {
     enter("cuFuncSetAttribute", || {
-        function_of(handle)?;
+        if program::registered(handle).is_none() {
+            function_of(handle)?;
+        }
         match (attribute, value) {
             (8, 0..) if value.cast_unsigned() <= SHARED_OPT_IN => Ok(()),
             (9, -1..=100) => Ok(()),
@@ -258,93 +261,50 @@ unsafe extern "C" fn set_cache_config(handle: *mut c_void, config: c_uint) -> CU
     })
 }
 
-unsafe extern "C" fn launch_kernel(
-    handle: *mut c_void,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
-    shared: c_uint,
-    stream: *mut c_void,
-    arguments: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> CUresult {
-    enter("cuLaunchKernel", || {
-        let function = function_of(handle)?;
-        let stream = stream_of(stream)?;
-        if !Arc::ptr_eq(&function.context, stream.context()) {
-            return Err(CUresult::ERROR_INVALID_HANDLE);
-        }
-        stream.context().check()?;
-        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let threads = block.iter().map(|&size| u64::from(size)).product::<u64>();
-        let fits = |sizes: [u32; 3], most: [u32; 3]| {
-            sizes
-                .iter()
-                .zip(most)
-                .all(|(&size, most)| (1..=most).contains(&size))
-        };
-        if !fits(grid, [i32::MAX as u32, 65_535, 65_535])
-            || !fits(block, [THREADS, THREADS, 64])
-            || threads > u64::from(THREADS)
-            || shared > SHARED_OPT_IN
-        {
-            return Err(CUresult::ERROR_INVALID_VALUE);
-        }
-        let name = &function.entry.name;
-        if !extra.is_null() {
-            refused::say_of(
-                "cuLaunchKernel with extra",
-                "cuLaunchKernel",
-                "the emulator takes a kernel's arguments one by one, and not as one buffer",
-            );
-            return Err(CUresult::ERROR_NOT_SUPPORTED);
-        }
-        let Some(run) = kernels::function(name) else {
-            let reason = format!(
-                "the emulator executes no PTX, and knows no Rust function that stands for the kernel {name}; \
-                 nccl_emulator::kernels::provide gives it one"
-            );
-            refused::say_of(name, "cuLaunchKernel", &reason);
-            return Err(CUresult::ERROR_NOT_SUPPORTED);
-        };
-        // SAFETY: the caller passes a pointer to each argument of the kernel.
-        let arguments = unsafe { copied(&function.entry, arguments) }?;
-        let kernel = Kernel {
-            entry: Arc::clone(&function.entry),
-            function: run,
-            context: Arc::clone(&function.context),
-            grid,
-            block,
-            shared,
-            arguments,
-        };
-        stream.submit(kernel).map(drop)
-    })
-}
-
-/// The arguments, as CUDA takes them at the call.
+/// Launches a function of a module.
 ///
 /// # Safety
-/// `arguments` is null, or points to a pointer for each parameter, each null or readable for its size.
-unsafe fn copied(entry: &Entry, arguments: *mut *mut c_void) -> Result<Arc<[u8]>, CUresult> {
-    let mut bytes = vec![0u8; entry.argument_bytes()];
-    if arguments.is_null() && !entry.parameters.is_empty() {
-        return Err(CUresult::ERROR_INVALID_VALUE);
+/// The arguments are those of the kernel.
+pub(super) unsafe fn launch(
+    handle: *mut c_void,
+    stream: &Arc<Stream>,
+    shape: &Shape,
+) -> Result<(), CUresult> {
+    let function = function_of(handle)?;
+    if !Arc::ptr_eq(&function.context, stream.context()) {
+        return Err(CUresult::ERROR_INVALID_HANDLE);
     }
-    for (index, parameter) in entry.parameters.iter().enumerate() {
-        // SAFETY: there is a pointer for each parameter.
-        let argument = unsafe { arguments.add(index).read() };
-        if argument.is_null() {
-            return Err(CUresult::ERROR_INVALID_VALUE);
-        }
-        let place = &mut bytes[parameter.offset..parameter.offset + parameter.size];
-        // SAFETY: not null, so readable for the parameter's size.
-        unsafe {
-            std::ptr::copy_nonoverlapping(argument.cast(), place.as_mut_ptr(), parameter.size);
-        }
+    let name = &function.entry.name;
+    if !shape.extra.is_null() {
+        refused::say_of(
+            "cuLaunchKernel with extra",
+            "cuLaunchKernel",
+            "the emulator takes a kernel's arguments one by one, and not as one buffer",
+        );
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
-    Ok(bytes.into())
+    let Some(run) = kernels::function(name) else {
+        let reason = format!(
+            "the emulator executes no PTX, and knows no Rust function that stands for the kernel {name}; \
+             nccl_emulator::kernels::provide gives it one"
+        );
+        refused::say_of(name, "cuLaunchKernel", &reason);
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
+    };
+    let parameters = function.entry.parameters.iter();
+    let parameters: Vec<_> = parameters
+        .map(|parameter| (parameter.offset, parameter.size))
+        .collect();
+    // SAFETY: as promised, and CUDA takes them at the call.
+    let arguments = unsafe { launch::gathered(&parameters, shape.arguments) }?;
+    let kernel = Kernel {
+        entry: Arc::clone(&function.entry),
+        function: run,
+        context: Arc::clone(&function.context),
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        arguments,
+    };
+    stream.submit(kernel).map(drop)
 }

@@ -63,7 +63,7 @@ macro_rules! refused {
 
 refused! {
     NO_KERNELS:
-        cuLaunchKernelEx cuLaunchCooperativeKernel cuModuleLoadFatBinary cuModuleGetGlobal_v2
+        cuLaunchCooperativeKernel cuModuleLoadFatBinary cuModuleGetGlobal_v2
         cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLibraryGetKernel cuLibraryGetModule
         cuLibraryGetGlobal cuKernelGetFunction cuKernelGetAttribute cuKernelSetAttribute
         cuFuncGetModule cuFuncGetName

@@ -43,6 +43,7 @@
 //! ```
 
 mod launch;
+pub mod program;
 mod ptx;
 mod work;
 

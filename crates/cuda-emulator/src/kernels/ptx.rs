@@ -16,14 +16,6 @@ pub(crate) struct Parameter {
     pub(crate) size: usize,
 }
 
-impl Entry {
-    /// The bytes of all arguments.
-    pub(crate) fn argument_bytes(&self) -> usize {
-        let end = |parameter: &Parameter| parameter.offset + parameter.size;
-        self.parameters.last().map_or(0, end)
-    }
-}
-
 /// Why a text cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub String);
@@ -173,7 +165,6 @@ mod tests {
         let entries = entries(text).unwrap();
         let names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
         assert_eq!(names, ["first", "second", "third"]);
-        assert_eq!(entries[0].argument_bytes(), 12);
         assert_eq!(entries[1].parameters, []);
         assert_eq!(entries[2].parameters, []);
     }

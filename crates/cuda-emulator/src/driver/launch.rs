@@ -1,0 +1,283 @@
+//! Launches: `cuLaunchKernel` and `cuLaunchKernelEx`, of functions of modules and of programs
+//! ([`crate::kernels::program`]).
+
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+
+use super::{CUresult, enter, event, module, refused, stream_of};
+use crate::elf::Symbol;
+use crate::exec::Stream;
+use crate::kernels::program::{self, Launched, ProgramKernel, Registered};
+
+pub(super) fn symbols() -> Vec<Symbol> {
+    vec![
+        (c"cuLaunchKernel", launch_kernel as *const c_void),
+        (c"cuLaunchKernelEx", launch_kernel_ex as *const c_void),
+    ]
+}
+
+/// With `cuFuncSetAttribute`, as on the device that this pretends to be.
+pub(super) const SHARED_OPT_IN: u32 = 227 << 10;
+/// Threads of a block.
+pub(super) const THREADS: u32 = 1024;
+
+/// Grid, blocks and arguments of a launch.
+pub(super) struct Shape {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared: u32,
+    pub(super) arguments: *mut *mut c_void,
+    pub(super) extra: *mut *mut c_void,
+}
+
+impl Shape {
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if no device has room for it.
+    fn check(&self) -> Result<(), CUresult> {
+        let threads = self
+            .block
+            .iter()
+            .map(|&size| u64::from(size))
+            .product::<u64>();
+        let fits = |sizes: [u32; 3], most: [u32; 3]| {
+            sizes
+                .iter()
+                .zip(most)
+                .all(|(&size, most)| (1..=most).contains(&size))
+        };
+        if !fits(self.grid, [i32::MAX as u32, 65_535, 65_535])
+            || !fits(self.block, [THREADS, THREADS, 64])
+            || threads > u64::from(THREADS)
+            || self.shared > SHARED_OPT_IN
+        {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        Ok(())
+    }
+}
+
+/// Launches whatever the handle means.
+///
+/// # Safety
+/// As `cuLaunchKernel`: the arguments are those of the kernel.
+unsafe fn launch(
+    function: &'static str,
+    handle: *mut c_void,
+    stream: &Arc<Stream>,
+    shape: &Shape,
+) -> Result<(), CUresult> {
+    stream.context().check()?;
+    shape.check()?;
+    match program::registered(handle) {
+        // SAFETY: as promised.
+        Some(registered) => unsafe { launch_program(function, registered, stream, shape) },
+        // SAFETY: as promised.
+        None => unsafe { module::launch(handle, stream, shape) },
+    }
+}
+
+/// # Safety
+/// As [`launch`].
+unsafe fn launch_program(
+    function: &'static str,
+    registered: Arc<Registered>,
+    stream: &Arc<Stream>,
+    shape: &Shape,
+) -> Result<(), CUresult> {
+    let arguments = if shape.extra.is_null() {
+        // SAFETY: the caller passes a pointer to each argument.
+        unsafe { gathered(&registered.attributes.parameters, shape.arguments) }?
+    } else {
+        // SAFETY: the caller passes a list that ends as CUDA says.
+        unsafe { buffer(shape.extra) }?
+    };
+    let kernel = ProgramKernel {
+        context: Arc::clone(stream.context()),
+        launched: Launched {
+            device: stream.device(),
+            grid: shape.grid,
+            block: shape.block,
+            arguments,
+        },
+        registered,
+    };
+    if let Err(reason) = kernel.check() {
+        refused::say_of(&kernel.registered.name, function, &reason);
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
+    }
+    stream.submit(kernel).map(drop)
+}
+
+/// The arguments of a list of pointers, at their offsets.
+///
+/// # Safety
+/// `arguments` is null, or points to a pointer for each parameter, each null or readable for its size.
+pub(super) unsafe fn gathered(
+    parameters: &[(usize, usize)],
+    arguments: *mut *mut c_void,
+) -> Result<Arc<[u8]>, CUresult> {
+    let bytes = parameters.last().map_or(0, |(offset, size)| offset + size);
+    let mut bytes = vec![0u8; bytes];
+    if arguments.is_null() && !parameters.is_empty() {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    for (index, &(offset, size)) in parameters.iter().enumerate() {
+        // SAFETY: there is a pointer for each parameter.
+        let argument = unsafe { arguments.add(index).read() };
+        if argument.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        let place = &mut bytes[offset..offset + size];
+        // SAFETY: not null, so readable for the parameter's size.
+        unsafe { std::ptr::copy_nonoverlapping(argument.cast(), place.as_mut_ptr(), size) };
+    }
+    Ok(bytes.into())
+}
+
+/// The arguments of a launch that has them in one buffer.
+///
+/// # Safety
+/// `extra` is a list of names and values that ends with `CU_LAUNCH_PARAM_END`.
+unsafe fn buffer(extra: *mut *mut c_void) -> Result<Arc<[u8]>, CUresult> {
+    const END: usize = 0;
+    const POINTER: usize = 1;
+    const SIZE: usize = 2;
+    let (mut pointer, mut size) = (None, None);
+    let mut at = 0;
+    loop {
+        // SAFETY: the list has not ended.
+        let name = unsafe { extra.add(at).read() }.addr();
+        if name == END {
+            break;
+        }
+        // SAFETY: a value follows each name.
+        let value = unsafe { extra.add(at + 1).read() };
+        match name {
+            POINTER => pointer = Some(value),
+            // SAFETY: the value points to the number of bytes.
+            SIZE if !value.is_null() => size = Some(unsafe { value.cast::<usize>().read() }),
+            _ => return Err(CUresult::ERROR_INVALID_VALUE),
+        }
+        at += 2;
+    }
+    match (pointer, size) {
+        (Some(pointer), Some(size)) if !pointer.is_null() => {
+            // SAFETY: the caller says that so many bytes are there.
+            Ok(unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) }.into())
+        }
+        _ => Err(CUresult::ERROR_INVALID_VALUE),
+    }
+}
+
+unsafe extern "C" fn launch_kernel(
+    handle: *mut c_void,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    shared: c_uint,
+    stream: *mut c_void,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    enter("cuLaunchKernel", || {
+        let shape = Shape {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared,
+            arguments,
+            extra,
+        };
+        // SAFETY: the caller passes the kernel's arguments.
+        unsafe { launch("cuLaunchKernel", handle, &stream_of(stream)?, &shape) }
+    })
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: *mut c_void,
+    attributes: *const Attribute,
+    count: c_uint,
+}
+
+/// `CUlaunchAttribute`: a number, and a union of 64 bytes.
+#[repr(C)]
+struct Attribute {
+    id: c_uint,
+    padding: c_uint,
+    value: [u64; 8],
+}
+
+/// Attributes that change nothing here: they say how blocks share a device, and how soon others see its writes.
+const WITHOUT_EFFECT: [c_uint; 12] = [
+    0,  // IGNORE
+    1,  // ACCESS_POLICY_WINDOW
+    2,  // COOPERATIVE: all blocks run at once anyway
+    4,  // CLUSTER_DIMENSION
+    5,  // CLUSTER_SCHEDULING_POLICY_PREFERENCE
+    8,  // PRIORITY
+    9,  // MEM_SYNC_DOMAIN_MAP
+    10, // MEM_SYNC_DOMAIN
+    11, // PREFERRED_CLUSTER_DIMENSION
+    14, // PREFERRED_SHARED_MEMORY_CARVEOUT
+    16, // NVLINK_UTIL_CENTRIC_SCHEDULING
+    6,  // PROGRAMMATIC_STREAM_SERIALIZATION: a permission to begin earlier
+];
+/// An event that is recorded when all blocks have begun.
+const LAUNCH_COMPLETION_EVENT: c_uint = 12;
+
+unsafe extern "C" fn launch_kernel_ex(
+    config: *const c_void,
+    handle: *mut c_void,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    enter("cuLaunchKernelEx", || {
+        if config.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, and the caller passes a configuration.
+        let config = unsafe { &*config.cast::<Config>() };
+        let attributes = if config.count == 0 {
+            &[]
+        } else if config.attributes.is_null() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        } else {
+            // SAFETY: not null, and the caller passes as many.
+            unsafe { std::slice::from_raw_parts(config.attributes, config.count as usize) }
+        };
+        let stream = stream_of(config.stream)?;
+        let mut begun = None;
+        for attribute in attributes {
+            match attribute.id {
+                id if WITHOUT_EFFECT.contains(&id) => {}
+                LAUNCH_COMPLETION_EVENT => begun = Some(attribute.value[0] as usize),
+                id => {
+                    let what = format!("cuLaunchKernelEx with attribute {id}");
+                    let reason = format!("the emulator does not know the launch attribute {id}");
+                    refused::say_of(&what, "cuLaunchKernelEx", &reason);
+                    return Err(CUresult::ERROR_NOT_SUPPORTED);
+                }
+            }
+        }
+        if let Some(event) = begun {
+            // All blocks have begun when the stream gets to the kernel.
+            event::record_on(std::ptr::with_exposed_provenance_mut(event), &stream)?;
+        }
+        let shape = Shape {
+            grid: config.grid,
+            block: config.block,
+            shared: config.shared,
+            arguments,
+            extra,
+        };
+        // SAFETY: the caller passes the kernel's arguments.
+        unsafe { launch("cuLaunchKernelEx", handle, &stream, &shape) }
+    })
+}
