@@ -1,6 +1,7 @@
 //! [`load`] and [`RealNccl`]: NVIDIA's libnccl, loaded and redirected.
 
 use std::ffi::{CString, c_int, c_void};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nccl_sys::Version;
@@ -198,6 +199,11 @@ impl RealNccl {
         functions
             .map(|(index, function)| (function.name.as_str(), count(index)))
             .collect()
+    }
+
+    /// Where the trampolines are.
+    pub(crate) fn trampolines(&self) -> &Range<usize> {
+        &self.trampolines.area
     }
 
     fn at(&self, address: u64) -> *const c_void {

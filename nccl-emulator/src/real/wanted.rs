@@ -55,14 +55,12 @@ pub(crate) const TYPES: &[&str] = &[
     "ncclSymKernelId",
     // Symmetric kernels, windows, one-sided operations.
     "ncclSymkDevWorkArgs",
-    "ncclSymkDevWorkArgs4K",
     "ncclSymkDevWork",
     "ncclSymkDevComm",
     "ncclSymkChannelWorkRange",
     "ncclSymDevArgs",
     "ncclSymDevBase",
     "ncclSymDevComm",
-    "ncclSymPtr",
     "ncclDevCommWindowTable",
     "ncclWindow_vidmem",
     "ncclLsaBarrierHandle",
@@ -74,15 +72,10 @@ pub(crate) const TYPES: &[&str] = &[
     "cudaDeviceProp",
     "cudaPointerAttributes",
     "cudaFuncAttributes",
-    "cudaLaunchConfig_st",
-    "cudaLaunchAttribute_st",
-    "cudaLaunchAttributeValue",
-    "cudaLaunchAttributeID",
     "cudaMemcpyAttributes",
     "cudaMemLocation",
     "cudaMemPoolProps",
     "cudaIpcMemHandle_st",
-    "cudaHostNodeParams",
     "cudaMemoryType",
     "cudaMemPoolAttr",
     "cudaStreamCaptureStatus",
@@ -90,6 +83,14 @@ pub(crate) const TYPES: &[&str] = &[
     "cudaDeviceAttr",
     "cudaFuncAttribute",
     "cudaError",
+    // The driver's, where NCCL calls it itself. The structures of cudaLaunchKernelExC are in no
+    // debug information: the files that call it were compiled without.
+    "CUlaunchConfig_st",
+    "CUlaunchAttribute_st",
+    "CUmemAllocationProp_st",
+    "CUmemAccessDesc_st",
+    "CUmemLocation_st",
+    "CUstreamBatchMemOpParams_union",
 ];
 
 /// Tables of the library that the emulator reads.
