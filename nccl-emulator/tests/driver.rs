@@ -101,7 +101,7 @@ fn data_goes_there_and_back() {
             let zeros = stream.alloc_zeros::<u64>(77).unwrap();
             assert_eq!(stream.clone_dtoh(&zeros).unwrap(), [0; 77]);
             let empty = stream.clone_htod::<u8, _>(&Vec::new()).unwrap();
-            assert_eq!(stream.clone_dtoh(&empty).unwrap(), []);
+            assert_eq!(stream.clone_dtoh(&empty).unwrap(), [0_u8; 0]);
         }
     });
 }

@@ -34,15 +34,37 @@ fn make(options: &[&str]) -> Made {
     let at = |name: &str| directory.path().join(name);
     let run = |arguments: &mut Command| {
         let output = arguments.output().expect("cc, which links this test, runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     };
     let common = ["-O2", "-fPIC", "-fvisibility=hidden"];
     let (object, runtime, library) = (at("library.o"), at("runtime.o"), at("libnccl.so.2"));
     let compile = options.iter().filter(|option| !option.starts_with("-Wl"));
     let link = options.iter().filter(|option| option.starts_with("-Wl"));
-    run(Command::new("cc").args(common).args(compile).arg("-c").arg(sources.join("library.c")).arg("-o").arg(&object));
-    run(Command::new("cc").args(common).arg("-g0").arg("-c").arg(sources.join("runtime.c")).arg("-o").arg(&runtime));
-    run(Command::new("cc").args(["-shared", "-Wl,--build-id=sha1"]).args(link).arg(&object).arg(&runtime).arg("-o").arg(&library));
+    run(Command::new("cc")
+        .args(common)
+        .args(compile)
+        .arg("-c")
+        .arg(sources.join("library.c"))
+        .arg("-o")
+        .arg(&object));
+    run(Command::new("cc")
+        .args(common)
+        .arg("-g0")
+        .arg("-c")
+        .arg(sources.join("runtime.c"))
+        .arg("-o")
+        .arg(&runtime));
+    run(Command::new("cc")
+        .args(["-shared", "-Wl,--build-id=sha1"])
+        .args(link)
+        .arg(&object)
+        .arg(&runtime)
+        .arg("-o")
+        .arg(&library));
     Made { directory, library }
 }
 
@@ -52,7 +74,11 @@ impl Made {
     }
 
     fn load(&self, functions: &[(&'static str, *const c_void)]) -> Result<RealNccl, LoadError> {
-        load_with(&self.library, Provided { functions, refused }, &cache_in(self.directory.path()))
+        load_with(
+            &self.library,
+            Provided { functions, refused },
+            &cache_in(self.directory.path()),
+        )
     }
 
     fn cache(&self) -> Cache {
@@ -79,7 +105,10 @@ fn all() -> [(&'static str, *const c_void); 3] {
 /// An exported function without arguments, or with one pointer.
 fn export(nccl: &RealNccl, name: &str) -> extern "C" fn(*mut c_int) -> usize {
     let symbols = nccl.nccl_symbols();
-    let (_, address) = symbols.iter().find(|(found, _)| found.to_str() == Ok(name)).unwrap();
+    let (_, address) = symbols
+        .iter()
+        .find(|(found, _)| found.to_str() == Ok(name))
+        .unwrap();
     // SAFETY: the functions of library.c take at most a pointer, and return a word or half of one.
     unsafe { std::mem::transmute(*address) }
 }
@@ -103,7 +132,13 @@ fn calls_jumps_and_addresses_lead_to_ours_and_the_runtime_still_calls_itself() {
     // The runtime's cudaMalloc, which nothing leads to any more, calls the runtime's cudaGetDevice.
     let calls = made.analyse().unwrap().calls;
     let of = |name: &str| {
-        calls.functions.iter().chain(&calls.exports).find(|function| function.name == name).unwrap().address
+        calls
+            .functions
+            .iter()
+            .chain(&calls.exports)
+            .find(|function| function.name == name)
+            .unwrap()
+            .address
     };
     let base = export(&nccl, "ncclCall") as usize as u64 - of("ncclCall");
     // SAFETY: the address is that of the runtime's function with this signature.
@@ -123,7 +158,12 @@ fn a_host_stub_has_its_kernel_and_its_launch_is_refused_by_name() {
     // SAFETY: the address is that of `kernel_stub`.
     let stub: extern "C" fn() -> c_int = unsafe { std::mem::transmute(stub) };
     assert_eq!(stub(), NOT_SUPPORTED + 1);
-    assert!(REFUSED.lock().unwrap().contains(&"__cudaPopCallConfiguration".to_owned()));
+    assert!(
+        REFUSED
+            .lock()
+            .unwrap()
+            .contains(&"__cudaPopCallConfiguration".to_owned())
+    );
     let table = nccl.data("ncclDevFuncIdCount").unwrap();
     // SAFETY: the table has three integers, as library.c says and its size confirms.
     let values = unsafe { table.address.cast::<[c_int; 3]>().read() };
@@ -137,12 +177,24 @@ fn each_library_that_is_not_as_expected_is_refused_with_what_it_lacks() {
         (&["-g"][..], 3, "exports no ncclGetVersion"),
         (&[KNOWN, "-g", "-Wl,-s"], 3, "has no symbol table"),
         (&[KNOWN, "-g", "-Wl,-S"], 3, ".debug_info is missing"),
-        (&[KNOWN, "-g", "-Wl,--compress-debug-sections=zlib"], 3, "is compressed"),
+        (
+            &[KNOWN, "-g", "-Wl,--compress-debug-sections=zlib"],
+            3,
+            "is compressed",
+        ),
         (&[KNOWN, "-g", "-Wl,--build-id=none"], 3, "has no build ID"),
         (&[KNOWN, "-g", "-DPOINTER"], 3, "refers to cudaGetDevice"),
-        (&[KNOWN, "-g", "-DPRIVATE"], 3, "ncclPrivate refers to libcudart_static_end"),
+        (
+            &[KNOWN, "-g", "-DPRIVATE"],
+            3,
+            "ncclPrivate refers to libcudart_static_end",
+        ),
         (&[KNOWN, "-g"], 2, "NCCL calls cudaFree, which"),
-        (&["-DVERSION=22606", "-g"], 3, "is NCCL 2.26.6; expected one of 2.27.7, 2.30.7, 2.32.3"),
+        (
+            &["-DVERSION=22606", "-g"],
+            3,
+            "is NCCL 2.26.6; expected one of 2.27.7, 2.30.7, 2.32.3",
+        ),
     ] {
         let made = make(options);
         let error = made.load(&all()[..provided]).unwrap_err().to_string();
@@ -173,7 +225,10 @@ fn files_that_are_no_library_for_this_cpu_are_refused() {
     let path = made.directory.path().join("other");
     for (bytes, expected) in [
         (b"hello".to_vec(), "not an ELF file"),
-        (b"a text that is longer than a header".to_vec(), "not an ELF file"),
+        (
+            b"a text that is longer than a header".to_vec(),
+            "not an ELF file",
+        ),
         (changed(18, 183), "made for AArch64"),
         (changed(18, 40), "made for ELF machine 40"),
         (changed(4, 1), "made for x86-64, ELF class 1"),
@@ -183,8 +238,13 @@ fn files_that_are_no_library_for_this_cpu_are_refused() {
         let error = analyse_file(&path).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let error = analyse_file(Path::new("/nowhere/libnccl.so.2")).unwrap_err().to_string();
-    assert!(error.starts_with("/nowhere/libnccl.so.2: cannot be read (No such file"), "{error}");
+    let error = analyse_file(Path::new("/nowhere/libnccl.so.2"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("/nowhere/libnccl.so.2: cannot be read (No such file"),
+        "{error}"
+    );
     let error = analyse_file(made.directory.path()).unwrap_err();
     assert!(matches!(error, LoadError::NotElf { .. }), "{error}");
 }
@@ -276,9 +336,18 @@ fn what_a_build_lacks_is_named_with_the_build() {
     let types = layouts(&[KNOWN, "-g"]);
     for (error, expected) in [
         (types.size_of("nothing").map(drop), "has no type nothing"),
-        (types.field("shape_t", "inner.sub").map(drop), "shape_t (96 bytes) has no field inner.sub"),
-        (types.field_of("shape_t", "whole", 4).map(drop), "shape_t.whole has 8 bytes, expected 4"),
-        (types.enumerator("MODE_NONE").map(drop), "has no enumerator MODE_NONE"),
+        (
+            types.field("shape_t", "inner.sub").map(drop),
+            "shape_t (96 bytes) has no field inner.sub",
+        ),
+        (
+            types.field_of("shape_t", "whole", 4).map(drop),
+            "shape_t.whole has 8 bytes, expected 4",
+        ),
+        (
+            types.enumerator("MODE_NONE").map(drop),
+            "has no enumerator MODE_NONE",
+        ),
     ] {
         let error: LayoutError = error.unwrap_err();
         let text = error.to_string();
@@ -306,7 +375,9 @@ fn filled(made: &Made) -> (Key, Analysis, PathBuf) {
 fn a_second_process_reads_the_cache_and_not_the_library() {
     let made = make(&[KNOWN, "-g"]);
     let (key, analysis, path) = filled(&made);
-    let found = made.cache().get(&key, || panic!("the library is read again"));
+    let found = made
+        .cache()
+        .get(&key, || panic!("the library is read again"));
     assert_eq!(found.unwrap(), (analysis, CacheUse::Found(path)));
 }
 
@@ -316,12 +387,19 @@ fn a_cache_file_that_is_damaged_or_of_another_library_is_made_anew() {
     let (key, analysis, path) = filled(&made);
     let good = fs::read(&path).unwrap();
     let get = |key: &Key| made.cache().get(key, || Ok(analysis.clone())).unwrap().1;
-    let other = Key { length: 5, ..key.clone() };
+    let other = Key {
+        length: 5,
+        ..key.clone()
+    };
     assert_eq!(get(&other), CacheUse::Written(path.clone()));
     assert_eq!(get(&key), CacheUse::Written(path.clone()));
     for length in [0, 10, 65, good.len() / 2, good.len() - 1] {
         fs::write(&path, &good[..length]).unwrap();
-        assert_eq!(get(&key), CacheUse::Written(path.clone()), "cut to {length}");
+        assert_eq!(
+            get(&key),
+            CacheUse::Written(path.clone()),
+            "cut to {length}"
+        );
     }
     let mut changed = good.clone();
     let last = changed.iter().rposition(|byte| *byte == b'1').unwrap();
@@ -340,7 +418,11 @@ fn a_cache_directory_that_others_can_write_is_not_used() {
     let made = make(&[KNOWN, "-g"]);
     fs::set_permissions(made.directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let nccl = made.load(&all()).unwrap();
-    assert!(matches!(nccl.cache(), CacheUse::None(reason) if reason.contains("mode 777")), "{:?}", nccl.cache());
+    assert!(
+        matches!(nccl.cache(), CacheUse::None(reason) if reason.contains("mode 777")),
+        "{:?}",
+        nccl.cache()
+    );
 }
 
 #[test]
@@ -356,13 +438,20 @@ fn the_environment_chooses_the_cache_directory() {
         format!("{:?}", Cache::choose(find, root.path()))
     };
     let (own, xdg, home) = (at("own"), at("xdg"), at("home"));
-    let all = [("NCCL_EMULATOR_CACHE", own.clone()), ("XDG_CACHE_HOME", xdg.clone()), ("HOME", home.clone())];
+    let all = [
+        ("NCCL_EMULATOR_CACHE", own.clone()),
+        ("XDG_CACHE_HOME", xdg.clone()),
+        ("HOME", home.clone()),
+    ];
     for (set, expected) in [
         (&all[..], own),
         (&all[1..], xdg.join("nccl-emulator")),
         (&all[2..], home.join(".cache/nccl-emulator")),
         (&[], at(&format!("nccl-emulator-{user}"))),
-        (&[("HOME", PathBuf::from("/proc/nowhere"))], at(&format!("nccl-emulator-{user}"))),
+        (
+            &[("HOME", PathBuf::from("/proc/nowhere"))],
+            at(&format!("nccl-emulator-{user}")),
+        ),
     ] {
         let text = used(set);
         assert!(text.contains(&format!("Ok({expected:?})")), "{text}");

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use nccl_sys::Version;
+
 use super::super::cache::CacheUse;
 use super::super::calls::{Calls, Site};
 use super::super::file::{ElfFile, Source};
@@ -26,7 +28,11 @@ extern "C" fn error_string() -> *const c_char {
 }
 
 fn libraries() -> Vec<PathBuf> {
-    let value = ["NCCL_REAL_LIBRARIES", "NCCL_TEST_LIBRARY"].map(std::env::var_os).into_iter().flatten().next();
+    let value = ["NCCL_REAL_LIBRARIES", "NCCL_TEST_LIBRARY"]
+        .map(std::env::var_os)
+        .into_iter()
+        .flatten()
+        .next();
     let Some(value) = value else {
         println!("NOT TESTED: NCCL_REAL_LIBRARIES and NCCL_TEST_LIBRARY are not set");
         return Vec::new();
@@ -48,7 +54,9 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
             .iter()
             .filter(|function| !wanted::REFERENCED_ONLY.contains(&function.name.as_str()))
             .map(|function| match &*function.name.clone().leak() {
-                name @ ("cudaGetErrorString" | "cudaGetErrorName") => (name, error_string as *const c_void),
+                name @ ("cudaGetErrorString" | "cudaGetErrorName") => {
+                    (name, error_string as *const c_void)
+                }
                 name => (name, address(no_device)),
             })
             .collect();
@@ -59,7 +67,10 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
         let directory = tempfile::tempdir().unwrap();
         let cache = cache_in(directory.path());
         // Fills the cache, and leaves nothing loaded.
-        let none = Provided { functions: &[], refused };
+        let none = Provided {
+            functions: &[],
+            refused,
+        };
         load_with(&path, none, &cache).unwrap_err();
         let start = Instant::now();
         let nccl = load_with(&path, provided, &cache).unwrap();
@@ -71,7 +82,11 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
             calls.functions.len(),
             start.elapsed()
         );
-        assert!(matches!(nccl.cache(), CacheUse::Found(_)), "{:?}", nccl.cache());
+        assert!(
+            matches!(nccl.cache(), CacheUse::Found(_)),
+            "{:?}",
+            nccl.cache()
+        );
         only_sites_are_changed(&nccl, &file, &calls);
         kernels_have_names(&nccl);
         layouts_are_there(&nccl);
@@ -81,7 +96,10 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
 
 fn base(nccl: &RealNccl, calls: &Calls) -> usize {
     let (name, address) = nccl.nccl_symbols().into_iter().next().unwrap();
-    let export = calls.exports.iter().find(|export| export.name.as_bytes() == name.as_bytes());
+    let export = calls
+        .exports
+        .iter()
+        .find(|export| export.name.as_bytes() == name.as_bytes());
     address as usize - export.unwrap().address as usize
 }
 
@@ -95,18 +113,30 @@ fn only_sites_are_changed(nccl: &RealNccl, file: &ElfFile<'_>, calls: &Calls) {
     for code in file.sections().unwrap().code().unwrap() {
         // SAFETY: the section is mapped as the file says, and nobody writes to it.
         let loaded = unsafe {
-            std::slice::from_raw_parts((base + code.address as usize) as *const u8, code.bytes.len())
+            std::slice::from_raw_parts(
+                (base + code.address as usize) as *const u8,
+                code.bytes.len(),
+            )
         };
         let mut at = 0;
         while at < loaded.len() {
             let address = code.address + at as u64;
-            let site: Option<&Site> =
-                calls.sites.binary_search_by_key(&address, |site| site.address).ok().map(|index| &calls.sites[index]);
+            let site: Option<&Site> = calls
+                .sites
+                .binary_search_by_key(&address, |site| site.address)
+                .ok()
+                .map(|index| &calls.sites[index]);
             if let Some(site) = site {
                 let function = &calls.functions[usize::from(site.function)];
-                assert_eq!(target_of(address, &code.bytes[at..at + 4]), function.address);
+                assert_eq!(
+                    target_of(address, &code.bytes[at..at + 4]),
+                    function.address
+                );
                 let target = base.wrapping_add(target_of(address, &loaded[at..at + 4]) as usize);
-                assert!(nccl.trampolines().contains(&target), "{address:#x} leads to {target:#x}");
+                assert!(
+                    nccl.trampolines().contains(&target),
+                    "{address:#x} leads to {target:#x}"
+                );
                 assert!(!calls.runtime.contains(&address));
                 redirected += 1;
                 at += 4;
@@ -115,14 +145,21 @@ fn only_sites_are_changed(nccl: &RealNccl, file: &ElfFile<'_>, calls: &Calls) {
             assert_eq!(loaded[at], code.bytes[at], "at {address:#x}");
             at += 1;
         }
-        // Without the decoder: wherever four bytes could be a displacement to a redirected function, they
-        // are in the runtime, or in its two start-up functions.
-        for (at, bytes) in loaded.windows(4).enumerate() {
-            let address = code.address + at as u64;
-            let target = target_of(address, bytes);
-            let function = calls.functions.iter().find(|function| function.address == target);
+        // Without the decoder: wherever four bytes behind what may be the end of an opcode (call, jmp,
+        // jcc, an operand relative to the instruction) lead to a redirected function, they are in the runtime.
+        for (at, bytes) in loaded.windows(6).enumerate() {
+            let address = code.address + at as u64 + 2;
+            let opcode = match [bytes[0], bytes[1]] {
+                [_, 0xe8 | 0xe9] | [0x0f, 0x80..=0x8f] => true,
+                [_, operand] => operand & 0xc7 == 0x05,
+            };
+            let target = target_of(address, &bytes[2..]);
+            let function = calls
+                .functions
+                .iter()
+                .find(|function| function.address == target);
             assert!(
-                function.is_none() || calls.runtime.contains(&address),
+                !opcode || function.is_none() || calls.runtime.contains(&address),
                 "{address:#x} still leads to {function:?}"
             );
         }
@@ -149,7 +186,7 @@ fn kernels_have_names(nccl: &RealNccl) {
     assert_eq!(rows.size % size_of::<c_int>(), 0);
 }
 
-/// Offsets that did not change between the releases, and that no other reading of the file gave.
+/// Offsets that the debugger says as well.
 fn layouts_are_there(nccl: &RealNccl) {
     let types = nccl.types();
     let offset = |name, path, size| types.field_of(name, path, size).unwrap().offset;
@@ -158,13 +195,23 @@ fn layouts_are_there(nccl: &RealNccl) {
     assert_eq!(types.size_of("ncclDevChannel"), Ok(368));
     assert_eq!(types.size_of("ncclDevChannelPeer"), Ok(608));
     assert_eq!(offset("ncclDevChannel", "ring.prev", 4), 8);
-    assert_eq!(offset("ncclDevChannel", "tree.down", 4), 48);
-    assert_eq!(offset("ncclDevChannel", "workCounter", 8), 360);
+    // 2.27's ring has no index, and its channel is as long.
+    let ring = if nccl.version() < Version::new(2, 30, 0) {
+        24
+    } else {
+        32
+    };
+    assert_eq!(types.size_of("ncclRing"), Ok(ring));
+    assert_eq!(offset("ncclDevChannel", "tree.down", 4), 16 + ring);
+    assert_eq!(offset("ncclDevChannel", "workCounter", 8), 328 + ring);
     assert_eq!(types.field("ncclDevChannelPeer", "recv").unwrap().count, 2);
     assert_eq!(offset("ncclConnInfo", "head", 8), 56);
     assert_eq!(offset("ncclConnInfo", "step", 8), 104);
     let batch = types.field("ncclDevWorkBatch", "nextJump").unwrap();
-    assert_eq!(batch.bits.map(|bits| (bits.first, bits.count)), Some((0, 14)));
+    assert_eq!(
+        batch.bits.map(|bits| (bits.first, bits.count)),
+        Some((0, 14))
+    );
     assert_eq!(types.enumerator("ncclDevWorkTypeP2p"), Ok(0));
     assert_eq!(types.enumerator("ncclDevWorkTypeCollReg"), Ok(2));
     assert!(types.size_of("cudaDeviceProp").unwrap() > 1000);
@@ -172,7 +219,10 @@ fn layouts_are_there(nccl: &RealNccl) {
 
 fn nccl_calls_ours(nccl: &RealNccl) {
     let symbols = nccl.nccl_symbols();
-    let (_, allocate) = symbols.iter().find(|(name, _)| name.as_c_str() == c"ncclMemAlloc").unwrap();
+    let (_, allocate) = symbols
+        .iter()
+        .find(|(name, _)| name.as_c_str() == c"ncclMemAlloc")
+        .unwrap();
     // SAFETY: the signature of `ncclMemAlloc` in nccl.h.
     let allocate: extern "C" fn(*mut *mut c_void, usize) -> c_int =
         unsafe { std::mem::transmute(*allocate) };
