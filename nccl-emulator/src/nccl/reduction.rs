@@ -46,6 +46,75 @@ pub(crate) unsafe fn reduce(
     );
 }
 
+/// One step of a reduction as a kernel of NCCL takes it: the first input is multiplied by `scale`, then all inputs are
+/// combined, then the result is divided by `divisor` (integers only).
+///
+/// # Safety
+/// As [`reduce`]; an output may be the same as any input.
+#[cfg(feature = "real-nccl")]
+pub(crate) unsafe fn reduce_step(
+    data_type: DataType,
+    operator: Operator,
+    scale: Option<u64>,
+    divisor: Option<u64>,
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    count: usize,
+) {
+    macro_rules! dispatch {
+        ($($variant:ident => $element:ty),*) => {
+            match data_type {
+                // SAFETY: the caller's promise.
+                $(DataType::$variant => unsafe {
+                    typed_step::<$element>(operator, scale, divisor, inputs, outputs, count);
+                },)*
+            }
+        };
+    }
+    dispatch!(
+        I8 => i8, U8 => u8, I32 => i32, U32 => u32, I64 => i64, U64 => u64,
+        F16 => f16, F32 => f32, F64 => f64, Bf16 => bf16, F8E4M3 => Float8<3>, F8E5M2 => Float8<2>
+    );
+}
+
+/// # Safety
+/// As [`reduce_step`].
+#[cfg(feature = "real-nccl")]
+unsafe fn typed_step<T: Element>(
+    operator: Operator,
+    scale: Option<u64>,
+    divisor: Option<u64>,
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    count: usize,
+) {
+    macro_rules! with {
+        ($combine:expr) => {{
+            let factor = T::from_low_bits(scale.unwrap_or(0));
+            let scaled = |index: usize, x: T| if index == 0 { x.prod(factor) } else { x };
+            let same = |_: usize, x: T| x;
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (scale, divisor) {
+                    (Some(_), _) => pieces(inputs, outputs, count, $combine, scaled, |x| x),
+                    (None, Some(n)) => {
+                        pieces(inputs, outputs, count, $combine, same, |x| {
+                            x.divided(n as usize)
+                        });
+                    }
+                    (None, None) => pieces(inputs, outputs, count, $combine, same, |x| x),
+                }
+            }
+        }};
+    }
+    match operator {
+        Operator::Sum | Operator::PreMulSum | Operator::SumPostDiv => with!(T::sum),
+        Operator::Prod => with!(T::prod),
+        Operator::Max => with!(T::max),
+        Operator::Min => with!(T::min),
+    }
+}
+
 /// An element type that can be reduced.
 trait Element: Copy + Default {
     /// The value of these bits.

@@ -24,6 +24,7 @@ mod dwarf;
 mod error;
 mod file;
 mod image;
+mod kernels;
 mod library;
 mod redirect;
 mod types;

@@ -1,0 +1,49 @@
+//! An interpreter of NCCL's device kernels.
+//!
+//! libnccl launches few kernels, all of one shape: each block carries out a channel's share of a list of works, by an
+//! algorithm over connections whose buffers, counters and flags it shares with peers and proxies. [`Interpreter`] carries
+//! out the same protocol on the CPU, so that everything else (host code, transports, proxies) is NCCL's own.
+//!
+//! ```text
+//! Interpreter::launch ─▶ Running ── step ─▶ Done | Moved | Waiting
+//!     launch            decodes parameters and batches, refuses what is not interpreted
+//!     block             one channel: communicator, waits, the abort flag
+//!     collective, pat, point_to_point, broadcasts, one_rank      algorithms
+//!     primitives        receive, reduce, copy, send: simple (counters), lines (LL, LL128)
+//!     connection        one end of a connection
+//!     layout, works, functions      what the library's structures and tables mean
+//! ```
+//!
+//! A kernel never blocks and has no thread: it is a set of futures that the stream polls. A wait that is not over gives up
+//! control; an aborted communicator ends it. Not interpreted, and refused by name: NVLS and CollNet, which need hardware that
+//! the emulated devices lack, and the kernels over symmetric memory.
+
+mod arithmetic;
+mod block;
+mod broadcasts;
+mod collective;
+mod connection;
+mod counters;
+mod executor;
+mod functions;
+mod launch;
+mod layout;
+mod lines;
+mod memory;
+mod one_rank;
+mod pat;
+mod point_to_point;
+mod primitives;
+mod simple;
+mod works;
+
+pub(crate) use block::Trouble;
+pub(crate) use functions::{
+    Algorithm, Collective, Coverage, DeviceOperator, Function, Protocol, Reason, Row,
+};
+pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running};
+pub(crate) use layout::{Field, Mismatch, Types};
+pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
+
+#[cfg(test)]
+mod tests;
