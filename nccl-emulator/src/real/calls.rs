@@ -93,6 +93,7 @@ pub(crate) fn read(file: &ElfFile<'_>, sections: &Sections<'_>) -> Result<Calls,
         public: functions.public(&runtime),
         runtime,
         found: Vec::new(),
+        kernels: 0,
     };
     for code in sections.code()? {
         references.decode(code)?;
@@ -104,7 +105,15 @@ pub(crate) fn read(file: &ElfFile<'_>, sections: &Sections<'_>) -> Result<Calls,
     {
         return Err(references.refused(pointer, pointer, "a pointer in its data"));
     }
-    Ok(references.calls(&symbols, exports))
+    let kernels = references.host_stubs(&symbols);
+    if kernels.len() != references.kernels {
+        return Err(LoadError::Kernels {
+            path: path(),
+            registered: references.kernels,
+            known: kernels.len(),
+        });
+    }
+    Ok(references.calls(&symbols, exports, kernels))
 }
 
 /// The functions of the symbol table, by address.
@@ -181,7 +190,21 @@ fn is_internal(name: &str) -> bool {
 }
 
 fn of_runtime(name: &str) -> bool {
-    is_internal(name) || name.starts_with("cuda") || name.starts_with("__cuda")
+    // nvcc's registration of each file of kernels, which lies before the runtime.
+    let registration =
+        name.starts_with("__cudaRegisterLinkedBinary") || name == "__cudaUnregisterBinaryUtil";
+    is_internal(name) || (name.starts_with("cuda") || name.starts_with("__cuda")) && !registration
+}
+
+/// The kernel of which nvcc made the function `name` to pass its arguments on: in `_Z71__device_stub__Z30ncclX…`,
+/// 71 characters are `__device_stub_` and the mangled kernel.
+fn kernel_of_device_stub(name: &str) -> Option<&str> {
+    let name = name
+        .strip_prefix("_ZL")
+        .or_else(|| name.strip_prefix("_Z"))?;
+    let (length, rest) = name.split_at(name.find("__device_stub_")?);
+    rest.get(..length.parse().ok()?)?
+        .strip_prefix("__device_stub_")
 }
 
 struct References<'a> {
@@ -191,6 +214,8 @@ struct References<'a> {
     runtime: Range<u64>,
     /// Address of the displacement, and of the function it leads to.
     found: Vec<(u64, u64)>,
+    /// How many kernels the library's constructors register.
+    kernels: usize,
 }
 
 impl References<'_> {
@@ -251,6 +276,7 @@ impl References<'_> {
                 ));
             };
             if wanted::registers(name) {
+                self.kernels += usize::from(name == "__cudaRegisterFunction");
                 continue;
             }
             let constants = decoder.get_constant_offsets(&instruction);
@@ -289,7 +315,46 @@ impl References<'_> {
         }
     }
 
-    fn calls(self, symbols: &[Symbol<'_>], exports: Vec<RuntimeFunction>) -> Calls {
+    /// The functions by whose addresses host code names kernels, and the kernels' mangled names.
+    ///
+    /// nvcc makes two functions for a kernel, the second of which may be inlined in the first, and
+    /// names both after the kernel. A function that launches a kernel with `<<<>>>` may have inlined both.
+    fn host_stubs(&self, symbols: &[Symbol<'_>]) -> BTreeMap<u64, String> {
+        let callers = |name: &str| -> BTreeMap<u64, &str> {
+            let calls = self
+                .found
+                .iter()
+                .filter(|(_, target)| self.public.get(target) == Some(&name));
+            let functions = calls.filter_map(|&(address, _)| self.functions.at(address));
+            functions
+                .map(|(start, function)| (start, function.name))
+                .collect()
+        };
+        let launchers = callers("__cudaPushCallConfiguration");
+        let mut kernels: BTreeMap<u64, String> = callers("__cudaPopCallConfiguration")
+            .into_iter()
+            .filter(|(start, name)| {
+                !name.contains("__device_stub_") && !launchers.contains_key(start)
+            })
+            .map(|(start, name)| (start, name.to_owned()))
+            .collect();
+        let named: BTreeSet<&str> = symbols
+            .iter()
+            .filter_map(|symbol| kernel_of_device_stub(symbol.name))
+            .collect();
+        let stubs = symbols
+            .iter()
+            .filter(|symbol| symbol.kind == Kind::Function && named.contains(symbol.name));
+        kernels.extend(stubs.map(|symbol| (symbol.address, symbol.name.to_owned())));
+        kernels
+    }
+
+    fn calls(
+        self,
+        symbols: &[Symbol<'_>],
+        exports: Vec<RuntimeFunction>,
+        kernels: BTreeMap<u64, String>,
+    ) -> Calls {
         let used: BTreeSet<u64> = self.found.iter().map(|&(_, target)| target).collect();
         let functions: Vec<RuntimeFunction> = self
             .public
@@ -301,7 +366,6 @@ impl References<'_> {
             })
             .collect();
         let mut sites = Vec::with_capacity(self.found.len());
-        let mut kernels = BTreeMap::new();
         for &(address, target) in &self.found {
             let found = functions.binary_search_by_key(&target, |function| function.address);
             // The runtime has some 600 public functions.
@@ -309,13 +373,6 @@ impl References<'_> {
                 continue;
             };
             sites.push(Site { address, function });
-            // nvcc's host stub of a kernel begins by asking for the configuration of its launch.
-            if functions[usize::from(function)].name == "__cudaPopCallConfiguration"
-                && let Some((start, stub)) = self.functions.at(address)
-                && !stub.name.contains("__device_stub__")
-            {
-                kernels.insert(start, stub.name.to_owned());
-            }
         }
         sites.sort_unstable_by_key(|site| site.address);
         let data = symbols

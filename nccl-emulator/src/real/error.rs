@@ -101,6 +101,16 @@ pub(crate) enum LoadError {
         /// What was found.
         found: String,
     },
+    /// The kernels that the library registers and those whose host stubs are known are not the same.
+    #[error("{}: registers {registered} kernels, but {known} host stubs have known names; expected as many", path.display())]
+    Kernels {
+        /// The library.
+        path: PathBuf,
+        /// Calls of `__cudaRegisterFunction`.
+        registered: usize,
+        /// Host stubs.
+        known: usize,
+    },
     /// NCCL's code refers to the runtime in a way that cannot be redirected.
     #[error("{}: {function} refers to {target} at {address:#x} by {by}; expected call, jump or lea with a 32-bit displacement", path.display())]
     Reference {

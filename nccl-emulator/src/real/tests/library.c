@@ -1,8 +1,15 @@
 // Stands for NCCL's own code: what its calls of the runtime, kernels and structures look like.
 #define EXPORT __attribute__((visibility("default")))
+#ifdef __clang__
+#define ONCE __attribute__((noinline, optnone))
+#else
+#define ONCE __attribute__((noipa))
+#endif
 
 int cudaGetDevice(int *), cudaMalloc(void **, unsigned long), cudaFree(void *);
-int __cudaPopCallConfiguration(void), __cudaRegisterFatBinary(int *), libcudart_static_end(void);
+int __cudaPushCallConfiguration(void), __cudaPopCallConfiguration(void), libcudart_static_end(void);
+int __cudaRegisterFatBinary(int *), __cudaRegisterFunction(int *, void *);
+int kernel(void), kernel_inlined(void);
 
 struct inner { int step; short list[3][2]; };
 enum mode { MODE_LOW = -3, MODE_HIGH = 200 };
@@ -21,7 +28,13 @@ shape_t the_shape;
 struct declared *the_declared;
 
 static int registered;
-__attribute__((constructor)) static void registration(void) { __cudaRegisterFatBinary(&registered); }
+__attribute__((constructor)) static void registration(void) {
+    __cudaRegisterFatBinary(&registered);
+    __cudaRegisterFunction(&registered, (void *)kernel);
+#ifndef UNREGISTERED
+    __cudaRegisterFunction(&registered, (void *)kernel_inlined);
+#endif
+}
 
 #ifdef VERSION
 EXPORT int ncclGetVersion(int *version) { *version = VERSION; return 0; }
@@ -31,8 +44,12 @@ EXPORT int ncclCall(int *device) { return cudaGetDevice(device) + 1; }
 EXPORT int ncclJump(int *device) { return cudaGetDevice(device); }
 EXPORT void *ncclAddress(void) { return (void *)cudaFree; }
 EXPORT void *ncclAllocate(void) { void *pointer; return cudaMalloc(&pointer, 100) ? 0 : pointer; }
-__attribute__((noipa)) int kernel_stub(void) { return __cudaPopCallConfiguration() + 1; }
-EXPORT void *ncclKernel(void) { return (void *)kernel_stub; }
+// A kernel whose second function nvcc has inlined, one with both, and what launches one with <<<>>>.
+ONCE int kernel_inlined(void) { return __cudaPopCallConfiguration() + 1; }
+ONCE int _Z20__device_stub_kernelv(void) { return __cudaPopCallConfiguration(); }
+ONCE int kernel(void) { return _Z20__device_stub_kernelv(); }
+EXPORT int ncclLaunch(void) { return __cudaPushCallConfiguration() + __cudaPopCallConfiguration(); }
+EXPORT void *ncclKernel(int *inlined) { return *inlined ? (void *)kernel_inlined : (void *)kernel; }
 int ncclDevFuncIdCount[3] = {4, 5, 6};
 #ifdef POINTER
 EXPORT int (*ncclTable)(int *) = cudaGetDevice;

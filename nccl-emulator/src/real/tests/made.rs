@@ -126,8 +126,8 @@ fn calls_jumps_and_addresses_lead_to_ours_and_the_runtime_still_calls_itself() {
     // SAFETY: what the library believes to be cudaFree is the trampoline to `nine`.
     let free: extern "C" fn() -> c_int = unsafe { std::mem::transmute(free) };
     assert_eq!(free(), 9);
-    // The constructor's call went to the runtime, once.
-    assert_eq!(export(&nccl, "ncclRegistered")(&mut device) as c_int, 1);
+    // The constructor's three calls went to the runtime.
+    assert_eq!(export(&nccl, "ncclRegistered")(&mut device) as c_int, 21);
 
     // The runtime's cudaMalloc, which nothing leads to any more, calls the runtime's cudaGetDevice.
     let calls = made.analyse().unwrap().calls;
@@ -152,10 +152,15 @@ fn calls_jumps_and_addresses_lead_to_ours_and_the_runtime_still_calls_itself() {
 fn a_host_stub_has_its_kernel_and_its_launch_is_refused_by_name() {
     let made = make(&[KNOWN, "-g"]);
     let nccl = made.load(&all()).unwrap();
-    let stub = export(&nccl, "ncclKernel")(&mut 0) as *const c_void;
-    assert_eq!(nccl.kernel_of(stub), Some("kernel_stub"));
+    let kernel =
+        |inlined: c_int| export(&nccl, "ncclKernel")(&mut inlined.clone()) as *const c_void;
+    assert_eq!(nccl.kernel_of(kernel(0)), Some("kernel"));
+    let launcher = export(&nccl, "ncclLaunch") as *const c_void;
+    assert_eq!(nccl.kernel_of(launcher), None);
+    let stub = kernel(1);
+    assert_eq!(nccl.kernel_of(stub), Some("kernel_inlined"));
     assert_eq!(nccl.kernel_of(stub.wrapping_byte_add(1)), None);
-    // SAFETY: the address is that of `kernel_stub`.
+    // SAFETY: the address is that of `kernel_inlined`.
     let stub: extern "C" fn() -> c_int = unsafe { std::mem::transmute(stub) };
     assert_eq!(stub(), NOT_SUPPORTED + 1);
     assert!(
@@ -184,6 +189,11 @@ fn each_library_that_is_not_as_expected_is_refused_with_what_it_lacks() {
         ),
         (&[KNOWN, "-g", "-Wl,--build-id=none"], 3, "has no build ID"),
         (&[KNOWN, "-g", "-DPOINTER"], 3, "refers to cudaGetDevice"),
+        (
+            &[KNOWN, "-g", "-DUNREGISTERED"],
+            3,
+            "registers 1 kernels, but 2 host stubs",
+        ),
         (
             &[KNOWN, "-g", "-DPRIVATE"],
             3,

@@ -182,6 +182,18 @@ fn kernels_have_names(nccl: &RealNccl) {
         }
     }
     assert!(named > 30, "{named}");
+    for (list, name) in [
+        ("ncclSymKernelList", "ncclSymDevKernel_"),
+        ("ncclSymkKernelList", "ncclSymkDevKernel_"),
+    ] {
+        let Some(list) = nccl.data(list) else {
+            continue;
+        };
+        // SAFETY: as above; no entry of these is null.
+        let stub = unsafe { list.address.cast::<*const c_void>().read() };
+        let found = nccl.kernel_of(stub).unwrap();
+        assert!(found.contains(name), "{found}");
+    }
     let rows = nccl.data("ncclDevFuncRowToId").unwrap();
     assert_eq!(rows.size % size_of::<c_int>(), 0);
 }
