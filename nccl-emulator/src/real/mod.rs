@@ -1,7 +1,7 @@
 //! NVIDIA's own libnccl in this process, with the calls it makes to the CUDA runtime answered by ours.
 //!
 //! ```text
-//! file ──▶ analysis (calls, dwarf) ──▶ cache      once per build of the library: seconds at most
+//! file ──▶ analysis (calls, dwarf) ──▶ cache      once per build of the library: 0.1 to 0.3 s
 //!                     │
 //!                     ▼
 //! dlopen ──▶ redirect ──▶ RealNccl                once per process: milliseconds

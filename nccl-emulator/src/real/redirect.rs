@@ -16,7 +16,7 @@
 //!   is known to be complete, and a function without a replacement is an error at load time.
 //!
 //! A trampoline of a function that is referred to, but that nothing calls
-//! ([`wanted::REFERENCED_ONLY`](super::wanted::REFERENCED_ONLY)), passes the function's name to
+//! ([`wanted::REFERENCED_ONLY`]), passes the function's name to
 //! [`Provided::refused`].
 
 use std::collections::BTreeSet;
