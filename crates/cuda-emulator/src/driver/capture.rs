@@ -16,7 +16,7 @@ use std::ffi::{c_uint, c_void};
 use super::context::Context;
 use super::{CUresult, enter, store, stream_of};
 use crate::elf::Symbol;
-use crate::exec::{self, Capture, Graph, Standing, Stream};
+use crate::exec::{self, Capture, Info, Standing, Stream};
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -25,6 +25,14 @@ pub(super) fn symbols() -> Vec<Symbol> {
         (c"cuStreamIsCapturing", is_capturing as *const c_void),
         (c"cuStreamGetCaptureInfo_v2", get_info_v2 as *const c_void),
         (c"cuStreamGetCaptureInfo_v3", get_info_v3 as *const c_void),
+        (
+            c"cuStreamUpdateCaptureDependencies",
+            update_dependencies as *const c_void,
+        ),
+        (
+            c"cuStreamUpdateCaptureDependencies_v2",
+            update_dependencies_v2 as *const c_void,
+        ),
         (
             c"cuThreadExchangeStreamCaptureMode",
             exchange_mode as *const c_void,
@@ -125,9 +133,7 @@ unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresu
         if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
             return Err(CUresult::ERROR_STREAM_CAPTURE_WRONG_THREAD);
         }
-        let nodes = capture.end(&stream)?;
-        stream.context().check()?;
-        let graph = Graph::create(nodes)?;
+        let graph = capture.end(&stream)?;
         // SAFETY: as above.
         unsafe { store(place, graph) }
     })
@@ -201,26 +207,61 @@ unsafe extern "C" fn get_info_v3(
         }
     }
     enter("cuStreamGetCaptureInfo", || {
-        let (status, number) = status(&*asked(handle)?);
-        if status == STATUS_ACTIVE
-            && !(graph.is_null() && dependencies.is_null() && count.is_null())
-        {
-            super::refused::say(
-                "cuStreamGetCaptureInfo",
-                "the emulator tells a capture's status and number, not its graph or nodes",
-            );
-            return Err(CUresult::ERROR_NOT_SUPPORTED);
-        }
+        let stream = asked(handle)?;
+        let (status, number) = status(&stream);
+        let wanted = !(graph.is_null() && dependencies.is_null() && count.is_null());
+        let nothing = Info {
+            graph: std::ptr::null_mut(),
+            tips: std::ptr::null(),
+            edges: std::ptr::null(),
+            count: 0,
+        };
+        let info = match stream.capture() {
+            Some(capture) if wanted && status == STATUS_ACTIVE => capture.info(&stream)?,
+            _ => nothing,
+        };
         // SAFETY: the caller passes a place for the status, and null or places for the others.
         unsafe {
             store(place, status)?;
             if_wanted(id, number);
-            if_wanted(graph, std::ptr::null_mut());
-            if_wanted(dependencies, std::ptr::null());
-            if_wanted(edges, std::ptr::null());
-            if_wanted(count, 0);
+            if_wanted(graph, info.graph);
+            if_wanted(dependencies, info.tips.cast());
+            if_wanted(edges, info.edges.cast());
+            if_wanted(count, info.count);
         }
         Ok(())
+    })
+}
+
+unsafe extern "C" fn update_dependencies(
+    handle: *mut c_void,
+    dependencies: *const *mut c_void,
+    count: usize,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the same promises; ordinary edges.
+    unsafe { update_dependencies_v2(handle, dependencies, std::ptr::null(), count, flags) }
+}
+
+/// Edges of any kind are full dependencies here: a node that could begin before the other ends begins after it.
+unsafe extern "C" fn update_dependencies_v2(
+    handle: *mut c_void,
+    dependencies: *const *mut c_void,
+    _edges: *const c_void,
+    count: usize,
+    flags: c_uint,
+) -> CUresult {
+    /// What was there is forgotten; else it stays.
+    const SET: c_uint = 1;
+    enter("cuStreamUpdateCaptureDependencies", || {
+        let stream = stream_of(handle)?;
+        if flags > SET {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        let capture = stream.capture().ok_or(CUresult::ERROR_ILLEGAL_STATE)?;
+        // SAFETY: the caller passes `count` nodes.
+        let tips = unsafe { super::graph::places(dependencies, count, &capture.graph())? };
+        capture.set_tips(&stream, &tips, flags == SET)
     })
 }
 

@@ -104,7 +104,9 @@ fn find(name: &CStr, version: c_int) -> Option<*mut c_void> {
             b"cuCtxCreate_v3" => 11_040,
             b"cuCtxCreate_v4" => 12_050,
             b"cuStreamGetCaptureInfo_v2" => 11_030,
-            b"cuStreamGetCaptureInfo_v3" => 12_030,
+            b"cuStreamGetCaptureInfo_v3"
+            | b"cuStreamUpdateCaptureDependencies_v2"
+            | b"cuGraphAddDependencies_v2" => 12_030,
             b"cuGetProcAddress_v2" => 12_000,
             b"cuCtxGetDevice_v2" | b"cuCtxSynchronize_v2" => 13_000,
             b"cuEventElapsedTime_v2" => 12_080,

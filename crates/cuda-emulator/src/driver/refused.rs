@@ -10,8 +10,7 @@ use crate::elf::Symbol;
 
 const NO_KERNELS: &str =
     "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";
-const NO_NODES: &str =
-    "the emulator's graphs come from captures: nodes cannot be added, changed or looked at";
+const NO_NODES: &str = "the emulator's graphs come from captures: host functions, events and dependencies can be added, nothing changed";
 const NO_VMM: &str =
     "the emulator has no virtual memory management: use cuMemAlloc or cuMemAllocAsync";
 pub(super) const NO_IPC: &str =
@@ -74,11 +73,8 @@ refused! {
         cuOccupancyMaxPotentialClusterSize;
     NO_NODES:
         cuGraphCreate cuGraphInstantiateWithParams cuGraphExecUpdate_v2 cuGraphAddKernelNode_v2
-        cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddHostNode cuGraphAddEventRecordNode
-        cuGraphAddEventWaitNode cuGraphAddDependencies cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
-        cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamBeginCaptureToGraph
-        cuUserObjectCreate cuUserObjectRetain cuUserObjectRelease cuGraphRetainUserObject
-        cuGraphReleaseUserObject;
+        cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
+        cuStreamBeginCaptureToGraph;
     NO_VMM:
         cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
         cuMemGetAccess cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle

@@ -3,20 +3,24 @@
 //! A [`Capture`] belongs to the streams that take part in it. For each of them it keeps its *tips*:
 //! the nodes that the stream's next node depends on. A node replaces the tips of its stream; an
 //! event that is recorded keeps them; a wait for that event adds them to the tips of the stream
-//! that waits, which becomes part of the capture if it was not.
+//! that waits, which becomes part of the capture if it was not. The graph is there from the beginning: a program can
+//! ask for it and for a stream's tips, add nodes to it by hand and set the tips ([`Capture::set_tips`]). What it did by
+//! hand it need not join.
 //!
 //! ```text
 //! Active ──something forbidden──▶ Invalid      both ──end, or the origin is destroyed──▶ Over
 //! ```
 //!
-//! Locks are taken in the order: the list of captures, a capture, a stream's slot. Two captures are
+//! Locks are taken in the order: the list of captures, a capture, its graph, a stream's slot. Two captures are
 //! never locked at once.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use super::graph::{Action, Node};
+use super::graph::{Action, Body, GRAPHS, Graph, Node, add_places};
+use super::object::Share;
 use super::{Kind, Stream};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
@@ -52,9 +56,27 @@ pub struct Capture {
     state: Mutex<State>,
 }
 
+/// What a capture says of one of its streams. The addresses are good until the stream is asked again, or the capture
+/// is over.
+pub struct Info {
+    /// The graph's handle, which is the caller's only after the end.
+    pub graph: *mut c_void,
+    /// Handles of the nodes that the stream's next node depends on.
+    pub tips: *const *mut c_void,
+    /// The data of those edges: all zero, the ordinary kind.
+    pub edges: *const u64,
+    /// How many there are.
+    pub count: usize,
+}
+
 struct State {
     standing: Standing,
-    nodes: Vec<Node>,
+    /// Another, empty one once the capture is over: whoever keeps the capture keeps no nodes.
+    graph: Arc<Graph>,
+    /// The graph's handle, once it was asked for.
+    handle: Option<Handle>,
+    /// The tips of streams that were destroyed.
+    lost: Vec<usize>,
     /// The streams that take part, the one that it was begun on first.
     members: Vec<Member>,
 }
@@ -62,7 +84,27 @@ struct State {
 struct Member {
     stream: Arc<Stream>,
     tips: Vec<usize>,
+    /// What the last question after the tips was answered with: handles and edge data.
+    shown: (Vec<Handle>, Vec<u64>),
 }
+
+impl Member {
+    fn new(stream: &Arc<Stream>, tips: Vec<usize>) -> Self {
+        Self {
+            stream: Arc::clone(stream),
+            tips,
+            shown: Default::default(),
+        }
+    }
+}
+
+/// A handle, which is a number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Handle(*mut c_void);
+
+// SAFETY: it is looked up, never dereferenced.
+unsafe impl Send for Handle {}
 
 impl State {
     /// The place of a stream, if work on it can be captured.
@@ -83,35 +125,26 @@ impl State {
         }
     }
 
-    /// Whether `node` is one of `tips` or comes before one of them.
-    fn reaches(&self, tips: &[usize], node: usize) -> bool {
-        let mut seen = vec![false; self.nodes.len()];
-        let mut open = tips.to_vec();
-        while let Some(at) = open.pop() {
-            if at == node {
-                return true;
-            }
-            if at > node && !std::mem::replace(&mut seen[at], true) {
-                open.extend_from_slice(&self.nodes[at].after);
-            }
-        }
-        false
-    }
-
-    /// Lets go of the streams.
-    fn release(&mut self) {
+    /// The capture is over: lets go of the streams, and gives away the graph and its handle.
+    fn release(&mut self) -> (Arc<Graph>, Option<Handle>) {
         self.standing = Standing::Over;
         for member in self.members.drain(..) {
             member.stream.set_capture(None);
         }
+        self.graph.captured.store(false, Ordering::Release);
+        (std::mem::take(&mut self.graph), self.handle.take())
     }
-}
 
-fn add_tips(tips: &mut Vec<usize>, more: &[usize]) {
-    for tip in more {
-        if !tips.contains(tip) {
-            tips.push(*tip);
-        }
+    /// Whether the stream that began the capture comes after all that was captured.
+    fn joined(&self) -> bool {
+        let body = self.graph.body();
+        self.members.split_first().is_some_and(|(origin, others)| {
+            let mut tips = others
+                .iter()
+                .flat_map(|member| &member.tips)
+                .chain(&self.lost);
+            tips.all(|&tip| body.nodes[tip].by_hand || body.reaches(&origin.tips, tip))
+        })
     }
 }
 
@@ -130,17 +163,18 @@ impl Capture {
         if stream.capturing() {
             return Err(CUresult::ERROR_ILLEGAL_STATE);
         }
+        let graph = Arc::new(Graph::default());
+        graph.captured.store(true, Ordering::Release);
         let capture = Arc::new(Self {
             id: ID.fetch_add(1, Ordering::Relaxed),
             mode,
             thread: std::thread::current().id(),
             state: Mutex::new(State {
                 standing: Standing::Active,
-                nodes: Vec::new(),
-                members: vec![Member {
-                    stream: Arc::clone(stream),
-                    tips: Vec::new(),
-                }],
+                graph,
+                handle: None,
+                lost: Vec::new(),
+                members: vec![Member::new(stream, Vec::new())],
             }),
         });
         stream.set_capture(Some(Arc::clone(&capture)));
@@ -149,12 +183,13 @@ impl Capture {
         Ok(())
     }
 
-    /// Ends the capture that `stream` began: its nodes, in an order that respects their edges.
+    /// Ends the capture that `stream` began, and gives the handle of its graph.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED` if another stream began it, which voids it;
-    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED`, and it is over.
-    pub fn end(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<Vec<Node>, CUresult> {
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED` or the context's sticky error, and
+    /// it is over.
+    pub fn end(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<*mut c_void, CUresult> {
         {
             let mut state = lock(&self.state);
             let origin = state.members.first().map(|member| &member.stream);
@@ -166,17 +201,21 @@ impl Capture {
         self.unlist();
         let mut state = lock(&self.state);
         let standing = state.standing;
-        let joined = state.members.split_first().is_some_and(|(origin, others)| {
-            let mut tips = others.iter().flat_map(|member| &member.tips);
-            tips.all(|&tip| state.reaches(&origin.tips, tip))
-        });
-        state.release();
-        let nodes = std::mem::take(&mut state.nodes);
+        let joined = state.joined();
+        let (graph, handle) = state.release();
         drop(state);
-        match standing {
-            Standing::Active if joined => Ok(nodes),
+        let outcome = match standing {
+            Standing::Active if joined => stream.context().check(),
             Standing::Active => Err(CUresult::ERROR_STREAM_CAPTURE_UNJOINED),
             _ => Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED),
+        };
+        match (outcome, handle) {
+            (Ok(()), Some(Handle(handle))) => Ok(handle),
+            (Ok(()), None) => graph.publish(),
+            (Err(error), handle) => {
+                withdraw(handle);
+                Err(error)
+            }
         }
     }
 
@@ -208,15 +247,18 @@ impl Capture {
             .collect::<Result<Vec<_>, _>>()?;
         let mut after = Vec::new();
         for &member in &members {
-            add_tips(&mut after, &state.members[member].tips);
+            add_places(&mut after, &state.members[member].tips);
         }
-        let node = state.nodes.len();
-        let context = Arc::clone(streams[0].context());
-        state.nodes.push(Node {
-            action,
-            after,
-            context,
-        });
+        let node = {
+            let nodes = &mut state.graph.body().nodes;
+            nodes.push(Node {
+                action,
+                after,
+                context: Arc::clone(streams[0].context()),
+                by_hand: false,
+            });
+            nodes.len() - 1
+        };
         for member in members {
             state.members[member].tips = vec![node];
         }
@@ -224,10 +266,19 @@ impl Capture {
     }
 
     /// Adds the nodes of a graph that is launched on a stream of the capture.
-    pub fn add_graph(&self, stream: &Arc<Stream>, nodes: &[Node]) -> Result<(), CUresult> {
+    pub(super) fn add_graph(
+        &self,
+        stream: &Arc<Stream>,
+        nodes: &[Node],
+        objects: &[Share],
+    ) -> Result<(), CUresult> {
         let mut state = lock(&self.state);
         let member = state.member(stream)?;
-        let (base, before) = (state.nodes.len(), state.members[member].tips.clone());
+        let graph = Arc::clone(&state.graph);
+        let mut body = graph.body();
+        body.share(objects)?;
+        let Body { nodes: all, .. } = &mut *body;
+        let (base, before) = (all.len(), state.members[member].tips.clone());
         let mut is_tip = vec![true; nodes.len()];
         for node in nodes {
             let mut after: Vec<usize> = node.after.iter().map(|&at| base + at).collect();
@@ -235,8 +286,9 @@ impl Capture {
             if after.is_empty() {
                 after.clone_from(&before);
             }
-            state.nodes.push(Node {
+            all.push(Node {
                 after,
+                by_hand: false,
                 ..node.clone()
             });
         }
@@ -252,6 +304,59 @@ impl Capture {
         let state = lock(&self.state);
         let member = state.member(stream)?;
         Ok(state.members[member].tips.clone())
+    }
+
+    /// Its graph, and what the stream's next node depends on.
+    ///
+    /// # Errors
+    /// As [`Capture::add`]; `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn info(&self, stream: &Arc<Stream>) -> Result<Info, CUresult> {
+        let mut state = lock(&self.state);
+        let member = state.member(stream)?;
+        let Handle(graph) = match state.handle {
+            Some(handle) => handle,
+            None => {
+                let handle = Handle(state.graph.publish()?);
+                *state.handle.insert(handle)
+            }
+        };
+        let all = Arc::clone(&state.graph);
+        let member = &mut state.members[member];
+        let tips = all.handles(&member.tips)?;
+        let (handles, edges) = &mut member.shown;
+        *handles = tips.into_iter().map(Handle).collect();
+        edges.resize(handles.len(), 0);
+        Ok(Info {
+            graph,
+            tips: handles.as_ptr().cast(),
+            edges: edges.as_ptr(),
+            count: handles.len(),
+        })
+    }
+
+    /// The graph that is captured.
+    pub fn graph(&self) -> Arc<Graph> {
+        Arc::clone(&lock(&self.state).graph)
+    }
+
+    /// What the stream's next node depends on from now on: `tips`, and unless they `replace` them those of before.
+    ///
+    /// # Errors
+    /// As [`Capture::add`].
+    pub fn set_tips(
+        &self,
+        stream: &Arc<Stream>,
+        tips: &[usize],
+        replace: bool,
+    ) -> Result<(), CUresult> {
+        let mut state = lock(&self.state);
+        let member = state.member(stream)?;
+        let own = &mut state.members[member].tips;
+        if replace {
+            own.clear();
+        }
+        add_places(own, tips);
+        Ok(())
     }
 
     /// A stream waits for an event that was recorded in this capture.
@@ -286,24 +391,20 @@ impl Capture {
             return Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT);
         }
         match state.member(stream) {
-            Ok(member) => add_tips(&mut state.members[member].tips, tips),
+            Ok(member) => add_places(&mut state.members[member].tips, tips),
             Err(_) => {
                 stream.set_capture(Some(Arc::clone(self)));
-                state.members.push(Member {
-                    stream: Arc::clone(stream),
-                    tips: tips.to_vec(),
-                });
+                state.members.push(Member::new(stream, tips.to_vec()));
             }
         }
         Ok(())
     }
 
-    /// A stream of the capture is destroyed. Without the one that it was begun on nobody can end
-    /// it.
+    /// A stream of the capture is destroyed; what it has is to be joined all the same. Without the one that it was
+    /// begun on nobody can end it.
     pub fn lose(self: &Arc<Self>, stream: &Arc<Stream>) {
         let origin = {
             let mut state = lock(&self.state);
-            state.invalidate();
             let at = state
                 .members
                 .iter()
@@ -311,7 +412,9 @@ impl Capture {
             match at {
                 Some(0) => true,
                 Some(at) => {
-                    state.members.remove(at).stream.set_capture(None);
+                    let member = state.members.remove(at);
+                    member.stream.set_capture(None);
+                    add_places(&mut state.lost, &member.tips);
                     false
                 }
                 None => false,
@@ -319,12 +422,9 @@ impl Capture {
         };
         if origin {
             self.unlist();
-            let nodes = {
-                let mut state = lock(&self.state);
-                state.release();
-                std::mem::take(&mut state.nodes)
-            };
-            drop(nodes);
+            let (graph, handle) = lock(&self.state).release();
+            withdraw(handle);
+            drop(graph);
         }
     }
 
@@ -335,6 +435,13 @@ impl Capture {
             Arc::ptr_eq(member.stream.context(), context)
                 && !(blocking_only && member.stream.kind() == Kind::NonBlocking)
         })
+    }
+}
+
+/// No graph comes of a capture whose graph was asked for.
+fn withdraw(handle: Option<Handle>) {
+    if let Some(Handle(handle)) = handle {
+        GRAPHS.remove(handle);
     }
 }
 

@@ -1,21 +1,25 @@
 //! Graphs: captured work, and its replays.
 //!
-//! A [`Graph`] is what a capture left: nodes, each after some of those before it. An
-//! [`Executable`] replays it. Nodes that come one after the other run on one *lane*: lane 0 is the
+//! A [`Graph`] is what a capture writes down, and what is added to it by hand: nodes, each after some others. An
+//! [`Executable`] replays it as it was when the executable was made. Nodes that come one after the other run on one *lane*: lane 0 is the
 //! stream of the launch, the others are streams of the executable's own, so that branches of a
 //! graph run side by side, which ranks that share a graph depend on. All jobs of a replay are
 //! enqueued by the launch; the stream goes on when all lanes are through.
 //!
-//! Nodes are shared by graph, executables and the jobs of replays that need them, so each of these
-//! may be destroyed before the others.
+//! A node never leaves its graph, so its place there is its name; it has a handle ([`NODES`]) from when it is first
+//! asked for until the graph is gone. An executable has nodes of its own, which the jobs of its replays share, so
+//! graph, executable and replays may end in any order. User objects ([`super::UserObject`]) have a reference of each.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ffi::c_void;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::object::Share;
 use super::run;
 use super::work::{HostCall, Job};
-use super::{Event, Kind, Stream, Work};
+use super::{Event, Kind, Step, Stream, UserObject, Work};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
@@ -24,6 +28,8 @@ use crate::registry::Registry;
 pub static GRAPHS: Registry<Graph> = Registry::new(0x49);
 /// Every executable graph that was not destroyed.
 pub static EXECUTABLES: Registry<Executable> = Registry::new(0x4A);
+/// Every node that has a handle.
+pub static NODES: Registry<NodeOf> = Registry::new(0x51);
 
 /// Work that can be done again and again.
 pub trait Recipe: Send + Sync {
@@ -77,46 +83,293 @@ impl Action {
 
 /// A node of a graph.
 #[derive(Clone)]
-pub struct Node {
+pub(super) struct Node {
     pub(super) action: Action,
-    /// The nodes that it comes after, all of which have smaller numbers.
+    /// The nodes that it comes after.
     pub(super) after: Vec<usize>,
     /// Of the stream it was captured on.
     pub(super) context: Arc<Context>,
+    /// Added to the graph by hand: a capture need not join it.
+    pub(super) by_hand: bool,
+}
+
+/// Which node a handle names.
+pub struct NodeOf {
+    graph: Weak<Graph>,
+    place: usize,
+}
+
+impl NodeOf {
+    /// Its place among the nodes of `graph`.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if it is one of another graph.
+    pub fn place_in(&self, graph: &Arc<Graph>) -> Result<usize, CUresult> {
+        if std::ptr::eq(self.graph.as_ptr(), Arc::as_ptr(graph)) {
+            Ok(self.place)
+        } else {
+            Err(CUresult::ERROR_INVALID_VALUE)
+        }
+    }
 }
 
 /// See the module.
+#[derive(Default)]
 pub struct Graph {
-    nodes: Arc<[Node]>,
+    body: Mutex<Body>,
+    /// A capture goes on, whose end gives the graph to the caller.
+    pub(super) captured: AtomicBool,
+}
+
+/// What a graph is made of.
+#[derive(Default)]
+pub(super) struct Body {
+    pub(super) nodes: Vec<Node>,
+    /// The addresses of the nodes' handles, 0 of those without one.
+    handles: Vec<usize>,
+    objects: Vec<Share>,
+}
+
+impl Body {
+    /// Whether `node` is one of `tips` or comes before one of them.
+    pub(super) fn reaches(&self, tips: &[usize], node: usize) -> bool {
+        let mut seen = vec![false; self.nodes.len()];
+        let mut open = tips.to_vec();
+        while let Some(at) = open.pop() {
+            if at == node {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[at], true) {
+                open.extend_from_slice(&self.nodes[at].after);
+            }
+        }
+        false
+    }
+
+    /// Takes part in what another graph's nodes need.
+    pub(super) fn share(&mut self, objects: &[Share]) -> Result<(), CUresult> {
+        for share in objects {
+            self.objects.push(share.again()?);
+        }
+        Ok(())
+    }
+
+    /// The nodes in an order in which each comes after those it depends on, otherwise as they were added.
+    fn in_order(&self) -> Vec<Node> {
+        let sorted = |(at, node): (usize, &Node)| node.after.iter().all(|&before| before < at);
+        if self.nodes.iter().enumerate().all(sorted) {
+            return self.nodes.clone();
+        }
+        let mut missing: Vec<usize> = self.nodes.iter().map(|node| node.after.len()).collect();
+        let mut next = vec![Vec::new(); missing.len()];
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.after.iter().for_each(|&before| next[before].push(at));
+        }
+        let mut ready: BinaryHeap<_> = (0..missing.len())
+            .filter(|&at| missing[at] == 0)
+            .map(Reverse)
+            .collect();
+        let mut place = vec![0; missing.len()];
+        let mut nodes: Vec<Node> = Vec::with_capacity(missing.len());
+        while let Some(Reverse(at)) = ready.pop() {
+            place[at] = nodes.len();
+            let mut node = self.nodes[at].clone();
+            // All of them have their places already.
+            node.after
+                .iter_mut()
+                .for_each(|before| *before = place[*before]);
+            nodes.push(node);
+            for &later in &next[at] {
+                missing[later] -= 1;
+                if missing[later] == 0 {
+                    ready.push(Reverse(later));
+                }
+            }
+        }
+        nodes
+    }
 }
 
 impl Graph {
-    /// A graph of captured nodes, and its handle.
-    pub fn create(nodes: Vec<Node>) -> Result<*mut c_void, CUresult> {
-        let graph = Self {
-            nodes: nodes.into(),
-        };
+    pub(super) fn body(&self) -> MutexGuard<'_, Body> {
+        lock(&self.body)
+    }
+
+    /// Gives the graph a handle.
+    pub(super) fn publish(self: &Arc<Self>) -> Result<*mut c_void, CUresult> {
         GRAPHS
-            .insert(Arc::new(graph))
+            .insert(Arc::clone(self))
             .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
     }
 
+    /// Ends a graph's handle. Executables that were made from it are not disturbed.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if it has none, or while it is captured.
+    pub fn destroy(handle: *mut c_void) -> Result<(), CUresult> {
+        let graph = GRAPHS.get(handle).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        if graph.captured.load(Ordering::Acquire) {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        GRAPHS.remove(handle);
+        Ok(())
+    }
+
     /// How many nodes it has.
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+    pub fn node_count(&self) -> usize {
+        self.body().nodes.len()
+    }
+
+    /// Adds a node by hand.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` without a handle for it, and it is not added.
+    pub fn add(
+        self: &Arc<Self>,
+        action: Action,
+        after: &[usize],
+        context: &Arc<Context>,
+    ) -> Result<*mut c_void, CUresult> {
+        let mut body = self.body();
+        let place = body.nodes.len();
+        let handle = self.handle_of(&mut body, place)?;
+        let mut own = Vec::with_capacity(after.len());
+        add_places(&mut own, after);
+        body.nodes.push(Node {
+            action,
+            after: own,
+            context: Arc::clone(context),
+            by_hand: true,
+        });
+        Ok(handle)
+    }
+
+    /// Makes nodes depend on others: each `(from, to)` has `to` come after `from`. All or none.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if one does already, or the two came one after the other in a circle.
+    pub fn depend(&self, edges: &[(usize, usize)]) -> Result<(), CUresult> {
+        let mut body = self.body();
+        for (added, &(from, to)) in edges.iter().enumerate() {
+            if body.nodes[to].after.contains(&from) || body.reaches(&[from], to) {
+                for &(_, to) in edges[..added].iter().rev() {
+                    body.nodes[to].after.pop();
+                }
+                return Err(CUresult::ERROR_INVALID_VALUE);
+            }
+            body.nodes[to].after.push(from);
+        }
+        Ok(())
+    }
+
+    /// The handles of nodes.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn handles(self: &Arc<Self>, places: &[usize]) -> Result<Vec<*mut c_void>, CUresult> {
+        let mut body = self.body();
+        places
+            .iter()
+            .map(|&place| self.handle_of(&mut body, place))
+            .collect()
+    }
+
+    fn handle_of(self: &Arc<Self>, body: &mut Body, place: usize) -> Result<*mut c_void, CUresult> {
+        if body.handles.len() <= place {
+            body.handles.resize(place + 1, 0);
+        }
+        if body.handles[place] == 0 {
+            let node = NodeOf {
+                graph: Arc::downgrade(self),
+                place,
+            };
+            let handle = NODES
+                .insert(Arc::new(node))
+                .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
+            body.handles[place] = handle.addr();
+        }
+        Ok(std::ptr::without_provenance_mut(body.handles[place]))
+    }
+
+    /// Takes references of a user object: the caller's own if they are `moved`, else new ones.
+    ///
+    /// # Errors
+    /// As [`UserObject::retain`].
+    pub fn retain(&self, object: Arc<UserObject>, count: u32, moved: bool) -> Result<(), CUresult> {
+        if count == 0 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        if !moved {
+            object.retain(count)?;
+        }
+        self.body().objects.push(Share::of(object, count));
+        Ok(())
+    }
+
+    /// Releases references that the graph has of a user object.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if it has not as many in one retention.
+    pub fn release(&self, object: &Arc<UserObject>, count: u32) -> Result<(), CUresult> {
+        let mut body = self.body();
+        let at = body.objects.iter().position(|share| share.is_of(object));
+        let at = at.ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        if body.objects[at].release(count)? {
+            body.objects.swap_remove(at);
+        }
+        Ok(())
     }
 
     /// Something that can be launched, and its handle.
     pub fn instantiate(&self) -> Result<*mut c_void, CUresult> {
-        let (lane_of, lanes) = plan(&self.nodes);
+        let (nodes, objects) = {
+            let body = self.body();
+            let objects: Result<Vec<_>, _> = body.objects.iter().map(Share::again).collect();
+            (body.in_order(), objects?)
+        };
+        let (lane_of, lanes) = plan(&nodes);
         let executable = Executable {
-            nodes: Arc::clone(&self.nodes),
+            nodes: nodes.into(),
+            objects: objects.into(),
             lane_of,
             launched: Mutex::new(Launched { lanes, last: None }),
         };
         EXECUTABLES
             .insert(Arc::new(executable))
             .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let handles = std::mem::take(&mut self.body().handles);
+        for handle in handles.into_iter().filter(|&handle| handle != 0) {
+            NODES.remove(std::ptr::without_provenance_mut(handle));
+        }
+    }
+}
+
+/// Adds those that are not there.
+pub(super) fn add_places(places: &mut Vec<usize>, more: &[usize]) {
+    for place in more {
+        if !places.contains(place) {
+            places.push(*place);
+        }
+    }
+}
+
+/// The last job of a replay that needs user objects: they are there until it is done.
+struct Keep {
+    _objects: Arc<[Share]>,
+}
+
+impl Work for Keep {
+    fn step(&mut self, _budget: usize) -> Step {
+        Step::Done
+    }
+
+    fn describe(&self) -> String {
+        "the end of a graph".to_owned()
     }
 }
 
@@ -147,6 +400,7 @@ fn plan(nodes: &[Node]) -> (Vec<usize>, Vec<Arc<Stream>>) {
 /// See the module.
 pub struct Executable {
     nodes: Arc<[Node]>,
+    objects: Arc<[Share]>,
     lane_of: Vec<usize>,
     launched: Mutex<Launched>,
 }
@@ -169,7 +423,7 @@ impl Executable {
     /// As [`Stream::enqueue`].
     pub fn launch(&self, stream: &Arc<Stream>) -> Result<(), CUresult> {
         if let Some(capture) = stream.capture() {
-            return capture.add_graph(stream, &self.nodes);
+            return capture.add_graph(stream, &self.nodes, &self.objects);
         }
         let mut launched = lock(&self.launched);
         // All sequences are held until all jobs are enqueued; by address, as everyone does who
@@ -257,6 +511,11 @@ impl Executable {
         }
         for lane in &launched.lanes {
             queue.push_wait(lane, lane.submitted());
+        }
+        if !self.objects.is_empty() {
+            queue.push(Job::Work(Box::new(Keep {
+                _objects: Arc::clone(&self.objects),
+            })));
         }
         let end = queue.last();
         drop(queue);

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use super::waiters::Waiters;
-use super::work::Job;
+use super::work::{HostCall, Job};
 use super::{Bell, Step, Stream, Work, dispatch, spin};
 use crate::driver::CUresult;
 
@@ -126,6 +126,14 @@ thread_local! {
 /// True while the calling thread runs a host function.
 pub(super) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
+}
+
+/// Calls a host function; it may not call the driver meanwhile.
+pub(super) fn call_host(call: HostCall) {
+    let before = IN_HOST_FUNCTION.replace(true);
+    // SAFETY: whoever gave the call away promised that function and argument are good until it was made.
+    unsafe { (call.function)(call.argument) };
+    IN_HOST_FUNCTION.set(before);
 }
 
 /// Notes that this thread gave work to a stream: while it waits for another, it moves this one on,
@@ -310,12 +318,7 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
                 }
             }
             Job::Host(call) => {
-                let call = *call;
-                let before = IN_HOST_FUNCTION.replace(true);
-                // SAFETY: whoever enqueued the call promised that function and argument are good
-                // until it was made.
-                unsafe { (call.function)(call.argument) };
-                IN_HOST_FUNCTION.set(before);
+                call_host(*call);
                 finish(stream, front);
             }
             Job::Stamp(time) => {

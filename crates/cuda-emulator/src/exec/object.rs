@@ -1,0 +1,153 @@
+//! User objects: resources of a program that live as long as the graphs that need them.
+//!
+//! An object is a host function, its destructor, and a number of references: the program's own, and those of graphs
+//! and executables ([`Share`]). The destructor is called once, when the last reference is gone, on a thread that does
+//! nothing else: whoever released the last reference may hold locks that the destructor takes. As any host function
+//! it must not call the driver.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+
+use super::run;
+use super::work::HostCall;
+use crate::driver::CUresult;
+use crate::registry::Registry;
+
+/// Every user object that has references.
+pub static OBJECTS: Registry<UserObject> = Registry::new(0x52);
+
+/// See the module.
+pub struct UserObject {
+    destructor: HostCall,
+    references: Mutex<u32>,
+    handle: AtomicUsize,
+}
+
+impl UserObject {
+    /// An object with as many references of the caller's, and its handle.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` without a reference.
+    pub fn create(destructor: HostCall, references: u32) -> Result<*mut c_void, CUresult> {
+        if !(1..=MOST).contains(&references) {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        let object = Arc::new(Self {
+            destructor,
+            references: Mutex::new(references),
+            handle: AtomicUsize::new(0),
+        });
+        let handle = OBJECTS
+            .insert(Arc::clone(&object))
+            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
+        object.handle.store(handle.addr(), Ordering::Release);
+        Ok(handle)
+    }
+
+    fn references(&self) -> MutexGuard<'_, u32> {
+        self.references
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds references.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for none, for more than an `int` counts, or if the last one is gone.
+    pub fn retain(&self, count: u32) -> Result<(), CUresult> {
+        let mut references = self.references();
+        let sum = references.checked_add(count).filter(|&sum| sum <= MOST);
+        match sum {
+            Some(sum) if count > 0 && *references > 0 => {
+                *references = sum;
+                Ok(())
+            }
+            _ => Err(CUresult::ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// Takes references away; with the last one the object goes.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for none, or for more than there are.
+    pub fn release(&self, count: u32) -> Result<(), CUresult> {
+        let mut references = self.references();
+        match references.checked_sub(count) {
+            Some(left) if count > 0 => *references = left,
+            _ => return Err(CUresult::ERROR_INVALID_VALUE),
+        }
+        if *references == 0 {
+            drop(references);
+            let handle = self.handle.load(Ordering::Acquire);
+            OBJECTS.remove(std::ptr::without_provenance_mut(handle));
+            call_apart(self.destructor);
+        }
+        Ok(())
+    }
+}
+
+/// As many references as CUDA counts.
+const MOST: u32 = i32::MAX as u32;
+
+/// References of a graph or an executable to one object; released when it is dropped.
+pub(super) struct Share {
+    object: Arc<UserObject>,
+    count: u32,
+}
+
+impl Share {
+    /// Takes over references that somebody has.
+    pub(super) fn of(object: Arc<UserObject>, count: u32) -> Self {
+        Self { object, count }
+    }
+
+    /// One reference more, for an executable or another graph.
+    pub(super) fn again(&self) -> Result<Self, CUresult> {
+        self.object.retain(1)?;
+        Ok(Self::of(Arc::clone(&self.object), 1))
+    }
+
+    /// Whose references these are.
+    pub(super) fn is_of(&self, object: &Arc<UserObject>) -> bool {
+        Arc::ptr_eq(&self.object, object)
+    }
+
+    /// Releases some of the references. True if none are left.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for none, or for more than these.
+    pub(super) fn release(&mut self, count: u32) -> Result<bool, CUresult> {
+        let left = self.count.checked_sub(count);
+        let left = left.ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        self.object.release(count)?;
+        self.count = left;
+        Ok(left == 0)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            // The references are there: nobody else releases them.
+            let _ = self.object.release(self.count);
+        }
+    }
+}
+
+/// Calls a host function on the thread for destructors.
+fn call_apart(call: HostCall) {
+    static THREAD: OnceLock<Option<mpsc::Sender<HostCall>>> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| {
+        let (send, receive) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("cuda-emulator destructors".to_owned())
+            .spawn(move || receive.iter().for_each(run::call_host))
+            .ok()
+            .map(|_| send)
+    });
+    let sent = thread.as_ref().is_some_and(|send| send.send(call).is_ok());
+    if !sent {
+        run::call_host(call);
+    }
+}
