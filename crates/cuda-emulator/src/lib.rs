@@ -8,6 +8,8 @@
 //! | [`kernels`] | what runs when a program launches a kernel |
 //! | [`stand_in`] | how the dynamic linker of this process comes to find these functions |
 //! | [`violations`](mod@violations) | misuse that was caught |
+//! | `runtime` | with the feature `runtime`: functions of the CUDA runtime |
+//! | `nvml` | with the feature `runtime`: functions of libnvidia-ml |
 //! | [`hooks`] | faults on purpose |
 //! | [`settings`] | how many devices, with how much memory |
 #![cfg(not(loom))]
@@ -27,7 +29,11 @@ pub mod exec;
 pub mod hooks;
 pub mod kernels;
 pub mod memory;
+#[cfg(feature = "runtime")]
+pub mod nvml;
 pub mod registry;
+#[cfg(feature = "runtime")]
+pub mod runtime;
 pub mod settings;
 pub mod stand_in;
 pub mod violations;

@@ -161,7 +161,7 @@ unsafe extern "C" fn get_nodes(
         if count.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        let all = graph.node_count();
+        let all = graph.len();
         if nodes.is_null() {
             // SAFETY: not null, and the caller passes a place for the number.
             return unsafe { store(count, all) };

@@ -123,7 +123,7 @@ fn enter(function: &'static str, body: impl FnOnce() -> Result<(), CUresult>) ->
 }
 
 /// Runs the body of a driver function that needs no started driver.
-fn caught(body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+pub(crate) fn caught(body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUresult::SUCCESS,
         Ok(Err(error)) => error,

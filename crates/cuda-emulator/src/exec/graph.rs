@@ -216,7 +216,7 @@ impl Graph {
     }
 
     /// How many nodes it has.
-    pub fn node_count(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.body().nodes.len()
     }
 

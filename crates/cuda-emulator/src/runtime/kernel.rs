@@ -1,0 +1,154 @@
+//! Kernels by the address of their host stub, and launches.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::device::{context, store};
+use super::driver::{self, LaunchConfig};
+use super::error::run;
+use super::{Code, caller};
+use crate::elf::Symbol;
+
+pub(super) fn symbols() -> Vec<Symbol> {
+    vec![
+        (c"cudaGetFuncBySymbol", get_by_symbol as *const c_void),
+        (c"cudaFuncGetAttributes", get_attributes as *const c_void),
+        (c"cudaFuncSetAttribute", set_attribute as *const c_void),
+        (c"cudaLaunchKernel", launch as *const c_void),
+        (c"cudaLaunchKernelExC", launch_ex as *const c_void),
+    ]
+}
+
+/// `dim3`, which travels by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Dim3 {
+    x: c_uint,
+    y: c_uint,
+    z: c_uint,
+}
+
+/// `cudaLaunchConfig_t`: the one structure of which the caller's build has no description, since it is used only by
+/// code that is built without; it is the same in all of CUDA 12 and 13.
+#[repr(C)]
+struct Config {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: *mut c_void,
+    /// The driver's, of the same numbers and layout.
+    attributes: *mut c_void,
+    attribute_count: c_uint,
+}
+
+/// The driver's function for the kernel of a host stub.
+fn function_of(symbol: *const c_void) -> Result<*mut c_void, Code> {
+    (caller()?.function_of)(symbol).ok_or_else(|| {
+        eprintln!(
+            "cuda-emulator: no kernel is known for the host function at {symbol:p}: the call returns \
+             cudaErrorInvalidDeviceFunction"
+        );
+        Code::INVALID_DEVICE_FUNCTION
+    })
+}
+
+unsafe extern "C" fn get_by_symbol(place: *mut *mut c_void, symbol: *const c_void) -> Code {
+    run(|| {
+        context()?;
+        // SAFETY: the caller passes null or a place for the function.
+        unsafe { store(place, function_of(symbol)?) }
+    })
+}
+
+unsafe extern "C" fn get_attributes(place: *mut u8, symbol: *const c_void) -> Code {
+    run(|| {
+        context()?;
+        let function = function_of(symbol)?;
+        if place.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let layout = &caller()?.layouts.function;
+        let mut attributes = layout.empty();
+        for (field, attribute) in &layout.fields {
+            let mut value: c_int = 0;
+            // SAFETY: a place for the number, and a function of the driver's.
+            unsafe { driver::cuFuncGetAttribute(&raw mut value, *attribute, function) }?;
+            attributes.put_number(*field, value);
+        }
+        // SAFETY: not null, and the caller passes a `cudaFuncAttributes` of its build.
+        unsafe { attributes.copy_to(place) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn set_attribute(symbol: *const c_void, attribute: c_int, value: c_int) -> Code {
+    run(|| {
+        context()?;
+        // SAFETY: a function of the driver's.
+        unsafe { driver::cuFuncSetAttribute(function_of(symbol)?, attribute, value) }
+    })
+}
+
+/// What no device can launch, the runtime finds before the driver does.
+fn check(grid: Dim3, block: Dim3, shared: usize) -> Result<c_uint, Code> {
+    let sizes = [grid.x, grid.y, grid.z, block.x, block.y, block.z];
+    match c_uint::try_from(shared) {
+        Ok(shared) if !sizes.contains(&0) => Ok(shared),
+        _ => Err(Code::INVALID_CONFIGURATION),
+    }
+}
+
+unsafe extern "C" fn launch(
+    symbol: *const c_void,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *mut *mut c_void,
+    shared: usize,
+    stream: *mut c_void,
+) -> Code {
+    run(|| {
+        context()?;
+        let shared = check(grid, block, shared)?;
+        let function = function_of(symbol)?;
+        // SAFETY: the caller passes a pointer to each argument of the kernel.
+        unsafe {
+            driver::cuLaunchKernel(
+                function,
+                grid.x,
+                grid.y,
+                grid.z,
+                block.x,
+                block.y,
+                block.z,
+                shared,
+                stream,
+                arguments,
+                std::ptr::null_mut(),
+            )
+        }
+    })
+}
+
+unsafe extern "C" fn launch_ex(
+    config: *const Config,
+    symbol: *const c_void,
+    arguments: *mut *mut c_void,
+) -> Code {
+    run(|| {
+        context()?;
+        // SAFETY: the caller passes null or a configuration.
+        let given = unsafe { config.as_ref() }.ok_or(Code::INVALID_VALUE)?;
+        let config = LaunchConfig {
+            grid: [given.grid.x, given.grid.y, given.grid.z],
+            block: [given.block.x, given.block.y, given.block.z],
+            shared: check(given.grid, given.block, given.shared)?,
+            stream: given.stream,
+            attributes: given.attributes,
+            attribute_count: given.attribute_count,
+        };
+        let function = function_of(symbol)?;
+        // SAFETY: a configuration of the driver's with the caller's attributes, and a pointer to each argument.
+        unsafe {
+            driver::cuLaunchKernelEx(&raw const config, function, arguments, std::ptr::null_mut())
+        }
+    })
+}
