@@ -29,7 +29,7 @@ pub(crate) fn run(program: &str, arguments: &str) {
     try_run(program, arguments).unwrap_or_else(|why| panic!("{why}"));
 }
 
-fn try_run(program: &str, arguments: &str) -> Result<(), String> {
+pub(crate) fn try_run(program: &str, arguments: &str) -> Result<(), String> {
     let output = Command::new(program)
         .args(arguments.split_whitespace())
         .output()
@@ -102,6 +102,11 @@ impl Hosts {
 
     pub(crate) fn namespace(&self, host: usize) -> String {
         format!("{}-h{}", self.prefix, host + 1)
+    }
+
+    /// The namespace of the switch; the end of a host's first cable there is called `port0-0`, `port1-0`, …
+    pub(crate) fn switch(&self) -> &str {
+        &self.prefix
     }
 
     /// A command in a host's namespace.

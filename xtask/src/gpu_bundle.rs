@@ -71,6 +71,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     ("test", "gpu_check", "it tests the check itself"),
     ("test", "hangs", "its hangs are the emulator's"),
+    ("test", "isolated_hosts", "it needs no GPU"),
     (
         "test",
         "kill_switch",

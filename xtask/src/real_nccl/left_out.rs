@@ -80,6 +80,11 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "gpu_check",
         "it tests the check of a machine with a GPU",
     ),
+    (
+        "nccl-tools",
+        "isolated_hosts",
+        "it tests a helper of other tests, and asks NCCL nothing",
+    ),
     ("nccl-tools", "launch", "it asks NCCL nothing"),
     ("nccl-tools", "nccl_run", "it asks NCCL nothing"),
     ("nccl-tools", "observability", "it reads the sources"),
