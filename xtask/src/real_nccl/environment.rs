@@ -73,11 +73,16 @@ impl<'a> Environment<'a> {
         command
             .env("NCCL_EMULATOR", "1")
             .env(LIBRARY, &self.release.library);
-        for setting in &self.network {
-            command.env(setting.name, &setting.value);
-        }
         if let Some(topology) = self.topology {
             command.env("NCCL_TOPO_FILE", &topology.file);
+        }
+        self.apply_network(command);
+    }
+
+    /// Gives a command what concerns the network alone: it chooses its libraries itself.
+    pub(super) fn apply_network(&self, command: &mut Command) {
+        for setting in &self.network {
+            command.env(setting.name, &setting.value);
         }
     }
 

@@ -122,7 +122,7 @@ fn run_all(
     eprintln!("{environment}");
     let paths = env::join_paths(all.iter().map(|release| &release.library))?;
     let about = |command: &mut Command| {
-        command.env(LIBRARIES, &paths);
+        environment.apply_network(command.env(LIBRARIES, &paths));
     };
     let mut failed = Vec::new();
     let mut run_one = |command: &mut Command, what: String| {
