@@ -303,7 +303,7 @@ impl Storage {
                 let mut bytes = Vec::with_capacity(size);
                 // A work may wrap around, in units of 16 bytes.
                 for unit in (0..size as u64).step_by(16) {
-                    let at = address + (offset + unit & mask);
+                    let at = address + ((offset + unit) & mask);
                     bytes.extend(memory::load(memory, at, 16)?);
                 }
                 Ok(bytes)

@@ -153,15 +153,15 @@ impl<'a> Pat<'a> {
                 self.carry_out(step, work).await?;
             }
             for (step, _) in &moves {
-                if step.post_send {
-                    if let Some(peer) = index(step.send, &self.sends) {
-                        self.sends[peer].end.store_tail()?;
-                    }
+                if step.post_send
+                    && let Some(peer) = index(step.send, &self.sends)
+                {
+                    self.sends[peer].end.store_tail()?;
                 }
-                if step.post_receive {
-                    if let Some(peer) = index(step.receive, &self.receives) {
-                        self.receives[peer].end.store_head()?;
-                    }
+                if step.post_receive
+                    && let Some(peer) = index(step.receive, &self.receives)
+                {
+                    self.receives[peer].end.store_head()?;
                 }
             }
             self.task.block.meter().progress();
@@ -286,21 +286,21 @@ impl<'a> Pat<'a> {
                 view.still_valid()?;
             }
         }
-        if step.post_send {
-            if let Some(peer) = index(step.send, &self.sends) {
-                let end = &mut self.sends[peer].end;
-                let size = (step.send_offset + work.count) * element as i64;
-                end.store_size(block, end.step, size)?;
-                end.step += 1;
-                end.save(block)?;
-            }
+        if step.post_send
+            && let Some(peer) = index(step.send, &self.sends)
+        {
+            let end = &mut self.sends[peer].end;
+            let size = (step.send_offset + work.count) * element as i64;
+            end.store_size(block, end.step, size)?;
+            end.step += 1;
+            end.save(block)?;
         }
-        if step.post_receive {
-            if let Some(peer) = index(step.receive, &self.receives) {
-                let end = &mut self.receives[peer].end;
-                end.step += 1;
-                end.save(block)?;
-            }
+        if step.post_receive
+            && let Some(peer) = index(step.receive, &self.receives)
+        {
+            let end = &mut self.receives[peer].end;
+            end.step += 1;
+            end.save(block)?;
         }
         if let Some(local) = work.local {
             self.local = self.local.max(local);

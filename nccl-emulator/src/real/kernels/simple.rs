@@ -123,10 +123,11 @@ impl Primitives<'_> {
                 None => (operation.receive, &self.receives[index]),
                 Some(index) => (operation.send, &self.sends[index]),
             };
-            if let Some((address, length)) = self.own_buffers(at).filter(|_| here) {
-                if at.direct == Direct::No && !at.net {
-                    self.keep_buffers(address, length)?;
-                }
+            if let Some((address, length)) = self.own_buffers(at).filter(|_| here)
+                && at.direct == Direct::No
+                && !at.net
+            {
+                self.keep_buffers(address, length)?;
             }
         }
         let first = (

@@ -487,7 +487,7 @@ impl Gather {
         step.send_offset = place(at);
         step.receive_offset = place(at);
         step.post_send = by.fills(at) || distance + by.delta >= ranks;
-        step.post_receive = nearest && (by.fills(at) || distance + by.delta - 1 >= ranks);
+        step.post_receive = nearest && (by.fills(at) || distance + by.delta > ranks);
         step.step_offset = if nearest { 0 } else { at / by.frequency };
         if rest == 0 {
             step.receive = -1;

@@ -2,5 +2,9 @@
 //! computations.
 
 mod collectives;
+mod launches;
+mod point_to_point;
+mod proxies;
+mod registered;
 mod types;
 mod world;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Function, Protocol};
 use super::super::launch::{Interpreter, Progress, Running};
-use super::super::layout::{Layout, Types};
+use super::super::layout::Layout;
 use super::super::memory::{Cause, Lease, Memory, View, Violation};
 use super::types::Release;
 use crate::nccl::datatype::DataType;
@@ -141,15 +141,22 @@ impl Arena {
     }
 }
 
-/// One end of a connection, as tests see it.
+/// One side of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wire {
-    /// `ncclConnInfo` of the sender and of the receiver.
-    pub(super) sender: u64,
-    pub(super) receiver: u64,
+pub(super) struct Side {
     pub(super) tail: u64,
     pub(super) head: u64,
     pub(super) buffers: [u64; 3],
+    /// 0 without a network.
+    pub(super) fifo: u64,
+    slot: u64,
+}
+
+/// A connection: both sides are the same memory, unless a network is between them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wire {
+    pub(super) sender: Side,
+    pub(super) receiver: Side,
 }
 
 pub(super) struct Rank {
@@ -173,6 +180,8 @@ pub(super) struct Settings {
     pub(super) first_step: u64,
     /// `ncclConnInfo.flags`.
     pub(super) flags: u32,
+    /// A proxy carries every step from the sender's buffers to the receiver's.
+    pub(super) network: bool,
 }
 
 impl Settings {
@@ -185,6 +194,7 @@ impl Settings {
             arity: 2,
             first_step: 0,
             flags: 0,
+            network: false,
         }
     }
 }
@@ -260,48 +270,60 @@ impl World {
         let Settings {
             ranks,
             channels,
-            buffers,
-            first_step,
-            flags,
+            network,
             ..
         } = self.settings;
-        let (arena, fields) = (&self.arena, &self.layout.connection);
         for channel in 0..channels {
             for from in 0..ranks {
                 for to in (0..ranks).filter(|&to| to != from) {
                     for index in 0..2 {
-                        let wire = Wire {
-                            sender: arena.allocate(fields.size),
-                            receiver: arena.allocate(fields.size),
-                            tail: arena.allocate(8),
-                            head: arena.allocate(8),
-                            buffers: buffers.map(|size| arena.allocate(size)),
-                        };
-                        let slot = arena.allocate(8);
-                        arena.write_u64(wire.tail, first_step);
-                        arena.write_u64(wire.head, first_step);
-                        for end in [wire.sender, wire.receiver] {
-                            for (at, buffer) in wire.buffers.iter().enumerate() {
-                                let field = fields.buffers.element(at, 8);
-                                arena.write_u64(end + field.offset as u64, *buffer);
-                            }
-                            let put = |field: super::super::layout::Field, value: u64| {
-                                arena.write_u64(end + field.offset as u64, value);
-                            };
-                            put(fields.tail, wire.tail);
-                            put(fields.head, wire.head);
-                            put(fields.pointer_exchange, slot);
-                            put(fields.step, first_step);
-                            let step_size = buffers[2] as u32 / 8;
-                            let at = end + fields.step_size.offset as u64;
-                            arena.write_u32(at, step_size);
-                            arena.write_u32(end + fields.flags.offset as u64, flags);
-                        }
+                        let sender = self.side();
+                        let receiver = if network { self.side() } else { sender };
+                        let wire = Wire { sender, receiver };
                         self.wires.insert((channel, from, to, index), wire);
                     }
                 }
             }
         }
+    }
+
+    fn side(&self) -> Side {
+        let (arena, step) = (&self.arena, self.settings.first_step);
+        let fifo = match self.settings.network {
+            true => arena.allocate(8 * self.layout.fifo.size),
+            false => 0,
+        };
+        let side = Side {
+            tail: arena.allocate(8),
+            head: arena.allocate(8),
+            buffers: self.settings.buffers.map(|size| arena.allocate(size)),
+            fifo,
+            slot: arena.allocate(8),
+        };
+        arena.write_u64(side.tail, step);
+        arena.write_u64(side.head, step);
+        side
+    }
+
+    /// The bytes of an end's `ncclConnInfo`.
+    fn information(&self, side: Side) -> Vec<u8> {
+        let fields = &self.layout.connection;
+        let mut bytes = vec![0; fields.size];
+        for (at, buffer) in side.buffers.into_iter().enumerate() {
+            put(&mut bytes, 0, fields.buffers.element(at, 8), buffer);
+        }
+        for (field, value) in [
+            (fields.tail, side.tail),
+            (fields.head, side.head),
+            (fields.pointer_exchange, side.slot),
+            (fields.fifo, side.fifo),
+            (fields.step, self.settings.first_step),
+            (fields.step_size, self.settings.buffers[2] as u64 / 8),
+            (fields.flags, self.settings.flags.into()),
+        ] {
+            put(&mut bytes, 0, field, value);
+        }
+        bytes
     }
 
     fn build(&mut self) {
@@ -362,9 +384,9 @@ impl World {
                 let size = layout.connection.size;
                 let send = self.wires[&(channel, rank, peer, index)].sender;
                 let receive = self.wires[&(channel, peer, rank, index)].receiver;
-                for (side, info) in [(layout.peer.send, send), (layout.peer.recv, receive)] {
+                for (side, end) in [(layout.peer.send, send), (layout.peer.recv, receive)] {
                     let to = entry + (side.offset + index * size) as u64;
-                    arena.write(to, &arena.read(info, size));
+                    arena.write(to, &self.information(end));
                 }
             }
         }
@@ -399,6 +421,15 @@ impl World {
             let to = down.get(child).map_or(-1, |&node| ring[node] as i64);
             put(fields.tree_down.element(child, 4), to);
         }
+    }
+
+    /// What is in the connections' buffers.
+    pub(super) fn buffers(&self) -> Vec<Vec<u8>> {
+        let wires = self.wires.values();
+        wires
+            .flat_map(|wire| wire.sender.buffers.into_iter().zip(self.settings.buffers))
+            .map(|(buffer, size)| self.arena.read(buffer, size))
+            .collect()
     }
 
     /// The device's copy of one end.
@@ -490,10 +521,15 @@ impl World {
     }
 
     /// Steps kernels in turn with small budgets until all are done.
-    pub(super) fn run(&self, mut kernels: Vec<Running>) {
+    pub(super) fn run(&self, kernels: Vec<Running>) {
+        self.run_beside(kernels, || false);
+    }
+
+    /// The same, beside something that says whether it did anything.
+    pub(super) fn run_beside(&self, mut kernels: Vec<Running>, mut beside: impl FnMut() -> bool) {
         let mut done = vec![false; kernels.len()];
         while !done.iter().all(|&done| done) {
-            let mut waiting = true;
+            let mut waiting = !beside();
             for (kernel, done) in kernels.iter_mut().zip(&mut done) {
                 if *done {
                     continue;
@@ -512,6 +548,22 @@ impl World {
             }
         }
         self.arena.check_guards();
+    }
+
+    /// A batch of Send/Recv.
+    pub(super) fn messages(&self, works: Vec<Vec<u8>>) -> Batch {
+        let function = Function {
+            collective: Collective::SendRecv,
+            reduction: None,
+            algorithm: Algorithm::Ring,
+            protocol: Protocol::Simple,
+        };
+        Batch {
+            id: self.id(function),
+            work_type: self.layout.work_types.p2p,
+            works,
+            extended: false,
+        }
     }
 
     /// A collective's work for every channel.
@@ -619,9 +671,4 @@ pub(super) fn put(bytes: &mut [u8], at: usize, field: super::super::layout::Fiel
         }
     };
     bytes[range].copy_from_slice(&new.to_le_bytes()[..field.size]);
-}
-
-/// Makes sure that the layouts of tests are complete.
-pub(super) fn types(release: Release) -> impl Types {
-    release
 }
