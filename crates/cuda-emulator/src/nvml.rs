@@ -1,1 +1,622 @@
-//! NVML.
+//! Functions of libnvidia-ml: what NCCL asks about devices, and what tools ask first.
+//!
+//! NVML knows all devices of the host by their number there, whatever `CUDA_VISIBLE_DEVICES` says. They are on PCI
+//! buses of their own, reach each other over these, and have no NVLink: machines with NVLink are shown to NCCL by a
+//! topology file. What only a GPU has, such as a temperature, is not supported. Whether a device is there, every
+//! function learns from one place, `device_of`.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::driver::{self, CUresult, caught, device, visible};
+use crate::elf::Symbol;
+use crate::memory;
+use crate::settings::settings;
+
+/// A `nvmlReturn_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+struct Code(u32);
+
+impl Code {
+    const UNINITIALIZED: Self = Self(1);
+    const INVALID_ARGUMENT: Self = Self(2);
+    const NOT_SUPPORTED: Self = Self(3);
+    const NOT_FOUND: Self = Self(6);
+    const INSUFFICIENT_SIZE: Self = Self(7);
+    const DRIVER_NOT_LOADED: Self = Self(9);
+    const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    const UNKNOWN: Self = Self(999);
+
+    fn text(self) -> &'static CStr {
+        match self.0 {
+            0 => c"Success",
+            1 => c"Uninitialized",
+            2 => c"Invalid Argument",
+            3 => c"Not Supported",
+            4 => c"Insufficient Permissions",
+            6 => c"Not Found",
+            7 => c"Insufficient Size",
+            9 => c"Driver Not Loaded",
+            13 => c"Function Not Found",
+            15 => c"GPU is lost",
+            25 => c"Argument version mismatch",
+            _ => c"Unknown Error",
+        }
+    }
+}
+
+/// Functions that ask for what the devices have not.
+macro_rules! not_supported {
+    ($($name:ident)*) => {
+        /// Declared without arguments: in the C calling conventions of Linux the caller alone knows of them.
+        unsafe extern "C" fn not_supported() -> Code {
+            run(|| Err(Code::NOT_SUPPORTED))
+        }
+
+        fn refused() -> Vec<Symbol> {
+            vec![$({
+                const NAME: &str = concat!(stringify!($name), "\0");
+                let name = CStr::from_bytes_with_nul(NAME.as_bytes()).unwrap_or_default();
+                (name, not_supported as *const c_void)
+            },)*]
+        }
+    };
+}
+
+not_supported! {
+    nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkCapability
+    nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkRemoteDeviceType
+    nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetPlatformInfo
+    nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV nvmlDeviceGetFanSpeed nvmlDeviceGetPowerUsage
+    nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit nvmlDeviceGetUtilizationRates
+    nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetEccMode nvmlDeviceGetTotalEccErrors
+    nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetRetiredPages nvmlDeviceGetMigMode nvmlDeviceGetSerial
+}
+
+/// Name and address of every function of libnvidia-ml that there is.
+pub fn symbols() -> Vec<Symbol> {
+    let mut all = vec![
+        (c"nvmlInit", init as *const c_void),
+        (c"nvmlInit_v2", init as *const c_void),
+        (c"nvmlInitWithFlags", init_with_flags as *const c_void),
+        (c"nvmlShutdown", shutdown as *const c_void),
+        (c"nvmlErrorString", error_string as *const c_void),
+        (
+            c"nvmlSystemGetDriverVersion",
+            driver_version as *const c_void,
+        ),
+        (c"nvmlSystemGetNVMLVersion", nvml_version as *const c_void),
+        (
+            c"nvmlSystemGetCudaDriverVersion",
+            cuda_version as *const c_void,
+        ),
+        (
+            c"nvmlSystemGetCudaDriverVersion_v2",
+            cuda_version as *const c_void,
+        ),
+        (
+            c"nvmlSystemGetConfComputeState",
+            conf_compute_state as *const c_void,
+        ),
+        (
+            c"nvmlSystemGetConfComputeSettings",
+            conf_compute_settings as *const c_void,
+        ),
+        (c"nvmlDeviceGetCount", get_count as *const c_void),
+        (c"nvmlDeviceGetCount_v2", get_count as *const c_void),
+        (c"nvmlDeviceGetHandleByIndex", by_index as *const c_void),
+        (c"nvmlDeviceGetHandleByIndex_v2", by_index as *const c_void),
+        (c"nvmlDeviceGetHandleByPciBusId", by_bus as *const c_void),
+        (c"nvmlDeviceGetHandleByPciBusId_v2", by_bus as *const c_void),
+        (c"nvmlDeviceGetHandleByUUID", by_uuid as *const c_void),
+        (c"nvmlDeviceGetIndex", get_index as *const c_void),
+        (c"nvmlDeviceGetMinorNumber", get_index as *const c_void),
+        (c"nvmlDeviceGetName", get_name as *const c_void),
+        (c"nvmlDeviceGetUUID", get_uuid as *const c_void),
+        (c"nvmlDeviceGetMemoryInfo", get_memory as *const c_void),
+        (
+            c"nvmlDeviceGetCudaComputeCapability",
+            get_compute_capability as *const c_void,
+        ),
+        (c"nvmlDeviceGetPciInfo", get_pci as *const c_void),
+        (c"nvmlDeviceGetPciInfo_v2", get_pci as *const c_void),
+        (c"nvmlDeviceGetPciInfo_v3", get_pci as *const c_void),
+        (c"nvmlDeviceGetPciInfoExt", get_pci_ext as *const c_void),
+        (
+            c"nvmlDeviceGetPcieLinkMaxSpeed",
+            get_link_speed as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetCurrPcieLinkGeneration",
+            get_link_generation as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetMaxPcieLinkGeneration",
+            get_link_generation as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetCurrPcieLinkWidth",
+            get_link_width as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetMaxPcieLinkWidth",
+            get_link_width as *const c_void,
+        ),
+        (c"nvmlDeviceGetP2PStatus", get_p2p_status as *const c_void),
+        (
+            c"nvmlDeviceGetFieldValues",
+            get_field_values as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetGpuFabricInfo",
+            get_fabric_info as *const c_void,
+        ),
+        (
+            c"nvmlDeviceGetGpuFabricInfoV",
+            get_fabric_info_of_version as *const c_void,
+        ),
+    ];
+    all.extend(refused());
+    all
+}
+
+/// As the driver that has CUDA 13.0, and no less plainly the emulator's.
+const DRIVER: &CStr = c"580.00 (CPU emulator)";
+const NVML: &CStr = c"13.580.00 (CPU emulator)";
+
+/// How often NVML was initialized and not shut down.
+static USERS: AtomicU32 = AtomicU32::new(0);
+
+/// Runs the body of a function; a panic in it is an unknown error.
+fn caught_here(body: impl FnOnce() -> Result<(), Code>) -> Code {
+    // Success and an unknown error have the driver's numbers.
+    Code(caught(|| body().map_err(|code| CUresult(code.0))).0)
+}
+
+/// The same, of a function that needs NVML to be initialized.
+fn run(body: impl FnOnce() -> Result<(), Code>) -> Code {
+    if USERS.load(Ordering::Acquire) == 0 {
+        return Code::UNINITIALIZED;
+    }
+    caught_here(body)
+}
+
+/// # Safety
+/// `place` is null or may be written.
+unsafe fn store<T>(place: *mut T, value: T) -> Result<(), Code> {
+    if place.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller promises the rest.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// # Safety
+/// `place` is null or has room for `length` characters.
+unsafe fn store_text(place: *mut c_char, length: c_uint, text: &CStr) -> Result<(), Code> {
+    let bytes = text.count_bytes() + 1;
+    if place.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    if bytes > length as usize {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    // SAFETY: the text with its zero is no longer than the room that the caller promises.
+    unsafe { place.copy_from_nonoverlapping(text.as_ptr(), bytes) };
+    Ok(())
+}
+
+unsafe extern "C" fn init() -> Code {
+    caught_here(|| {
+        if settings().devices == 0 {
+            return Err(Code::DRIVER_NOT_LOADED);
+        }
+        USERS.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn init_with_flags(_flags: c_uint) -> Code {
+    // SAFETY: asks nothing of its caller.
+    unsafe { init() }
+}
+
+unsafe extern "C" fn shutdown() -> Code {
+    let left = USERS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |users| {
+        users.checked_sub(1)
+    });
+    match left {
+        Ok(_) => Code(0),
+        Err(_) => Code::UNINITIALIZED,
+    }
+}
+
+unsafe extern "C" fn error_string(code: Code) -> *const c_char {
+    code.text().as_ptr()
+}
+
+unsafe extern "C" fn driver_version(place: *mut c_char, length: c_uint) -> Code {
+    // SAFETY: the caller passes null or `length` characters.
+    run(|| unsafe { store_text(place, length, DRIVER) })
+}
+
+unsafe extern "C" fn nvml_version(place: *mut c_char, length: c_uint) -> Code {
+    // SAFETY: the caller passes null or `length` characters.
+    caught_here(|| unsafe { store_text(place, length, NVML) })
+}
+
+unsafe extern "C" fn cuda_version(place: *mut c_int) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    caught_here(|| unsafe { store(place, driver::VERSION) })
+}
+
+/// There is none: all three numbers are zero.
+unsafe extern "C" fn conf_compute_state(place: *mut [c_uint; 3]) -> Code {
+    // SAFETY: the caller passes null or a place for the state, which is three numbers.
+    run(|| unsafe { store(place, [0; 3]) })
+}
+
+/// The same in a structure with a version.
+unsafe extern "C" fn conf_compute_settings(place: *mut [c_uint; 5]) -> Code {
+    const VERSION_1: c_uint = 0x0100_0014;
+    // SAFETY: the caller passes null or settings with their version.
+    run(|| unsafe { fill_versioned(place.cast(), &[VERSION_1]) })
+}
+
+/// Makes all of a structure zero but its version, whose low 24 bits are its size.
+///
+/// # Safety
+/// `place` is null or a structure that begins with its version, as long as that says if it is one of `known`.
+unsafe fn fill_versioned(place: *mut u8, known: &[c_uint]) -> Result<(), Code> {
+    if place.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, so it begins with its version.
+    let version = unsafe { place.cast::<c_uint>().read() };
+    if !known.contains(&version) {
+        return Err(Code::ARGUMENT_VERSION_MISMATCH);
+    }
+    let size = (version & 0xff_ffff) as usize;
+    // SAFETY: a known version, so the structure is as long.
+    unsafe { place.add(4).write_bytes(0, size - 4) };
+    Ok(())
+}
+
+unsafe extern "C" fn get_count(place: *mut c_uint) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    run(|| unsafe { store(place, settings().devices) })
+}
+
+/// The first handle; the next ones are 16 apart.
+const FIRST: usize = 0x53 << 56;
+
+fn handle_of(device: u32) -> *mut c_void {
+    std::ptr::without_provenance_mut(FIRST + device as usize * 16)
+}
+
+/// The number on this host of the device of a handle.
+fn device_of(handle: *mut c_void) -> Result<u32, Code> {
+    let distance = handle.addr().wrapping_sub(FIRST);
+    u32::try_from(distance / 16)
+        .ok()
+        .filter(|&device| distance.is_multiple_of(16) && device < settings().devices)
+        .ok_or(Code::INVALID_ARGUMENT)
+}
+
+unsafe extern "C" fn by_index(index: c_uint, place: *mut *mut c_void) -> Code {
+    run(|| {
+        if index >= settings().devices {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller passes null or a place for the handle.
+        unsafe { store(place, handle_of(index)) }
+    })
+}
+
+/// A text that the caller passes.
+///
+/// # Safety
+/// `text` is null or a C string.
+unsafe fn text_of(text: *const c_char) -> Result<String, Code> {
+    if text.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, so a C string.
+    Ok(unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned())
+}
+
+/// The bus in "00000000:01:00.0", "0000:01:00.0" or "01:00.0".
+fn bus_in(id: &str) -> Option<u32> {
+    let mut parts = id.rsplit(':');
+    let slot = parts.next()?;
+    let bus = u32::from_str_radix(parts.next()?, 16).ok()?;
+    let domain = u32::from_str_radix(parts.next().unwrap_or("0"), 16).ok()?;
+    let first = slot
+        .split('.')
+        .all(|part| u32::from_str_radix(part, 16) == Ok(0));
+    (first && domain == 0 && parts.next().is_none()).then_some(bus)
+}
+
+unsafe extern "C" fn by_bus(id: *const c_char, place: *mut *mut c_void) -> Code {
+    run(|| {
+        // SAFETY: the caller passes null or a C string.
+        let bus = bus_in(&unsafe { text_of(id) }?).ok_or(Code::INVALID_ARGUMENT)?;
+        let device = (0..settings().devices)
+            .find(|&device| device::bus_of(device) == bus)
+            .ok_or(Code::NOT_FOUND)?;
+        // SAFETY: the caller passes null or a place for the handle.
+        unsafe { store(place, handle_of(device)) }
+    })
+}
+
+unsafe extern "C" fn by_uuid(uuid: *const c_char, place: *mut *mut c_void) -> Code {
+    run(|| {
+        // SAFETY: the caller passes null or a C string.
+        let uuid = unsafe { text_of(uuid) }?;
+        let device = (0..settings().devices)
+            .find(|&device| visible::text(device::uuid(device)).eq_ignore_ascii_case(&uuid))
+            .ok_or(Code::NOT_FOUND)?;
+        // SAFETY: the caller passes null or a place for the handle.
+        unsafe { store(place, handle_of(device)) }
+    })
+}
+
+unsafe extern "C" fn get_index(handle: *mut c_void, place: *mut c_uint) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    run(|| unsafe { store(place, device_of(handle)?) })
+}
+
+unsafe extern "C" fn get_name(handle: *mut c_void, place: *mut c_char, length: c_uint) -> Code {
+    run(|| {
+        device_of(handle)?;
+        // SAFETY: the caller passes null or `length` characters.
+        unsafe { store_text(place, length, device::NAME) }
+    })
+}
+
+unsafe extern "C" fn get_uuid(handle: *mut c_void, place: *mut c_char, length: c_uint) -> Code {
+    run(|| {
+        let uuid = visible::text(device::uuid(device_of(handle)?));
+        let uuid = CString::new(uuid).map_err(|_| Code::UNKNOWN)?;
+        // SAFETY: the caller passes null or `length` characters.
+        unsafe { store_text(place, length, &uuid) }
+    })
+}
+
+/// Bytes in all, free and used: of what this process knows.
+unsafe extern "C" fn get_memory(handle: *mut c_void, place: *mut [u64; 3]) -> Code {
+    run(|| {
+        let ordinal = visible::ordinal(device_of(handle)?);
+        let usage = ordinal.and_then(|ordinal| memory::pool(ordinal).ok());
+        let all = settings().memory;
+        let (free, all) = usage.map_or((all, all), |pool| pool.usage());
+        // SAFETY: the caller passes null or a `nvmlMemory_t`, which is three numbers.
+        unsafe { store(place, [all, free, all - free]) }
+    })
+}
+
+unsafe extern "C" fn get_compute_capability(
+    handle: *mut c_void,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> Code {
+    run(|| {
+        device_of(handle)?;
+        // SAFETY: the caller passes null or places for the numbers.
+        unsafe {
+            store(major, device::COMPUTE_CAPABILITY.0)?;
+            store(minor, device::COMPUTE_CAPABILITY.1)
+        }
+    })
+}
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+struct Pci {
+    short_id: [u8; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    /// Device and vendor: no vendor's.
+    ids: c_uint,
+    subsystem: c_uint,
+    id: [u8; 32],
+}
+
+/// A text with zeros behind it.
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    // The last one stays zero.
+    for (to, from) in bytes.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = from;
+    }
+    bytes
+}
+
+unsafe extern "C" fn get_pci(handle: *mut c_void, place: *mut Pci) -> Code {
+    run(|| {
+        let bus = device::bus_of(device_of(handle)?);
+        let pci = Pci {
+            short_id: padded(&format!("0000:{bus:02X}:00.0")),
+            domain: 0,
+            bus,
+            device: 0,
+            ids: 0,
+            subsystem: 0,
+            id: padded(&format!("00000000:{bus:02X}:00.0")),
+        };
+        // SAFETY: the caller passes null or a place for the structure.
+        unsafe { store(place, pci) }
+    })
+}
+
+/// `nvmlPciInfoExt_v1_t`.
+#[repr(C)]
+struct PciExt {
+    version: c_uint,
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    ids: c_uint,
+    subsystem: c_uint,
+    class: c_uint,
+    subclass: c_uint,
+    id: [u8; 32],
+}
+
+unsafe extern "C" fn get_pci_ext(handle: *mut c_void, place: *mut PciExt) -> Code {
+    const VERSION_1: c_uint = 0x0100_0040;
+    /// A 3D controller.
+    const CLASS: (c_uint, c_uint) = (0x03, 0x02);
+    run(|| {
+        let bus = device::bus_of(device_of(handle)?);
+        // SAFETY: the caller passes null or a structure with its version.
+        unsafe { fill_versioned(place.cast(), &[VERSION_1]) }?;
+        let pci = PciExt {
+            version: VERSION_1,
+            domain: 0,
+            bus,
+            device: 0,
+            ids: 0,
+            subsystem: 0,
+            class: CLASS.0,
+            subclass: CLASS.1,
+            id: padded(&format!("00000000:{bus:02X}:00.0")),
+        };
+        // SAFETY: as above, and the version is this one.
+        unsafe { store(place, pci) }
+    })
+}
+
+/// As wide and fast as the PCI of a Hopper.
+const LINK: (c_uint, c_uint, c_uint) = (32_000, 5, 16);
+
+/// # Safety
+/// `place` is null or may be written.
+unsafe fn link(handle: *mut c_void, place: *mut c_uint, value: c_uint) -> Code {
+    run(|| {
+        device_of(handle)?;
+        // SAFETY: the caller's promise.
+        unsafe { store(place, value) }
+    })
+}
+
+unsafe extern "C" fn get_link_speed(handle: *mut c_void, place: *mut c_uint) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    unsafe { link(handle, place, LINK.0) }
+}
+
+unsafe extern "C" fn get_link_generation(handle: *mut c_void, place: *mut c_uint) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    unsafe { link(handle, place, LINK.1) }
+}
+
+unsafe extern "C" fn get_link_width(handle: *mut c_void, place: *mut c_uint) -> Code {
+    // SAFETY: the caller passes null or a place for the number.
+    unsafe { link(handle, place, LINK.2) }
+}
+
+unsafe extern "C" fn get_p2p_status(
+    handle: *mut c_void,
+    peer: *mut c_void,
+    capability: c_uint,
+    place: *mut c_uint,
+) -> Code {
+    const OK: c_uint = 0;
+    const NOT_SUPPORTED: c_uint = 5;
+    run(|| {
+        device_of(handle)?;
+        device_of(peer)?;
+        let status = match capability {
+            0 | 1 | 4 => OK,        // reading, writing, over PCI
+            2 | 3 => NOT_SUPPORTED, // over NVLink, with atomics
+            _ => return Err(Code::INVALID_ARGUMENT),
+        };
+        // SAFETY: the caller passes null or a place for the status.
+        unsafe { store(place, status) }
+    })
+}
+
+/// `nvmlFieldValue_t`.
+#[repr(C)]
+struct FieldValue {
+    field: c_uint,
+    scope: c_uint,
+    timestamp: i64,
+    latency: i64,
+    kind: c_uint,
+    code: Code,
+    value: u64,
+}
+
+/// Each field has its own answer; these devices have none of them.
+unsafe extern "C" fn get_field_values(
+    handle: *mut c_void,
+    count: c_int,
+    values: *mut FieldValue,
+) -> Code {
+    run(|| {
+        device_of(handle)?;
+        let count = usize::try_from(count).map_err(|_| Code::INVALID_ARGUMENT)?;
+        if values.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        for at in 0..count {
+            // SAFETY: not null, and the caller passes `count` of them.
+            unsafe { (*values.add(at)).code = Code::NOT_SUPPORTED };
+        }
+        Ok(())
+    })
+}
+
+/// `nvmlGpuFabricInfo_t`, which has no version: 16 bytes of a UUID and three numbers.
+unsafe extern "C" fn get_fabric_info(handle: *mut c_void, place: *mut [c_uint; 7]) -> Code {
+    run(|| {
+        device_of(handle)?;
+        // SAFETY: the caller passes null or a place for the structure.
+        unsafe { store(place, [0; 7]) }
+    })
+}
+
+/// Belongs to no fabric: the state is 0.
+unsafe extern "C" fn get_fabric_info_of_version(handle: *mut c_void, place: *mut c_void) -> Code {
+    const VERSIONS: [c_uint; 2] = [0x0200_0024, 0x0300_0028];
+    run(|| {
+        device_of(handle)?;
+        // SAFETY: the caller passes null or a structure with its version.
+        unsafe { fill_versioned(place.cast(), &VERSIONS) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_that_their_versions_say() {
+        assert_eq!(size_of::<PciExt>(), 0x40);
+        assert_eq!(size_of::<Pci>(), 68);
+        assert_eq!(size_of::<FieldValue>(), 40);
+    }
+
+    #[test]
+    fn a_bus_is_read_in_each_way_that_it_is_written() {
+        for id in ["00000000:0A:00.0", "0000:0a:00.0", "0a:00.0", "0A:00"] {
+            assert_eq!(bus_in(id), Some(10), "{id}");
+        }
+        for id in [
+            "",
+            "0A",
+            "0001:0A:00.0",
+            "0000:0A:01.0",
+            "0:0:0:0",
+            "0000:XX:00.0",
+        ] {
+            assert_eq!(bus_in(id), None, "{id}");
+        }
+    }
+}

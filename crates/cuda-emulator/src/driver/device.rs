@@ -8,9 +8,9 @@ use crate::elf::Symbol;
 use crate::settings::settings;
 
 /// What every device is called: nobody shall take a number measured here for a GPU's.
-const NAME: &CStr = c"CPU emulator, not a GPU";
+pub(crate) const NAME: &CStr = c"CPU emulator, not a GPU";
 /// As a Hopper has it, so that code which asks takes its modern paths.
-const COMPUTE_CAPABILITY: (c_int, c_int) = (9, 0);
+pub(crate) const COMPUTE_CAPABILITY: (c_int, c_int) = (9, 0);
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -205,9 +205,13 @@ unsafe extern "C" fn compute_capability(
     })
 }
 
-/// Each device of the host sits on a bus of its own; 0 is the host's.
 fn pci_bus(device: u32) -> u32 {
-    visible::physical(device) + 1
+    bus_of(visible::physical(device))
+}
+
+/// Each device of the host, by its number there, sits on a bus of its own; 0 is the host's.
+pub(crate) fn bus_of(physical: u32) -> u32 {
+    physical + 1
 }
 
 unsafe extern "C" fn get_pci_bus_id(text: *mut c_char, len: c_int, device: c_int) -> CUresult {

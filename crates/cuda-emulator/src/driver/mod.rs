@@ -38,7 +38,7 @@ use crate::violations::{self, Violation, ViolationKind};
 use context::Context;
 
 /// The version of CUDA that the driver says it has.
-const VERSION: i32 = 13_000;
+pub(crate) const VERSION: i32 = 13_000;
 
 /// `cuInit` was called in this process.
 static STATE: AtomicU32 = AtomicU32::new(NEW);

@@ -34,7 +34,7 @@ pub fn physical(device: u32) -> u32 {
 }
 
 /// This process's number of a device of this host.
-pub(super) fn ordinal(physical: u32) -> Option<c_int> {
+pub(crate) fn ordinal(physical: u32) -> Option<c_int> {
     let place = visible().iter().position(|&device| device == physical)?;
     c_int::try_from(place).ok()
 }
@@ -66,7 +66,7 @@ fn chosen(list: &str, all: u32, uuid: impl Fn(u32) -> String) -> Vec<u32> {
 }
 
 /// As `nvidia-smi` writes it: `GPU-8e2f…`.
-fn text(uuid: [u8; 16]) -> String {
+pub(crate) fn text(uuid: [u8; 16]) -> String {
     let mut text = String::from("GPU");
     for (at, byte) in uuid.iter().enumerate() {
         if matches!(at, 0 | 4 | 6 | 8 | 10) {
