@@ -30,8 +30,8 @@ pub struct Context {
     /// 0 while all is well, else the code that every call returns.
     state: AtomicU32,
     streams: Mutex<Streams>,
-    /// Numbers of the contexts that peer access was enabled for.
-    peers: Mutex<Vec<u32>>,
+    /// Numbers and devices of the contexts that peer access was enabled for.
+    peers: Mutex<Vec<(u32, i32)>>,
     /// Held while work is put on the legacy stream or on a blocking one.
     order: Mutex<()>,
 }
@@ -98,6 +98,9 @@ impl Context {
             // Its jobs are dropped by this or by whoever runs it.
             let _ = stream.wait_until(stream.submitted());
             stream.destroy();
+        }
+        for (_, peer) in std::mem::take(&mut *lock(&self.peers)) {
+            memory::forbid_peer(self.device, peer);
         }
         memory::free_all_of(self.device, self.number);
     }
@@ -167,14 +170,20 @@ impl Context {
     }
 
     /// Enables or disables peer access. False if it was so already.
-    pub(super) fn set_peer(&self, peer: u32, enabled: bool) -> bool {
+    pub(super) fn set_peer(&self, peer: &Self, enabled: bool) -> bool {
         let mut peers = lock(&self.peers);
-        let known = peers.contains(&peer);
-        peers.retain(|&other| other != peer);
-        if enabled {
-            peers.push(peer);
+        let known = peers.iter().any(|&(number, _)| number == peer.number);
+        if known == enabled {
+            return false;
         }
-        known != enabled
+        if enabled {
+            peers.push((peer.number, peer.device));
+            memory::allow_peer(self.device, peer.device);
+        } else {
+            peers.retain(|&(number, _)| number != peer.number);
+            memory::forbid_peer(self.device, peer.device);
+        }
+        true
     }
 
     /// Held while work is put on the legacy stream or on a blocking one.

@@ -7,13 +7,14 @@
 //! | other host memory, device, up to 64 KiB | at once: the bytes are kept aside |
 //! | other host memory, device, beyond | when the bytes have been read |
 //! | device, other host memory | when the bytes are there |
+//! | host memory, host memory | as if the pinned end were a device |
 //!
 //! In a capture each call returns at once, and the host's memory is used when the graph runs.
 //!
 //! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default
 //! stream, and wait whenever the host is involved.
 //!
-//! Each end of a copy on a device is resolved at the call, and checked before and after the bytes
+//! Each end of a copy that CUDA knows is located at the call, and checked before and after the bytes
 //! move.
 
 use std::ffi::c_void;
@@ -23,7 +24,7 @@ use super::context::{self, Context};
 use super::{CUresult, capture, enter, refuse, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
-use crate::memory::{self, Mapping, Span};
+use crate::memory::{self, Place};
 use crate::violations::{self, Violation, ViolationKind};
 
 pub(super) fn symbols() -> Vec<Symbol> {
@@ -53,62 +54,65 @@ const STAGED: usize = 64 << 10;
 /// One end of a copy.
 #[derive(Clone)]
 enum End {
-    Device {
-        mapping: Arc<Mapping>,
-        span: Span,
-    },
-    /// The caller's memory, which CUDA says must stay until the copy is done.
-    Host(*mut u8),
+    /// Memory that CUDA knows.
+    Known(Place),
+    /// Pageable memory of the caller's, which CUDA says must stay until the copy is done.
+    Pageable(*mut u8),
     /// A copy of it.
     Staged(Box<[u8]>),
 }
 
-// SAFETY: a host end is only touched by the one who runs the job, and the caller of the driver
+// SAFETY: a pageable end is only touched by the one who runs the job, and the caller of the driver
 // function promised that the memory is there for it.
 unsafe impl Send for End {}
 // SAFETY: as above; a shared end is only cloned.
 unsafe impl Sync for End {}
 
 impl End {
-    fn device(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
-        let (device, span) =
-            memory::resolve(address, len as u64).map_err(|violation| refuse(violation, context))?;
-        let mapping = Arc::clone(memory::pool(device)?.mapping());
-        Ok(Self::Device { mapping, span })
+    /// An end that has to be memory of a device, or pinned.
+    fn known(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
+        let place =
+            memory::locate(address, len as u64).map_err(|violation| refuse(violation, context))?;
+        Ok(Self::Known(place))
     }
 
-    fn host(pointer: *mut u8) -> Result<Self, CUresult> {
+    /// An end that has to be the host's.
+    fn host(pointer: *mut u8, len: usize) -> Result<Self, CUresult> {
         if pointer.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        if memory::is_device_address(pointer.addr() as u64) {
+        if memory::is_device_address(pointer.expose_provenance() as u64) {
             let text = format!("host memory is needed, but {pointer:p} is an address of a device");
             violations::record(Violation::new(ViolationKind::Misuse, None, text));
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        Ok(Self::Host(pointer))
+        // Memory that is pinned in part is treated as if none of it were.
+        Ok(match memory::locate(pointer.addr() as u64, len as u64) {
+            Ok(place) => Self::Known(place),
+            Err(_) => Self::Pageable(pointer),
+        })
     }
 
     /// Where the bytes are, if they may be used now.
     fn locate(&mut self) -> Result<*mut u8, Violation> {
         match self {
-            Self::Device { mapping, span } => mapping.view(span),
-            Self::Host(pointer) => Ok(*pointer),
+            Self::Known(place) => place.view(),
+            Self::Pageable(pointer) => Ok(*pointer),
             Self::Staged(bytes) => Ok(bytes.as_mut_ptr()),
         }
     }
 
     fn still_valid(&self) -> Result<(), Violation> {
         match self {
-            Self::Device { mapping, span } => mapping.still_valid(span),
-            Self::Host(_) | Self::Staged(_) => Ok(()),
+            Self::Known(place) => place.still_valid(),
+            Self::Pageable(_) | Self::Staged(_) => Ok(()),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Self::Device { .. } => "device",
-            Self::Host(_) | Self::Staged(_) => "host",
+            Self::Known(place) if !place.is_host() => "device",
+            _ => "host",
         }
     }
 }
@@ -127,8 +131,8 @@ impl Copy {
     fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
         let (to, from) = (self.to.locate()?, self.from.locate()?);
         let part = budget.min(self.len - self.done);
-        // SAFETY: both ends have `len` bytes: a device's were just checked, and stay mapped while
-        // the job has the mapping; the host's were promised by the caller. They may overlap.
+        // SAFETY: both ends have `len` bytes: those that CUDA knows were just checked, and stay
+        // mapped while the job has the place; pageable ones were promised by the caller. They may overlap.
         unsafe { std::ptr::copy(from.add(self.done), to.add(self.done), part) };
         self.done += part;
         if self.done < self.len {
@@ -248,29 +252,31 @@ fn host_to_device(
     if len == 0 {
         return stream.context().check();
     }
-    let to = End::device(to, len, stream.context())?;
-    let from = End::host(from.cast_mut())?;
-    let pinned = matches!(&from, End::Host(pointer) if memory::pinned(pointer.addr(), len));
-    if pinned && !wait || stream.capturing() {
-        enqueue(stream, to, from, len)?;
-        return Ok(());
-    }
-    let staged = match &from {
-        End::Host(pointer) if !wait && len <= STAGED => {
+    let to = End::known(to, len, stream.context())?;
+    upload(stream, to, End::host(from.cast_mut(), len)?, len, wait)
+}
+
+/// A copy from the host.
+fn upload(
+    stream: &Arc<Stream>,
+    to: End,
+    from: End,
+    len: usize,
+    wait: bool,
+) -> Result<(), CUresult> {
+    let kept = !wait && len <= STAGED && !stream.capturing();
+    let from = match from {
+        End::Pageable(pointer) if kept => {
             // SAFETY: the caller promises `len` readable bytes.
-            Some(unsafe { std::slice::from_raw_parts(*pointer, len) }.into())
+            End::Staged(unsafe { std::slice::from_raw_parts(pointer, len) }.into())
         }
-        _ => None,
+        from => from,
     };
-    match staged {
-        Some(bytes) => {
-            enqueue(stream, to, End::Staged(bytes), len)?;
-            Ok(())
-        }
-        None => {
-            let sequence = enqueue(stream, to, from, len)?;
-            wait_for(stream, sequence)
-        }
+    let pageable = matches!(from, End::Pageable(_));
+    let sequence = enqueue(stream, to, from, len)?;
+    match wait || pageable {
+        true => wait_for(stream, sequence),
+        false => Ok(()),
     }
 }
 
@@ -284,13 +290,13 @@ fn device_to_host(
     if len == 0 {
         return stream.context().check();
     }
-    let from = End::device(from, len, stream.context())?;
-    let asynchronous = !wait && memory::pinned(to.addr(), len);
-    let sequence = enqueue(stream, End::host(to)?, from, len)?;
-    if asynchronous {
-        Ok(())
-    } else {
-        wait_for(stream, sequence)
+    let from = End::known(from, len, stream.context())?;
+    let to = End::host(to, len)?;
+    let wait = wait || matches!(to, End::Pageable(_));
+    let sequence = enqueue(stream, to, from, len)?;
+    match wait {
+        true => wait_for(stream, sequence),
+        false => Ok(()),
     }
 }
 
@@ -301,8 +307,8 @@ fn device_to_device(stream: &Arc<Stream>, to: u64, from: u64, len: usize) -> Res
     let context = stream.context();
     enqueue(
         stream,
-        End::device(to, len, context)?,
-        End::device(from, len, context)?,
+        End::known(to, len, context)?,
+        End::known(from, len, context)?,
         len,
     )?;
     Ok(())
@@ -324,14 +330,11 @@ fn anywhere(
         (true, true) => device_to_device(stream, to, from, len),
         (true, false) => host_to_device(stream, to, pointer(from), len, wait),
         (false, true) => device_to_host(stream, pointer(to), from, len, wait),
+        (false, false) if len == 0 => stream.context().check(),
         (false, false) => {
-            let sequence = enqueue(
-                stream,
-                End::host(pointer(to))?,
-                End::host(pointer(from))?,
-                len,
-            )?;
-            wait_for(stream, sequence)
+            let (to, from) = (End::host(pointer(to), len)?, End::host(pointer(from), len)?);
+            let wait = wait || matches!(to, End::Pageable(_));
+            upload(stream, to, from, len, wait)
         }
     }
 }
@@ -496,7 +499,7 @@ fn fill(
     if len == 0 {
         return stream.context().check();
     }
-    let to = End::device(to, len, stream.context())?;
+    let to = End::known(to, len, stream.context())?;
     stream
         .submit(Transfer {
             context: Arc::clone(stream.context()),

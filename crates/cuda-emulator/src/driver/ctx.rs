@@ -275,7 +275,7 @@ unsafe extern "C" fn enable_peer_access(peer: *mut c_void, flags: c_uint) -> CUr
         if peer.device() == context.device() {
             return Err(CUresult::ERROR_INVALID_DEVICE);
         }
-        if context.set_peer(peer.number(), true) {
+        if context.set_peer(&peer, true) {
             Ok(())
         } else {
             Err(CUresult::ERROR_PEER_ACCESS_ALREADY_ENABLED)
@@ -286,7 +286,7 @@ unsafe extern "C" fn enable_peer_access(peer: *mut c_void, flags: c_uint) -> CUr
 unsafe extern "C" fn disable_peer_access(peer: *mut c_void) -> CUresult {
     enter("cuCtxDisablePeerAccess", || {
         let (context, peer) = (context::current()?, Context::lookup(peer)?);
-        if context.set_peer(peer.number(), false) {
+        if context.set_peer(&peer, false) {
             Ok(())
         } else {
             Err(CUresult::ERROR_PEER_ACCESS_NOT_ENABLED)

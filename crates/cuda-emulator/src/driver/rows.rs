@@ -10,7 +10,7 @@ use super::refused::{self, NO_ARRAYS};
 use super::{CUresult, enter, refuse, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
-use crate::memory::{self, Mapping, Span};
+use crate::memory::{self, Place};
 use crate::violations::Violation;
 
 pub(super) fn symbols() -> Vec<Symbol> {
@@ -43,9 +43,8 @@ const DEVICE: u32 = 2;
 /// The rows of one side.
 #[derive(Clone)]
 struct Side {
-    mapping: Arc<Mapping>,
     /// From the first byte of the first row to the last of the last.
-    span: Span,
+    place: Place,
     pitch: usize,
 }
 
@@ -63,14 +62,8 @@ impl Side {
             .checked_mul(pitch)
             .and_then(|before| before.checked_add(width))
             .ok_or(CUresult::ERROR_INVALID_VALUE)?;
-        let (device, span) =
-            memory::resolve(start, bytes as u64).map_err(|bad| refuse(bad, context))?;
-        let mapping = Arc::clone(memory::pool(device)?.mapping());
-        Ok(Self {
-            mapping,
-            span,
-            pitch,
-        })
+        let place = memory::locate(start, bytes as u64).map_err(|bad| refuse(bad, context))?;
+        Ok(Self { place, pitch })
     }
 }
 
@@ -114,11 +107,11 @@ impl Copy {
             height,
             ..
         } = &self.rows;
-        let (target, source) = (to.mapping.view(&to.span)?, from.mapping.view(&from.span)?);
+        let (target, source) = (to.place.view()?, from.place.view()?);
         let part = (budget / width).max(1).min(height - self.done);
         for row in self.done..self.done + part {
             // SAFETY: both sides were just checked to reach to the end of their last row, and stay mapped while the
-            // job has the mappings. They may overlap.
+            // job has the places. They may overlap.
             unsafe {
                 std::ptr::copy(
                     source.add(row * from.pitch),
@@ -131,8 +124,8 @@ impl Copy {
         if self.done < *height {
             return Ok(false);
         }
-        to.mapping.still_valid(&to.span)?;
-        from.mapping.still_valid(&from.span)?;
+        to.place.still_valid()?;
+        from.place.still_valid()?;
         Ok(true)
     }
 }

@@ -260,20 +260,9 @@ impl Launch<'_> {
         bytes: u64,
         touch: impl FnOnce(*mut u8),
     ) -> Result<(), Violation> {
-        let (device, span) = memory::resolve(address, bytes)?;
-        if device != self.device {
-            let own = self.device;
-            let text =
-                format!("{address:#x} is memory of device {device}, the kernel runs on {own}");
-            return Err(Violation::new(ViolationKind::Misuse, Some(own), text));
-        }
-        let pool = memory::pool(device).map_err(|_| {
-            let text = format!("device {device} has no memory");
-            Violation::new(ViolationKind::UnknownAddress, Some(device), text)
-        })?;
-        let mapping = pool.mapping();
-        touch(mapping.view(&span)?);
-        mapping.still_valid(&span)
+        let access = memory::access(self.device, address, bytes)?;
+        touch(access.pointer);
+        access.still_valid()
     }
 
     fn fail(&mut self, violation: Violation, misaligned: bool) -> Violation {

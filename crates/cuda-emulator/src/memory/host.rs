@@ -3,10 +3,11 @@
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::driver::CUresult;
+use crate::violations::{Violation, ViolationKind};
 
 const PAGE: usize = 4096;
 
@@ -18,24 +19,106 @@ pub struct HostBlock {
     /// The device whose context pinned it.
     pub device: i32,
     pub flags: u32,
-    /// Ours to free, or the caller's.
-    allocated: bool,
+    /// Blocks of this process are numbered from 1.
+    pub number: u64,
 }
 
-static BLOCKS: RwLock<BTreeMap<usize, HostBlock>> = RwLock::new(BTreeMap::new());
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Memory of ours, freed when nothing uses it any more.
+#[derive(Debug)]
+struct Memory {
+    start: usize,
+    layout: Layout,
+}
 
-fn read() -> RwLockReadGuard<'static, BTreeMap<usize, HostBlock>> {
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and whoever uses it holds it.
+        unsafe {
+            std::alloc::dealloc(
+                std::ptr::with_exposed_provenance_mut(self.start),
+                self.layout,
+            )
+        };
+    }
+}
+
+/// A block, and its memory unless that is the caller's.
+type Entry = (HostBlock, Option<Arc<Memory>>);
+
+static BLOCKS: RwLock<BTreeMap<usize, Entry>> = RwLock::new(BTreeMap::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+fn read() -> RwLockReadGuard<'static, BTreeMap<usize, Entry>> {
     BLOCKS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write() -> RwLockWriteGuard<'static, BTreeMap<usize, HostBlock>> {
+fn write() -> RwLockWriteGuard<'static, BTreeMap<usize, Entry>> {
     BLOCKS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn containing(blocks: &BTreeMap<usize, HostBlock>, address: usize) -> Option<HostBlock> {
-    let (_, block) = blocks.range(..=address).next_back()?;
-    (address - block.start < block.len).then_some(*block)
+fn containing(blocks: &BTreeMap<usize, Entry>, address: usize) -> Option<&Entry> {
+    let (_, entry) = blocks.range(..=address).next_back()?;
+    (address - entry.0.start < entry.0.len).then_some(entry)
+}
+
+/// A range of a pinned block. The memory of [`allocate_host`] stays while this lives, the caller's own does not.
+#[derive(Debug, Clone)]
+pub(super) struct HostRange {
+    address: usize,
+    len: usize,
+    number: u64,
+    _memory: Option<Arc<Memory>>,
+}
+
+/// The pinned range at an address, if a block contains its first byte.
+pub(super) fn find(address: usize, len: usize) -> Option<Result<HostRange, Violation>> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let blocks = read();
+    let (block, memory) = containing(&blocks, address)?;
+    let from = address - block.start;
+    if len > block.len - from {
+        let text = format!(
+            "{len} bytes at offset {from} of {} bytes of pinned host memory were used: {} bytes past its end",
+            block.len,
+            len - (block.len - from),
+        );
+        let device = Some(block.device);
+        return Some(Err(Violation::new(
+            ViolationKind::OutOfBounds,
+            device,
+            text,
+        )));
+    }
+    Some(Ok(HostRange {
+        address,
+        len,
+        number: block.number,
+        _memory: memory.clone(),
+    }))
+}
+
+impl HostRange {
+    /// The bytes, if they are still pinned.
+    pub(super) fn view(&self) -> Result<*mut u8, Violation> {
+        match host_block(self.address) {
+            Some(block) if block.number == self.number => {
+                Ok(std::ptr::with_exposed_provenance_mut(self.address))
+            }
+            _ => Err(self.complain()),
+        }
+    }
+
+    #[cold]
+    fn complain(&self) -> Violation {
+        let text = format!(
+            "{} bytes at 0x{:x} of pinned host memory (block #{}) were used, but it was freed or unregistered",
+            self.len, self.address, self.number
+        );
+        Violation::new(ViolationKind::UseAfterFree, None, text)
+    }
 }
 
 /// The pinned block that an address lies in.
@@ -43,7 +126,7 @@ pub fn host_block(address: usize) -> Option<HostBlock> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }
-    containing(&read(), address)
+    containing(&read(), address).map(|(block, _)| *block)
 }
 
 /// Whether a whole range is pinned.
@@ -66,16 +149,15 @@ pub fn allocate_host(len: usize, device: i32, flags: u32) -> Result<*mut u8, CUr
         return Err(CUresult::ERROR_OUT_OF_MEMORY);
     }
     let start = memory.expose_provenance();
-    write().insert(
+    let owned = Arc::new(Memory { start, layout });
+    let block = HostBlock {
         start,
-        HostBlock {
-            start,
-            len,
-            device,
-            flags,
-            allocated: true,
-        },
-    );
+        len,
+        device,
+        flags,
+        number: NUMBER.fetch_add(1, Ordering::Relaxed),
+    };
+    write().insert(start, (block, Some(owned)));
     COUNT.fetch_add(1, Ordering::Release);
     Ok(memory)
 }
@@ -87,19 +169,13 @@ pub fn allocate_host(len: usize, device: i32, flags: u32) -> Result<*mut u8, CUr
 pub fn free_host(address: usize) -> Result<(), CUresult> {
     let mut blocks = write();
     match blocks.get(&address) {
-        Some(block) if block.allocated => {}
+        Some((_, Some(_))) => {}
         _ => return Err(CUresult::ERROR_INVALID_VALUE),
     }
-    let block = blocks
-        .remove(&address)
-        .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    let removed = blocks.remove(&address);
     COUNT.fetch_sub(1, Ordering::Release);
     drop(blocks);
-    let layout =
-        Layout::from_size_align(block.len, PAGE).map_err(|_| CUresult::ERROR_INVALID_VALUE)?;
-    // SAFETY: allocated above with this layout, and just taken out of the list by this thread
-    // alone.
-    unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(block.start), layout) };
+    drop(removed);
     Ok(())
 }
 
@@ -118,16 +194,14 @@ pub fn register_host(start: usize, len: usize, device: i32, flags: u32) -> Resul
     if containing(&blocks, start).is_some() || blocks.range(start..end).next().is_some() {
         return Err(CUresult::ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     }
-    blocks.insert(
+    let block = HostBlock {
         start,
-        HostBlock {
-            start,
-            len,
-            device,
-            flags,
-            allocated: false,
-        },
-    );
+        len,
+        device,
+        flags,
+        number: NUMBER.fetch_add(1, Ordering::Relaxed),
+    };
+    blocks.insert(start, (block, None));
     COUNT.fetch_add(1, Ordering::Release);
     Ok(())
 }
@@ -139,7 +213,7 @@ pub fn register_host(start: usize, len: usize, device: i32, flags: u32) -> Resul
 pub fn unregister_host(start: usize) -> Result<(), CUresult> {
     let mut blocks = write();
     match blocks.get(&start) {
-        Some(block) if !block.allocated => {}
+        Some((_, None)) => {}
         _ => return Err(CUresult::ERROR_HOST_MEMORY_NOT_REGISTERED),
     }
     blocks.remove(&start);

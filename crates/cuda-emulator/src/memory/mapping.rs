@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use super::Span;
+use super::address::AddressRange;
 use super::pool::HUGE;
 use super::table::{ENTRIES, Entry, HEAD, Head, LAYOUT, MAGIC, Snapshot, State, now_ms};
 use crate::violations::{Allocation, Violation, ViolationKind};
@@ -15,8 +16,8 @@ use crate::violations::{Allocation, Violation, ViolationKind};
 /// A mapped pool. The memory stays mapped while this lives.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The head, [`HEAD`] bytes before the data.
-    base: *mut u8,
+    /// The head, and [`HEAD`] bytes behind its beginning the data.
+    range: AddressRange,
     data_len: u64,
     device: i32,
     pid: u32,
@@ -24,12 +25,6 @@ pub struct Mapping {
     /// Device address of the first byte; 0 for a peer's pool, which has no addresses here.
     window: u64,
 }
-
-// SAFETY: the mapping is plain shared memory whose table is read through atomics; the data is only
-// handed out as a raw pointer.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 /// Why a peer's pool could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -56,10 +51,7 @@ pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
         return Ok(mapping);
     }
     let file = File::from(fd);
-    // A file that can shrink would kill us by SIGBUS.
-    // SAFETY: a plain query of a descriptor that is open.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+    if !keeps_its_length(&file) {
         return Err(ImportError::NotAPool("it is not a sealed memfd"));
     }
     let mut fixed = [0_u8; std::mem::offset_of!(Head, entries)];
@@ -86,7 +78,7 @@ pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
         return Err(ImportError::NotAPool("it is shorter than it says"));
     }
     let mapping = Arc::new(Mapping {
-        base: map(&file, HEAD + data_len)?,
+        range: map(&file, HEAD + data_len)?,
         data_len,
         device: u32_at(std::mem::offset_of!(Head, device)) as i32,
         pid: u32_at(std::mem::offset_of!(Head, pid)),
@@ -98,58 +90,25 @@ pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
     Ok(mapping)
 }
 
+/// The mapping of a token, if its pool is mapped.
+pub(super) fn imported(token: u128) -> Option<Arc<Mapping>> {
+    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    mapped.get(&token).and_then(Weak::upgrade)
+}
+
+/// Whether a file is sealed against shrinking: one that can shrink would kill us by SIGBUS.
+pub(super) fn keeps_its_length(file: &File) -> bool {
+    // SAFETY: a plain query of a descriptor that is open.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
 /// Maps a pool's file at an address where huge pages are possible.
-fn map(file: &File, len: u64) -> io::Result<*mut u8> {
-    let (len, huge) = (len as usize, HUGE as usize);
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let reserved = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len + huge,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if reserved == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let before = reserved.addr().next_multiple_of(huge) - reserved.addr();
-    // SAFETY: `before` is below `huge`, so this stays inside the reservation.
-    let base = unsafe { reserved.byte_add(before) };
-    // SAFETY: replaces pages of the reservation made above, which nobody else knows.
-    let mapped = unsafe {
-        libc::mmap(
-            base,
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if mapped == libc::MAP_FAILED {
-        let error = io::Error::last_os_error();
-        // SAFETY: gives back exactly the reservation made above.
-        unsafe { libc::munmap(reserved, len + huge) };
-        return Err(error);
-    }
-    // SAFETY: gives back the two ends of the reservation, outside of what was mapped; and advice
-    // changes no contents.
-    unsafe {
-        if before > 0 {
-            libc::munmap(reserved, before);
-        }
-        libc::munmap(base.byte_add(len), huge - before);
-        // Only a wish: without huge pages all is the same, but slower at the first touch.
-        libc::madvise(
-            base.byte_add(HEAD as usize),
-            len - HEAD as usize,
-            libc::MADV_HUGEPAGE,
-        );
-    }
-    Ok(base.cast())
+fn map(file: &File, len: u64) -> io::Result<AddressRange> {
+    let range = AddressRange::reserve(len, HUGE)?;
+    range.map(0, len, file, 0, true)?;
+    range.advise_huge(HEAD);
+    Ok(range)
 }
 
 impl Mapping {
@@ -161,10 +120,10 @@ impl Mapping {
         window: u64,
         data_len: u64,
     ) -> io::Result<Arc<Self>> {
-        let base = map(file, HEAD + data_len)?;
+        let range = map(file, HEAD + data_len)?;
         let pid = std::process::id();
-        let head = base.cast::<Head>();
-        // SAFETY: `base` is mapped for at least a `Head`, aligned to a page, and nobody else knows
+        let head = range.start().cast::<Head>();
+        // SAFETY: the range is mapped for at least a `Head`, aligned to a page, and nobody else knows
         // the file yet.
         unsafe {
             (&raw mut (*head).layout).write(LAYOUT);
@@ -175,7 +134,7 @@ impl Mapping {
             (&raw mut (*head).magic).write(MAGIC);
         }
         let mapping = Arc::new(Self {
-            base,
+            range,
             data_len,
             device,
             pid,
@@ -189,6 +148,16 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The device it is of, by its owner's count.
+    pub(super) fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// The process that owns it.
+    pub(super) fn process(&self) -> u32 {
+        self.pid
+    }
+
     /// The token it is known by.
     pub(super) fn token(&self) -> u128 {
         self.token
@@ -199,7 +168,7 @@ impl Mapping {
         if index >= ENTRIES {
             return None;
         }
-        let head = self.base.cast::<Head>();
+        let head = self.range.start().cast::<Head>();
         // SAFETY: the head is mapped while `self` lives, the index is in its table, and an entry is
         // all atomics, so that other processes may write it meanwhile.
         Some(unsafe { &(&(*head).entries)[index as usize] })
@@ -208,7 +177,7 @@ impl Mapping {
     /// Start of the data in this process.
     pub(super) fn data(&self) -> *mut u8 {
         // SAFETY: the mapping is `HEAD + data_len` bytes long.
-        unsafe { self.base.add(HEAD as usize) }
+        unsafe { self.range.start().add(HEAD as usize) }
     }
 
     /// Where the span lies in this process, if it may be used now: allocated, not freed, inside its
@@ -343,13 +312,6 @@ impl Mapping {
         } else {
             String::new()
         }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: exactly what `map` mapped; whoever uses the memory holds the mapping.
-        unsafe { libc::munmap(self.base.cast(), (HEAD + self.data_len) as usize) };
     }
 }
 

@@ -14,8 +14,11 @@
 //! Freed memory is kept aside for a while before it is handed out again, so that an address that is
 //! used after its free is not yet somebody else's. Its contents stay as they are, as on a GPU.
 
+mod access;
+mod address;
 mod host;
 mod mapping;
+mod peers;
 mod pool;
 mod space;
 mod table;
@@ -26,8 +29,12 @@ use crate::driver::CUresult;
 use crate::settings::settings;
 use crate::violations::{Violation, ViolationKind};
 
+use address::AddressRange;
+
+pub use access::{Access, Place, access, locate};
 pub use host::{allocate_host, free_host, host_block, pinned, register_host, unregister_host};
 pub use mapping::{Mapping, import};
+pub use peers::{allow_peer, forbid_peer};
 pub use pool::{Freeing, Placement, Pool};
 
 /// A device's number, as in `cuDeviceGet`.
@@ -55,6 +62,7 @@ pub struct Span {
 struct Windows {
     base: u64,
     shift: u32,
+    _range: AddressRange,
 }
 
 impl Windows {
@@ -70,31 +78,21 @@ impl Windows {
         let settings = settings();
         let stride = settings.memory.next_power_of_two();
         let total = stride * u64::from(settings.devices);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                total as usize + pool::HUGE as usize,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
+        let refused = |error: &std::io::Error| {
             eprintln!(
-                "nccl-emulator: the host refuses {} GiB of address space for {} devices ({}): set NCCL_EMULATOR_MEMORY \
+                "nccl-emulator: the host refuses {} GiB of address space for {} devices ({error}): set NCCL_EMULATOR_MEMORY \
                  or NCCL_EMULATOR_DEVICES lower",
                 total >> 30,
                 settings.devices,
-                std::io::Error::last_os_error()
             );
-            return None;
-        }
-        let base = (base.addr() as u64).next_multiple_of(pool::HUGE);
+        };
+        let range = AddressRange::reserve(total, pool::HUGE)
+            .inspect_err(refused)
+            .ok()?;
         Some(Self {
-            base,
+            base: range.address(),
             shift: stride.trailing_zeros(),
+            _range: range,
         })
     }
 

@@ -1,0 +1,208 @@
+//! Ranges of memory that work on a device uses, whatever kind of memory they lie in.
+//!
+//! | address of | comes from | usable by |
+//! |---|---|---|
+//! | device memory | `cuMemAlloc`, `cuMemAllocAsync` | its device, and those that enabled peer access to it |
+//! | pinned host memory | `cuMemHostAlloc`, `cuMemHostRegister` | all devices |
+//!
+//! [`locate`] finds the memory when a call names it and fixes the allocation; [`Place::view`] asks again when the work
+//! runs, [`Place::still_valid`] when it has run. [`access`] does the first two at once, for work that learns an
+//! address only while it runs, and checks that the device may use it.
+
+use std::sync::Arc;
+
+use super::host::HostRange;
+use super::{DeviceOrdinal, Mapping, Span, host, peers, pool_at};
+use crate::violations::{Violation, ViolationKind};
+
+/// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.
+#[derive(Debug, Clone)]
+pub struct Place(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// No bytes at all.
+    Nothing,
+    /// Of a pool of this process.
+    Pool { mapping: Arc<Mapping>, span: Span },
+    /// Pinned.
+    Host(HostRange),
+}
+
+/// The memory that `len` bytes at `address` lie in: device memory, or pinned host memory. Checks that it is not
+/// freed, and the bounds. Who may use it is not asked: see [`access`].
+///
+/// # Errors
+/// What is wrong with the range, naming the allocation.
+pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
+    if len == 0 {
+        return Ok(Place(Kind::Nothing));
+    }
+    let kind = if let Some((pool, offset)) = pool_at(address) {
+        Kind::Pool {
+            mapping: Arc::clone(pool.mapping()),
+            span: pool.span(offset, len)?,
+        }
+    } else if let Some(range) = host::find(address as usize, len as usize) {
+        Kind::Host(range?)
+    } else {
+        return Err(unknown(address, len));
+    };
+    Ok(Place(kind))
+}
+
+#[cold]
+fn unknown(address: u64, len: u64) -> Violation {
+    let text = format!(
+        "{len} bytes at 0x{address:x} are neither device memory nor pinned host memory (is it a pageable host pointer?)"
+    );
+    Violation::new(ViolationKind::UnknownAddress, None, text)
+}
+
+impl Place {
+    /// Where the bytes are in this process, if they may be used now. Of a place without bytes, an address that must
+    /// not be read.
+    ///
+    /// # Errors
+    /// What is wrong, naming the allocation.
+    pub fn view(&self) -> Result<*mut u8, Violation> {
+        match &self.0 {
+            Kind::Nothing => Ok(std::ptr::dangling_mut()),
+            Kind::Pool { mapping, span } => mapping.view(span),
+            Kind::Host(range) => range.view(),
+        }
+    }
+
+    /// Whether the bytes may still be used: ask after the work.
+    ///
+    /// # Errors
+    /// What is wrong, naming the allocation.
+    pub fn still_valid(&self) -> Result<(), Violation> {
+        match &self.0 {
+            Kind::Nothing => Ok(()),
+            Kind::Pool { mapping, span } => mapping.still_valid(span),
+            Kind::Host(range) => range.view().map(drop),
+        }
+    }
+
+    /// Whether the host may use the bytes at their own address.
+    pub fn is_host(&self) -> bool {
+        matches!(self.0, Kind::Host(_))
+    }
+
+    /// Whether kernels of `device` may use the bytes.
+    ///
+    /// # Errors
+    /// A violation that names `device` and the one that has the memory.
+    pub fn reachable_from(&self, device: DeviceOrdinal) -> Result<(), Violation> {
+        match &self.0 {
+            Kind::Nothing | Kind::Host(_) => Ok(()),
+            Kind::Pool { mapping, .. } if peers::may_use(device, mapping.device()) => Ok(()),
+            Kind::Pool { mapping, span } => Err(Violation::new(
+                ViolationKind::Misuse,
+                Some(device),
+                format!(
+                    "{} bytes of allocation #{} are memory of device {}, which device {device} has no access to: \
+                     cuCtxEnablePeerAccess was not called",
+                    span.len,
+                    span.generation,
+                    mapping.device(),
+                ),
+            )),
+        }
+    }
+}
+
+/// A range that work on a device uses now.
+#[derive(Debug)]
+pub struct Access {
+    /// Where the bytes are in this process. They stay mapped while this lives.
+    pub pointer: *mut u8,
+    place: Place,
+}
+
+// SAFETY: the pointer is an address of memory that any thread may use, and stays mapped with the place.
+unsafe impl Send for Access {}
+// SAFETY: as above.
+unsafe impl Sync for Access {}
+
+impl Access {
+    /// Whether the range may still be used: ask after the bytes were read or written.
+    ///
+    /// # Errors
+    /// What is wrong, naming the allocation.
+    pub fn still_valid(&self) -> Result<(), Violation> {
+        self.place.still_valid()
+    }
+}
+
+/// `len` bytes at `address`, which a kernel of `device` uses now: device memory, or pinned host memory.
+///
+/// # Errors
+/// What is wrong with the range, naming the allocation; that it is memory of another device which `device` has no
+/// access to, naming both.
+pub fn access(device: DeviceOrdinal, address: u64, len: u64) -> Result<Access, Violation> {
+    let place = locate(address, len)?;
+    place.reachable_from(device)?;
+    let pointer = place.view()?;
+    Ok(Access { pointer, place })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{allocate, allocate_host, allow_peer, forbid_peer, free, free_host};
+    use super::*;
+
+    #[test]
+    fn an_access_reaches_the_bytes_and_tells_of_a_free() {
+        let start = allocate(0, 5000).unwrap();
+        let range = access(0, start + 8, 16).unwrap();
+        // SAFETY: nobody else knows the memory.
+        unsafe { range.pointer.write_bytes(7, 16) };
+        range.still_valid().unwrap();
+        free(start).unwrap();
+        let kind = |bad: Violation| bad.kind();
+        assert_eq!(
+            range.still_valid().map_err(kind),
+            Err(ViolationKind::UseAfterFree)
+        );
+        // SAFETY: mapped while `range` lives, freed or not.
+        assert_eq!(unsafe { *range.pointer }, 7);
+        assert!(access(0, start, 1).is_err());
+    }
+
+    #[test]
+    fn memory_of_another_device_needs_peer_access() {
+        let start = allocate(2, 100).unwrap();
+        let refused = access(3, start, 1).unwrap_err().to_string();
+        assert!(refused.contains("memory of device 2"), "{refused}");
+        assert!(refused.contains("device 3 has no access"), "{refused}");
+        allow_peer(3, 2);
+        access(3, start, 1).unwrap();
+        forbid_peer(3, 2);
+        access(3, start, 1).unwrap_err();
+        free(start).unwrap();
+    }
+
+    #[test]
+    fn pinned_host_memory_is_used_at_its_own_address_until_it_is_freed() {
+        let memory = allocate_host(100, 0, 0).unwrap();
+        let address = memory.addr() as u64;
+        let range = access(5, address + 1, 99).unwrap();
+        assert_eq!(range.pointer.addr(), memory.addr() + 1);
+        let beyond = access(5, address + 1, 100).unwrap_err();
+        assert_eq!(beyond.kind(), ViolationKind::OutOfBounds);
+        free_host(memory.addr()).unwrap();
+        let late = range.still_valid().unwrap_err();
+        assert_eq!(late.kind(), ViolationKind::UseAfterFree);
+        // SAFETY: the memory stays while `range` lives.
+        unsafe { range.pointer.write(1) };
+    }
+
+    #[test]
+    fn pageable_host_memory_is_out_of_reach() {
+        let host = 7_u8;
+        let refused = access(0, (&raw const host).addr() as u64, 1).unwrap_err();
+        assert_eq!(refused.kind(), ViolationKind::UnknownAddress);
+    }
+}

@@ -1,0 +1,43 @@
+//! Which devices of this process may use the memory of which others: peer access, as contexts enable it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::DeviceOrdinal;
+use crate::settings::settings;
+
+/// For each device and each other one: how many contexts have enabled it.
+fn counts() -> &'static [AtomicU32] {
+    static COUNTS: OnceLock<Box<[AtomicU32]>> = OnceLock::new();
+    COUNTS.get_or_init(|| {
+        let devices = settings().devices as usize;
+        (0..devices * devices).map(|_| AtomicU32::new(0)).collect()
+    })
+}
+
+fn count(device: DeviceOrdinal, other: DeviceOrdinal) -> Option<&'static AtomicU32> {
+    let devices = settings().devices as usize;
+    let (device, other) = (usize::try_from(device).ok()?, usize::try_from(other).ok()?);
+    let inside = device < devices && other < devices;
+    inside.then(|| &counts()[device * devices + other])
+}
+
+/// A context of `device` has enabled the use of memory of `other`.
+pub fn allow_peer(device: DeviceOrdinal, other: DeviceOrdinal) {
+    if let Some(count) = count(device, other) {
+        count.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Ends what [`allow_peer`] began.
+pub fn forbid_peer(device: DeviceOrdinal, other: DeviceOrdinal) {
+    if let Some(count) = count(device, other) {
+        let less = |count: u32| count.checked_sub(1);
+        let _ = count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+    }
+}
+
+/// Whether `device` may use memory of `other`.
+pub(super) fn may_use(device: DeviceOrdinal, other: DeviceOrdinal) -> bool {
+    device == other || count(device, other).is_some_and(|count| count.load(Ordering::Acquire) > 0)
+}
