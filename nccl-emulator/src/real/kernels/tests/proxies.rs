@@ -15,6 +15,8 @@ struct Proxy<'a> {
     /// Steps that the kernel posts at once.
     slice: u64,
     step: u64,
+    /// Steps that the sender may write: their slots are known to it.
+    granted: u64,
     /// Where a registered message is read, and where it is written.
     registered: Option<(u64, u64)>,
 }
@@ -26,29 +28,52 @@ impl<'a> Proxy<'a> {
             wire,
             protocol,
             slice,
-            step: world.settings.first_step,
+            step: 0,
+            granted: 0,
             registered: None,
         };
+        let arena = &world.arena;
+        arena.write_u64(wire.sender.head, 8u64.wrapping_neg());
         for side in [wire.sender, wire.receiver] {
             for step in 0..8 {
-                world.arena.write_u64(proxy.size(side, step), u64::MAX);
-                // Shared buffers: slots are where the proxy says.
-                let entry = side.fifo + step * world.layout.fifo.size as u64;
-                let mode = entry + world.layout.fifo.mode.offset as u64;
-                world.arena.write_u32(mode, 1);
-                let field = world.layout.fifo.offset;
-                let mut offset = vec![0; world.layout.fifo.size];
-                put(&mut offset, 0, field, proxy.offset(step));
-                let bytes = &offset[field.offset..field.offset + field.size];
-                world.arena.write(entry + field.offset as u64, bytes);
+                arena.write_u64(proxy.size(side, step), u64::MAX);
+                let mode = world.layout.fifo.mode.offset as u64;
+                arena.write_u32(proxy.entry(side, step) + mode, 1);
+                let known = side.fifo == wire.receiver.fifo;
+                let offset = if known { proxy.offset(step) } else { u64::MAX };
+                proxy.store_offset(side, step, offset);
             }
         }
         proxy
     }
 
+    fn entry(&self, side: Side, step: u64) -> u64 {
+        side.fifo + step % 8 * self.world.layout.fifo.size as u64
+    }
+
+    fn store_offset(&self, side: Side, step: u64, offset: u64) {
+        let field = self.world.layout.fifo.offset;
+        let bytes = &offset.to_le_bytes()[..field.size];
+        let at = self.entry(side, step) + field.offset as u64;
+        self.world.arena.write(at, bytes);
+    }
+
+    /// Tells the sender the slots of another slice. Returns whether there was room for it.
+    fn grant(&mut self) -> bool {
+        if self.granted >= self.step + 8 {
+            return false;
+        }
+        let sender = self.wire.sender;
+        self.store_offset(sender, self.granted, self.offset(self.granted));
+        self.granted += self.slice;
+        let head = self.granted.wrapping_sub(8);
+        self.world.arena.write_u64(sender.head, head);
+        true
+    }
+
     fn size(&self, side: Side, step: u64) -> u64 {
         let fifo = &self.world.layout.fifo;
-        side.fifo + step % 8 * fifo.size as u64 + fifo.bytes.offset as u64
+        self.entry(side, step) + fifo.bytes.offset as u64
     }
 
     /// Where protocol Simple has a step: slots in reverse order; slices of more steps need theirs together.
@@ -69,11 +94,12 @@ impl<'a> Proxy<'a> {
 
     /// Carries at most one slice. Returns whether it did.
     fn carry(&mut self) -> bool {
+        let granted = self.grant();
         let (arena, sender, receiver) = (&self.world.arena, self.wire.sender, self.wire.receiver);
         let size = arena.read_u64(self.size(sender, self.step)) as i64;
         let room = arena.read_u64(receiver.head) + 8 >= self.step + self.slice;
         if size < 0 || !room {
-            return false;
+            return granted;
         }
         let ready = match self.protocol {
             Protocol::Ll => {
@@ -86,7 +112,7 @@ impl<'a> Proxy<'a> {
             _ => arena.read_u64(sender.tail) >= self.step + self.slice,
         };
         if !ready {
-            return false;
+            return granted;
         }
         let (from, to) = match &mut self.registered {
             Some((from, to)) => {
@@ -101,7 +127,6 @@ impl<'a> Proxy<'a> {
         arena.write_u64(self.size(sender, self.step), u64::MAX);
         self.step += self.slice;
         arena.write_u64(receiver.tail, self.step);
-        arena.write_u64(sender.head, self.step);
         true
     }
 }
@@ -209,6 +234,10 @@ fn a_registered_message_is_left_to_the_network_and_its_buffer_kept_until_it_is_s
     };
     let launch = |rank, work| world.launch(rank, &[(0, vec![world.messages(vec![work])])]);
     let mut sender = launch(0, work(Some(from), None));
+    sender.step(1 << 20).unwrap();
+    let waits = sender.describe();
+    assert!(waits.contains("waits for room at rank 1"), "{waits}");
+    assert!(proxy.grant());
     for _ in 0..10 {
         // The message is posted, but the buffer is still the network's.
         sender.step(1 << 20).unwrap();

@@ -30,21 +30,6 @@ const COMMON: &[Structure] = &[
         &[],
     ),
     Structure(
-        "ncclDevChannel",
-        368,
-        &[
-            ("peers", 0, 8),
-            ("ring.prev", 8, 4),
-            ("ring.next", 12, 4),
-            ("ring.userRanks", 16, 8),
-            ("ring.index", 32, 4),
-            ("tree.up", 44, 4),
-            ("tree.down", 48, 12),
-            ("workCounter", 360, 8),
-        ],
-        &[],
-    ),
-    Structure(
         "ncclDevChannelPeer",
         608,
         &[("send", 0, 304), ("recv", 304, 304)],
@@ -94,6 +79,39 @@ const COMMON: &[Structure] = &[
     ),
     Structure("ncclDevProfiler", 1024, &[], &[]),
 ];
+
+const CHANNEL: Structure = Structure(
+    "ncclDevChannel",
+    368,
+    &[
+        ("peers", 0, 8),
+        ("ring.prev", 8, 4),
+        ("ring.next", 12, 4),
+        ("ring.userRanks", 16, 8),
+        ("ring.index", 32, 4),
+        ("tree.up", 44, 4),
+        ("tree.down", 48, 12),
+        ("workCounter", 360, 8),
+    ],
+    &[],
+);
+
+/// Until 2.27 without a table from ranks to positions.
+const OLD_CHANNEL: Structure = Structure(
+    "ncclDevChannel",
+    368,
+    &[
+        ("peers", 0, 8),
+        ("ring.prev", 8, 4),
+        ("ring.next", 12, 4),
+        ("ring.userRanks", 16, 8),
+        ("ring.index", 24, 4),
+        ("tree.up", 36, 4),
+        ("tree.down", 40, 12),
+        ("workCounter", 352, 8),
+    ],
+    &[],
+);
 
 const COLL_BITS: &[Bits] = &[
     ("channelLo", 0, 4, 0, 8),
@@ -219,6 +237,7 @@ const V2_32_3: &[Structure] = &[
             ("func", 0, 4, 28, 4),
         ],
     ),
+    CHANNEL,
     COLL,
     Structure("ncclDevWorkCollReg", 288, &[], &[]),
     BCAST,
@@ -279,6 +298,7 @@ const V2_30_7: &[Structure] = &[
     ),
     OLD_FIFO,
     OLD_BATCH,
+    CHANNEL,
     PADDED_COLL,
     Structure("ncclDevWorkCollReg", 320, &[], &[]),
     BCAST,
@@ -309,6 +329,7 @@ const V2_27_7: &[Structure] = &[
     ),
     OLD_FIFO,
     OLD_BATCH,
+    OLD_CHANNEL,
     COLL,
     Structure("ncclDevWorkCollReg", 288, &[], &[]),
 ];
