@@ -65,11 +65,6 @@ mod nccl;
 mod options;
 mod probe;
 #[cfg(feature = "real-nccl")]
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "the runtime that it serves is not connected yet"
-)]
 mod real;
 mod transport;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use nccl_emulator::Choice;
 
 use super::failure::cuda;
 use crate::element::{self, Element};
@@ -18,13 +19,27 @@ pub enum Emulation {
     None,
     /// `nccl-emulator`: there is no GPU.
     Emulated,
+    /// NVIDIA's library on the driver of `nccl-emulator`, which interprets its kernels.
+    Interpreted,
 }
 
 impl Emulation {
     /// Whether this is the emulator.
     #[must_use]
     pub fn is_emulated(self) -> bool {
-        self == Self::Emulated
+        self != Self::None
+    }
+
+    /// What the results are made by, if it is no GPU.
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Emulated => Some("nccl-emulator"),
+            Self::Interpreted => Some(
+                "nccl-emulator's driver under NVIDIA's own library, whose kernels are interpreted (times mean nothing)",
+            ),
+        }
     }
 }
 
@@ -52,10 +67,12 @@ pub fn install(devices: usize) -> Result<Emulation, Failure> {
             "{choice}, but there is no CUDA driver (libcuda.so)"
         )));
     }
-    Ok(if choice.is_emulator() {
-        Emulation::Emulated
-    } else {
-        Emulation::None
+    Ok(match choice {
+        Choice::Emulator { installation, .. } if installation.real_nccl().is_some() => {
+            Emulation::Interpreted
+        }
+        Choice::Emulator { .. } => Emulation::Emulated,
+        _ => Emulation::None,
     })
 }
 

@@ -75,10 +75,7 @@ pub(super) fn run<O: Operation>(common: &Common, world: World) -> Result<(), Fai
 }
 
 fn facts(common: &Common, library: &Library) -> Result<Facts, Failure> {
-    let emulator = common
-        .emulation
-        .is_emulated()
-        .then(|| "nccl-emulator".to_owned());
+    let emulator = common.emulation.name().map(str::to_owned);
     Ok(Facts {
         program: common.program.clone(),
         headers: nccl::Version::HEADER.code() as u32,

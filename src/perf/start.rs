@@ -137,7 +137,9 @@ fn start<O: Operation + 'static>(program: &str, options: Options) -> Result<Exit
     let devices = devices::count()?;
     let ranks = match (options.ranks, emulation) {
         (Some(ranks), _) => ranks,
-        (None, Emulation::Emulated) => devices::EMULATED_RANKS.min(devices),
+        (None, Emulation::Emulated | Emulation::Interpreted) => {
+            devices::EMULATED_RANKS.min(devices)
+        }
         (None, Emulation::None) => devices.saturating_sub(first).max(1),
     };
     devices::check_fit(ranks, first, devices)?;

@@ -59,6 +59,8 @@ pub(crate) struct Calls {
     pub(crate) data: Vec<Data>,
     /// Exported functions `nccl*` and `pnccl*`.
     pub(crate) exports: Vec<RuntimeFunction>,
+    /// The version of CUDA that it was compiled with: 13040 for 13.4.
+    pub(crate) cuda: i32,
 }
 
 /// Reads the symbol tables and decodes NCCL's code.
@@ -113,7 +115,10 @@ pub(crate) fn read(file: &ElfFile<'_>, sections: &Sections<'_>) -> Result<Calls,
             known: kernels.len(),
         });
     }
-    Ok(references.calls(&symbols, exports, kernels))
+    let cuda = sections
+        .cuda()?
+        .ok_or_else(|| LoadError::NoCudaVersion { path: path() })?;
+    Ok(references.calls(&symbols, exports, kernels, cuda))
 }
 
 /// The functions of the symbol table, by address.
@@ -354,6 +359,7 @@ impl References<'_> {
         symbols: &[Symbol<'_>],
         exports: Vec<RuntimeFunction>,
         kernels: BTreeMap<u64, String>,
+        cuda: i32,
     ) -> Calls {
         let used: BTreeSet<u64> = self.found.iter().map(|&(_, target)| target).collect();
         let functions: Vec<RuntimeFunction> = self
@@ -391,6 +397,7 @@ impl References<'_> {
             kernels,
             data,
             exports,
+            cuda,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use gimli::{
     Abbreviations, AttributeValue, DebugAbbrev, DebugAranges, DebugInfo, DebugStr,
-    DebuggingInformationEntry, EndianSlice, LittleEndian, Reader, UnitHeader, UnitOffset,
+    DebuggingInformationEntry, EndianSlice, LittleEndian, UnitHeader, UnitOffset,
 };
 
 use super::types::{Bits, Field, Layout, Table};

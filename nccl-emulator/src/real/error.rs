@@ -111,6 +111,12 @@ pub(crate) enum LoadError {
         /// Host stubs.
         known: usize,
     },
+    /// The library does not say for which CUDA it is.
+    #[error("{}: says nowhere which CUDA it was compiled with; expected \"compiled with CUDA 12.9\" or the like", path.display())]
+    NoCudaVersion {
+        /// The library.
+        path: PathBuf,
+    },
     /// NCCL's code refers to the runtime in a way that cannot be redirected.
     #[error("{}: {function} refers to {target} at {address:#x} by {by}; expected call, jump or lea with a 32-bit displacement", path.display())]
     Reference {

@@ -310,6 +310,34 @@ impl<'a> Sections<'a> {
         Ok(pointers)
     }
 
+    /// The version of CUDA that the library says it was compiled with: 13040 for 13.4.
+    pub(crate) fn cuda(&self) -> Result<Option<i32>, LoadError> {
+        const SAYS: &[u8] = b" compiled with CUDA ";
+        let Some((_, section)) = self.table.section_by_name(ENDIAN, b".rodata") else {
+            return Ok(None);
+        };
+        let bytes = section
+            .data(ENDIAN, &self.source.data)
+            .map_err(self.damaged("constant data"))?;
+        let Some(at) = bytes.windows(SAYS.len()).position(|window| window == SAYS) else {
+            return Ok(None);
+        };
+        let rest = &bytes[at + SAYS.len()..];
+        let end = rest
+            .iter()
+            .position(|byte| !matches!(byte, b'0'..=b'9' | b'.'));
+        let text = std::str::from_utf8(&rest[..end.unwrap_or(0)]).unwrap_or_default();
+        let version = text.split_once('.').and_then(|(major, minor)| {
+            let (major, minor): (i32, i32) = (major.parse().ok()?, minor.parse().ok()?);
+            Some(
+                major
+                    .checked_mul(1000)?
+                    .checked_add(minor.checked_mul(10)?)?,
+            )
+        });
+        Ok(version)
+    }
+
     /// A section of debug information.
     pub(crate) fn debug(&self, name: &'static str) -> Result<&'a [u8], LoadError> {
         let missing = |found| LoadError::NoDebugInformation {

@@ -152,6 +152,11 @@ impl RealNccl {
         self.version
     }
 
+    /// The version of CUDA that it was compiled with: 13040 for 13.4.
+    pub(crate) fn cuda(&self) -> i32 {
+        self.calls.cuda
+    }
+
     /// The layouts of its structures.
     pub(crate) fn types(&self) -> &Types {
         &self.types
@@ -163,10 +168,17 @@ impl RealNccl {
     }
 
     /// The mangled name of the kernel of which `host_stub` is the function that host code refers to.
+    #[cfg(test)]
     pub(crate) fn kernel_of(&self, host_stub: *const c_void) -> Option<&str> {
         let address = host_stub.addr().checked_sub(self.base)?;
         let name = self.calls.kernels.get(&(address as u64))?;
         Some(name)
+    }
+
+    /// The kernels: of each the function that host code refers to, and its mangled name.
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = (*const c_void, &str)> {
+        let kernels = self.calls.kernels.iter();
+        kernels.map(|(&address, name)| (self.at(address), name.as_str()))
     }
 
     /// The table `name`, one of `wanted.rs`.

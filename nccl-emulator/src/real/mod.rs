@@ -24,8 +24,10 @@ mod dwarf;
 mod error;
 mod file;
 mod image;
+mod install;
 mod kernels;
 mod library;
+mod program;
 mod redirect;
 mod types;
 mod wanted;
@@ -33,7 +35,4 @@ mod wanted;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cache::CacheUse;
-pub(crate) use error::LoadError;
-pub(crate) use library::{DataSymbol, Provided, RealNccl, load};
-pub(crate) use types::{Bits, Field, LayoutError, Types};
+pub(crate) use install::install;

@@ -31,11 +31,14 @@ use super::error::LoadError;
 use super::image::Image;
 use super::wanted;
 
+/// Functions of the runtime, with their names.
+pub(crate) type Functions = Vec<(&'static str, *const c_void)>;
+
 /// What answers NCCL's calls of the runtime.
 #[derive(Clone, Copy)]
 pub(crate) struct Provided<'a> {
-    /// Names, and functions of the C signatures that the names have in CUDA.
-    pub(crate) functions: &'a [(&'static str, *const c_void)],
+    /// Names, and functions of the C signatures that the names have in a version of CUDA (13040 is 13.4).
+    pub(crate) functions: &'a dyn Fn(i32) -> Functions,
     /// Called in place of a function that is in no list; returns a `cudaError_t`. The name is a C
     /// string that lives as long as the process.
     pub(crate) refused: extern "C" fn(name: *const c_char) -> c_int,
@@ -86,14 +89,12 @@ enum Target {
 }
 
 fn targets(path: &Path, calls: &Calls, provided: Provided<'_>) -> Result<Vec<Target>, LoadError> {
+    let functions = (provided.functions)(calls.cuda);
     let mut missing = BTreeSet::new();
     let mut targets = Vec::with_capacity(calls.functions.len());
     for function in &calls.functions {
         let name = function.name.as_str();
-        let found = provided
-            .functions
-            .iter()
-            .find(|(provided, _)| *provided == name);
+        let found = functions.iter().find(|(provided, _)| *provided == name);
         match found {
             Some(&(_, address)) if !address.is_null() => targets.push(Target::Function(address)),
             _ if wanted::REFERENCED_ONLY.contains(&name) => targets.push(Target::Refusal {

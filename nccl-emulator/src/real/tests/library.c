@@ -28,6 +28,7 @@ shape_t the_shape;
 struct declared *the_declared;
 
 static int registered;
+__attribute__((used)) static const char compiled[] = "library compiled with CUDA 13.4";
 __attribute__((constructor)) static void registration(void) {
     __cudaRegisterFatBinary(&registered);
     __cudaRegisterFunction(&registered, (void *)kernel);

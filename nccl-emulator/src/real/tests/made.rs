@@ -76,7 +76,10 @@ impl Made {
     fn load(&self, functions: &[(&'static str, *const c_void)]) -> Result<RealNccl, LoadError> {
         load_with(
             &self.library,
-            Provided { functions, refused },
+            Provided {
+                functions: &|_| functions.to_vec(),
+                refused,
+            },
             &cache_in(self.directory.path()),
         )
     }

@@ -61,14 +61,14 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
             })
             .collect();
         let provided = Provided {
-            functions: &functions,
+            functions: &|_| functions.clone(),
             refused,
         };
         let directory = tempfile::tempdir().unwrap();
         let cache = cache_in(directory.path());
         // Fills the cache, and leaves nothing loaded.
         let none = Provided {
-            functions: &[],
+            functions: &|_| Vec::new(),
             refused,
         };
         load_with(&path, none, &cache).unwrap_err();

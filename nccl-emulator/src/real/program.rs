@@ -1,0 +1,137 @@
+//! NCCL's kernels as programs of the driver: what the interpreter needs of a device, and what the driver of a kernel.
+
+use std::sync::Arc;
+
+use cuda_emulator::kernels::program::{Failed, Launched, Program, Progress, Run};
+use cuda_emulator::memory::{self, Access};
+use cuda_emulator::violations::{self, ViolationKind};
+
+use super::kernels::{
+    self, Cause, Failure, Interpreter, Lease, Memory, Mismatch, Running, Trouble, View, Violation,
+};
+use super::types::Types;
+
+/// A kernel of the library.
+pub(super) struct Kernel {
+    interpreter: Arc<Interpreter>,
+    /// Mangled.
+    name: String,
+}
+
+impl Kernel {
+    pub(super) fn new(interpreter: Arc<Interpreter>, name: &str) -> Self {
+        Self {
+            interpreter,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Offset and size of each parameter, for kernels that are launched with a list of pointers.
+    pub(super) fn parameters(name: &str) -> Vec<(usize, usize)> {
+        if name.contains("oneRankReduce") {
+            // Two pointers, a count, the operator's argument, and whether that is a pointer.
+            return vec![(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)];
+        }
+        Vec::new()
+    }
+}
+
+impl Program for Kernel {
+    fn start(&self, launched: &Launched) -> Result<Box<dyn Run>, String> {
+        let memory = Arc::new(DeviceMemory(launched.device));
+        let arguments = launched.arguments.to_vec();
+        let running = self
+            .interpreter
+            .launch(&self.name, launched.grid, launched.block, arguments, memory)
+            .map_err(|refused| refused.to_string())?;
+        Ok(Box::new(KernelRun(running)))
+    }
+}
+
+struct KernelRun(Running);
+
+impl Run for KernelRun {
+    fn step(&mut self, budget: usize) -> Result<Progress, Failed> {
+        match self.0.step(budget) {
+            Ok(kernels::Progress::Done) => Ok(Progress::Done),
+            Ok(kernels::Progress::Moved) => Ok(Progress::Moved),
+            Ok(kernels::Progress::Waiting) => Ok(Progress::Waiting),
+            Err(failure) => Err(failed(failure)),
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+/// A failure as the driver tells it.
+fn failed(failure: Failure) -> Failed {
+    let text = failure.to_string();
+    match failure.trouble {
+        Trouble::Violation(violation) => {
+            let found = match &violation.cause {
+                Cause::Driver(found) => found.downcast_ref::<violations::Violation>().cloned(),
+                _ => None,
+            };
+            let unknown =
+                || violations::Violation::new(ViolationKind::UnknownAddress, None, &*text);
+            Failed::Violation(found.unwrap_or_else(unknown))
+        }
+        _ => Failed::Refused(text),
+    }
+}
+
+/// The layouts of a library, as the interpreter asks for them.
+impl kernels::Types for Types {
+    fn size_of(&self, ty: &str) -> Result<usize, Mismatch> {
+        Types::size_of(self, ty).map_err(|_| Mismatch::NoType { ty: ty.to_owned() })
+    }
+
+    fn field(&self, ty: &str, path: &str) -> Result<kernels::Field, Mismatch> {
+        let field = Types::field(self, ty, path).map_err(|_| Mismatch::NoField {
+            ty: ty.to_owned(),
+            path: path.to_owned(),
+        })?;
+        Ok(kernels::Field {
+            offset: field.offset,
+            size: field.size * field.count.max(1),
+            bits: field.bits.map(|bits| (bits.first, bits.count)),
+        })
+    }
+
+    fn enumerator(&self, name: &str) -> Result<i64, Mismatch> {
+        let missing = |_| Mismatch::NoEnumerator {
+            name: name.to_owned(),
+        };
+        Types::enumerator(self, name).map_err(missing)
+    }
+}
+
+/// The memory that a device can use.
+struct DeviceMemory(i32);
+
+impl Memory for DeviceMemory {
+    fn view(&self, address: u64, length: usize) -> Result<View, Violation> {
+        let access = memory::access(self.0, address, length as u64).map_err(|found| Violation {
+            address,
+            length,
+            cause: Cause::Driver(Arc::new(found)),
+        })?;
+        let pointer = access.pointer;
+        // SAFETY: an access keeps its mapping while it lives, whatever becomes of the right to use it.
+        Ok(unsafe { View::new(address, pointer, length, Box::new(Held(access))) })
+    }
+}
+
+struct Held(Access);
+
+impl Lease for Held {
+    fn still_valid(&self) -> Result<(), Violation> {
+        self.0.still_valid().map_err(|found| Violation {
+            address: 0,
+            length: 0,
+            cause: Cause::Driver(Arc::new(found)),
+        })
+    }
+}
