@@ -226,7 +226,7 @@ fn what_is_no_device_or_has_no_room_is_an_error() {
     );
     // More ends than beginnings; other tests of this process have begun as well.
     let ended = (0..100).map(|_| nvml!(c"nvmlShutdown"));
-    assert_eq!(ended.last(), Some(UNINITIALIZED));
+    assert_eq!(ended.fold(None, |_, code| Some(code)), Some(UNINITIALIZED));
     assert_eq!(
         nvml!(c"nvmlDeviceGetIndex", one => Handle, &raw mut index => *mut c_uint),
         UNINITIALIZED

@@ -156,13 +156,13 @@ fn the_last_error_stays_until_it_is_asked_for_and_is_the_threads_own() {
     let stream =
         made(|place| cuda!(c"cudaStreamCreateWithFlags", place => *mut Handle, 1 => c_uint));
     let event = made(|place| cuda!(c"cudaEventCreateWithFlags", place => *mut Handle, 2 => c_uint));
-    let gate = Box::leak(Box::new(Mutex::new(())));
+    let gate: &'static Mutex<()> = Box::leak(Box::new(Mutex::new(())));
     let held = gate.lock().unwrap();
     unsafe extern "C" fn wait(argument: *mut c_void) {
         // SAFETY: the gate of this test, which is never freed.
         drop(unsafe { &*argument.cast::<Mutex<()>>() }.lock());
     }
-    let argument = std::ptr::from_ref::<Mutex<()>>(gate).cast_mut().cast();
+    let argument = std::ptr::from_ref(gate).cast_mut().cast();
     assert_eq!(
         cuda!(c"cudaLaunchHostFunc", stream => Handle, wait => unsafe extern "C" fn(*mut c_void),
             argument => *mut c_void),
