@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use super::error::run;
 use super::layouts::Property;
 use super::{Code, Cuda, caller, driver};
+use crate::driver::{CUresult, context};
 use crate::elf::Symbol;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
@@ -50,21 +51,21 @@ pub(super) fn start() -> Result<(), Code> {
     unsafe { driver::cuInit(0) }
 }
 
-/// The calling thread's context, null if it has none.
-fn current() -> Result<*mut c_void, Code> {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: a place for the context.
-    unsafe { driver::cuCtxGetCurrent(&raw mut context) }?;
-    Ok(context)
+/// The device of the calling thread's context, if it has one that was not destroyed.
+fn device_of_context() -> Option<c_int> {
+    context::current_in_any_state()
+        .ok()
+        .filter(|context| context.check() != Err(CUresult::ERROR_CONTEXT_IS_DESTROYED))
+        .map(|context| context.device())
 }
 
 /// Sees to it that the calling thread has a context.
 pub(super) fn context() -> Result<(), Code> {
     start()?;
-    if current()?.is_null() {
-        make_current(DEVICE.get())?;
+    match device_of_context() {
+        Some(_) => Ok(()),
+        None => make_current(DEVICE.get()),
     }
-    Ok(())
 }
 
 fn make_current(device: c_int) -> Result<(), Code> {
@@ -119,22 +120,11 @@ unsafe extern "C" fn get_count(place: *mut c_int) -> Code {
     })
 }
 
-/// The device that the calling thread's calls are for.
-fn device() -> Result<c_int, Code> {
-    if current()?.is_null() {
-        return Ok(DEVICE.get());
-    }
-    let mut device = 0;
-    // SAFETY: a place for the device.
-    unsafe { driver::cuCtxGetDevice(&raw mut device) }?;
-    Ok(device)
-}
-
 unsafe extern "C" fn get(place: *mut c_int) -> Code {
     run(|| {
         start()?;
         // SAFETY: the caller passes null or a place for the device.
-        unsafe { store(place, device()?) }
+        unsafe { store(place, device_of_context().unwrap_or(DEVICE.get())) }
     })
 }
 

@@ -101,9 +101,7 @@ functions! {
     cuDevicePrimaryCtxRetain(place: *mut *mut c_void, device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
 
-    cuCtxGetCurrent(place: *mut *mut c_void);
     cuCtxSetCurrent(context: *mut c_void);
-    cuCtxGetDevice(place: *mut c_int);
     cuCtxSetLimit(limit: c_int, value: usize);
     cuCtxSynchronize();
     cuCtxEnablePeerAccess(context: *mut c_void, flags: c_uint);
