@@ -67,10 +67,16 @@ impl Buffers {
         rank.all_reduce(&self.from, &self.to, Kind::ncclFloat, Op::ncclSum)
     }
 
+    /// An all-reduce that NCCL takes, at once or on a thread of its own.
+    fn begin(&self, rank: &Rank) {
+        let code = self.issue(rank);
+        assert!(matches!(code, 0 | IN_PROGRESS), "{code}: {}", last_error());
+        assert!(matches!(rank.settle(), 0 | REMOTE_ERROR), "{}", last_error());
+    }
+
     /// An all-reduce with the right result.
     fn check(&self, rank: &Rank) {
-        assert_eq!(self.issue(rank), 0, "{}", last_error());
-        assert_eq!(rank.settle(), 0);
+        self.begin(rank);
         wait_until("the all-reduce is over", || rank.is_idle());
         assert!(
             self.to
@@ -296,7 +302,7 @@ fn a_death_over_p2p_or_shared_memory_is_never_reported() {
         processes_on_each(name, 2, environment, only_rank_1_is_killed, |process| {
             let rank = process.join_nonblocking();
             let buffers = until_rank_1_is_dead(&process, &rank);
-            assert_eq!(buffers.issue(&rank), 0);
+            buffers.begin(&rank);
             assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
             // An abort ends the kernel that waits.
             let start = Instant::now();
@@ -313,7 +319,7 @@ fn a_death_over_sockets_is_a_remote_error() {
     processes_on_each(name, 2, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
-        assert_eq!(buffers.issue(&rank), 0);
+        buffers.begin(&rank);
         assert_eq!(asynchronous_error(&rank), REMOTE_ERROR);
         let log = process.log();
         assert!(log.contains("Connection closed by remote peer"), "{log}");
@@ -385,7 +391,7 @@ fn after_a_death_over_p2p_a_revoked_communicator_shrinks() {
     processes_on_each(name, 3, &P2P, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
-        assert_eq!(buffers.issue(&rank), 0);
+        buffers.begin(&rank);
         assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0);
         assert_eq!(rank.settle(), 0);
         wait_until("the kernel has ended", || rank.is_idle());
@@ -408,7 +414,7 @@ fn after_a_death_over_p2p_a_shrink_with_abort_works() {
     processes_on_each(name, 3, &P2P, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
-        assert_eq!(buffers.issue(&rank), 0);
+        buffers.begin(&rank);
         let (child, code) = shrink(&rank, NCCL_SHRINK_ABORT);
         assert!(matches!(code, 0 | IN_PROGRESS), "{code}: {}", last_error());
         assert_eq!(rank.settle(), 0);
@@ -423,7 +429,7 @@ fn after_an_asynchronous_error_a_shrink_is_refused() {
     processes_on_each(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
-        assert_eq!(buffers.issue(&rank), 0);
+        buffers.begin(&rank);
         assert_eq!(asynchronous_error(&rank), REMOTE_ERROR);
         let start = Instant::now();
         assert_eq!(shrink(&rank, NCCL_SHRINK_ABORT).1, REMOTE_ERROR);
