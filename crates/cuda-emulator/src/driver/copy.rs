@@ -71,8 +71,9 @@ unsafe impl Sync for End {}
 impl End {
     /// An end that has to be memory of a device, or pinned.
     fn known(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
-        let place =
-            memory::locate(address, len as u64).map_err(|violation| refuse(violation, context))?;
+        let place = memory::locate(address, len as u64)
+            .and_then(|place| place.copyable().map(|()| place))
+            .map_err(|violation| refuse(violation, context))?;
         Ok(Self::Known(place))
     }
 

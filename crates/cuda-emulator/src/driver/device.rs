@@ -159,22 +159,38 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
             13 => 1_000_000,                // CLOCK_RATE
             14 => 512,                      // TEXTURE_ALIGNMENT
             15 => 1,                        // GPU_OVERLAP
-            16 => 1,                        // MULTIPROCESSOR_COUNT
+            16 => 132,                      // MULTIPROCESSOR_COUNT
+            19 => 1,                        // CAN_MAP_HOST_MEMORY
             31 => 1,                        // CONCURRENT_KERNELS
             33 => pci_bus(device) as c_int, // PCI_BUS_ID
             34 | 50 => 0,                   // PCI_DEVICE_ID, PCI_DOMAIN_ID
             36 => 1_000_000,                // MEMORY_CLOCK_RATE
             37 => 64,                       // GLOBAL_MEMORY_BUS_WIDTH
+            38 => 50 << 20,                 // L2_CACHE_SIZE
             39 => 2048,                     // MAX_THREADS_PER_MULTIPROCESSOR
             40 => 1,                        // ASYNC_ENGINE_COUNT
             41 => 1,                        // UNIFIED_ADDRESSING
             75 => COMPUTE_CAPABILITY.0,
             76 => COMPUTE_CAPABILITY.1,
-            78 => 1,  // STREAM_PRIORITIES_SUPPORTED
-            99 => 1,  // HOST_REGISTER_SUPPORTED
-            115 => 1, // MEMORY_POOLS_SUPPORTED
+            78 => 1,                                     // STREAM_PRIORITIES_SUPPORTED
+            81 => 228 << 10,                             // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+            82 => 65_536,                                // MAX_REGISTERS_PER_MULTIPROCESSOR
+            91 => 1,                                     // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+            92..=94 | 122 | 123 => 1, // memory operations in streams, also of 64 bits and with NOR
+            95 => 1,                  // COOPERATIVE_LAUNCH
+            97 => super::launch::SHARED_OPT_IN as c_int, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+            99 => 1,                  // HOST_REGISTER_SUPPORTED
+            102 => 1,                 // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+            103 => 1,                 // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            106 => 32,                // MAX_BLOCKS_PER_MULTIPROCESSOR
+            111 => 1 << 10,           // RESERVED_SHARED_MEMORY_PER_BLOCK
+            115 => 1,                 // MEMORY_POOLS_SUPPORTED
+            120 => 1,                 // CLUSTER_LAUNCH
+            126 => 4,                 // MEM_SYNC_DOMAIN_COUNT
+            134 => 0,                 // HOST_NUMA_ID
+            141 | 145 => 1,           // memory of the host in virtual memory management
             ..=0 | 161.. => return Err(CUresult::ERROR_INVALID_VALUE),
-            // What there is not: managed memory, virtual memory, cooperative launch, GPUDirect, …
+            // What there is not: managed memory, GPUDirect, fabric handles, multicast, DMA buffers, …
             _ => 0,
         };
         // SAFETY: the caller passes null or a place for the number.

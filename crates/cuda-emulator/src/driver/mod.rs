@@ -22,6 +22,7 @@ mod refused;
 pub mod result;
 mod rows;
 mod stream;
+mod virtual_memory;
 pub mod visible;
 
 use std::ffi::c_void;
@@ -66,6 +67,7 @@ pub fn symbols() -> Vec<Symbol> {
     all.extend(graph::symbols());
     all.extend(event::symbols());
     all.extend(memory::symbols());
+    all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
     all.extend(copy::symbols());
@@ -86,6 +88,7 @@ pub fn has_faults_at(function: &str) -> bool {
     all.extend(graph::symbols());
     all.extend(event::symbols());
     all.extend(memory::symbols());
+    all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
     all.extend(copy::symbols());
@@ -213,6 +216,7 @@ mod tests {
             (include_str!("graph.rs"), graph::symbols()),
             (include_str!("event.rs"), event::symbols()),
             (include_str!("memory.rs"), memory::symbols()),
+            (include_str!("virtual_memory.rs"), virtual_memory::symbols()),
             (include_str!("pointer.rs"), pointer::symbols()),
             (include_str!("host.rs"), host::symbols()),
             (include_str!("copy.rs"), copy::symbols()),

@@ -1,15 +1,19 @@
-//! What an address is: `cuPointerGetAttribute(s)`, `cuMemGetAddressRange`.
+//! What an address is: `cuPointerGetAttribute(s)`, `cuPointerSetAttribute`, `cuMemGetAddressRange`.
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Mutex, PoisonError};
 
+use super::virtual_memory::DESCRIPTOR;
 use super::{CUresult, context, enter, store};
 use crate::elf::Symbol;
-use crate::memory;
+use crate::memory::{self, Location};
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
         (c"cuPointerGetAttribute", get_attribute as *const c_void),
         (c"cuPointerGetAttributes", get_attributes as *const c_void),
+        (c"cuPointerSetAttribute", set_attribute as *const c_void),
         (
             c"cuMemGetAddressRange_v2",
             get_address_range as *const c_void,
@@ -26,15 +30,47 @@ struct Known {
     device: i32,
     start: u64,
     size: u64,
+    /// No two allocations of this process have the same.
+    id: u64,
+    /// `cuIpcGetMemHandle` gives a handle of it.
+    ipc: bool,
+    /// As what it can be exported.
+    handle_types: u64,
+    /// The pool it comes from, if that is one of `cuMemPoolCreate` or a device's own.
+    pool: usize,
 }
 
+/// Kinds of memory number their allocations each for itself.
+const MAPPED_IDS: u64 = 1 << 62;
+const HOST_IDS: u64 = 1 << 61;
+
 fn identify(address: u64) -> Option<Known> {
-    if let Some((device, start, size)) = memory::range(address) {
+    if let Some(found) = memory::allocation_at(address) {
         return Some(Known {
             host: false,
+            device: found.device,
+            start: found.start,
+            size: found.size,
+            id: found.id,
+            ipc: found.ipc,
+            handle_types: 0,
+            pool: found.mempool,
+        });
+    }
+    if let Some(piece) = memory::piece_at(address) {
+        let (host, device) = match piece.memory().location() {
+            Location::Device(device) => (false, device),
+            _ => (true, 0),
+        };
+        return Some(Known {
+            host,
             device,
-            start,
-            size,
+            start: piece.address(),
+            size: piece.size(),
+            id: MAPPED_IDS | piece.memory().number(),
+            ipc: false,
+            handle_types: u64::from(piece.memory().handle_types() & DESCRIPTOR),
+            pool: 0,
         });
     }
     let block = memory::host_block(address as usize)?;
@@ -43,7 +79,19 @@ fn identify(address: u64) -> Option<Known> {
         device: block.device,
         start: block.start as u64,
         size: block.len as u64,
+        id: HOST_IDS | block.number,
+        ipc: false,
+        handle_types: 0,
+        pool: 0,
     })
+}
+
+/// The allocations whose copies are to be synchronous with the host.
+static SYNCHRONOUS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+
+fn is_synchronous(id: u64) -> bool {
+    let set = SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner);
+    set.as_ref().is_some_and(|set| set.contains(&id))
 }
 
 /// # Safety
@@ -61,23 +109,35 @@ unsafe fn answer(
             1 => store(place.cast(), context::primary(known.device)?.handle()),
             // MEMORY_TYPE
             2 => store(place.cast(), if known.host { HOST } else { DEVICE }),
-            // DEVICE_POINTER: pinned memory has none here
-            3 if known.host => Err(CUresult::ERROR_INVALID_VALUE),
+            // DEVICE_POINTER: pinned memory has the same address on every device
             3 => store(place.cast(), address),
             // HOST_POINTER
             4 if known.host => store(place.cast(), address),
             4 => Err(CUresult::ERROR_INVALID_VALUE),
-            // SYNC_MEMOPS, IS_MANAGED
-            6 | 8 => store(place.cast::<c_uint>(), 0),
-            // BUFFER_ID
-            7 => store(place.cast(), known.start),
+            // SYNC_MEMOPS
+            6 => store(
+                place.cast::<c_uint>(),
+                c_uint::from(is_synchronous(known.id)),
+            ),
+            // BUFFER_ID, MEMORY_BLOCK_ID
+            7 | 20 => store(place.cast(), known.id),
+            // IS_MANAGED, IS_GPU_DIRECT_RDMA_CAPABLE, IS_HW_DECOMPRESS_CAPABLE
+            8 | 15 | 21 => store(place.cast::<c_uint>(), 0),
             // DEVICE_ORDINAL
             9 => store(place.cast(), known.device),
-            // RANGE_START_ADDR, RANGE_SIZE
-            11 => store(place.cast(), known.start),
-            12 => store(place.cast(), known.size as usize),
+            // IS_LEGACY_CUDA_IPC_CAPABLE
+            10 => store(place.cast::<c_uint>(), c_uint::from(known.ipc)),
+            // RANGE_START_ADDR, MAPPING_BASE_ADDR; RANGE_SIZE, MAPPING_SIZE
+            11 | 19 => store(place.cast(), known.start),
+            12 | 18 => store(place.cast(), known.size as usize),
             // MAPPED
             13 => store(place.cast::<c_uint>(), 1),
+            // ALLOWED_HANDLE_TYPES
+            14 => store(place.cast(), known.handle_types),
+            // ACCESS_FLAGS: reading and writing
+            16 => store(place.cast::<c_uint>(), 3),
+            // MEMPOOL_HANDLE
+            17 => store(place.cast(), known.pool),
             _ => Err(CUresult::ERROR_NOT_SUPPORTED),
         }
     }
@@ -116,15 +176,43 @@ unsafe extern "C" fn get_attributes(
                 // say.
                 match attribute {
                     // SAFETY: these are 64 bits wide.
-                    1 | 3 | 4 | 7 | 11 | 12 => unsafe { store(place.cast::<u64>(), 0)? },
+                    1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => unsafe {
+                        store(place.cast::<u64>(), 0)?
+                    },
                     // SAFETY: a signed 32 bit number.
                     9 => unsafe { store(place.cast::<c_int>(), -2)? },
                     // SAFETY: these are 32 bits wide.
-                    2 | 6 | 8 | 13 => unsafe { store(place.cast::<c_uint>(), 0)? },
+                    2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => unsafe {
+                        store(place.cast::<c_uint>(), 0)?
+                    },
                     _ => return Err(CUresult::ERROR_NOT_SUPPORTED),
                 }
             }
         }
+        Ok(())
+    })
+}
+
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only one that can be set. It is for writes by other devices than GPUs, of
+/// which there are none: it is kept, and changes nothing.
+unsafe extern "C" fn set_attribute(
+    value: *const c_void,
+    attribute: c_int,
+    address: u64,
+) -> CUresult {
+    enter("cuPointerSetAttribute", || {
+        let known = identify(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        if attribute != 6 || value.is_null() || known.host {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, and the caller passes a number of 32 bits.
+        let on = unsafe { value.cast::<c_uint>().read() } != 0;
+        let mut set = SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let set = set.get_or_insert_default();
+        match on {
+            true => set.insert(known.id),
+            false => set.remove(&known.id),
+        };
         Ok(())
     })
 }
@@ -135,8 +223,8 @@ unsafe extern "C" fn get_address_range(
     address: u64,
 ) -> CUresult {
     enter("cuMemGetAddressRange", || {
-        let (_, from, len) = memory::range(address).ok_or(CUresult::ERROR_NOT_FOUND)?;
-        for (place, value) in [(start, from), (size.cast::<u64>(), len)] {
+        let known = identify(address).ok_or(CUresult::ERROR_NOT_FOUND)?;
+        for (place, value) in [(start, known.start), (size.cast::<u64>(), known.size)] {
             if !place.is_null() {
                 // SAFETY: not null, and the caller passes places of 64 bits.
                 unsafe { store(place, value)? };

@@ -11,8 +11,10 @@ use crate::elf::Symbol;
 const NO_KERNELS: &str =
     "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";
 const NO_NODES: &str = "the emulator's graphs come from captures: host functions, events and dependencies can be added, nothing changed";
-const NO_VMM: &str =
-    "the emulator has no virtual memory management: use cuMemAlloc or cuMemAllocAsync";
+const NO_MULTICAST: &str = "the emulator has no multicast objects";
+const NO_ENDPOINTS: &str = "the emulator has no logical endpoints";
+const NO_RANGE_HANDLES: &str =
+    "the emulator gives no DMA buffers: export memory of cuMemCreate as a descriptor";
 pub(super) const NO_IPC: &str =
     "the emulator has no CUDA IPC: NCCL's own transport needs none here";
 const NO_MANAGED: &str = "the emulator has no managed memory";
@@ -75,12 +77,15 @@ refused! {
         cuGraphCreate cuGraphInstantiateWithParams cuGraphExecUpdate_v2 cuGraphAddKernelNode_v2
         cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphGetEdges cuGraphClone cuGraphDebugDotPrint
         cuStreamBeginCaptureToGraph;
-    NO_VMM:
-        cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
-        cuMemGetAccess cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
-        cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle
-        cuMemGetHandleForAddressRange cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem
-        cuMulticastBindAddr cuMulticastUnbind cuMulticastGetGranularity;
+    NO_MULTICAST:
+        cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem cuMulticastBindAddr cuMulticastUnbind
+        cuMulticastGetGranularity;
+    NO_ENDPOINTS:
+        cuLogicalEndpointIdReserve cuLogicalEndpointIdRelease cuLogicalEndpointCreate cuLogicalEndpointDestroy
+        cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointUnbind
+        cuLogicalEndpointExport cuLogicalEndpointImport cuLogicalEndpointGetLimits cuLogicalEndpointQuery;
+    NO_RANGE_HANDLES:
+        cuMemGetHandleForAddressRange;
     NO_IPC:
         cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle;
     NO_MANAGED:

@@ -3,6 +3,7 @@
 //! | address of | comes from | usable by |
 //! |---|---|---|
 //! | device memory | `cuMemAlloc`, `cuMemAllocAsync` | its device, and those that enabled peer access to it |
+//! | mapped memory | `cuMemMap` | the devices that `cuMemSetAccess` named |
 //! | pinned host memory | `cuMemHostAlloc`, `cuMemHostRegister` | all devices |
 //!
 //! [`locate`] finds the memory when a call names it and fixes the allocation; [`Place::view`] asks again when the work
@@ -12,7 +13,8 @@
 use std::sync::Arc;
 
 use super::host::HostRange;
-use super::{DeviceOrdinal, Mapping, Span, host, peers, pool_at};
+use super::reservation::Pieces;
+use super::{DeviceOrdinal, Mapping, Span, host, peers, pool_at, reservation};
 use crate::violations::{Violation, ViolationKind};
 
 /// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.
@@ -25,6 +27,8 @@ enum Kind {
     Nothing,
     /// Of a pool of this process.
     Pool { mapping: Arc<Mapping>, span: Span },
+    /// In a reservation.
+    Mapped(Pieces),
     /// Pinned.
     Host(HostRange),
 }
@@ -43,6 +47,8 @@ pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
             mapping: Arc::clone(pool.mapping()),
             span: pool.span(offset, len)?,
         }
+    } else if let Some(pieces) = reservation::find(address, len) {
+        Kind::Mapped(pieces?)
     } else if let Some(range) = host::find(address as usize, len as usize) {
         Kind::Host(range?)
     } else {
@@ -53,6 +59,9 @@ pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
 
 #[cold]
 fn unknown(address: u64, len: u64) -> Violation {
+    if let Some(violation) = reservation::past(address, len) {
+        return violation;
+    }
     let text = format!(
         "{len} bytes at 0x{address:x} are neither device memory nor pinned host memory (is it a pageable host pointer?)"
     );
@@ -69,6 +78,7 @@ impl Place {
         match &self.0 {
             Kind::Nothing => Ok(std::ptr::dangling_mut()),
             Kind::Pool { mapping, span } => mapping.view(span),
+            Kind::Mapped(pieces) => pieces.view(),
             Kind::Host(range) => range.view(),
         }
     }
@@ -81,13 +91,18 @@ impl Place {
         match &self.0 {
             Kind::Nothing => Ok(()),
             Kind::Pool { mapping, span } => mapping.still_valid(span),
+            Kind::Mapped(pieces) => pieces.still_valid(),
             Kind::Host(range) => range.view().map(drop),
         }
     }
 
     /// Whether the host may use the bytes at their own address.
     pub fn is_host(&self) -> bool {
-        matches!(self.0, Kind::Host(_))
+        match &self.0 {
+            Kind::Nothing | Kind::Pool { .. } => false,
+            Kind::Mapped(pieces) => pieces.is_host(),
+            Kind::Host(_) => true,
+        }
     }
 
     /// Whether kernels of `device` may use the bytes.
@@ -97,6 +112,7 @@ impl Place {
     pub fn reachable_from(&self, device: DeviceOrdinal) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing | Kind::Host(_) => Ok(()),
+            Kind::Mapped(pieces) => pieces.reachable_from(Some(device)),
             Kind::Pool { mapping, .. } if peers::may_use(device, mapping.device()) => Ok(()),
             Kind::Pool { mapping, span } => Err(Violation::new(
                 ViolationKind::Misuse,
@@ -109,6 +125,17 @@ impl Place {
                     mapping.device(),
                 ),
             )),
+        }
+    }
+
+    /// Whether copies may use the bytes: some device may. Unlike kernels, they need no peer access.
+    ///
+    /// # Errors
+    /// A violation that names the memory.
+    pub fn copyable(&self) -> Result<(), Violation> {
+        match &self.0 {
+            Kind::Mapped(pieces) => pieces.reachable_from(None),
+            _ => Ok(()),
         }
     }
 }

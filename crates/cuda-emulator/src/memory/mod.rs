@@ -19,7 +19,9 @@ mod address;
 mod host;
 mod mapping;
 mod peers;
+mod physical;
 mod pool;
+mod reservation;
 mod space;
 mod table;
 
@@ -35,7 +37,9 @@ pub use access::{Access, Place, access, locate};
 pub use host::{allocate_host, free_host, host_block, pinned, register_host, unregister_host};
 pub use mapping::{Mapping, import};
 pub use peers::{allow_peer, forbid_peer};
+pub use physical::{GRANULARITY, Location, Physical};
 pub use pool::{Freeing, Placement, Pool};
+pub use reservation::{Piece, map, piece_at, reserve, set_access, unmap, unreserve};
 
 /// A device's number, as in `cuDeviceGet`.
 pub type DeviceOrdinal = i32;
@@ -135,9 +139,10 @@ fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
     Some((pool, offset))
 }
 
-/// Whether an address lies in the window of any device.
+/// Whether an address is one of device memory, also of none that is there.
 pub fn is_device_address(ptr: u64) -> bool {
     Windows::get().is_ok_and(|windows| windows.locate(ptr).is_some())
+        || reservation::is_device_address(ptr)
 }
 
 /// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
@@ -170,6 +175,13 @@ fn not_device_memory(ptr: u64, len: u64) -> Violation {
             block.len
         );
         return Violation::new(ViolationKind::HostMemory, None, text);
+    }
+    if reservation::piece_at(ptr).is_some() {
+        let text = format!(
+            "memory of cuMemAlloc is needed, but 0x{ptr:x} is in memory that cuMemMap mapped: the emulator's own NCCL \
+             takes none"
+        );
+        return Violation::new(ViolationKind::Misuse, None, text);
     }
     let text = format!(
         "device memory is needed, but {len} bytes at 0x{ptr:x} belong to no device (is it a host pointer?)"
@@ -214,6 +226,29 @@ pub fn range(ptr: u64) -> Option<(DeviceOrdinal, u64, u64)> {
     let (pool, offset) = pool_at(ptr)?;
     let (start, size) = pool.range(offset)?;
     Some((pool.device(), start, size))
+}
+
+/// An allocation of device memory, or what another process opened of one of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// The device it is used as memory of.
+    pub device: DeviceOrdinal,
+    /// Its first address.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+    /// No two of this process have the same.
+    pub id: u64,
+    /// Whether other processes can open it.
+    pub ipc: bool,
+    /// The memory pool it was allocated from; 0 if it is of `cuMemAlloc`.
+    pub mempool: usize,
+}
+
+/// The live allocation that an address lies in.
+pub fn allocation_at(ptr: u64) -> Option<Found> {
+    let (pool, offset) = pool_at(ptr)?;
+    pool.allocation_at(offset)
 }
 
 /// Frees all memory that belongs to a context.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::mapping::{punch, sealed_file};
 use super::space::Space;
 use super::table::{ENTRIES, HEAD, Snapshot, State};
-use super::{Mapping, Span};
+use super::{Found, Mapping, Span};
 use crate::driver::CUresult;
 use crate::violations::{Violation, ViolationKind};
 
@@ -53,14 +53,24 @@ struct Allocator {
     /// Freed, and not yet to be handed out again; oldest first.
     quarantine: VecDeque<Block>,
     quarantined_pages: u64,
+    /// Pages of the device's that memory outside of the pool takes.
+    charged_pages: u64,
     /// Freed pages that may still be with the process.
     resident_pages: u64,
     /// Entries to use again, oldest first.
     free_entries: VecDeque<u32>,
-    /// The context that each entry's allocation belongs to.
-    owners: Vec<u32>,
+    /// What each entry's allocation belongs to.
+    owners: Vec<Owner>,
     /// Number of the last allocation.
     generation: u32,
+}
+
+/// What an allocation belongs to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Owner {
+    context: u32,
+    /// The handle of the memory pool that it was allocated from; 0 if it is of `cuMemAlloc`.
+    mempool: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -108,6 +118,13 @@ fn zeroed(len: usize) -> Box<[AtomicU32]> {
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
+impl Allocator {
+    /// Pages that can be given out.
+    fn available(&self) -> u64 {
+        (self.space.free() + self.quarantined_pages).saturating_sub(self.charged_pages)
+    }
+}
+
 impl Pool {
     pub(super) fn create(device: i32, window: u64, total: u64) -> Result<Self, CUresult> {
         Self::try_create(device, window, total).map_err(|error| {
@@ -138,6 +155,7 @@ impl Pool {
                 space: Space::new(pages),
                 quarantine: VecDeque::new(),
                 quarantined_pages: 0,
+                charged_pages: 0,
                 resident_pages: 0,
                 free_entries: VecDeque::new(),
                 owners: Vec::new(),
@@ -168,11 +186,27 @@ impl Pool {
 
     /// Free and total bytes.
     pub fn usage(&self) -> (u64, u64) {
-        let allocator = self.lock();
-        (
-            (allocator.space.free() + allocator.quarantined_pages) * PAGE,
-            self.total,
-        )
+        (self.lock().available() * PAGE, self.total)
+    }
+
+    /// Counts memory outside of the pool against the device's.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub(super) fn charge(&self, bytes: u64) -> Result<(), CUresult> {
+        let pages = bytes.div_ceil(PAGE);
+        let mut allocator = self.lock();
+        if pages > allocator.available() {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
+        allocator.charged_pages += pages;
+        Ok(())
+    }
+
+    /// Ends what [`Pool::charge`] began.
+    pub(super) fn discharge(&self, bytes: u64) {
+        let mut allocator = self.lock();
+        allocator.charged_pages = allocator.charged_pages.saturating_sub(bytes.div_ceil(PAGE));
     }
 
     fn lock(&self) -> MutexGuard<'_, Allocator> {
@@ -187,6 +221,20 @@ impl Pool {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
     pub fn allocate(&self, size: u64, owner: u32, pending: bool) -> Result<Placement, CUresult> {
+        self.allocate_from(size, owner, pending, 0)
+    }
+
+    /// [`Pool::allocate`] for the memory pool of a handle.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`].
+    pub fn allocate_from(
+        &self,
+        size: u64,
+        owner: u32,
+        pending: bool,
+        mempool: usize,
+    ) -> Result<Placement, CUresult> {
         if size == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -200,6 +248,9 @@ impl Pool {
             1
         };
         let mut allocator = self.lock();
+        if u64::from(pages) > allocator.available() {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
         let start = loop {
             if let Some(start) = allocator.space.take(pages, align) {
                 break start;
@@ -218,7 +269,10 @@ impl Pool {
             );
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         };
-        allocator.owners[entry as usize] = owner;
+        allocator.owners[entry as usize] = Owner {
+            context: owner,
+            mempool,
+        };
         allocator.generation = allocator.generation.wrapping_add(1);
         let generation = allocator.generation;
         let offset = u64::from(start) * PAGE;
@@ -250,7 +304,7 @@ impl Pool {
         if allocator.free_entries.len() < QUARANTINE_BLOCKS
             && allocator.owners.len() < ENTRIES as usize
         {
-            allocator.owners.push(0);
+            allocator.owners.push(Owner::default());
             return Some(allocator.owners.len() as u32 - 1);
         }
         loop {
@@ -359,6 +413,24 @@ impl Pool {
             .then_some((self.window + now.offset, now.size))
     }
 
+    /// What an address of this pool lies in.
+    pub(super) fn allocation_at(&self, offset: u64) -> Option<Found> {
+        let (index, now) = self.find(offset)?;
+        if now.state == State::Freed || offset >= now.offset + now.size {
+            return None;
+        }
+        let owners = &self.lock().owners;
+        let mempool = owners.get(index as usize).map_or(0, |owner| owner.mempool);
+        Some(Found {
+            device: self.device,
+            start: self.window + now.offset,
+            size: now.size,
+            id: (self.device as u64 + 1) << 32 | u64::from(now.generation),
+            ipc: mempool == 0,
+            mempool,
+        })
+    }
+
     pub(super) fn begin_free(&'static self, offset: u64) -> Result<Freeing, Violation> {
         let Some((entry, now)) = self.find(offset) else {
             let mut violation = self.nowhere(offset, 1);
@@ -442,7 +514,7 @@ impl Pool {
     pub(super) fn free_all_of(&self, owner: u32) {
         let mut allocator = self.lock();
         for entry in 0..allocator.owners.len() {
-            if allocator.owners[entry] != owner {
+            if allocator.owners[entry].context != owner {
                 continue;
             }
             let entry = entry as u32;
