@@ -1,10 +1,11 @@
-//! What kernels tell the host about their works: the profiler's events and the number of works done.
+//! What kernels tell the host about their works: the profiler's events, and progress counters (2.32 and later).
 
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::block::{Block, Stop};
-use super::memory;
+use super::layout::Field;
+use super::memory::{self, View};
 
 /// Events that a channel's ring holds for each of start and end.
 const EVENTS: u64 = 64;
@@ -46,4 +47,56 @@ pub(super) fn record(
         view.word(0)?.store(number, Ordering::Release);
     }
     Ok(())
+}
+
+/// The progress counters of a communicator, for the works of one batch.
+pub(super) struct Progress<'a> {
+    block: &'a Block,
+    view: View,
+    /// The collective, by NCCL's number.
+    collective: u64,
+}
+
+impl<'a> Progress<'a> {
+    /// Marks the channel as active in a collective. `None` if the communicator has no such counters.
+    pub(super) fn begin(block: &'a Block, collective: Option<u64>) -> Result<Option<Self>, Stop> {
+        let address = block.comm.progress;
+        let (Some(fields), Some(collective)) = (&block.layout().progress, collective) else {
+            return Ok(None);
+        };
+        if address == 0 {
+            return Ok(None);
+        }
+        let progress = Self {
+            block,
+            view: memory::view(block.memory(), address, fields.size)?,
+            collective,
+        };
+        let active = progress.at(fields.active, block.channel_id as u64);
+        progress
+            .view
+            .word(active)?
+            .store(1u64.wrapping_shl(collective as u32), Ordering::Release);
+        Ok(Some(progress))
+    }
+
+    fn at(&self, array: Field, index: u64) -> usize {
+        array.offset + 8 * index as usize
+    }
+
+    /// Counts the works that begin at this channel: each is counted by one of its channels.
+    pub(super) fn end(self, works: u64) -> Result<(), Stop> {
+        let Some(fields) = &self.block.layout().progress else {
+            return Ok(());
+        };
+        let active = self.at(fields.active, self.block.channel_id as u64);
+        self.view.word(active)?.store(0, Ordering::Release);
+        if works > 0 {
+            let time = self.at(fields.completed_time, self.collective);
+            self.view.word(time)?.store(now(), Ordering::Relaxed);
+            let count = self.at(fields.completed, self.collective);
+            self.view.word(count)?.fetch_add(works, Ordering::Release);
+        }
+        Ok(())
+    }
 }

@@ -89,6 +89,8 @@ pub(crate) enum Progress {
 struct Batch {
     function: Function,
     kind: WorkKind,
+    /// The collective's number in progress counters.
+    collective: Option<u64>,
     /// Offsets from the arguments or into the work buffer.
     works: Vec<u64>,
     size: usize,
@@ -273,6 +275,7 @@ impl Interpreter {
             batches.push(Batch {
                 function,
                 kind,
+                collective: fields.collective.map(|field| field.get(bytes)),
                 works: std::mem::take(&mut works),
                 size,
             });
@@ -349,13 +352,21 @@ async fn run_batch(
     first: u64,
 ) -> Result<(), Stop> {
     let layout = block.layout();
-    match batch.kind {
+    let progress = match works.is_empty() {
+        true => None,
+        false => counters::Progress::begin(block, batch.collective)?,
+    };
+    // Of each work, whether it is profiled and whether it begins at this channel.
+    let channel = block.channel_id as u64;
+    let (result, begun) = match batch.kind {
         WorkKind::P2p => {
             let works: Vec<_> = works.iter().map(|work| P2p::decode(layout, work)).collect();
             let profiled: Vec<_> = works.iter().map(|work| work.profiled).collect();
             counters::record(block, Event::Started, first, &profiled)?;
-            point_to_point::run(block, &works).await?;
+            let result = point_to_point::run(block, &works).await;
             counters::record(block, Event::Completed, first, &profiled)?;
+            let begun = works.iter().filter(|work| work.channel_base == channel);
+            (result, begun.count())
         }
         WorkKind::Collective => {
             let works: Vec<_> = works
@@ -364,20 +375,32 @@ async fn run_batch(
                 .collect();
             let profiled: Vec<_> = works.iter().map(|work| work.profiled).collect();
             counters::record(block, Event::Started, first, &profiled)?;
+            let mut result = Ok(());
             for work in &works {
-                collective::run(block, batch.function, work).await?;
+                result = collective::run(block, batch.function, work).await;
+                if result.is_err() {
+                    break;
+                }
             }
             counters::record(block, Event::Completed, first, &profiled)?;
+            let begun = works.iter().filter(|work| work.channel_low == channel);
+            (result, begun.count())
         }
         WorkKind::Broadcast => {
+            let begun = if channel == 0 { works.len() } else { 0 };
             let works = works
                 .iter()
                 .filter_map(|work| Broadcast::decode(layout, work))
                 .collect();
-            broadcasts::run(block, batch.function.protocol, works).await?;
+            let protocol = batch.function.protocol;
+            (broadcasts::run(block, protocol, works).await, begun)
         }
+    };
+    result?;
+    match progress {
+        Some(progress) => progress.end(begun as u64),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 impl Running {

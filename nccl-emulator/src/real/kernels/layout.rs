@@ -357,13 +357,15 @@ pub(crate) struct WorkTypes {
     pub(crate) bcast: Option<i64>,
 }
 
-/// `ncclProgressCountersBlock` (2.32 and later).
-#[derive(Debug, Clone)]
-pub(crate) struct Progress {
-    pub(crate) size: usize,
-    pub(crate) completed: Field,
-    pub(crate) completed_time: Field,
-    pub(crate) active: Field,
+fields! {
+    /// `ncclProgressCountersBlock` (2.32 and later).
+    Progress {
+        /// By collective.
+        completed = "completedWorkCount" number,
+        completed_time = "completedTimeNs" number,
+        /// By channel.
+        active = "collOpActive" number,
+    }
 }
 
 /// All that the interpreter knows of the library's structures.
@@ -423,16 +425,7 @@ impl Layout {
             storage_arguments: types.enumerator("ncclDevWorkStorageTypeArgs")?,
             profiler: types.size_of("ncclDevProfiler").ok(),
             progress: match types.size_of("ncclProgressCountersBlock") {
-                Ok(size) => {
-                    let ty = "ncclProgressCountersBlock";
-                    let asked = Asked { types, ty };
-                    Some(Progress {
-                        size,
-                        completed: asked.field("completedWorkCount")?,
-                        completed_time: asked.field("completedTimeNs")?,
-                        active: asked.field("collOpActive")?,
-                    })
-                }
+                Ok(_) => Some(Progress::ask(types, "ncclProgressCountersBlock")?),
                 Err(_) => None,
             },
         };

@@ -7,7 +7,7 @@ use super::layout::{Field, Layout};
 /// A collective, or a channel's part of one (`ncclDevWorkColl`).
 #[derive(Debug, Clone)]
 pub(super) struct Collective {
-    channel_low: u64,
+    pub(super) channel_low: u64,
     channel_high: u64,
     pub(super) argument_is_pointer: bool,
     pub(super) argument: u64,
@@ -125,7 +125,7 @@ pub(super) struct P2p {
     pub(super) send: Transfer,
     pub(super) receive: Transfer,
     channels: u64,
-    channel_base: u64,
+    pub(super) channel_base: u64,
     pub(super) profiled: bool,
 }
 

@@ -3,6 +3,7 @@
 use super::super::block::Trouble;
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Function, Protocol, Reason};
 use super::super::launch::Progress;
+use super::super::layout::Field;
 use super::super::memory::{Cause, Memory, Violation};
 use super::types::Release;
 use super::world::{Batch, Call, GENERIC, Settings, World, put};
@@ -157,6 +158,7 @@ fn what_is_not_interpreted_is_refused_by_name_and_reason() {
         work_type: 1,
         works: vec![vec![0; 96]],
         extended: false,
+        collective: 0,
     };
     let refused = launch(GENERIC, world.parameters(0, &[(0, vec![batch.clone()])]));
     assert_eq!(refused.reason, Reason::Multicast);
@@ -257,6 +259,48 @@ fn works_are_counted_and_profiled_ones_are_timed() {
             assert_eq!(event(rank.started, number), (0, 0));
             assert_eq!(event(rank.completed, number), (0, 0));
         }
+    }
+}
+
+#[test]
+fn progress_counters_tell_the_works_of_each_collective() {
+    let settings = Settings {
+        channels: 3,
+        ..Settings::new(2)
+    };
+    let world = World::new(settings, 1);
+    let counters = world.layout.progress.as_ref().unwrap();
+    let field = world.layout.comm.progress.unwrap().offset as u64;
+    let call = all_reduce(DataType::U8, DeviceOperator::Sum, 0, 1000);
+    let mut blocks = Vec::new();
+    let mut kernels = Vec::new();
+    for (rank, entry) in world.ranks.iter().enumerate() {
+        let block = world.arena.allocate(counters.size);
+        world.arena.write_u64(entry.comm + field, block);
+        blocks.push(block);
+        let buffer = world.arena.allocate(1000);
+        let mut channels = world.collective(call, buffer, buffer, |_, _| {});
+        for (_, batches) in &mut channels {
+            batches[0].collective = 4;
+        }
+        kernels.push(world.launch(rank, &channels));
+    }
+    let word = |block: u64, field: Field, index: u64| {
+        world
+            .arena
+            .read_u64(block + field.offset as u64 + 8 * index)
+    };
+    kernels[0].step(1 << 20).unwrap();
+    for channel in 0..3 {
+        assert_eq!(word(blocks[0], counters.active, channel), 1 << 4);
+    }
+    world.run(kernels);
+    for block in blocks {
+        // One work, which begins at one of its channels.
+        assert_eq!(word(block, counters.completed, 4), 1);
+        assert!(word(block, counters.completed_time, 4) > 0);
+        assert_eq!(word(block, counters.completed, 3), 0);
+        assert_eq!(word(block, counters.active, 1), 0);
     }
 }
 
@@ -398,6 +442,7 @@ fn broadcasts(world: &World, protocol: Protocol) {
             work_type: 3,
             works,
             extended: false,
+            collective: 0,
         };
         kernels.push(world.launch(rank, &[(0, vec![batch])]));
     }

@@ -498,6 +498,9 @@ impl World {
             put(&mut bytes, at, batch.work_type, entry.work_type as u64);
             put(&mut bytes, at, batch.function, entry.id);
             let base = bytes.len() as u64;
+            if let Some(field) = batch.collective {
+                put(&mut bytes, at, field, entry.collective);
+            }
             put(&mut bytes, at, batch.offset_base, base);
             put(
                 &mut bytes,
@@ -563,6 +566,7 @@ impl World {
             work_type: self.layout.work_types.p2p,
             works,
             extended: false,
+            collective: 0,
         }
     }
 
@@ -639,6 +643,7 @@ impl World {
             work_type: layout.work_types.coll,
             works: vec![work],
             extended: false,
+            collective: 0,
         };
         (0..channels)
             .map(|channel| (channel, vec![batch.clone()]))
@@ -654,6 +659,8 @@ pub(super) struct Batch {
     pub(super) works: Vec<Vec<u8>>,
     /// The next batch extends this one.
     pub(super) extended: bool,
+    /// The collective's number, where batches have it.
+    pub(super) collective: u64,
 }
 
 /// Stores a field's value in the bytes of its structure.
