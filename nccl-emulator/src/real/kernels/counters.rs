@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::block::{Block, Stop};
+use super::block::{Block, Context, Stop};
 use super::layout::Field;
 use super::memory::{self, View};
 
@@ -22,6 +22,16 @@ fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_nanos() as u64)
+}
+
+/// The kernel that stores the device's clock, by which the host learns how it differs from its own (2.32 and later).
+pub(super) const CLOCK: &str = "ncclProgressCounterCaptureGpuTime";
+
+/// Carries out [`CLOCK`].
+pub(super) async fn store_clock(context: &Context, to: u64) -> Result<(), Stop> {
+    let view = memory::view(context.memory.as_ref(), to, 8)?;
+    view.word(0)?.store(now(), Ordering::Release);
+    Ok(())
 }
 
 /// Stores an event of each profiled work of a batch; the first one has number `first`.

@@ -115,7 +115,7 @@ pub(crate) enum Reason {
     CollNet,
     /// One of the kernels over symmetric memory.
     Symmetric,
-    /// Not a kernel that NCCL 2.27 to 2.32 launches.
+    /// None of NCCL's kernels for collectives and Send/Recv.
     UnknownKernel,
     /// No row has this function.
     UnknownFunction { id: u64 },
@@ -148,7 +148,10 @@ impl fmt::Display for Reason {
                 f,
                 "kernels over symmetric memory are not interpreted: set NCCL_SYM_KERNEL to none, or do not register symmetric windows"
             ),
-            Self::UnknownKernel => write!(f, "it is not a kernel of NCCL 2.27 to 2.32"),
+            Self::UnknownKernel => write!(
+                f,
+                "it is none of NCCL's kernels for collectives and Send/Recv"
+            ),
             Self::UnknownFunction { id } => {
                 write!(f, "the library's table has no device function {id}")
             }

@@ -175,10 +175,25 @@ impl Interpreter {
                 .push(Some(Box::pin(async move { one.run(&context).await })));
             return Ok(running);
         }
-        if plain(kernel).starts_with("ncclSymkDevKernel") {
+        let name = plain(kernel);
+        if name == counters::CLOCK {
+            let needed = 8;
+            let found = parameters.len();
+            let to = parameters
+                .first_chunk()
+                .ok_or_else(|| refuse(None, Reason::Parameters { needed, found }))?;
+            let to = u64::from_le_bytes(*to);
+            running.channels.push(None);
+            running.blocks.push(Some(Box::pin(async move {
+                counters::store_clock(&context, to).await
+            })));
+            return Ok(running);
+        }
+        // Until 2.27 without the `k`.
+        if name.starts_with("ncclSymkDevKernel") || name.starts_with("ncclSymDevKernel") {
             return Err(refuse(None, Reason::Symmetric));
         }
-        if !plain(kernel).starts_with("ncclDevKernel") {
+        if !name.starts_with("ncclDevKernel") {
             return Err(refuse(None, Reason::UnknownKernel));
         }
         let fields = &self.layout.arguments;

@@ -181,6 +181,8 @@ fn what_is_not_interpreted_is_refused_by_name_and_reason() {
 
     let symmetric = "_Z42ncclSymkDevKernel_AllReduce_RSxLD_AGxST_f32v";
     assert_eq!(launch(symmetric, vec![0; 64]).reason, Reason::Symmetric);
+    let older = "_Z29ncclSymDevKernel_AllGather_LL14ncclSymDevArgs";
+    assert_eq!(launch(older, vec![0; 64]).reason, Reason::Symmetric);
     assert_eq!(launch("_Z3foov", vec![0; 64]).reason, Reason::UnknownKernel);
     let short = launch(GENERIC, vec![0; 8]).reason;
     let (needed, found) = (32, 8);
@@ -302,6 +304,21 @@ fn progress_counters_tell_the_works_of_each_collective() {
         assert_eq!(word(block, counters.completed, 3), 0);
         assert_eq!(word(block, counters.active, 1), 0);
     }
+}
+
+#[test]
+fn the_devices_clock_is_stored_where_the_host_asks_for_it() {
+    let world = World::new(Settings::new(1), 1);
+    let to = world.arena.allocate(8);
+    let kernel = "_Z33ncclProgressCounterCaptureGpuTimePm";
+    let memory: Arc<dyn Memory> = world.arena.clone();
+    let parameters = to.to_le_bytes().to_vec();
+    let launched = world
+        .interpreter
+        .launch(kernel, [1, 1, 1], [1, 1, 1], parameters, memory);
+    world.run(vec![launched.unwrap()]);
+    // Nanoseconds since 1970.
+    assert!(world.arena.read_u64(to) > 1 << 60);
 }
 
 #[test]
