@@ -18,7 +18,7 @@ mod config;
 pub(crate) mod datatype;
 mod debug;
 mod environment;
-mod float8;
+pub(crate) mod float8;
 mod group;
 mod operators;
 pub(crate) mod reduction;

@@ -41,6 +41,7 @@ pub(crate) const TYPES: &[&str] = &[
     "ncclDevWorkCollReg",
     "ncclDevWorkBcast",
     "ncclDevProfiler",
+    "ncclDevProfilerPhases",
     "ncclProgressCountersBlock",
     // Enumerations.
     "ncclDevWorkType",

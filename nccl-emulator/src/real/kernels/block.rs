@@ -109,6 +109,10 @@ pub(super) enum Wait {
     Exchange { peer: usize },
     /// That the peer or the proxy is done with a registered buffer.
     Release { peer: usize },
+    /// A peer's block at a barrier over symmetric memory.
+    Arrival { peer: usize },
+    /// Lines of a peer in symmetric memory.
+    Lines { peer: usize },
 }
 
 impl fmt::Display for Wait {
@@ -118,6 +122,8 @@ impl fmt::Display for Wait {
             Self::Room { peer, step } => write!(f, "room at rank {peer} (step {step})"),
             Self::Exchange { peer } => write!(f, "the exchange of buffers with rank {peer}"),
             Self::Release { peer } => write!(f, "rank {peer} to be done with a buffer"),
+            Self::Arrival { peer } => write!(f, "rank {peer} at a barrier"),
+            Self::Lines { peer } => write!(f, "lines of rank {peer}"),
         }
     }
 }
@@ -159,6 +165,43 @@ impl Context {
                 waits.remove(&key);
             }
         }
+    }
+
+    /// Waits until `ready`, or until the abort flag is set.
+    pub(super) async fn wait(
+        &self,
+        block: usize,
+        wait: Wait,
+        abort: Option<&View>,
+        ready: impl Fn() -> Result<bool, Violation> + Send + Sync,
+    ) -> Result<(), Stop> {
+        if ready()? {
+            return Ok(());
+        }
+        let aborted = || -> Result<bool, Violation> {
+            match abort {
+                Some(flag) => Ok(flag.half_word(0)?.load(Ordering::Acquire) != 0),
+                None => Ok(false),
+            }
+        };
+        let key = (block, wait);
+        self.waiting(key, true);
+        let result = loop {
+            match aborted() {
+                Ok(false) => {}
+                Ok(true) => break Err(Stop::Aborted),
+                Err(violation) => break Err(Stop::from(violation)),
+            }
+            self.meter.pause().await;
+            match ready() {
+                Ok(false) => {}
+                Ok(true) => break Ok(()),
+                Err(violation) => break Err(violation.into()),
+            }
+        };
+        self.waiting(key, false);
+        self.meter.progress();
+        result
     }
 }
 
@@ -296,40 +339,14 @@ impl Block {
         self.counter.as_ref().map(|view| view.word(0)).transpose()
     }
 
-    fn aborted(&self) -> Result<bool, Violation> {
-        match &self.comm.abort {
-            Some(flag) => Ok(flag.half_word(0)?.load(Ordering::Acquire) != 0),
-            None => Ok(false),
-        }
-    }
-
     /// Waits until `ready`, or until the communicator is aborted.
     pub(super) async fn wait(
         &self,
         wait: Wait,
         ready: impl Fn() -> Result<bool, Violation> + Send + Sync,
     ) -> Result<(), Stop> {
-        if ready()? {
-            return Ok(());
-        }
-        let key = (self.index, wait);
-        self.context.waiting(key, true);
-        let result = loop {
-            match self.aborted() {
-                Ok(false) => {}
-                Ok(true) => break Err(Stop::Aborted),
-                Err(violation) => break Err(violation.into()),
-            }
-            self.meter().pause().await;
-            match ready() {
-                Ok(false) => {}
-                Ok(true) => break Ok(()),
-                Err(violation) => break Err(violation.into()),
-            }
-        };
-        self.context.waiting(key, false);
-        self.meter().progress();
-        result
+        let abort = self.comm.abort.as_ref();
+        self.context.wait(self.index, wait, abort, ready).await
     }
 
     /// The address of one end of a connection: of `index` 0 for collectives, 1 for Send/Recv.

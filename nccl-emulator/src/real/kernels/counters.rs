@@ -8,7 +8,7 @@ use super::layout::Field;
 use super::memory::{self, View};
 
 /// Events that a channel's ring holds for each of start and end.
-const EVENTS: u64 = 64;
+pub(super) const EVENTS: u64 = 64;
 
 /// Which end of a work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum Event {
 }
 
 /// The device's clock in nanoseconds, which CUDA calls `globaltimer`.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_nanos() as u64)

@@ -113,9 +113,13 @@ pub(crate) enum Reason {
     Multicast,
     /// It needs reductions in the network.
     CollNet,
-    /// One of the kernels over symmetric memory.
-    Symmetric,
-    /// None of NCCL's kernels for collectives and Send/Recv.
+    /// It needs network operations of the device (GIN).
+    DeviceNetwork,
+    /// A kernel over symmetric memory for ranks that do not all map each other's.
+    Team { team_ranks: u64, ranks: u64 },
+    /// A rank outside of its communicator.
+    Rank { rank: u64, ranks: u64 },
+    /// Not a kernel that NCCL 2.27 to 2.32 launches.
     UnknownKernel,
     /// No row has this function.
     UnknownFunction { id: u64 },
@@ -144,14 +148,18 @@ impl fmt::Display for Reason {
                 f,
                 "it needs reductions in the network (CollNet), which is not there: unset NCCL_ALGO or NCCL_COLLNET_ENABLE"
             ),
-            Self::Symmetric => write!(
+            Self::DeviceNetwork => write!(
                 f,
-                "kernels over symmetric memory are not interpreted: set NCCL_SYM_KERNEL to none, or do not register symmetric windows"
+                "it needs network operations of the device (GIN), which emulated devices do not have: set NCCL_SYM_GIN_KERNELS_ENABLE=0"
             ),
-            Self::UnknownKernel => write!(
+            Self::Team { team_ranks, ranks } => write!(
                 f,
-                "it is none of NCCL's kernels for collectives and Send/Recv"
+                "only {team_ranks} of its {ranks} ranks map each other's memory"
             ),
+            Self::Rank { rank, ranks } => {
+                write!(f, "it is for rank {rank} of a communicator of {ranks}")
+            }
+            Self::UnknownKernel => write!(f, "it is not a kernel of NCCL 2.27 to 2.32"),
             Self::UnknownFunction { id } => {
                 write!(f, "the library's table has no device function {id}")
             }

@@ -14,7 +14,7 @@ use super::layout::{Layout, Mismatch, Types};
 use super::memory::{self, Memory, Violation};
 use super::one_rank::OneRank;
 use super::works::{Broadcast, Collective, P2p};
-use super::{broadcasts, collective, point_to_point};
+use super::{broadcasts, collective, point_to_point, symmetric};
 use std::sync::atomic::Ordering;
 
 /// Interprets the kernels of one loaded library.
@@ -189,9 +189,18 @@ impl Interpreter {
             })));
             return Ok(running);
         }
-        // Until 2.27 without the `k`.
-        if name.starts_with("ncclSymkDevKernel") || name.starts_with("ncclSymDevKernel") {
-            return Err(refuse(None, Reason::Symmetric));
+        if let Some(symmetric) = symmetric::Kernel::parse(name) {
+            let layout = self.layout.symmetric.as_ref();
+            let layout = layout.ok_or_else(|| refuse(None, Reason::UnknownKernel))?;
+            let blocks = grid.iter().product::<u32>() as usize;
+            let launch = symmetric::Launch::decode(layout, symmetric, blocks, &parameters);
+            let launch = Arc::new(launch.map_err(|reason| refuse(None, reason))?);
+            for index in 0..blocks {
+                running.channels.push(Some(index));
+                let run = launch.clone().run(context.clone(), index);
+                running.blocks.push(Some(Box::pin(run)));
+            }
+            return Ok(running);
         }
         if !name.starts_with("ncclDevKernel") {
             return Err(refuse(None, Reason::UnknownKernel));

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::symmetric;
+
 /// The types of the loaded library.
 pub(crate) trait Types {
     /// The size of a structure in bytes.
@@ -114,17 +116,17 @@ impl Field {
 }
 
 /// Asks for fields of one structure.
-struct Asked<'a> {
-    types: &'a dyn Types,
-    ty: &'a str,
+pub(super) struct Asked<'a> {
+    pub(super) types: &'a dyn Types,
+    pub(super) ty: &'a str,
 }
 
 impl Asked<'_> {
-    fn size(&self) -> Result<usize, Mismatch> {
+    pub(super) fn size(&self) -> Result<usize, Mismatch> {
         self.types.size_of(self.ty)
     }
 
-    fn field(&self, path: &str) -> Result<Field, Mismatch> {
+    pub(super) fn field(&self, path: &str) -> Result<Field, Mismatch> {
         let field = self.types.field(self.ty, path)?;
         let end = field
             .bits
@@ -145,7 +147,7 @@ impl Asked<'_> {
     }
 
     /// A field of whole bytes of a known size.
-    fn sized(&self, path: &str, size: usize) -> Result<Field, Mismatch> {
+    pub(super) fn sized(&self, path: &str, size: usize) -> Result<Field, Mismatch> {
         let field = self.field(path)?;
         if field.size != size || field.bits.is_some() {
             return Err(self.shape(path, field));
@@ -158,7 +160,7 @@ impl Asked<'_> {
     }
 
     /// A field that only some releases have.
-    fn optional(&self, path: &str) -> Option<Field> {
+    pub(super) fn optional(&self, path: &str) -> Option<Field> {
         self.field(path).ok()
     }
 }
@@ -173,7 +175,7 @@ macro_rules! fields {
         }
 
         impl $name {
-            fn ask(types: &dyn Types, ty: &str) -> Result<Self, Mismatch> {
+            pub(super) fn ask(types: &dyn Types, ty: &str) -> Result<Self, Mismatch> {
                 let asked = Asked { types, ty };
                 Ok(Self {
                     size: asked.size()?,
@@ -191,6 +193,8 @@ macro_rules! fields {
     (@ask $asked:ident $path:literal number) => { $asked.field($path)? };
     (@ask $asked:ident $path:literal optional) => { $asked.optional($path) };
 }
+
+pub(super) use fields;
 
 fields! {
     /// `ncclDevKernelArgs`: the first bytes of a launch's parameters.
@@ -391,6 +395,8 @@ pub(crate) struct Layout {
     /// The size of `ncclDevProfiler`.
     pub(crate) profiler: Option<usize>,
     pub(crate) progress: Option<Progress>,
+    /// Of kernels over symmetric memory.
+    pub(super) symmetric: Option<symmetric::Layout>,
 }
 
 impl Layout {
@@ -428,6 +434,7 @@ impl Layout {
                 Ok(_) => Some(Progress::ask(types, "ncclProgressCountersBlock")?),
                 Err(_) => None,
             },
+            symmetric: symmetric::Layout::new(types)?,
         };
         layout.check(types, comm)?;
         Ok(layout)

@@ -11,12 +11,13 @@
 //!     collective, pat, point_to_point, broadcasts, one_rank      algorithms
 //!     primitives        receive, reduce, copy, send: simple (counters), lines (LL, LL128)
 //!     connection        one end of a connection
+//!     symmetric         kernels over symmetric memory: windows that every rank maps
 //!     layout, works, functions      what the library's structures and tables mean
 //! ```
 //!
 //! A kernel never blocks and has no thread: it is a set of futures that the stream polls. A wait that is not over gives up
-//! control; an aborted communicator ends it. Not interpreted, and refused by name: NVLS and CollNet, which need hardware that
-//! the emulated devices lack, and the kernels over symmetric memory.
+//! control; an aborted communicator ends it. Not interpreted, and refused by name: NVLS, CollNet and GIN, which need hardware
+//! that the emulated devices lack.
 
 mod arithmetic;
 mod block;
@@ -35,6 +36,7 @@ mod pat;
 mod point_to_point;
 mod primitives;
 mod simple;
+mod symmetric;
 mod works;
 
 pub(crate) use block::Trouble;
@@ -44,6 +46,7 @@ pub(crate) use functions::{
 pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running};
 pub(crate) use layout::{Field, Mismatch, Types};
 pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
+pub(crate) use symmetric::Kernel as SymmetricKernel;
 
 #[cfg(test)]
 mod tests;

@@ -179,10 +179,6 @@ fn what_is_not_interpreted_is_refused_by_name_and_reason() {
     let refused = launch(GENERIC, world.parameters(0, &[(0, vec![wrong])]));
     assert_eq!(refused.reason, Reason::WrongWork { work_type: 3 });
 
-    let symmetric = "_Z42ncclSymkDevKernel_AllReduce_RSxLD_AGxST_f32v";
-    assert_eq!(launch(symmetric, vec![0; 64]).reason, Reason::Symmetric);
-    let older = "_Z29ncclSymDevKernel_AllGather_LL14ncclSymDevArgs";
-    assert_eq!(launch(older, vec![0; 64]).reason, Reason::Symmetric);
     assert_eq!(launch("_Z3foov", vec![0; 64]).reason, Reason::UnknownKernel);
     let short = launch(GENERIC, vec![0; 8]).reason;
     let (needed, found) = (32, 8);

@@ -6,5 +6,5 @@ mod launches;
 mod point_to_point;
 mod proxies;
 mod registered;
-mod types;
+pub(super) mod types;
 mod world;

@@ -4,7 +4,7 @@ use super::super::layout::{Field, Mismatch, Types};
 
 /// A release whose layouts tests use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Release {
+pub(in super::super) enum Release {
     V2_32_3,
     V2_30_7,
     V2_27_7,
@@ -113,6 +113,39 @@ const OLD_CHANNEL: Structure = Structure(
     &[],
 );
 
+/// Of kernels over symmetric memory, in 2.30 and 2.32.
+const SYMMETRIC: &[Structure] = &[
+    Structure(
+        "ncclSymkDevWork",
+        64,
+        &[
+            ("redOpArg", 0, 8),
+            ("nElts", 8, 8),
+            ("inputWin", 16, 8),
+            ("outputWin", 24, 8),
+            ("inputOff", 32, 8),
+            ("outputOff", 40, 8),
+        ],
+        &[("sChannelId", 48, 8, 32, 16), ("nChannels", 48, 8, 48, 16)],
+    ),
+    Structure(
+        "ncclSymkChannelWorkRange",
+        4,
+        &[("workHi", 0, 2), ("fracHi", 2, 2)],
+        &[],
+    ),
+    Structure(
+        "ncclWindow_vidmem",
+        96,
+        &[
+            ("lsaFlatBase", 8, 8),
+            ("lsaRank", 16, 4),
+            ("stride4G", 24, 4),
+        ],
+        &[],
+    ),
+];
+
 const COLL_BITS: &[Bits] = &[
     ("channelLo", 0, 4, 0, 8),
     ("channelHi", 0, 4, 8, 8),
@@ -196,6 +229,35 @@ const BATCH: &[Row] = &[("offsetBase", 4, 4), ("offsetBitset", 8, 8)];
 
 const V2_32_3: &[Structure] = &[
     Structure(
+        "ncclSymkDevWorkArgs",
+        336,
+        &[
+            ("kcomm.devComm.rank", 8, 4),
+            ("kcomm.devComm.nRanks", 12, 4),
+            ("kcomm.devComm.lsaRank", 20, 4),
+            ("kcomm.devComm.lsaSize", 24, 4),
+            ("kcomm.devComm.resourceWindow_inlined.lsaFlatBase", 48, 8),
+            ("kcomm.devComm.resourceWindow_inlined.stride4G", 56, 4),
+            ("kcomm.devComm.lsaBarrier.bufHandle", 80, 4),
+            ("kcomm.devComm.lsaBarrier.nBarriers", 84, 4),
+            ("kcomm.devComm.abortFlag", 168, 8),
+            ("kcomm.lsaLLA2A.bufHandle", 248, 4),
+            ("kcomm.lsaLLA2A.nSlots", 252, 4),
+            ("kcomm.workStarted", 296, 8),
+            ("kcomm.workCompleted", 304, 8),
+            ("kcomm.workPhases", 312, 8),
+            ("nMaxChannels", 320, 4),
+            ("profilerMode", 328, 1),
+        ],
+        &[],
+    ),
+    Structure(
+        "ncclDevProfilerPhases",
+        2560,
+        &[("data.counter", 0, 8), ("data.timestamps", 8, 32)],
+        &[],
+    ),
+    Structure(
         "ncclKernelComm",
         96,
         &[
@@ -274,6 +336,25 @@ const OLD_BATCH: Structure = Structure(
 
 const V2_30_7: &[Structure] = &[
     Structure(
+        "ncclSymkDevWorkArgs",
+        304,
+        &[
+            ("kcomm.devComm.rank", 8, 4),
+            ("kcomm.devComm.nRanks", 12, 4),
+            ("kcomm.devComm.lsaRank", 20, 4),
+            ("kcomm.devComm.lsaSize", 24, 4),
+            ("kcomm.devComm.resourceWindow_inlined.lsaFlatBase", 56, 8),
+            ("kcomm.devComm.resourceWindow_inlined.stride4G", 72, 4),
+            ("kcomm.devComm.lsaBarrier.bufHandle", 128, 4),
+            ("kcomm.devComm.lsaBarrier.nBarriers", 132, 4),
+            ("kcomm.devComm.abortFlag", 208, 8),
+            ("kcomm.lsaLLA2A.bufHandle", 240, 4),
+            ("kcomm.lsaLLA2A.nSlots", 244, 4),
+            ("nMaxChannels", 288, 4),
+        ],
+        &[],
+    ),
+    Structure(
         "ncclKernelComm",
         88,
         &[
@@ -305,6 +386,27 @@ const V2_30_7: &[Structure] = &[
 ];
 
 const V2_27_7: &[Structure] = &[
+    Structure(
+        "ncclSymDevArgs",
+        80,
+        &[
+            ("comm.base", 0, 8),
+            ("comm.stride4G", 16, 4),
+            ("comm.nRanks", 20, 4),
+            ("comm.rank", 24, 4),
+            ("redOpArg", 40, 8),
+            ("nElts", 48, 8),
+            ("input", 56, 8),
+            ("output", 64, 8),
+        ],
+        &[],
+    ),
+    Structure(
+        "ncclSymDevBase",
+        1024,
+        &[("llEpoch", 0, 256), ("barEpochUc", 512, 256)],
+        &[],
+    ),
     Structure(
         "ncclDevComm",
         88,
@@ -341,8 +443,13 @@ impl Release {
             Self::V2_30_7 => V2_30_7,
             Self::V2_27_7 => V2_27_7,
         };
+        let symmetric = match self {
+            Self::V2_27_7 => &[],
+            _ => SYMMETRIC,
+        };
         own.iter()
             .chain(COMMON)
+            .chain(symmetric)
             .find(|structure| structure.0 == ty)
             .ok_or(Mismatch::NoType { ty: ty.to_owned() })
     }

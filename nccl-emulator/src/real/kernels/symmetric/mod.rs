@@ -1,0 +1,41 @@
+//! Kernels over symmetric memory: `ncclSymkDevKernel_*` (2.28 and later) and `ncclSymDevKernel_*` (2.27).
+//!
+//! Every rank maps the windows of all ranks at equal distances, so that a kernel reads and writes its peers' buffers in
+//! place. What kernels exchange besides the data is in a buffer of the communicator that is mapped the same way:
+//!
+//! ```text
+//! names         a kernel's name: collective, algorithm, operator and type; which are interpreted
+//! layout        where the fields of the arguments are
+//! arguments     the arguments of a launch, decoded
+//! parts         which part of which work a block has
+//! address       buffers and their mappings by rank
+//! barrier       the barrier of one block with the same block of its peers
+//! exchange      lines with flags, for small sizes (LL)
+//! low_latency   the algorithms over `exchange`
+//! direct        the algorithms over the peers' buffers
+//! accumulate    sums, in the type that NCCL's kernels add in
+//! profile       what `_profile` kernels tell the host
+//! ```
+//!
+//! All releases but 2.27 look at the abort flag in every wait; so does this code. 2.27's arguments have no such flag, and
+//! its kernels wait for their peers for ever, as on a GPU. An aborted kernel ends at once, where NCCL's runs on to its end
+//! with whatever data it finds.
+
+mod accumulate;
+mod address;
+mod arguments;
+mod barrier;
+mod direct;
+mod exchange;
+mod layout;
+mod low_latency;
+mod names;
+mod parts;
+mod profile;
+
+pub(super) use arguments::Launch;
+pub(super) use layout::Layout;
+pub(crate) use names::Kernel;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! What `_profile` kernels tell the host: when each block began, when its first barrier was passed, when its data was moved,
+//! and when it ended.
+//!
+//! The host numbers the works of a channel and passes the numbers; a kernel stores times in the rings of events that belong
+//! to the channel, and then the number, by which the host knows that the times are there.
+
+use std::sync::atomic::Ordering;
+
+use super::super::block::Stop;
+use super::super::counters::{EVENTS, now};
+use super::super::layout::Field;
+use super::super::memory;
+use super::arguments::Block;
+use super::layout::Phases;
+
+/// The bit of the mode that asks for phases, `ncclDevProfilerModeKernelPhase`.
+const PHASES: u64 = 2;
+/// Bytes of an event: a number and a time.
+const EVENT: u64 = 16;
+
+/// Times of a block, in the order of `ncclDevProfilerPhases`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Begin,
+    /// The initial barrier is passed.
+    Ready,
+    /// The data is moved.
+    Moved,
+    End,
+}
+
+/// Where a launch tells its times.
+#[derive(Debug)]
+pub(super) struct Profile {
+    started: u64,
+    completed: u64,
+    phases: Option<(u64, Phases)>,
+    /// The numbers of the works, by channel.
+    numbers: Vec<u64>,
+}
+
+impl Profile {
+    /// `targets` are `workStarted`, `workCompleted` and `workPhases`.
+    pub(super) fn new(
+        mode: u64,
+        targets: [u64; 3],
+        phases: Option<&Phases>,
+        numbers: &[u8],
+    ) -> Self {
+        let [started, completed, target] = targets;
+        let word = Field {
+            offset: 0,
+            size: 8,
+            bits: None,
+        };
+        Self {
+            started,
+            completed,
+            phases: phases
+                .filter(|_| mode & PHASES != 0 && target != 0)
+                .map(|phases| (target, phases.clone())),
+            numbers: numbers
+                .chunks_exact(8)
+                .map(|bytes| word.get(bytes))
+                .collect(),
+        }
+    }
+
+    fn number(&self, block: &Block) -> u64 {
+        self.numbers.get(block.index).copied().unwrap_or(0)
+    }
+
+    /// Stores a time, and then the number.
+    fn event(&self, block: &Block, base: u64, time: u64) -> Result<(), Stop> {
+        let number = self.number(block);
+        let at = base + EVENT * (block.index as u64 * EVENTS + number % EVENTS);
+        let view = memory::view(block.memory(), at, EVENT as usize)?;
+        view.word(8)?.store(time, Ordering::Relaxed);
+        view.word(0)?.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    fn store_phase(&self, block: &Block, phase: Phase, time: u64) -> Result<(), Stop> {
+        let Some((base, fields)) = &self.phases else {
+            return Ok(());
+        };
+        let number = self.number(block);
+        let entry = fields.size as u64 / EVENTS;
+        let at = base + block.index as u64 * fields.size as u64 + number % EVENTS * entry;
+        let view = memory::view(block.memory(), at, entry as usize)?;
+        let word = fields.times.offset + 8 * phase as usize;
+        view.word(word)?.store(time, Ordering::Relaxed);
+        if phase == Phase::End {
+            view.word(fields.counter.offset)?
+                .store(number, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(super) fn started(&self, block: &Block) -> Result<(), Stop> {
+        let time = now();
+        self.store_phase(block, Phase::Begin, time)?;
+        self.event(block, self.started, time)
+    }
+
+    /// Stores the time of a phase between start and end.
+    pub(super) fn reached(&self, block: &Block, phase: Phase) -> Result<(), Stop> {
+        self.store_phase(block, phase, now())
+    }
+
+    pub(super) fn completed(&self, block: &Block) -> Result<(), Stop> {
+        let time = now();
+        self.store_phase(block, Phase::End, time)?;
+        self.event(block, self.completed, time)
+    }
+}
