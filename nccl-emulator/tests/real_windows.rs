@@ -1,0 +1,560 @@
+//! Windows of NVIDIA's own library: collectives over symmetric memory by its kernels and by copies, registered buffers, and
+//! operations that only one side calls.
+
+mod ranks;
+mod real;
+
+use std::env;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use half::{bf16, f16};
+use nccl_sys::{
+    NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind, ncclRedOp_t as Op, ncclWaitSignalDesc_t,
+    ncclWindow_t,
+};
+use ranks::{Process, Rank, is_child_of, last_error, nccl, wait_until};
+use real::on_each;
+
+/// A machine whose GPUs all reach each other over NVLink, without which NCCL uses no symmetric memory in kernels.
+const MACHINE: (&str, &str) = (
+    "NCCL_TOPO_FILE",
+    concat!(env!("CARGO_MANIFEST_DIR"), "/topologies/nvswitch8.xml"),
+);
+
+/// Memory of `ncclMemAlloc` in a window.
+struct Shown {
+    address: *mut c_void,
+    window: ncclWindow_t,
+    bytes: usize,
+}
+
+impl Shown {
+    fn new(rank: &Rank, bytes: usize) -> Self {
+        let shown = Self::without_window(rank, bytes);
+        let mut window = null_mut();
+        let (flags, address) = (NCCL_WIN_COLL_SYMMETRIC, shown.address);
+        let code = nccl!(ncclCommWindowRegister(
+            rank.comm,
+            address,
+            bytes,
+            &mut window,
+            flags
+        ));
+        assert_eq!(code, 0, "{}", last_error());
+        Self { window, ..shown }
+    }
+
+    fn without_window(rank: &Rank, bytes: usize) -> Self {
+        rank.gpu.bind_to_thread().unwrap();
+        let mut address = null_mut();
+        let code = nccl!(ncclMemAlloc(&mut address, bytes));
+        assert_eq!(code, 0, "{}", last_error());
+        Self {
+            address,
+            window: null_mut(),
+            bytes,
+        }
+    }
+
+    /// The buffer from `bytes` on.
+    fn at(&self, bytes: usize) -> *mut c_void {
+        assert!(bytes <= self.bytes);
+        self.address.wrapping_byte_add(bytes)
+    }
+
+    fn write(&self, at: usize, values: &[u8]) {
+        assert!(at + values.len() <= self.bytes);
+        // SAFETY: the memory is as large.
+        unsafe { result::memcpy_htod_sync(self.at(at).addr() as u64, values) }.unwrap();
+    }
+
+    fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
+        assert!(at + bytes <= self.bytes);
+        let mut values = vec![0; bytes];
+        // SAFETY: the memory is as large.
+        unsafe { result::memcpy_dtoh_sync(&mut values, self.at(at).addr() as u64) }.unwrap();
+        values
+    }
+
+    fn end(self, rank: &Rank) {
+        if !self.window.is_null() {
+            let code = nccl!(ncclCommWindowDeregister(rank.comm, self.window));
+            assert_eq!(code, 0, "{}", last_error());
+        }
+        assert_eq!(nccl!(ncclMemFree(self.address)), 0);
+    }
+}
+
+fn encode(kind: Kind, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    values
+        .into_iter()
+        .flat_map(|value| match kind {
+            Kind::ncclUint8 => vec![value as u8],
+            Kind::ncclFloat => value.to_le_bytes().to_vec(),
+            Kind::ncclHalf => f16::from_f32(value).to_le_bytes().to_vec(),
+            _ => bf16::from_f32(value).to_le_bytes().to_vec(),
+        })
+        .collect()
+}
+
+fn size(kind: Kind) -> usize {
+    encode(kind, [0.0]).len()
+}
+
+/// What a rank sends at a place: a small integer, whose sums are the same in every order.
+fn value(rank: i32, at: usize) -> f32 {
+    (rank as usize + at % 5) as f32
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Collective {
+    AllGather,
+    AllReduce,
+    ReduceScatter,
+}
+
+/// Buffers of a rank, and where in them a collective works.
+struct Buffers {
+    input: Shown,
+    output: Shown,
+    /// In bytes.
+    offsets: [usize; 2],
+}
+
+impl Buffers {
+    /// Puts values into the input and issues a collective.
+    fn issue(&self, rank: &Rank, collective: Collective, kind: Kind, op: Op, count: usize) {
+        let ranks = rank.ranks as usize;
+        let sent = match collective {
+            Collective::ReduceScatter => count * ranks,
+            _ => count,
+        };
+        let [from, to] = self.offsets;
+        self.input.write(
+            from,
+            &encode(kind, (0..sent).map(|at| value(rank.rank, at))),
+        );
+        let (from, to, stream) = (self.input.at(from), self.output.at(to), rank.cuda_stream());
+        let code = match collective {
+            Collective::AllGather => {
+                nccl!(ncclAllGather(from, to, count, kind, rank.comm, stream))
+            }
+            Collective::AllReduce => {
+                nccl!(ncclAllReduce(from, to, count, kind, op, rank.comm, stream))
+            }
+            Collective::ReduceScatter => {
+                nccl!(ncclReduceScatter(
+                    from, to, count, kind, op, rank.comm, stream
+                ))
+            }
+        };
+        assert_eq!(code, 0, "{}", last_error());
+    }
+
+    fn check(&self, rank: &Rank, collective: Collective, kind: Kind, op: Op, count: usize) {
+        let ranks = rank.ranks;
+        let of = |at| {
+            let sum: f32 = (0..ranks).map(|rank| value(rank, at)).sum();
+            match op {
+                Op::ncclAvg => sum * (1.0 / ranks as f32),
+                _ => sum,
+            }
+        };
+        let expected = match collective {
+            Collective::AllGather => encode(
+                kind,
+                (0..ranks).flat_map(|rank| (0..count).map(move |at| value(rank, at))),
+            ),
+            Collective::AllReduce => encode(kind, (0..count).map(of)),
+            Collective::ReduceScatter => {
+                let first = rank.rank as usize * count;
+                encode(kind, (first..first + count).map(of))
+            }
+        };
+        let found = self.output.read(self.offsets[1], expected.len());
+        let wrong = expected.iter().zip(&found).position(|(a, b)| a != b);
+        let rank = rank.rank;
+        assert_eq!(
+            wrong, None,
+            "{collective:?} of {count} {kind:?}: first wrong byte on rank {rank}"
+        );
+    }
+}
+
+/// Counts around the edges of packs, cells, tiles and what a block exchanges at a time.
+const COUNTS: [usize; 6] = [1, 7, 1000, 4097, 30_000, 300_001];
+const LARGEST: usize = 300_001;
+
+/// One collective after another over two windows, at several offsets.
+fn over_windows(rank: &Rank, collective: Collective, kinds: &[Kind], op: Op) {
+    let ranks = rank.ranks as usize;
+    let room = 4 * LARGEST * ranks + 64;
+    let mut buffers = Buffers {
+        input: Shown::new(rank, room),
+        output: Shown::new(rank, room),
+        offsets: [0; 2],
+    };
+    assert!(!buffers.input.window.is_null());
+    for &kind in kinds {
+        for (turn, count) in COUNTS.into_iter().enumerate() {
+            buffers.offsets = [turn, turn * (turn + 1) / 2].map(|at| at * size(kind));
+            buffers.issue(rank, collective, kind, op, count);
+            rank.sync();
+            buffers.check(rank, collective, kind, op, count);
+        }
+    }
+    buffers.input.end(rank);
+    buffers.output.end(rank);
+}
+
+/// Runs `body` with NCCL held to each of these kernels over symmetric memory, and checks that it was used.
+fn with_each_kernel(test: &str, ranks: i32, kernels: &[&str], body: impl Fn(&Process, &Rank)) {
+    for kernel in kernels {
+        let environment = [MACHINE, ("NCCL_SYM_KERNEL", kernel)];
+        on_each(test, ranks, &environment, |process| {
+            let rank = process.join();
+            body(&process, &rank);
+            let kernel = env::var("NCCL_SYM_KERNEL").unwrap();
+            let used = process.log().contains(&format!("-> Kernel {kernel} "));
+            assert!(used || process.rank != 0, "{kernel} was not used");
+            rank.destroy();
+        });
+        if is_child_of(test) {
+            break;
+        }
+    }
+}
+
+#[test]
+fn all_gathers_over_windows_use_kernels_over_symmetric_memory() {
+    with_each_kernel(
+        "all_gathers_over_windows_use_kernels_over_symmetric_memory",
+        3,
+        &["AllGather_LL", "AllGather_ST"],
+        |_, rank| {
+            let kinds = [Kind::ncclUint8, Kind::ncclFloat];
+            over_windows(rank, Collective::AllGather, &kinds, Op::ncclSum);
+        },
+    );
+}
+
+#[test]
+fn all_reduces_over_windows_use_kernels_over_symmetric_memory() {
+    with_each_kernel(
+        "all_reduces_over_windows_use_kernels_over_symmetric_memory",
+        3,
+        &["AllReduce_AGxLL_R", "AllReduce_RSxLD_AGxST"],
+        |_, rank| {
+            let kinds = [Kind::ncclFloat, Kind::ncclHalf, Kind::ncclBfloat16];
+            over_windows(rank, Collective::AllReduce, &kinds, Op::ncclSum);
+        },
+    );
+}
+
+#[test]
+fn reduce_scatters_over_windows_use_kernels_over_symmetric_memory() {
+    with_each_kernel(
+        "reduce_scatters_over_windows_use_kernels_over_symmetric_memory",
+        4,
+        &["ReduceScatter_LL", "ReduceScatter_LD"],
+        |_, rank| {
+            let kinds = [Kind::ncclFloat, Kind::ncclHalf, Kind::ncclBfloat16];
+            over_windows(rank, Collective::ReduceScatter, &kinds, Op::ncclSum);
+            // Before 2.28 a kernel of another kind is used.
+            over_windows(rank, Collective::ReduceScatter, &kinds, Op::ncclAvg);
+        },
+    );
+}
+
+#[test]
+fn nccl_chooses_kernels_over_symmetric_memory_for_windows_by_itself() {
+    let name = "nccl_chooses_kernels_over_symmetric_memory_for_windows_by_itself";
+    on_each(name, 2, &[MACHINE], |process| {
+        let rank = process.join();
+        for collective in [
+            Collective::AllGather,
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+        ] {
+            over_windows(&rank, collective, &[Kind::ncclFloat], Op::ncclSum);
+            let used = process
+                .log()
+                .contains(&format!("-> Kernel {collective:?}_"));
+            assert!(used || process.rank != 0, "{collective:?}");
+        }
+        rank.destroy();
+    });
+}
+
+#[test]
+fn collectives_of_a_group_over_windows_share_a_launch() {
+    let name = "collectives_of_a_group_over_windows_share_a_launch";
+    on_each(name, 3, &[MACHINE], |process| {
+        let rank = process.join();
+        for collective in [
+            Collective::AllGather,
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+        ] {
+            let counts = [40_000, 3, 1000, 100_001, 17];
+            let room = 4 * counts.iter().sum::<usize>() * rank.ranks as usize;
+            let all: Vec<_> = counts
+                .iter()
+                .map(|_| Buffers {
+                    input: Shown::new(&rank, room),
+                    output: Shown::new(&rank, room),
+                    offsets: [0; 2],
+                })
+                .collect();
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+            for (buffers, count) in all.iter().zip(counts) {
+                buffers.issue(&rank, collective, Kind::ncclFloat, Op::ncclSum, count);
+            }
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+            rank.sync();
+            for (buffers, count) in all.into_iter().zip(counts) {
+                buffers.check(&rank, collective, Kind::ncclFloat, Op::ncclSum, count);
+                buffers.input.end(&rank);
+                buffers.output.end(&rank);
+            }
+        }
+        rank.destroy();
+    });
+}
+
+#[test]
+fn an_abort_ends_a_kernel_over_symmetric_memory_that_waits() {
+    let name = "an_abort_ends_a_kernel_over_symmetric_memory_that_waits";
+    let environment = [MACHINE, ("NCCL_SYM_KERNEL", "AllReduce_RSxLD_AGxST")];
+    on_each(name, 2, &environment, |process| {
+        let rank = process.join();
+        let buffers = Buffers {
+            input: Shown::new(&rank, 4096),
+            output: Shown::new(&rank, 4096),
+            offsets: [0; 2],
+        };
+        process.meet("registered");
+        if process.rank == 0 && version() >= 22800 {
+            let (collective, kind, op) = (Collective::AllReduce, Kind::ncclFloat, Op::ncclSum);
+            buffers.issue(&rank, collective, kind, op, 100);
+            assert!(real::stays(Duration::from_millis(200), || !rank.is_idle()));
+            assert_eq!(rank.abort(), 0, "{}", last_error());
+            wait_until("the stream is idle", || rank.is_idle());
+        }
+        process.meet("aborted");
+    });
+}
+
+/// The release, as `2.28.3` is 22803.
+fn version() -> i32 {
+    let mut version = 0;
+    assert_eq!(nccl!(ncclGetVersion(&mut version)), 0);
+    version
+}
+
+#[test]
+fn registered_buffers_are_used_in_place() {
+    let name = "registered_buffers_are_used_in_place";
+    on_each(name, 2, &[MACHINE], |process| {
+        let rank = process.join();
+        let room = 4 * LARGEST * rank.ranks as usize + 64;
+        let buffers = Buffers {
+            input: Shown::without_window(&rank, room),
+            output: Shown::without_window(&rank, room),
+            offsets: [0; 2],
+        };
+        let handles = [&buffers.input, &buffers.output].map(|shown| {
+            let mut handle = null_mut();
+            let (address, bytes) = (shown.address, shown.bytes);
+            let code = nccl!(ncclCommRegister(rank.comm, address, bytes, &mut handle));
+            assert_eq!(code, 0, "{}", last_error());
+            handle
+        });
+        for collective in [
+            Collective::AllGather,
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+        ] {
+            for count in COUNTS {
+                let (kind, op) = (Kind::ncclFloat, Op::ncclSum);
+                buffers.issue(&rank, collective, kind, op, count);
+                rank.sync();
+                buffers.check(&rank, collective, kind, op, count);
+            }
+        }
+        // A send and a receive between the two ranks.
+        let peer = 1 - rank.rank;
+        buffers.input.write(0, &[rank.rank as u8 + 1; 1 << 20]);
+        let (from, to, stream) = (
+            buffers.input.address,
+            buffers.output.address,
+            rank.cuda_stream(),
+        );
+        let (count, kind) = (1 << 20, Kind::ncclUint8);
+        assert_eq!(nccl!(ncclGroupStart()), 0);
+        assert_eq!(
+            nccl!(ncclSend(from, count, kind, peer, rank.comm, stream)),
+            0
+        );
+        assert_eq!(nccl!(ncclRecv(to, count, kind, peer, rank.comm, stream)), 0);
+        assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+        rank.sync();
+        let found = buffers.output.read(0, count);
+        assert!(found.iter().all(|&byte| byte == peer as u8 + 1));
+        let log = process.log();
+        assert!(log.contains("IPC register"), "no buffer was registered");
+        for handle in handles {
+            assert_eq!(nccl!(ncclCommDeregister(rank.comm, handle)), 0);
+        }
+        buffers.input.end(&rank);
+        buffers.output.end(&rank);
+        rank.destroy();
+    });
+}
+
+#[test]
+fn without_thread_blocks_collectives_over_windows_are_copies() {
+    let name = "without_thread_blocks_collectives_over_windows_are_copies";
+    on_each(name, 3, &[MACHINE, ("NCCL_CTA_POLICY", "2")], |process| {
+        let rank = process.join();
+        if version() < 22800 {
+            return rank.destroy();
+        }
+        over_windows(
+            &rank,
+            Collective::AllGather,
+            &[Kind::ncclUint8],
+            Op::ncclSum,
+        );
+        let ranks = rank.ranks as usize;
+        let (input, output) = (
+            Shown::new(&rank, 100_001 * ranks),
+            Shown::new(&rank, 100_001 * ranks),
+        );
+        for count in [1, 100, 100_001] {
+            for peer in 0..ranks {
+                let value = 10 * rank.rank as u8 + peer as u8;
+                input.write(peer * count, &vec![value; count]);
+            }
+            let (from, to, stream) = (input.address, output.address, rank.cuda_stream());
+            let kind = Kind::ncclUint8;
+            let code = nccl!(ncclAlltoAll(from, to, count, kind, rank.comm, stream));
+            assert_eq!(code, 0, "{}", last_error());
+            rank.sync();
+            for peer in 0..ranks {
+                let value = 10 * peer as u8 + rank.rank as u8;
+                let found = output.read(peer * count, count);
+                assert!(found.iter().all(|&byte| byte == value), "from {peer}");
+            }
+        }
+        if process.rank == 0 {
+            let log = process.log();
+            for collective in ["AllGather", "AlltoAll"] {
+                let used = log.contains(&format!("{collective} [Copy Engine]"));
+                assert!(used, "{collective} was no copy");
+            }
+        }
+        input.end(&rank);
+        output.end(&rank);
+        rank.destroy();
+    });
+}
+
+fn from(peer: i32, count: i32) -> ncclWaitSignalDesc_t {
+    ncclWaitSignalDesc_t {
+        opCnt: count,
+        peer,
+        sigIdx: 0,
+        ctx: 0,
+    }
+}
+
+/// Waits for signals, and for the stream.
+fn wait(rank: &Rank, descriptors: &mut [ncclWaitSignalDesc_t]) {
+    let (count, list) = (descriptors.len() as i32, descriptors.as_mut_ptr());
+    let code = nccl!(ncclWaitSignal(count, list, rank.comm, rank.cuda_stream()));
+    assert_eq!(code, 0, "{}", last_error());
+    rank.sync();
+}
+
+fn put(rank: &Rank, from: &Shown, count: usize, peer: i32, to: &Shown, at: usize) -> u32 {
+    let (kind, stream) = (Kind::ncclUint8, rank.cuda_stream());
+    let (address, window) = (from.address, to.window);
+    nccl!(ncclPutSignal(
+        address, count, kind, peer, window, at, 0, 0, 0, rank.comm, stream
+    ))
+}
+
+#[test]
+fn ranks_put_to_each_other_and_wait_for_signals() {
+    const EACH: usize = 100_000;
+    let name = "ranks_put_to_each_other_and_wait_for_signals";
+    on_each(name, 3, &[MACHINE], |process| {
+        let rank = process.join();
+        if lacks_signals() {
+            return rank.destroy();
+        }
+        let ranks = rank.ranks;
+        let source = Shown::new(&rank, EACH);
+        let target = Shown::new(&rank, EACH * ranks as usize);
+        let others = || (0..ranks).filter(|&peer| peer != rank.rank);
+        for turn in 0..3 {
+            source.write(0, &vec![10 * rank.rank as u8 + turn; EACH]);
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+            for peer in others() {
+                let at = EACH * rank.rank as usize;
+                let code = put(&rank, &source, EACH, peer, &target, at);
+                assert_eq!(code, 0, "{}", last_error());
+            }
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+            let mut all: Vec<_> = others().map(|peer| from(peer, 1)).collect();
+            wait(&rank, &mut all);
+            for peer in others() {
+                let found = target.read(EACH * peer as usize, EACH);
+                let expected = 10 * peer as u8 + turn;
+                assert!(found.iter().all(|&byte| byte == expected), "of {peer}");
+            }
+            // Nobody writes again before everybody has read.
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+            for peer in others() {
+                let stream = rank.cuda_stream();
+                let code = nccl!(ncclSignal(peer, 0, 0, 0, rank.comm, stream));
+                assert_eq!(code, 0, "{}", last_error());
+            }
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+            wait(&rank, &mut all);
+        }
+        source.end(&rank);
+        target.end(&rank);
+        rank.destroy();
+    });
+}
+
+/// Whether the release has no operations that only one side calls.
+fn lacks_signals() -> bool {
+    ranks::api().ncclPutSignal().is_err()
+}
+
+#[test]
+fn over_two_hosts_there_are_no_windows_and_no_puts() {
+    let name = "over_two_hosts_there_are_no_windows_and_no_puts";
+    on_each(name, 2, &[], |process| {
+        // SAFETY: nothing else uses the environment yet.
+        unsafe { env::set_var("NCCL_HOSTID", format!("host{}", process.rank)) };
+        let rank = process.join();
+        let shown = Shown::new(&rank, 4096);
+        // Not an error: there is just no window.
+        assert!(shown.window.is_null());
+        if !lacks_signals() {
+            let code = put(&rank, &shown, 1, 1 - rank.rank, &shown, 0);
+            assert_eq!(code, 4);
+            let error = last_error();
+            assert!(error.contains("host RMA is not supported"), "{error}");
+        }
+        shown.end(&rank);
+        rank.destroy();
+    });
+}
