@@ -15,7 +15,7 @@ use nccl_sys::{
 use ranks::{Memory, Process, Rank, nccl, wait_until};
 use real::{
     P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_each, processes_on_each,
-    stays, within,
+    release, stays, within,
 };
 
 /// Long enough to see that something does not come back.
@@ -325,7 +325,12 @@ fn a_death_over_sockets_is_a_remote_error() {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         buffers.begin(&rank);
-        assert_eq!(asynchronous_error(&rank), REMOTE_ERROR);
+        if release() < (2, 28, 0) {
+            // The proxy's error reaches the log, and not the communicator's state.
+            assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
+        } else {
+            assert_eq!(asynchronous_error(&rank), REMOTE_ERROR);
+        }
         let log = process.log();
         assert!(log.contains("Connection closed by remote peer"), "{log}");
         assert_eq!(rank.abort(), 0);
@@ -360,6 +365,15 @@ fn a_rank_that_is_stopped_is_waited_for_over_sockets() {
         process.meet("over");
         assert_eq!(rank.abort(), 0);
     });
+}
+
+/// Whether the release has `ncclCommRevoke`.
+fn has_revoke() -> bool {
+    let has = release() >= (2, 28, 7);
+    if !has {
+        println!("NOT TESTED: this release has no ncclCommRevoke");
+    }
+    has
 }
 
 /// Shrinks a communicator to those that live. A communicator that does not block writes its child some time later.
@@ -403,6 +417,12 @@ fn check_child(process: &Process, rank: &Rank, comm: ncclComm_t) {
 fn after_a_death_over_p2p_a_revoked_communicator_shrinks() {
     let name = "after_a_death_over_p2p_a_revoked_communicator_shrinks";
     processes_on_each(name, 3, &P2P, only_rank_1_is_killed, |process| {
+        if !has_revoke() {
+            if process.rank == 1 {
+                die();
+            }
+            return;
+        }
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         buffers.begin(&rank);
@@ -423,6 +443,9 @@ fn after_a_death_over_p2p_a_revoked_communicator_shrinks() {
 fn a_revoked_communicator_takes_nothing_but_an_end() {
     let name = "a_revoked_communicator_takes_nothing_but_an_end";
     on_each(name, 2, &P2P, |process| {
+        if !has_revoke() {
+            return;
+        }
         let rank = process.join();
         let buffers = Buffers::of(&rank);
         buffers.check(&rank);
@@ -457,6 +480,11 @@ fn after_an_asynchronous_error_a_shrink_is_refused() {
     processes_on_each(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
+        if release() < (2, 28, 0) {
+            println!("NOT TESTED: this release reports no asynchronous error over sockets");
+            process.meet_of_two("over");
+            return;
+        }
         buffers.begin(&rank);
         assert_eq!(asynchronous_error(&rank), REMOTE_ERROR);
         let start = Instant::now();
@@ -493,7 +521,9 @@ fn a_blocking_finalize_waits_for_the_peer() {
             if process.rank == 0 {
                 let start = Instant::now();
                 assert_eq!(Handle::of(&rank).finalize(), 0);
-                assert!(start.elapsed() > Duration::from_millis(1000));
+                // Older releases wait for nobody over P2P.
+                let waits = release() >= (2, 32, 3);
+                assert_eq!(start.elapsed() > Duration::from_millis(1000), waits);
             } else {
                 thread::sleep(Duration::from_millis(1500));
             }
@@ -517,14 +547,16 @@ fn a_destroy_with_a_dead_peer_retries_over_p2p() {
         until_rank_1_is_dead(&process, &rank);
         let start = Instant::now();
         assert_eq!(Handle::of(&rank).destroy(), 0);
-        // 100 + 200 + … + 500 ms.
-        assert!(
-            start.elapsed() > Duration::from_millis(1200),
-            "{:?}",
-            start.elapsed()
-        );
+        let elapsed = start.elapsed();
         let log = process.log();
-        assert!(log.contains("retrying (5/5)"), "{log}");
+        // Older releases do not dial again. 100 + 200 + … + 500 ms.
+        let retries = release() >= (2, 32, 3);
+        assert_eq!(
+            elapsed > Duration::from_millis(1200),
+            retries,
+            "{elapsed:?}"
+        );
+        assert_eq!(log.contains("retrying (5/5)"), retries, "{log}");
     });
 }
 

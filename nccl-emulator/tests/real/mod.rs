@@ -83,6 +83,13 @@ pub(crate) fn on_each(
     processes_on_each(test, ranks, environment, |_, status| status.success(), body);
 }
 
+/// The release of the library of this process.
+pub(crate) fn release() -> (i32, i32, i32) {
+    let mut code = 0;
+    assert_eq!(nccl!(ncclGetVersion(&mut code)), 0);
+    (code / 10_000, code / 100 % 100, code % 100)
+}
+
 /// Whether a rank was killed.
 pub(crate) fn killed(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
