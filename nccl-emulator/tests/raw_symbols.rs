@@ -378,8 +378,9 @@ fn what_is_not_there_says_so() {
         call!(c"cuModuleLoadFatBinary", null.cast() => *mut *mut c_void, null => *const c_void),
         call!(c"cuGraphCreate", null.cast() => *mut *mut c_void, 0 => c_uint),
         call!(c"cuMemAllocManaged", null.cast() => *mut u64, 1 => usize, 1 => c_uint),
-        call!(c"cuIpcGetMemHandle", null => *mut c_void, 0 => u64),
-        call!(c"cuMemCreate", null => *mut c_void, 1 => usize, null => *const c_void, 0 => u64),
+        call!(c"cuIpcGetEventHandle", null => *mut c_void, null => *mut c_void),
+        call!(c"cuMulticastCreate", null.cast() => *mut u64, null => *const c_void),
+        call!(c"cuMemGetHandleForAddressRange", null => *mut c_void, 0 => u64, 1 => usize, 1 => c_uint, 0 => u64),
     ] {
         assert_eq!(code, NOT_SUPPORTED);
     }

@@ -102,6 +102,7 @@ impl Context {
         for (_, peer) in std::mem::take(&mut *lock(&self.peers)) {
             memory::forbid_peer(self.device, peer);
         }
+        memory::ipc::close_all_of(self.number);
         memory::free_all_of(self.device, self.number);
     }
 

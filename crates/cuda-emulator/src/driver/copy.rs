@@ -31,6 +31,8 @@ pub(super) fn symbols() -> Vec<Symbol> {
     vec![
         (c"cuMemcpy", any_sync as *const c_void),
         (c"cuMemcpyAsync", any as *const c_void),
+        (c"cuMemcpyBatchAsync", batch as *const c_void),
+        (c"cuMemcpyBatchAsync_v2", batch_v2 as *const c_void),
         (c"cuMemcpyHtoD_v2", htod_sync as *const c_void),
         (c"cuMemcpyHtoDAsync_v2", htod as *const c_void),
         (c"cuMemcpyDtoH_v2", dtoh_sync as *const c_void),
@@ -349,6 +351,73 @@ unsafe extern "C" fn any_sync(to: u64, from: u64, len: usize) -> CUresult {
 unsafe extern "C" fn any(to: u64, from: u64, len: usize, stream: *mut c_void) -> CUresult {
     enter("cuMemcpyAsync", || {
         anywhere(&stream_of(stream)?, to, from, len, false)
+    })
+}
+
+/// Several copies between addresses of either kind. What the attributes say of them, where the memory is and when the
+/// source may be read, are hints: pageable sources are read at the call here, the others in the order of the stream.
+/// Gives the number of the copy that failed.
+fn several(
+    to: *const u64,
+    from: *const u64,
+    sizes: *const usize,
+    count: usize,
+    stream: *mut c_void,
+) -> Result<(), (CUresult, usize)> {
+    // Of no single copy.
+    let whole = |error| (error, usize::MAX);
+    if count == 0 || to.is_null() || from.is_null() || sizes.is_null() || stream.addr() <= 1 {
+        return Err(whole(CUresult::ERROR_INVALID_VALUE));
+    }
+    let stream = stream_of(stream).map_err(whole)?;
+    for index in 0..count {
+        // SAFETY: the caller passes `count` of each.
+        let (to, from, len) = unsafe {
+            (
+                to.add(index).read(),
+                from.add(index).read(),
+                sizes.add(index).read(),
+            )
+        };
+        anywhere(&stream, to, from, len, false).map_err(|error| (error, index))?;
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn batch(
+    to: *const u64,
+    from: *const u64,
+    sizes: *const usize,
+    count: usize,
+    _attributes: *const c_void,
+    _attribute_indices: *const usize,
+    _attribute_count: usize,
+    failed: *mut usize,
+    stream: *mut c_void,
+) -> CUresult {
+    enter("cuMemcpyBatchAsync", || {
+        several(to, from, sizes, count, stream).map_err(|(error, index)| {
+            if !failed.is_null() {
+                // SAFETY: not null, so the caller's place for the number.
+                unsafe { failed.write(index) };
+            }
+            error
+        })
+    })
+}
+
+unsafe extern "C" fn batch_v2(
+    to: *const u64,
+    from: *const u64,
+    sizes: *const usize,
+    count: usize,
+    _attributes: *const c_void,
+    _attribute_indices: *const usize,
+    _attribute_count: usize,
+    stream: *mut c_void,
+) -> CUresult {
+    enter("cuMemcpyBatchAsync", || {
+        several(to, from, sizes, count, stream).map_err(|(error, _)| error)
     })
 }
 

@@ -1,4 +1,4 @@
-//! Pinned host memory.
+//! Pinned host memory. Devices use it at the address that it has for the host.
 
 use std::ffi::{c_uint, c_void};
 
@@ -15,6 +15,10 @@ pub(super) fn symbols() -> Vec<Symbol> {
         (c"cuMemHostRegister_v2", register as *const c_void),
         (c"cuMemHostUnregister", unregister as *const c_void),
         (c"cuMemHostGetFlags", get_flags as *const c_void),
+        (
+            c"cuMemHostGetDevicePointer_v2",
+            get_device_pointer as *const c_void,
+        ),
     ]
 }
 
@@ -84,5 +88,20 @@ unsafe extern "C" fn get_flags(place: *mut c_uint, address: *mut c_void) -> CUre
         let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
         // SAFETY: the caller passes null or a place for the flags.
         unsafe { store(place, block.flags) }
+    })
+}
+
+unsafe extern "C" fn get_device_pointer(
+    place: *mut u64,
+    address: *mut c_void,
+    flags: c_uint,
+) -> CUresult {
+    enter("cuMemHostGetDevicePointer", || {
+        let block = memory::host_block(address.addr());
+        if flags != 0 || block.is_none() {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller passes null or a place for the address.
+        unsafe { store(place, address.addr() as u64) }
     })
 }

@@ -110,6 +110,8 @@ fn find(name: &CStr, version: c_int) -> Option<*mut c_void> {
             b"cuGetProcAddress_v2" => 12_000,
             b"cuCtxGetDevice_v2" | b"cuCtxSynchronize_v2" => 13_000,
             b"cuEventElapsedTime_v2" => 12_080,
+            b"cuMemcpyBatchAsync" => 12_080,
+            b"cuMemcpyBatchAsync_v2" => 13_000,
             _ => 0,
         };
         (version >= since)

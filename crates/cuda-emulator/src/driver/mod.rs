@@ -13,6 +13,7 @@ pub mod device;
 mod event;
 mod graph;
 mod host;
+mod ipc;
 mod launch;
 mod lookup;
 mod memory;
@@ -22,6 +23,7 @@ mod refused;
 pub mod result;
 mod rows;
 mod stream;
+mod stream_memory;
 mod virtual_memory;
 pub mod visible;
 
@@ -70,6 +72,8 @@ pub fn symbols() -> Vec<Symbol> {
     all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
+    all.extend(ipc::symbols());
+    all.extend(stream_memory::symbols());
     all.extend(copy::symbols());
     all.extend(rows::symbols());
     all.extend(module::symbols());
@@ -91,6 +95,8 @@ pub fn has_faults_at(function: &str) -> bool {
     all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
+    all.extend(ipc::symbols());
+    all.extend(stream_memory::symbols());
     all.extend(copy::symbols());
     all.extend(rows::symbols());
     all.extend(module::symbols());
@@ -219,6 +225,8 @@ mod tests {
             (include_str!("virtual_memory.rs"), virtual_memory::symbols()),
             (include_str!("pointer.rs"), pointer::symbols()),
             (include_str!("host.rs"), host::symbols()),
+            (include_str!("ipc.rs"), ipc::symbols()),
+            (include_str!("stream_memory.rs"), stream_memory::symbols()),
             (include_str!("copy.rs"), copy::symbols()),
             (include_str!("rows.rs"), rows::symbols()),
             (include_str!("module.rs"), module::symbols()),

@@ -15,17 +15,14 @@ const NO_MULTICAST: &str = "the emulator has no multicast objects";
 const NO_ENDPOINTS: &str = "the emulator has no logical endpoints";
 const NO_RANGE_HANDLES: &str =
     "the emulator gives no DMA buffers: export memory of cuMemCreate as a descriptor";
-pub(super) const NO_IPC: &str =
-    "the emulator has no CUDA IPC: NCCL's own transport needs none here";
+pub(super) const NO_IPC: &str = "of CUDA IPC the emulator shares memory, and not events";
 const NO_MANAGED: &str = "the emulator has no managed memory";
 const NO_2D: &str = "the emulator has no fills in two dimensions and no copies in three, and copies in two only from device \
     to device (cuMemcpy2DAsync)";
 pub(super) const NO_ARRAYS: &str =
     "the emulator copies rows from device to device alone, and has no arrays";
 const NO_POOLS: &str = "the emulator has one memory pool for each device, and no others";
-const NO_MAPPED: &str = "the emulator's devices cannot reach host memory: copy it";
 const NO_EXTERNAL: &str = "the emulator imports no memory or semaphores of other APIs";
-const NO_STREAM_MEMORY: &str = "the emulator has no memory operations in streams: use events";
 const NO_CALLBACKS: &str = "the emulator has no stream callbacks: use cuLaunchHostFunc";
 
 /// Says why a function is refused, the first time.
@@ -87,7 +84,7 @@ refused! {
     NO_RANGE_HANDLES:
         cuMemGetHandleForAddressRange;
     NO_IPC:
-        cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle;
+        cuIpcGetEventHandle cuIpcOpenEventHandle;
     NO_MANAGED:
         cuMemAllocManaged cuMemAdvise cuMemAdvise_v2 cuMemPrefetchAsync cuMemPrefetchAsync_v2
         cuMemRangeGetAttribute cuMemRangeGetAttributes cuStreamAttachMemAsync;
@@ -99,15 +96,10 @@ refused! {
         cuMemPoolCreate cuMemPoolDestroy cuMemPoolSetAccess cuMemPoolGetAccess
         cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle cuMemPoolExportPointer
         cuMemPoolImportPointer;
-    NO_MAPPED:
-        cuMemHostGetDevicePointer_v2;
     NO_EXTERNAL:
         cuImportExternalMemory cuExternalMemoryGetMappedBuffer cuDestroyExternalMemory
         cuImportExternalSemaphore cuSignalExternalSemaphoresAsync cuWaitExternalSemaphoresAsync
         cuDestroyExternalSemaphore;
-    NO_STREAM_MEMORY:
-        cuStreamWaitValue32_v2 cuStreamWaitValue64_v2 cuStreamWriteValue32_v2 cuStreamWriteValue64_v2
-        cuStreamBatchMemOp_v2;
     NO_CALLBACKS:
         cuStreamAddCallback;
 }

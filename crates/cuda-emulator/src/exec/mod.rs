@@ -19,6 +19,7 @@
 //! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the
 //! rest.
 
+mod backoff;
 mod bell;
 pub mod capture;
 mod dispatch;
@@ -34,6 +35,7 @@ mod work;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+pub use backoff::Backoff;
 pub use bell::Bell;
 pub use capture::{Capture, Info, Standing};
 pub use event::Event;

@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::driver::CUresult;
 use crate::driver::context::Context;
-use crate::exec::{Pause, Recipe, Step, Stream, Work};
+use crate::exec::{Backoff, Pause, Recipe, Step, Stream, Work};
 use crate::hooks;
 use crate::registry::Registry;
 use crate::violations::Violation;
@@ -166,7 +166,7 @@ impl Recipe for ProgramKernel {
             name: self.registered.name.clone(),
             context: Arc::clone(&self.context),
             stream: Arc::clone(stream),
-            idle: 0,
+            backoff: Backoff::default(),
             start,
         })
     }
@@ -177,8 +177,7 @@ struct Running {
     name: String,
     context: Arc<Context>,
     stream: Arc<Stream>,
-    /// Steps in a row in which nothing moved.
-    idle: u32,
+    backoff: Backoff,
     /// It begins later than it could: then.
     start: Option<Instant>,
 }
@@ -198,11 +197,11 @@ impl Work for Running {
         match progress {
             Ok(Progress::Done) => Step::Done,
             Ok(Progress::Moved) => {
-                self.idle = 0;
+                self.backoff.moved();
                 Step::Progress
             }
             Ok(Progress::Waiting) => {
-                self.idle = self.idle.saturating_add(1);
+                self.backoff.missed();
                 Step::Blocked { seen: 0 }
             }
             Err(Failed::Violation(violation)) => {
@@ -224,7 +223,7 @@ impl Work for Running {
         if let Some(start) = self.start {
             return Pause::For(start.saturating_duration_since(Instant::now()));
         }
-        Pause::For(backoff(self.idle))
+        self.backoff.pause()
     }
 
     fn describe(&self) -> String {
@@ -235,35 +234,11 @@ impl Work for Running {
     }
 }
 
-/// How long a run is left alone after so many steps in vain: at first its core is only given away.
-fn backoff(idle: u32) -> Duration {
-    const YIELDS: u32 = 64;
-    const FIRST: Duration = Duration::from_micros(20);
-    const LONGEST: Duration = Duration::from_millis(1);
-    match idle.checked_sub(YIELDS) {
-        None => Duration::ZERO,
-        Some(steps) => (FIRST * 2u32.saturating_pow((steps / 16).min(10))).min(LONGEST),
-    }
-}
-
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registered")
             .field("name", &self.name)
             .field("attributes", &self.attributes)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_is_left_alone_for_longer_the_longer_nothing_moves() {
-        assert_eq!(backoff(0), Duration::ZERO);
-        let pauses: Vec<_> = (0..1000).map(backoff).collect();
-        assert!(pauses.is_sorted());
-        assert_eq!(pauses.last(), Some(&Duration::from_millis(1)));
     }
 }

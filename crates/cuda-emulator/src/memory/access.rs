@@ -3,6 +3,7 @@
 //! | address of | comes from | usable by |
 //! |---|---|---|
 //! | device memory | `cuMemAlloc`, `cuMemAllocAsync` | its device, and those that enabled peer access to it |
+//! | another process's | `cuIpcOpenMemHandle` | the device of the context that opened it |
 //! | mapped memory | `cuMemMap` | the devices that `cuMemSetAccess` named |
 //! | pinned host memory | `cuMemHostAlloc`, `cuMemHostRegister` | all devices |
 //!
@@ -13,8 +14,9 @@
 use std::sync::Arc;
 
 use super::host::HostRange;
+use super::ipc::OpenedRange;
 use super::reservation::Pieces;
-use super::{DeviceOrdinal, Mapping, Span, host, peers, pool_at, reservation};
+use super::{DeviceOrdinal, Mapping, Span, host, ipc, peers, pool_at, reservation};
 use crate::violations::{Violation, ViolationKind};
 
 /// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.
@@ -27,6 +29,8 @@ enum Kind {
     Nothing,
     /// Of a pool of this process.
     Pool { mapping: Arc<Mapping>, span: Span },
+    /// Another process's, opened here.
+    Opened(OpenedRange),
     /// In a reservation.
     Mapped(Pieces),
     /// Pinned.
@@ -47,6 +51,9 @@ pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
             mapping: Arc::clone(pool.mapping()),
             span: pool.span(offset, len)?,
         }
+    } else if let Some(range) = ipc::find(address, len) {
+        range.view()?;
+        Kind::Opened(range)
     } else if let Some(pieces) = reservation::find(address, len) {
         Kind::Mapped(pieces?)
     } else if let Some(range) = host::find(address as usize, len as usize) {
@@ -78,6 +85,7 @@ impl Place {
         match &self.0 {
             Kind::Nothing => Ok(std::ptr::dangling_mut()),
             Kind::Pool { mapping, span } => mapping.view(span),
+            Kind::Opened(range) => range.view(),
             Kind::Mapped(pieces) => pieces.view(),
             Kind::Host(range) => range.view(),
         }
@@ -91,6 +99,7 @@ impl Place {
         match &self.0 {
             Kind::Nothing => Ok(()),
             Kind::Pool { mapping, span } => mapping.still_valid(span),
+            Kind::Opened(range) => range.still_valid(),
             Kind::Mapped(pieces) => pieces.still_valid(),
             Kind::Host(range) => range.view().map(drop),
         }
@@ -99,7 +108,7 @@ impl Place {
     /// Whether the host may use the bytes at their own address.
     pub fn is_host(&self) -> bool {
         match &self.0 {
-            Kind::Nothing | Kind::Pool { .. } => false,
+            Kind::Nothing | Kind::Pool { .. } | Kind::Opened(_) => false,
             Kind::Mapped(pieces) => pieces.is_host(),
             Kind::Host(_) => true,
         }
@@ -112,6 +121,7 @@ impl Place {
     pub fn reachable_from(&self, device: DeviceOrdinal) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing | Kind::Host(_) => Ok(()),
+            Kind::Opened(range) => range.reachable_from(device),
             Kind::Mapped(pieces) => pieces.reachable_from(Some(device)),
             Kind::Pool { mapping, .. } if peers::may_use(device, mapping.device()) => Ok(()),
             Kind::Pool { mapping, span } => Err(Violation::new(

@@ -153,11 +153,6 @@ impl Mapping {
         self.device
     }
 
-    /// The process that owns it.
-    pub(super) fn process(&self) -> u32 {
-        self.pid
-    }
-
     /// The token it is known by.
     pub(super) fn token(&self) -> u128 {
         self.token

@@ -17,6 +17,7 @@
 mod access;
 mod address;
 mod host;
+pub mod ipc;
 mod mapping;
 mod peers;
 mod physical;
@@ -143,6 +144,7 @@ fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
 pub fn is_device_address(ptr: u64) -> bool {
     Windows::get().is_ok_and(|windows| windows.locate(ptr).is_some())
         || reservation::is_device_address(ptr)
+        || ipc::is_opened(ptr)
 }
 
 /// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
@@ -175,6 +177,12 @@ fn not_device_memory(ptr: u64, len: u64) -> Violation {
             block.len
         );
         return Violation::new(ViolationKind::HostMemory, None, text);
+    }
+    if ipc::is_opened(ptr) {
+        let text = format!(
+            "memory of this process is needed, but 0x{ptr:x} is in memory that cuIpcOpenMemHandle opened"
+        );
+        return Violation::new(ViolationKind::Misuse, None, text);
     }
     if reservation::piece_at(ptr).is_some() {
         let text = format!(
@@ -247,8 +255,10 @@ pub struct Found {
 
 /// The live allocation that an address lies in.
 pub fn allocation_at(ptr: u64) -> Option<Found> {
-    let (pool, offset) = pool_at(ptr)?;
-    pool.allocation_at(offset)
+    match pool_at(ptr) {
+        Some((pool, offset)) => pool.allocation_at(offset),
+        None => ipc::allocation_at(ptr),
+    }
 }
 
 /// Frees all memory that belongs to a context.

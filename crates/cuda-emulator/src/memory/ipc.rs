@@ -1,0 +1,302 @@
+//! Memory of `cuMemAlloc` that another process opens: a handle to send, and an address for it there.
+//!
+//! A handle names the pool of its owner, by process, descriptor and token, and an allocation in it by its number. Who
+//! opens it maps the owner's pool, once, and reads its table: so memory that the owner frees is told by number, as its
+//! own is. The addresses that it gets are a range of their own, which can neither be read nor written.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::address::AddressRange;
+use super::mapping::{Mapping, import, imported};
+use super::pool::HUGE;
+use super::{DeviceOrdinal, Found, Span, pool_at};
+use crate::driver::CUresult;
+use crate::violations::{self, Violation, ViolationKind};
+
+/// "ncclEmuI".
+const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuI");
+
+/// A `CUipcMemHandle`: 64 bytes that a process may send to another.
+pub type Handle = [u8; 64];
+
+/// What a handle says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Named {
+    pid: u32,
+    /// Of the pool's memfd, in its owner.
+    fd: i32,
+    token: u128,
+    index: u32,
+    generation: u32,
+    offset: u64,
+    size: u64,
+}
+
+impl Named {
+    fn to_bytes(self) -> Handle {
+        let words = [
+            MAGIC,
+            u64::from(self.pid) | u64::from(self.fd.cast_unsigned()) << 32,
+            self.token as u64,
+            (self.token >> 64) as u64,
+            u64::from(self.index) | u64::from(self.generation) << 32,
+            self.offset,
+            self.size,
+            0,
+        ];
+        let mut bytes = [0; 64];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &Handle) -> Option<Self> {
+        let mut words = [0; 8];
+        for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(place.try_into().ok()?);
+        }
+        let [magic, process, low, high, entry, offset, size, 0] = words else {
+            return None;
+        };
+        (magic == MAGIC).then_some(Self {
+            pid: process as u32,
+            fd: ((process >> 32) as u32).cast_signed(),
+            token: u128::from(low) | u128::from(high) << 64,
+            index: entry as u32,
+            generation: (entry >> 32) as u32,
+            offset,
+            size,
+        })
+    }
+
+    fn span(&self) -> Span {
+        Span {
+            index: self.index,
+            generation: self.generation,
+            offset: self.offset,
+            len: self.size,
+        }
+    }
+}
+
+/// The handle of the allocation that an address lies in.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if it is no memory of `cuMemAlloc`.
+pub fn handle_of(address: u64) -> Result<Handle, CUresult> {
+    use std::os::fd::AsRawFd;
+    let (pool, offset) = pool_at(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    let found = pool
+        .allocation_at(offset)
+        .filter(|found| found.ipc)
+        .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    let start = offset - (address - found.start);
+    let span = pool
+        .span(start, found.size)
+        .map_err(|_| CUresult::ERROR_INVALID_VALUE)?;
+    let named = Named {
+        pid: std::process::id(),
+        fd: pool.fd().as_raw_fd(),
+        token: pool.token(),
+        index: span.index,
+        generation: span.generation,
+        offset: span.offset,
+        size: span.len,
+    };
+    Ok(named.to_bytes())
+}
+
+/// An allocation of another process, opened here.
+#[derive(Debug)]
+pub(super) struct Opened {
+    window: AddressRange,
+    mapping: Arc<Mapping>,
+    named: Named,
+    device: DeviceOrdinal,
+    /// The number of the context that opened it.
+    context: u32,
+    number: u64,
+    closed: AtomicBool,
+}
+
+/// By address; with each, how often it was opened.
+static OPENED: RwLock<BTreeMap<u64, (Arc<Opened>, u32)>> = RwLock::new(BTreeMap::new());
+
+/// Opens what a handle names, for work of a device. A context that opens it again gets the same address.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, or whose memory was freed, and with a line on stderr if its
+/// process cannot be reached; `CUDA_ERROR_INVALID_CONTEXT` for one of this process; `CUDA_ERROR_OUT_OF_MEMORY`.
+pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64, CUresult> {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let named = Named::from_bytes(handle).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    if named.pid == std::process::id() {
+        return Err(CUresult::ERROR_INVALID_CONTEXT);
+    }
+    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    for (&address, (opened, count)) in all.iter_mut() {
+        if opened.context == context && opened.named == named {
+            *count += 1;
+            return Ok(address);
+        }
+    }
+    let mapping = pool_of(&named)?;
+    mapping.view(&named.span()).map_err(|violation| {
+        violations::record(violation.during("cuIpcOpenMemHandle"));
+        CUresult::ERROR_INVALID_VALUE
+    })?;
+    // As the owner aligns it.
+    let len = named.size.next_multiple_of(4096);
+    let align = if len >= HUGE { HUGE } else { 4096 };
+    let window = AddressRange::reserve(len, align).map_err(|_| CUresult::ERROR_OUT_OF_MEMORY)?;
+    let address = window.address();
+    let opened = Opened {
+        window,
+        mapping,
+        named,
+        device,
+        context,
+        number: NUMBER.fetch_add(1, Ordering::Relaxed),
+        closed: AtomicBool::new(false),
+    };
+    all.insert(address, (Arc::new(opened), 1));
+    Ok(address)
+}
+
+/// The pool of a handle, mapped here.
+fn pool_of(named: &Named) -> Result<Arc<Mapping>, CUresult> {
+    if let Some(mapping) = imported(named.token) {
+        return Ok(mapping);
+    }
+    let refused = |reason: &dyn std::fmt::Display| {
+        eprintln!(
+            "nccl-emulator: cuIpcOpenMemHandle returns CUDA_ERROR_INVALID_VALUE: the device memory of process {} cannot \
+             be reached: {reason}. It has to be alive, in the same PID namespace, and of the same user",
+            named.pid
+        );
+        CUresult::ERROR_INVALID_VALUE
+    };
+    let path = format!("/proc/{}/fd/{}", named.pid, named.fd);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|error| refused(&error))?;
+    import(file.into(), named.token).map_err(|error| refused(&error))
+}
+
+/// Closes what was opened, as often as it was opened. The device whose work used it is asked for first, so that the
+/// caller can wait for that.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if the address is not one that [`open`] gave.
+pub fn close(address: u64, settle: impl FnOnce(DeviceOrdinal)) -> Result<(), CUresult> {
+    let device = {
+        let all = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+        let (opened, _) = all.get(&address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        opened.device
+    };
+    settle(device);
+    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    let (opened, count) = all.get_mut(&address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    *count -= 1;
+    if *count == 0 {
+        opened.closed.store(true, Ordering::Release);
+        let ended = all.remove(&address);
+        drop(all);
+        drop(ended);
+    }
+    Ok(())
+}
+
+/// Closes all that a context opened.
+pub fn close_all_of(context: u32) {
+    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|_, (opened, _)| {
+        let keep = opened.context != context;
+        opened.closed.fetch_or(!keep, Ordering::AcqRel);
+        keep
+    });
+}
+
+fn opened_at(address: u64) -> Option<(Arc<Opened>, u64)> {
+    let all = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+    let (&start, (opened, _)) = all.range(..=address).next_back()?;
+    let offset = address - start;
+    (offset < opened.window.len()).then(|| (Arc::clone(opened), offset))
+}
+
+/// Whether an address lies in memory that was opened.
+pub(super) fn is_opened(address: u64) -> bool {
+    opened_at(address).is_some()
+}
+
+/// What an address lies in.
+pub(super) fn allocation_at(address: u64) -> Option<Found> {
+    let (opened, offset) = opened_at(address)?;
+    (offset < opened.named.size).then(|| Found {
+        device: opened.device,
+        start: opened.window.address(),
+        size: opened.named.size,
+        id: 1 << 60 | opened.number,
+        ipc: false,
+        mempool: 0,
+    })
+}
+
+/// A range of opened memory.
+#[derive(Debug, Clone)]
+pub(super) struct OpenedRange {
+    opened: Arc<Opened>,
+    span: Span,
+}
+
+/// The range at an address, if that lies in opened memory. Bounds are checked with the owner's table.
+pub(super) fn find(address: u64, len: u64) -> Option<OpenedRange> {
+    let (opened, offset) = opened_at(address)?;
+    let span = Span {
+        offset: opened.named.offset + offset,
+        len,
+        ..opened.named.span()
+    };
+    Some(OpenedRange { opened, span })
+}
+
+impl OpenedRange {
+    pub(super) fn view(&self) -> Result<*mut u8, Violation> {
+        self.check_open()?;
+        self.opened.mapping.view(&self.span)
+    }
+
+    pub(super) fn still_valid(&self) -> Result<(), Violation> {
+        self.check_open()?;
+        self.opened.mapping.still_valid(&self.span)
+    }
+
+    fn check_open(&self) -> Result<(), Violation> {
+        if !self.opened.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} bytes of allocation #{} of process {} were used, but it was closed with cuIpcCloseMemHandle",
+            self.span.len, self.span.generation, self.opened.named.pid
+        );
+        let device = Some(self.opened.device);
+        Err(Violation::new(ViolationKind::UseAfterFree, device, text))
+    }
+
+    pub(super) fn reachable_from(&self, device: DeviceOrdinal) -> Result<(), Violation> {
+        if device == self.opened.device {
+            return Ok(());
+        }
+        let text = format!(
+            "{} bytes of allocation #{} of process {} were opened on device {}, and device {device} has no access to them",
+            self.span.len, self.span.generation, self.opened.named.pid, self.opened.device
+        );
+        Err(Violation::new(ViolationKind::Misuse, Some(device), text))
+    }
+}
