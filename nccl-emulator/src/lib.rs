@@ -45,10 +45,15 @@
 //!
 //! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and say once on stderr why:
 //! kernels that are not known ([`kernels`]); graphs that come from anything but a capture, and memory that a graph
-//! allocates; virtual memory management and CUDA IPC; managed memory, and host memory mapped for a device;
-//! memory pools besides the one of each device; fills in two dimensions, copies in three, and in two but from device to device; memory
-//! operations in streams; external memory and semaphores. What of NCCL is missing, its functions
-//! say in the same way.
+//! allocates; managed memory; events shared between processes, memory pools that are shared or the host's, fabric handles,
+//! DMA buffers, multicast objects and logical endpoints; fills in two dimensions, copies in three, and in two but from
+//! device to device; flushes of remote writes and atomic reductions in streams; external memory and semaphores. What of
+//! NCCL is missing, its functions say in the same way. The emulator's own NCCL takes memory of `cuMemAlloc` and
+//! `cuMemAllocAsync` as its buffers, and none that `cuMemMap` mapped or another process opened.
+//!
+//! Device memory is mapped nowhere that the host could reach by a device address, virtual memory management and memory
+//! opened from another process included. Only pinned host memory, and memory of the host in virtual memory management,
+//! is used by both sides at one address.
 #[cfg(not(all(
     target_os = "linux",
     target_pointer_width = "64",

@@ -365,7 +365,7 @@ fn what_there_is_not_is_refused_by_name() {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
         // SAFETY: the emulator looks at none of it.
-        let code = unsafe { sys::cuStreamWaitValue32_v2(std::ptr::null_mut(), 0, 0, 0) };
+        let code = unsafe { sys::cuMemAllocManaged(std::ptr::null_mut(), 1, 1) };
         assert_eq!(code, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
     });
 }

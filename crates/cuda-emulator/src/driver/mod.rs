@@ -17,6 +17,7 @@ mod ipc;
 mod launch;
 mod lookup;
 mod memory;
+mod memory_pool;
 mod module;
 mod pointer;
 mod refused;
@@ -69,6 +70,7 @@ pub fn symbols() -> Vec<Symbol> {
     all.extend(graph::symbols());
     all.extend(event::symbols());
     all.extend(memory::symbols());
+    all.extend(memory_pool::symbols());
     all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
@@ -92,6 +94,7 @@ pub fn has_faults_at(function: &str) -> bool {
     all.extend(graph::symbols());
     all.extend(event::symbols());
     all.extend(memory::symbols());
+    all.extend(memory_pool::symbols());
     all.extend(virtual_memory::symbols());
     all.extend(pointer::symbols());
     all.extend(host::symbols());
@@ -103,11 +106,8 @@ pub fn has_faults_at(function: &str) -> bool {
     all.extend(launch::symbols());
     all.iter()
         .filter_map(|(name, _)| name.to_str().ok())
-        .any(|name| without_version(name) == function && name != SAME)
+        .any(|name| without_version(name) == function)
 }
-
-/// The one that is another function under a second name.
-const SAME: &str = "cuDeviceGetMemPool";
 
 /// The name as C programs write it: `cuMemAlloc` for `cuMemAlloc_v2`.
 fn without_version(name: &str) -> &str {
@@ -222,6 +222,7 @@ mod tests {
             (include_str!("graph.rs"), graph::symbols()),
             (include_str!("event.rs"), event::symbols()),
             (include_str!("memory.rs"), memory::symbols()),
+            (include_str!("memory_pool.rs"), memory_pool::symbols()),
             (include_str!("virtual_memory.rs"), virtual_memory::symbols()),
             (include_str!("pointer.rs"), pointer::symbols()),
             (include_str!("host.rs"), host::symbols()),
@@ -235,9 +236,6 @@ mod tests {
         for (text, symbols) in files {
             for (name, _) in symbols {
                 let name = without_version(name.to_str().unwrap());
-                if name == SAME {
-                    continue;
-                }
                 assert!(has_faults_at(name), "{name}");
                 let looks = ["enter", "make", "block"]
                     .iter()

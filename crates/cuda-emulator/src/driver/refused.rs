@@ -21,7 +21,8 @@ const NO_2D: &str = "the emulator has no fills in two dimensions and no copies i
     to device (cuMemcpy2DAsync)";
 pub(super) const NO_ARRAYS: &str =
     "the emulator copies rows from device to device alone, and has no arrays";
-const NO_POOLS: &str = "the emulator has one memory pool for each device, and no others";
+const NO_POOLS: &str =
+    "memory of the emulator's pools is not exported: share memory of cuMemAlloc or cuMemCreate";
 const NO_EXTERNAL: &str = "the emulator imports no memory or semaphores of other APIs";
 const NO_CALLBACKS: &str = "the emulator has no stream callbacks: use cuLaunchHostFunc";
 
@@ -93,7 +94,6 @@ refused! {
         cuMemcpy3DAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemsetD2D8_v2 cuMemsetD2D16_v2
         cuMemsetD2D32_v2 cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async;
     NO_POOLS:
-        cuMemPoolCreate cuMemPoolDestroy cuMemPoolSetAccess cuMemPoolGetAccess
         cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle cuMemPoolExportPointer
         cuMemPoolImportPointer;
     NO_EXTERNAL:

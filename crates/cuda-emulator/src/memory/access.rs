@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::host::HostRange;
 use super::ipc::OpenedRange;
 use super::reservation::Pieces;
-use super::{DeviceOrdinal, Mapping, Span, host, ipc, peers, pool_at, reservation};
+use super::{DeviceOrdinal, Mapping, Span, host, ipc, mempool, peers, pool, pool_at, reservation};
 use crate::violations::{Violation, ViolationKind};
 
 /// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.
@@ -124,12 +124,13 @@ impl Place {
             Kind::Opened(range) => range.reachable_from(device),
             Kind::Mapped(pieces) => pieces.reachable_from(Some(device)),
             Kind::Pool { mapping, .. } if peers::may_use(device, mapping.device()) => Ok(()),
+            Kind::Pool { mapping, span } if granted(device, mapping.device(), span) => Ok(()),
             Kind::Pool { mapping, span } => Err(Violation::new(
                 ViolationKind::Misuse,
                 Some(device),
                 format!(
                     "{} bytes of allocation #{} are memory of device {}, which device {device} has no access to: \
-                     cuCtxEnablePeerAccess was not called",
+                     neither cuCtxEnablePeerAccess nor cuMemPoolSetAccess was called for it",
                     span.len,
                     span.generation,
                     mapping.device(),
@@ -148,6 +149,14 @@ impl Place {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the memory pool of an allocation is open to a device.
+fn granted(device: DeviceOrdinal, owner: DeviceOrdinal, span: &Span) -> bool {
+    pool(owner)
+        .ok()
+        .and_then(|pool| pool.mempool_of(span))
+        .is_some_and(|handle| mempool::may_use(device, handle))
 }
 
 /// A range that work on a device uses now.

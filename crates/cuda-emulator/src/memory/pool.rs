@@ -6,7 +6,7 @@
 //! allocation without a lock or a search. A map entry stays after the free, so that a late use is
 //! told whose memory it was, until the page is handed out again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +63,29 @@ struct Allocator {
     owners: Vec<Owner>,
     /// Number of the last allocation.
     generation: u32,
+    /// Bytes that are allocated from each memory pool, by handle.
+    mempools: HashMap<usize, Usage>,
 }
+
+/// Bytes now and at most.
+#[derive(Debug, Clone, Copy, Default)]
+struct Usage {
+    now: u64,
+    most: u64,
+}
+
+/// The memory pool that an allocation is made from: its handle, and the bytes that may be allocated from it at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Source {
+    pub(super) mempool: usize,
+    pub(super) limit: u64,
+}
+
+/// `cuMemAlloc`.
+const NO_MEMPOOL: Source = Source {
+    mempool: 0,
+    limit: u64::MAX,
+};
 
 /// What an allocation belongs to.
 #[derive(Debug, Clone, Copy, Default)]
@@ -119,6 +141,30 @@ fn zeroed(len: usize) -> Box<[AtomicU32]> {
 }
 
 impl Allocator {
+    fn usage_of(&self, mempool: usize) -> Usage {
+        self.mempools.get(&mempool).copied().unwrap_or_default()
+    }
+
+    /// Memory was allocated from a memory pool.
+    fn took(&mut self, mempool: usize, size: u64) {
+        if mempool != 0 {
+            let usage = self.mempools.entry(mempool).or_default();
+            usage.now += size;
+            usage.most = usage.most.max(usage.now);
+        }
+    }
+
+    /// An allocation was freed: its memory pool has it back.
+    fn gave_back(&mut self, entry: u32, size: u64) {
+        let mempool = self
+            .owners
+            .get(entry as usize)
+            .map_or(0, |owner| owner.mempool);
+        if let Some(usage) = self.mempools.get_mut(&mempool) {
+            usage.now = usage.now.saturating_sub(size);
+        }
+    }
+
     /// Pages that can be given out.
     fn available(&self) -> u64 {
         (self.space.free() + self.quarantined_pages).saturating_sub(self.charged_pages)
@@ -160,6 +206,7 @@ impl Pool {
                 free_entries: VecDeque::new(),
                 owners: Vec::new(),
                 generation: 0,
+                mempools: HashMap::new(),
             }),
         })
     }
@@ -221,19 +268,19 @@ impl Pool {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
     pub fn allocate(&self, size: u64, owner: u32, pending: bool) -> Result<Placement, CUresult> {
-        self.allocate_from(size, owner, pending, 0)
+        self.allocate_from(size, owner, pending, NO_MEMPOOL)
     }
 
-    /// [`Pool::allocate`] for the memory pool of a handle.
+    /// [`Pool::allocate`] from a memory pool.
     ///
     /// # Errors
-    /// As [`Pool::allocate`].
-    pub fn allocate_from(
+    /// As [`Pool::allocate`]; `CUDA_ERROR_OUT_OF_MEMORY` beyond the limit.
+    pub(super) fn allocate_from(
         &self,
         size: u64,
         owner: u32,
         pending: bool,
-        mempool: usize,
+        source: Source,
     ) -> Result<Placement, CUresult> {
         if size == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -248,7 +295,9 @@ impl Pool {
             1
         };
         let mut allocator = self.lock();
-        if u64::from(pages) > allocator.available() {
+        let used = allocator.usage_of(source.mempool).now;
+        let too_much = used.checked_add(size).is_none_or(|all| all > source.limit);
+        if u64::from(pages) > allocator.available() || too_much {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
         let start = loop {
@@ -271,8 +320,9 @@ impl Pool {
         };
         allocator.owners[entry as usize] = Owner {
             context: owner,
-            mempool,
+            mempool: source.mempool,
         };
+        allocator.took(source.mempool, size);
         allocator.generation = allocator.generation.wrapping_add(1);
         let generation = allocator.generation;
         let offset = u64::from(start) * PAGE;
@@ -413,6 +463,26 @@ impl Pool {
             .then_some((self.window + now.offset, now.size))
     }
 
+    /// Bytes that are allocated from a memory pool, now and at most.
+    pub(super) fn usage_of(&self, mempool: usize) -> (u64, u64) {
+        let usage = self.lock().usage_of(mempool);
+        (usage.now, usage.most)
+    }
+
+    /// Forgets the most bytes that were allocated from a memory pool.
+    pub(super) fn reset_peak_of(&self, mempool: usize) {
+        if let Some(usage) = self.lock().mempools.get_mut(&mempool) {
+            usage.most = usage.now;
+        }
+    }
+
+    /// The memory pool that an allocation is from.
+    pub(super) fn mempool_of(&self, span: &Span) -> Option<usize> {
+        let allocator = self.lock();
+        let owner = allocator.owners.get(span.index as usize)?;
+        (owner.mempool != 0).then_some(owner.mempool)
+    }
+
     /// What an address of this pool lies in.
     pub(super) fn allocation_at(&self, offset: u64) -> Option<Found> {
         let (index, now) = self.find(offset)?;
@@ -530,6 +600,7 @@ impl Pool {
                     pages: pages_of(now.size) as u32,
                     entry,
                 };
+                allocator.gave_back(entry, now.size);
                 self.keep_aside(&mut allocator, block);
             }
         }
@@ -554,6 +625,8 @@ impl Drop for Freeing {
         let mut allocator = self.pool.lock();
         let slot = self.pool.mapping.entry(self.block.entry);
         if slot.is_some_and(|slot| slot.advance(self.generation, &[State::Freeing], State::Freed)) {
+            let size = slot.map_or(0, |slot| slot.snapshot().size);
+            allocator.gave_back(self.block.entry, size);
             self.pool.keep_aside(&mut allocator, self.block);
         }
     }

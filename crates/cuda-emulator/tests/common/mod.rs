@@ -34,9 +34,10 @@ pub(crate) fn symbol(name: &CStr) -> *mut c_void {
 /// Calls a driver function by name, with the types that its arguments have here.
 macro_rules! call {
     ($name:literal $(, $argument:expr => $type:ty)* $(,)?) => {{
+        type Function = unsafe extern "C" fn($($type),*) -> u32;
+        let address = $crate::common::symbol($name);
         // SAFETY: the types are those of the function in cuda.h.
-        let function: unsafe extern "C" fn($($type),*) -> u32 =
-            unsafe { std::mem::transmute($crate::common::symbol($name)) };
+        let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
         // SAFETY: the test keeps the function's contract, or breaks it where the emulator looks.
         unsafe { function($($argument),*) }
     }};
