@@ -228,6 +228,8 @@ fn with_each_kernel(test: &str, ranks: i32, kernels: &[&str], body: impl Fn(&Pro
         on_each(test, ranks, &environment, |process| {
             let rank = process.join();
             body(&process, &rank);
+            let violations = nccl_emulator::violations();
+            assert!(violations.is_empty(), "{violations:?}");
             let kernel = env::var("NCCL_SYM_KERNEL").unwrap();
             let used = process.log().contains(&format!("-> Kernel {kernel} "));
             assert!(used || process.rank != 0, "{kernel} was not used");

@@ -143,6 +143,11 @@ impl Interpreter {
         self.functions.coverage()
     }
 
+    /// The kernel over symmetric memory of a mangled name, if that is one.
+    pub(crate) fn symmetric(kernel: &str) -> Option<symmetric::Kernel> {
+        symmetric::Kernel::parse(plain(kernel))
+    }
+
     /// Begins a kernel: nothing runs before the first step. `kernel` is its mangled name, `parameters` the bytes that it is
     /// launched with.
     pub(crate) fn launch(

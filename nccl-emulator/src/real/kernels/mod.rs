@@ -46,7 +46,6 @@ pub(crate) use functions::{
 pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running};
 pub(crate) use layout::{Field, Mismatch, Types};
 pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
-pub(crate) use symmetric::Kernel as SymmetricKernel;
 
 #[cfg(test)]
 mod tests;

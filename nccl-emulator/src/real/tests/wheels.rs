@@ -11,6 +11,7 @@ use nccl_sys::Version;
 use super::super::cache::CacheUse;
 use super::super::calls::{Calls, Site};
 use super::super::file::{ElfFile, Source};
+use super::super::kernels::{Interpreter, Reason};
 use super::super::library::{Provided, RealNccl, analyse, load_with};
 use super::super::wanted;
 use super::{address, cache_in, refused};
@@ -89,6 +90,7 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
         );
         only_sites_are_changed(&nccl, &file, &calls);
         kernels_have_names(&nccl);
+        symmetric_kernels_are_known(&nccl);
         layouts_are_there(&nccl);
         nccl_calls_ours(&nccl);
     }
@@ -196,6 +198,29 @@ fn kernels_have_names(nccl: &RealNccl) {
     }
     let rows = nccl.data("ncclDevFuncRowToId").unwrap();
     assert_eq!(rows.size % size_of::<c_int>(), 0);
+}
+
+/// All kernels over symmetric memory, of which only those that need what no emulated device has are refused.
+fn symmetric_kernels_are_known(nccl: &RealNccl) {
+    let (mut interpreted, mut refused) = (0, 0);
+    for (_, name) in nccl.kernels() {
+        if !name.contains("ncclSymkDevKernel_") && !name.contains("ncclSymDevKernel_") {
+            continue;
+        }
+        let kernel = Interpreter::symmetric(name);
+        match kernel.map(|kernel| kernel.interpreted()) {
+            Some(Ok(())) => interpreted += 1,
+            Some(Err(Reason::Multicast | Reason::DeviceNetwork)) => refused += 1,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    // 2.32 has each of 2.30's a second time, for profilers.
+    let expected = match nccl.version() {
+        version if version < Version::new(2, 28, 0) => (22, 17),
+        version if version < Version::new(2, 32, 0) => (48, 44),
+        _ => (96, 88),
+    };
+    assert_eq!((interpreted, refused), expected);
 }
 
 /// Offsets that the debugger says as well.

@@ -1,6 +1,6 @@
 //! What a kernel's name says.
 
-use super::super::functions::{Collective, Coverage, Reason};
+use super::super::functions::{Collective, Reason};
 use crate::nccl::datatype::DataType;
 
 /// How a kernel over symmetric memory moves the data.
@@ -95,19 +95,11 @@ impl Kernel {
     }
 
     /// `Ok` if the interpreter carries the kernel out.
-    pub(in super::super) fn interpreted(self) -> Result<(), Reason> {
+    pub(crate) fn interpreted(self) -> Result<(), Reason> {
         match self.algorithm {
             Algorithm::LowLatency | Algorithm::Direct | Algorithm::Bulk => Ok(()),
             Algorithm::Multicast => Err(Reason::Multicast),
             Algorithm::Rail => Err(Reason::DeviceNetwork),
-        }
-    }
-
-    /// Whether the kernel is carried out.
-    pub(crate) fn coverage(self) -> Coverage {
-        match self.interpreted() {
-            Ok(()) => Coverage::Interpreted,
-            Err(reason) => Coverage::Refused(reason),
         }
     }
 }
@@ -181,14 +173,14 @@ mod tests {
         for name in names {
             let kernel = Kernel::parse(&name).unwrap();
             let expected = if name.contains("Rail") {
-                Coverage::Refused(Reason::DeviceNetwork)
+                Err(Reason::DeviceNetwork)
             } else if name.contains("MC") {
-                Coverage::Refused(Reason::Multicast)
+                Err(Reason::Multicast)
             } else {
                 interpreted += 1;
-                Coverage::Interpreted
+                Ok(())
             };
-            assert_eq!(kernel.coverage(), expected, "{name}");
+            assert_eq!(kernel.interpreted(), expected, "{name}");
         }
         assert_eq!(interpreted, 48);
     }
