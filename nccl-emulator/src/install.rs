@@ -132,6 +132,8 @@ pub struct RealLibrary {
     pub version: String,
     /// Its file.
     pub path: PathBuf,
+    /// Its build, in hexadecimal digits.
+    pub build_id: String,
 }
 
 impl Installation {

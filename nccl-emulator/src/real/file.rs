@@ -329,11 +329,7 @@ impl<'a> Sections<'a> {
         let text = std::str::from_utf8(&rest[..end.unwrap_or(0)]).unwrap_or_default();
         let version = text.split_once('.').and_then(|(major, minor)| {
             let (major, minor): (i32, i32) = (major.parse().ok()?, minor.parse().ok()?);
-            Some(
-                major
-                    .checked_mul(1000)?
-                    .checked_add(minor.checked_mul(10)?)?,
-            )
+            major.checked_mul(1000)?.checked_add(minor.checked_mul(10)?)
         });
         Ok(version)
     }

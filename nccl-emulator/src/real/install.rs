@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use cuda_emulator::kernels::program::{self, Attributes};
 use cuda_emulator::{nvml, runtime, stand_in};
 
+use super::cache::CacheUse;
 use super::kernels::Interpreter;
 use super::library::{Provided, RealNccl, load};
 use super::program::Kernel;
@@ -59,9 +60,15 @@ pub(crate) fn install(
     };
     let symbols: Vec<_> = library.nccl_symbols().into_iter().map(leaked).collect();
     stand_in::load(OTHER_NAME, &symbols)?;
+    if let CacheUse::None(reason) = library.cache() {
+        eprintln!(
+            "nccl-emulator: what was read of the library is not kept for the next process: {reason}"
+        );
+    }
     let found = RealLibrary {
         version: library.version().to_string(),
         path: library.path().to_owned(),
+        build_id: library.build_id().to_owned(),
     };
     // Never unloaded: its functions are in use.
     let _ = LIBRARY.set(library);

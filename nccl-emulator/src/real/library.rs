@@ -1,7 +1,6 @@
 //! [`load`] and [`RealNccl`]: NVIDIA's libnccl, loaded and redirected.
 
 use std::ffi::{CString, c_int, c_void};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nccl_sys::Version;
@@ -13,7 +12,7 @@ use super::error::LoadError;
 use super::file::{ElfFile, Source};
 use super::image::Image;
 pub(crate) use super::redirect::Provided;
-use super::redirect::{Trampolines, redirect};
+use super::redirect::redirect;
 use super::types::{Library, Types};
 use super::wanted;
 
@@ -27,7 +26,8 @@ pub(crate) struct RealNccl {
     build_id: String,
     cache: CacheUse,
     base: usize,
-    trampolines: Trampolines,
+    #[cfg(test)]
+    trampolines: std::ops::Range<usize>,
 }
 
 /// An object in the loaded library.
@@ -67,7 +67,7 @@ pub(super) fn load_with(
     let (analysis, cache) = cache.get(&key, || analyse(&file))?;
     let image = Image::load(path, &build_id)?;
     let version = version(path, &image, &analysis.calls)?;
-    let trampolines = redirect(path, &image, file.span()?, &analysis.calls, provided)?;
+    let _trampolines = redirect(path, &image, file.span()?, &analysis.calls, provided)?;
     let base = image.base();
     image.keep();
     let library = Library {
@@ -82,7 +82,8 @@ pub(super) fn load_with(
         build_id: key.build_id,
         cache,
         base,
-        trampolines,
+        #[cfg(test)]
+        trampolines: _trampolines,
     })
 }
 
@@ -199,23 +200,10 @@ impl RealNccl {
         symbols.flatten().collect()
     }
 
-    /// The functions of the CUDA runtime that NCCL refers to, and from how many places.
-    pub(crate) fn runtime_functions(&self) -> Vec<(&str, usize)> {
-        let count = |index| {
-            let sites = self.calls.sites.iter();
-            sites
-                .filter(|site| usize::from(site.function) == index)
-                .count()
-        };
-        let functions = self.calls.functions.iter().enumerate();
-        functions
-            .map(|(index, function)| (function.name.as_str(), count(index)))
-            .collect()
-    }
-
     /// Where the trampolines are.
-    pub(crate) fn trampolines(&self) -> &Range<usize> {
-        &self.trampolines.area
+    #[cfg(test)]
+    pub(crate) fn trampolines(&self) -> &std::ops::Range<usize> {
+        &self.trampolines
     }
 
     fn at(&self, address: u64) -> *const c_void {

@@ -50,14 +50,7 @@ const PAGE: usize = 4096;
 /// How far a displacement reaches, less room for the library's own pages around it.
 const REACH: usize = (1 << 31) - (1 << 20);
 
-/// The trampolines.
-#[derive(Debug)]
-pub(crate) struct Trampolines {
-    /// In this process.
-    pub(crate) area: Range<usize>,
-}
-
-/// Leads all sites of `calls` to `provided`. Nobody may run the library's code at the time: it was just
+/// Leads all sites of `calls` to `provided`, and says where the trampolines are. Nobody may run the library's code at the time: it was just
 /// loaded, and its threads start with the first communicator.
 pub(crate) fn redirect(
     path: &Path,
@@ -65,7 +58,7 @@ pub(crate) fn redirect(
     span: u64,
     calls: &Calls,
     provided: Provided<'_>,
-) -> Result<Trampolines, LoadError> {
+) -> Result<Range<usize>, LoadError> {
     let targets = targets(path, calls, provided)?;
     verify(path, image, calls, |function| {
         image.at(function.1.address) as usize
@@ -76,7 +69,7 @@ pub(crate) fn redirect(
     verify(path, image, calls, |function| {
         area.start + function.0 * SLOT
     })?;
-    Ok(Trampolines { area })
+    Ok(area)
 }
 
 /// Where a trampoline leads.

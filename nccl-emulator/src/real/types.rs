@@ -52,7 +52,7 @@ pub(crate) struct Table {
 pub(crate) enum LayoutError {
     /// The type does not exist in this build, or is not in `wanted.rs`.
     #[error("{library} has no type {name}; expected a release of NCCL that has it")]
-    NoType {
+    Type {
         /// Which file.
         library: Library,
         /// The type.
@@ -62,7 +62,7 @@ pub(crate) enum LayoutError {
     #[error(
         "{library}: {name} ({size} bytes) has no field {field}; expected a release of NCCL that has it"
     )]
-    NoField {
+    Field {
         /// Which file.
         library: Library,
         /// The type.
@@ -72,21 +72,9 @@ pub(crate) enum LayoutError {
         /// The field.
         field: String,
     },
-    /// A size differs from what the emulator's code is written for.
-    #[error("{library}: {name} has {found} bytes, expected {expected}")]
-    Size {
-        /// Which file.
-        library: Library,
-        /// The type, or type and field.
-        name: String,
-        /// The size in this build.
-        found: usize,
-        /// The size that the code is written for.
-        expected: usize,
-    },
     /// No enumeration asked for has that value.
     #[error("{library} has no enumerator {name}; expected a release of NCCL that has it")]
-    NoEnumerator {
+    Enumerator {
         /// Which file.
         library: Library,
         /// The enumerator.
@@ -119,15 +107,10 @@ impl Types {
         Self { library, table }
     }
 
-    /// Whether this build has the type `name`.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.table.types.contains_key(name)
-    }
-
     /// The size of the type `name` in bytes.
     ///
     /// # Errors
-    /// [`LayoutError::NoType`].
+    /// [`LayoutError::Type`].
     pub(crate) fn size_of(&self, name: &str) -> Result<usize, LayoutError> {
         Ok(self.layout(name)?.size)
     }
@@ -136,14 +119,14 @@ impl Types {
     /// An array on the way stands for its first element.
     ///
     /// # Errors
-    /// [`LayoutError::NoType`], [`LayoutError::NoField`].
+    /// [`LayoutError::Type`], [`LayoutError::Field`].
     pub(crate) fn field(&self, name: &str, path: &str) -> Result<Field, LayoutError> {
         let layout = self.layout(name)?;
         layout
             .fields
             .get(path)
             .copied()
-            .ok_or_else(|| LayoutError::NoField {
+            .ok_or_else(|| LayoutError::Field {
                 library: self.library.clone(),
                 name: name.to_owned(),
                 size: layout.size,
@@ -151,47 +134,22 @@ impl Types {
             })
     }
 
-    /// [`field`](Self::field), of which an element has `expected` bytes.
-    ///
-    /// # Errors
-    /// As [`field`](Self::field), and [`LayoutError::Size`].
-    pub(crate) fn field_of(
-        &self,
-        name: &str,
-        path: &str,
-        expected: usize,
-    ) -> Result<Field, LayoutError> {
-        let field = self.field(name, path)?;
-        if field.size == expected {
-            return Ok(field);
-        }
-        Err(LayoutError::Size {
-            library: self.library.clone(),
-            name: format!("{name}.{path}"),
-            found: field.size,
-            expected,
-        })
-    }
-
     /// The value of an enumerator of any enumeration in `wanted.rs`.
     ///
     /// # Errors
-    /// [`LayoutError::NoEnumerator`].
+    /// [`LayoutError::Enumerator`].
     pub(crate) fn enumerator(&self, name: &str) -> Result<i64, LayoutError> {
         let value = self.table.enumerators.get(name).copied();
-        value.ok_or_else(|| LayoutError::NoEnumerator {
+        value.ok_or_else(|| LayoutError::Enumerator {
             library: self.library.clone(),
             name: name.to_owned(),
         })
     }
 
     fn layout(&self, name: &str) -> Result<&Layout, LayoutError> {
-        self.table
-            .types
-            .get(name)
-            .ok_or_else(|| LayoutError::NoType {
-                library: self.library.clone(),
-                name: name.to_owned(),
-            })
+        self.table.types.get(name).ok_or_else(|| LayoutError::Type {
+            library: self.library.clone(),
+            name: name.to_owned(),
+        })
     }
 }

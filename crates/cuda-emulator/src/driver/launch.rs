@@ -56,7 +56,7 @@ impl Shape {
     }
 }
 
-/// Launches whatever the handle means.
+/// Launches whatever the handle means. `before` is done when nothing is left to be refused, before the kernel.
 ///
 /// # Safety
 /// As `cuLaunchKernel`: the arguments are those of the kernel.
@@ -65,14 +65,15 @@ unsafe fn launch(
     handle: *mut c_void,
     stream: &Arc<Stream>,
     shape: &Shape,
+    before: impl FnOnce() -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
     stream.context().check()?;
     shape.check()?;
     match program::registered(handle) {
         // SAFETY: as promised.
-        Some(registered) => unsafe { launch_program(function, registered, stream, shape) },
+        Some(registered) => unsafe { launch_program(function, registered, stream, shape, before) },
         // SAFETY: as promised.
-        None => unsafe { module::launch(handle, stream, shape) },
+        None => unsafe { module::launch(handle, stream, shape, before) },
     }
 }
 
@@ -83,6 +84,7 @@ unsafe fn launch_program(
     registered: Arc<Registered>,
     stream: &Arc<Stream>,
     shape: &Shape,
+    before: impl FnOnce() -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
     let arguments = if shape.extra.is_null() {
         // SAFETY: the caller passes a pointer to each argument.
@@ -105,6 +107,7 @@ unsafe fn launch_program(
         refused::say_of(&kernel.registered.name, function, &reason);
         return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
+    before()?;
     stream.submit(kernel).map(drop)
 }
 
@@ -191,7 +194,15 @@ unsafe extern "C" fn launch_kernel(
             extra,
         };
         // SAFETY: the caller passes the kernel's arguments.
-        unsafe { launch("cuLaunchKernel", handle, &stream_of(stream)?, &shape) }
+        unsafe {
+            launch(
+                "cuLaunchKernel",
+                handle,
+                &stream_of(stream)?,
+                &shape,
+                || Ok(()),
+            )
+        }
     })
 }
 
@@ -257,6 +268,8 @@ unsafe extern "C" fn launch_kernel_ex(
         for attribute in attributes {
             match attribute.id {
                 id if WITHOUT_EFFECT.contains(&id) => {}
+                // Asks for nothing.
+                _ if attribute.value == [0; 8] => {}
                 LAUNCH_COMPLETION_EVENT => begun = Some(attribute.value[0] as usize),
                 id => {
                     let what = format!("cuLaunchKernelEx with attribute {id}");
@@ -266,10 +279,6 @@ unsafe extern "C" fn launch_kernel_ex(
                 }
             }
         }
-        if let Some(event) = begun {
-            // All blocks have begun when the stream gets to the kernel.
-            event::record_on(std::ptr::with_exposed_provenance_mut(event), &stream)?;
-        }
         let shape = Shape {
             grid: config.grid,
             block: config.block,
@@ -277,7 +286,12 @@ unsafe extern "C" fn launch_kernel_ex(
             arguments,
             extra,
         };
+        let record = || match begun {
+            // All blocks have begun when the stream gets to the kernel.
+            Some(event) => event::record_on(std::ptr::with_exposed_provenance_mut(event), &stream),
+            None => Ok(()),
+        };
         // SAFETY: the caller passes the kernel's arguments.
-        unsafe { launch("cuLaunchKernelEx", handle, &stream, &shape) }
+        unsafe { launch("cuLaunchKernelEx", handle, &stream, &shape, record) }
     })
 }

@@ -269,6 +269,7 @@ pub(super) unsafe fn launch(
     handle: *mut c_void,
     stream: &Arc<Stream>,
     shape: &Shape,
+    before: impl FnOnce() -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
     let function = function_of(handle)?;
     if !Arc::ptr_eq(&function.context, stream.context()) {
@@ -306,5 +307,6 @@ pub(super) unsafe fn launch(
         shared: shape.shared,
         arguments,
     };
+    before()?;
     stream.submit(kernel).map(drop)
 }

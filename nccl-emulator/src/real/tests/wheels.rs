@@ -226,7 +226,11 @@ fn symmetric_kernels_are_known(nccl: &RealNccl) {
 /// Offsets that the debugger says as well.
 fn layouts_are_there(nccl: &RealNccl) {
     let types = nccl.types();
-    let offset = |name, path, size| types.field_of(name, path, size).unwrap().offset;
+    let offset = |name, path, size| {
+        let field = types.field(name, path).unwrap();
+        assert_eq!(field.size, size);
+        field.offset
+    };
     assert_eq!(types.size_of("ncclDevKernelArgs"), Ok(32));
     assert_eq!(types.size_of("ncclDevWorkP2p"), Ok(48));
     assert_eq!(types.size_of("ncclDevChannel"), Ok(368));
