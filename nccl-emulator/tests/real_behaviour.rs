@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_sys::{
-    NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm_t, ncclDataType_t as Kind, ncclRedOp_t as Op,
-};
-use ranks::{Memory, Process, Rank, nccl, wait_until};
+use nccl_sys::{NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm_t};
+use ranks::{Process, Rank, nccl, wait_until};
 use real::{
-    P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_each, processes_on_each,
-    release, stays, within,
+    Buffers, P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_each,
+    processes_on_each, release, stays, within,
 };
 
 /// Long enough to see that something does not come back.
@@ -46,49 +44,6 @@ impl Handle {
 
     fn finalize(self) -> u32 {
         nccl!(ncclCommFinalize(self.0))
-    }
-}
-
-/// Two buffers of 1000 floats each.
-struct Buffers {
-    from: Memory<f32>,
-    to: Memory<f32>,
-}
-
-impl Buffers {
-    fn of(rank: &Rank) -> Self {
-        Self {
-            from: rank.memory(&[1.0; 1000]),
-            to: rank.memory(&[0.0; 1000]),
-        }
-    }
-
-    /// An all-reduce that is issued.
-    fn issue(&self, rank: &Rank) -> u32 {
-        rank.all_reduce(&self.from, &self.to, Kind::ncclFloat, Op::ncclSum)
-    }
-
-    /// An all-reduce that NCCL takes, at once or on a thread of its own.
-    fn begin(&self, rank: &Rank) {
-        let code = self.issue(rank);
-        assert!(matches!(code, 0 | IN_PROGRESS), "{code}: {}", last_error());
-        assert!(
-            matches!(rank.settle(), 0 | REMOTE_ERROR),
-            "{}",
-            last_error()
-        );
-    }
-
-    /// An all-reduce with the right result.
-    fn check(&self, rank: &Rank) {
-        self.begin(rank);
-        wait_until("the all-reduce is over", || rank.is_idle());
-        assert!(
-            self.to
-                .read()
-                .iter()
-                .all(|&value| value == rank.ranks as f32)
-        );
     }
 }
 

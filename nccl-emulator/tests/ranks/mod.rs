@@ -87,20 +87,28 @@ fn role(test: &str) -> Option<String> {
 
 /// Stands in a variable's value for the directory of the test's processes.
 const PLACE_OF_TEST: &str = "{place}";
+/// Stands in a variable's value for the rank of a process.
+const RANK_OF_PROCESS: &str = "{rank}";
 
-fn child(test: &str, role: &str, place: &PathBuf, environment: &[(&str, &str)]) -> Child {
+fn child(test: &str, role: &str, place: &PathBuf, environment: &[(&str, &str)]) -> Command {
     let directory = place.to_str().unwrap();
-    let environment = environment
-        .iter()
-        .map(|(name, value)| (name, value.replace(PLACE_OF_TEST, directory)));
-    Command::new(std::env::current_exe().unwrap())
+    let value = |value: &str| {
+        let value = value.replace(PLACE_OF_TEST, directory);
+        value.replace(RANK_OF_PROCESS, role)
+    };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{test}/{role}"))
         .env(PLACE, place)
-        .envs(environment)
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap()
+        .envs(environment.iter().map(|(name, text)| (name, value(text))))
+        .stdin(Stdio::null());
+    command
+}
+
+/// Starts a command here.
+fn spawn(mut command: Command) -> Child {
+    command.spawn().unwrap()
 }
 
 fn new_place() -> PathBuf {
@@ -136,7 +144,8 @@ pub(crate) fn alone(test: &str, environment: &[(&str, &str)], body: impl FnOnce(
         return body();
     }
     let place = new_place();
-    let status = join(vec![child(test, "alone", &place, environment)]);
+    let alone = spawn(child(test, "alone", &place, environment));
+    let status = join(vec![alone]);
     fs::remove_dir_all(&place).unwrap();
     match status[0] {
         Some(status) => assert!(status.success(), "{test} ended with {status}"),
@@ -214,6 +223,30 @@ pub(crate) fn processes_ending(
     ending: impl Fn(i32, ExitStatus) -> bool,
     body: impl FnOnce(Process),
 ) {
+    let started = Started {
+        start: &|_, command| spawn(command),
+        meanwhile: &|_| (),
+    };
+    processes_started(test, ranks, environment, started, ending, body);
+}
+
+/// How the processes of a test are started, and what the test does while they run.
+pub(crate) struct Started<'a> {
+    /// Starts the process of a rank.
+    pub(crate) start: &'a dyn Fn(i32, Command) -> Child,
+    /// Takes a process that has no rank, to meet the others.
+    pub(crate) meanwhile: &'a dyn Fn(&Process),
+}
+
+/// [`processes_ending`], where the test starts the processes itself and has something to do while they run.
+pub(crate) fn processes_started(
+    test: &str,
+    ranks: i32,
+    environment: &[(&str, &str)],
+    started: Started<'_>,
+    ending: impl Fn(i32, ExitStatus) -> bool,
+    body: impl FnOnce(Process),
+) {
     if let Some(role) = role(test) {
         let place = std::env::var_os(PLACE).unwrap().into();
         return body(Process {
@@ -223,8 +256,17 @@ pub(crate) fn processes_ending(
         });
     }
     let place = new_place();
-    let spawn = |rank: i32| child(test, &rank.to_string(), &place, environment);
-    let status = join((0..ranks).map(spawn).collect());
+    let spawn = |rank: i32| {
+        let command = child(test, &rank.to_string(), &place, environment);
+        (started.start)(rank, command)
+    };
+    let children = (0..ranks).map(spawn).collect();
+    (started.meanwhile)(&Process {
+        rank: -1,
+        ranks,
+        place: place.clone(),
+    });
+    let status = join(children);
     fs::remove_dir_all(&place).unwrap();
     for (rank, status) in status.into_iter().enumerate() {
         match status {

@@ -10,9 +10,9 @@ use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_sys::NCCL_CONFIG_INITIALIZER;
+use nccl_sys::{NCCL_CONFIG_INITIALIZER, ncclDataType_t as Kind, ncclRedOp_t as Op};
 
-use crate::ranks::{self, Process, Rank, is_child_of, nccl, processes_ending, wait_until};
+use crate::ranks::{self, Memory, Process, Rank, is_child_of, nccl, processes_ending, wait_until};
 
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 
@@ -20,7 +20,7 @@ const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const SETTINGS: [(&str, &str); 6] = [
     ("NCCL_DEBUG", "INFO"),
     ("NCCL_DEBUG_SUBSYS", "ALL"),
-    ("NCCL_DEBUG_FILE", "{place}/log.%p"),
+    ("NCCL_DEBUG_FILE", "{place}/log.{rank}"),
     ("NCCL_NET", "Socket"),
     ("NCCL_IB_DISABLE", "1"),
     ("NCCL_RAS_ENABLE", "0"),
@@ -65,12 +65,21 @@ pub(crate) fn processes_on_each(
     }
     for library in libraries(test) {
         println!("{test} on {library}");
-        let mut all = SETTINGS.to_vec();
-        all.push(("NCCL_EMULATOR_NCCL", &library));
-        all.retain(|(name, _)| environment.iter().all(|(other, _)| other != name));
-        all.extend(environment);
+        let all = environment_of(&library, environment);
         processes_ending(test, ranks, &all, ending, &body);
     }
+}
+
+/// The settings of every test on this library, and those of one test.
+pub(crate) fn environment_of<'a>(
+    library: &'a str,
+    of_test: &[(&'a str, &'a str)],
+) -> Vec<(&'a str, &'a str)> {
+    let mut all = SETTINGS.to_vec();
+    all.push(("NCCL_EMULATOR_NCCL", library));
+    all.retain(|(name, _)| of_test.iter().all(|(other, _)| other != name));
+    all.extend(of_test);
+    all
 }
 
 /// [`processes_on_each`], ending well.
@@ -103,10 +112,54 @@ pub(crate) fn die() -> ! {
     unreachable!()
 }
 
+/// Two buffers of floats, of which an all-reduce takes one for its input.
+pub(crate) struct Buffers {
+    pub(crate) from: Memory<f32>,
+    pub(crate) to: Memory<f32>,
+}
+
+impl Buffers {
+    /// Of 1000 floats each.
+    pub(crate) fn of(rank: &Rank) -> Self {
+        Self::sized(rank, 1000)
+    }
+
+    pub(crate) fn sized(rank: &Rank, count: usize) -> Self {
+        Self {
+            from: rank.memory(&vec![1.0; count]),
+            to: rank.memory(&vec![0.0; count]),
+        }
+    }
+
+    /// An all-reduce that is issued.
+    pub(crate) fn issue(&self, rank: &Rank) -> u32 {
+        rank.all_reduce(&self.from, &self.to, Kind::ncclFloat, Op::ncclSum)
+    }
+
+    /// An all-reduce that NCCL takes, at once or on a thread of its own.
+    pub(crate) fn begin(&self, rank: &Rank) {
+        let code = self.issue(rank);
+        assert!(matches!(code, 0 | 7), "{code}: {}", last_error());
+        assert!(matches!(rank.settle(), 0 | 6), "{}", last_error());
+    }
+
+    /// An all-reduce with the right result.
+    pub(crate) fn check(&self, rank: &Rank) {
+        self.begin(rank);
+        wait_until("the all-reduce is over", || rank.is_idle());
+        assert!(
+            self.to
+                .read()
+                .iter()
+                .all(|&value| value == rank.ranks as f32)
+        );
+    }
+}
+
 impl Process {
     /// What the library wrote to its log in this process.
     pub(crate) fn log(&self) -> String {
-        let file = self.file(&format!("log.{}", std::process::id()));
+        let file = self.file(&format!("log.{}", self.rank));
         fs::read_to_string(file).unwrap_or_default()
     }
 
