@@ -35,11 +35,6 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     (
         "nccl-emulator",
-        "loom",
-        "it tests two protocols by themselves",
-    ),
-    (
-        "nccl-emulator",
         "nccl_faults",
         "its faults are those of the emulator's own NCCL",
     ),
@@ -101,4 +96,13 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "support_itself",
         "it tests helpers of other tests",
     ),
+];
+
+/// What `--quick` runs on the library beside the tests about it: files that show in little time that the safe layer's
+/// operations are right on it, and end when something hangs.
+pub(super) const QUICK: &[(&str, &str)] = &[
+    ("nccl-tools", "collectives"),
+    ("nccl-tools", "hangs"),
+    ("nccl-tools", "killed"),
+    ("nccl-tools", "operations"),
 ];

@@ -12,7 +12,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::environment::Environment;
-use super::left_out::LEFT_OUT;
+use super::left_out::{LEFT_OUT, QUICK};
 use super::{Asked, FEATURE};
 use crate::Result;
 use crate::arguments::{Arguments, Usage};
@@ -42,9 +42,31 @@ struct Selection {
     on_it: Vec<TestFile>,
 }
 
+/// How much is run when no file is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Every file that is not left out.
+    Whole,
+    /// The tests about the libraries, and [`QUICK`].
+    Quick,
+    /// The tests about the libraries alone.
+    Own,
+}
+
+impl Extent {
+    /// Whether a file that gets the library in the place of the emulator's NCCL is run.
+    fn takes(self, file: &TestFile) -> bool {
+        match self {
+            Self::Whole => true,
+            Self::Quick => QUICK.contains(&(file.0.as_str(), file.1.as_str())),
+            Self::Own => false,
+        }
+    }
+}
+
 impl Selection {
     /// Of all files those of these names, or without names all that are not left out.
-    fn of(all: &[TestFile], names: &[String]) -> Result<Self> {
+    fn of(all: &[TestFile], names: &[String], extent: Extent) -> Result<Self> {
         let left_out = |file: &TestFile| {
             let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.0, &*file.1);
             LEFT_OUT.iter().find(is)
@@ -73,11 +95,11 @@ impl Selection {
                 _ => continue,
             }
             let is_own = file.0 == OWN.0 && file.1.starts_with(OWN.1) && left_out(file).is_none();
-            let list = match is_own {
-                true => &mut selection.own,
-                false => &mut selection.on_it,
-            };
-            list.push(file.clone());
+            if is_own {
+                selection.own.push(file.clone());
+            } else if !names.is_empty() || extent.takes(file) {
+                selection.on_it.push(file.clone());
+            }
         }
         Ok(selection)
     }
@@ -85,6 +107,14 @@ impl Selection {
 
 pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString>) -> Result {
     let allow_missing = arguments.flag("--allow-missing");
+    let extent = match (arguments.flag("--quick"), arguments.flag("--own")) {
+        (false, false) => Extent::Whole,
+        (true, false) => Extent::Quick,
+        (false, true) => Extent::Own,
+        (true, true) => {
+            return Err(Usage("--quick and --own do not go together".to_owned()).into());
+        }
+    };
     let names: Vec<String> = arguments
         .rest()
         .into_iter()
@@ -93,7 +123,11 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
     if let Some(option) = names.iter().find(|name| name.starts_with('-')) {
         return Err(Usage(format!("`{option}` is not expected")).into());
     }
-    let selection = Selection::of(&test_files()?, &names)?;
+    if extent != Extent::Whole && !names.is_empty() {
+        let text = "--quick and --own choose the test files, so none can be named".to_owned();
+        return Err(Usage(text).into());
+    }
+    let selection = Selection::of(&test_files()?, &names, extent)?;
     match libraries(asked) {
         Ok((release, all)) => run_all(&selection, &release, &all, &behind),
         Err(error) if error.is::<Unavailable>() => {
@@ -210,7 +244,7 @@ mod tests {
 
     fn select(names: &[&str]) -> Result<Selection> {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
-        Selection::of(&some(), &names)
+        Selection::of(&some(), &names, Extent::Whole)
     }
 
     fn names(files: &[TestFile]) -> Vec<&str> {
@@ -233,6 +267,22 @@ mod tests {
         let selection = select(&["real", "real_faults"]).unwrap();
         assert!(selection.unit && selection.on_it.is_empty());
         assert_eq!(names(&selection.own), ["real_faults"]);
+    }
+
+    #[test]
+    fn a_short_run_has_the_tests_about_the_libraries_and_a_few_others() {
+        let own = Selection::of(&some(), &[], Extent::Own).unwrap();
+        assert_eq!(names(&own.own), ["real_faults"]);
+        assert!(own.unit && own.on_it.is_empty());
+        let quick = Selection::of(&some(), &[], Extent::Quick).unwrap();
+        assert_eq!(names(&quick.on_it), ["collectives"]);
+    }
+
+    #[test]
+    fn each_file_of_a_quick_run_is_there_and_not_left_out() {
+        let all = test_files().unwrap();
+        let selection = Selection::of(&all, &[], Extent::Quick).unwrap();
+        assert_eq!(selection.on_it.len(), QUICK.len());
     }
 
     #[test]
