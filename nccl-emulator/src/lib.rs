@@ -83,6 +83,9 @@ pub use cuda_emulator::violations::{
 };
 pub use install::{InstallError, Installation, RealLibrary};
 pub use probe::Choice;
+#[cfg(feature = "real-nccl")]
+#[doc(hidden)]
+pub use real::coverage::{CoveredFunction, CoveredKernel, RealCoverage, State, real_coverage};
 
 /// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
 /// May be called any number of times, from any thread.

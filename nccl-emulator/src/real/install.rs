@@ -8,6 +8,7 @@ use cuda_emulator::kernels::program::{self, Attributes};
 use cuda_emulator::{nvml, runtime, stand_in};
 
 use super::cache::CacheUse;
+use super::coverage;
 use super::kernels::Interpreter;
 use super::library::{Provided, RealNccl, load};
 use super::program::Kernel;
@@ -44,13 +45,15 @@ pub(crate) fn install(
     let rows = rows(&library).ok_or_else(|| refuse("it has no table of its device functions"))?;
     let interpreter = Interpreter::new(library.types(), rows, library.version()).map_err(refuse)?;
     let interpreter = Arc::new(interpreter);
+    let mut kernels = Vec::new();
     for (stub, name) in library.kernels() {
         let attributes = Attributes {
             max_threads: THREADS,
             parameters: Kernel::parameters(name),
         };
-        let kernel = Kernel::new(Arc::clone(&interpreter), name);
-        program::register_program(stub, name, attributes, Arc::new(kernel))
+        let kernel = Arc::new(Kernel::new(Arc::clone(&interpreter), name));
+        kernels.push(Arc::clone(&kernel));
+        program::register_program(stub, name, attributes, kernel)
             .map_err(|_| refuse("there is no memory for its kernels"))?;
     }
     // The names stay as long as the stand-in does, which is for ever.
@@ -70,6 +73,7 @@ pub(crate) fn install(
         path: library.path().to_owned(),
         build_id: library.build_id().to_owned(),
     };
+    coverage::set(interpreter, kernels);
     // Never unloaded: its functions are in use.
     let _ = LIBRARY.set(library);
     Ok(found)

@@ -20,6 +20,7 @@
 
 mod cache;
 mod calls;
+pub(crate) mod coverage;
 mod dwarf;
 mod error;
 mod file;

@@ -1,11 +1,13 @@
 //! NCCL's kernels as programs of the driver: what the interpreter needs of a device, and what the driver of a kernel.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_emulator::kernels::program::{Failed, Launched, Program, Progress, Run};
 use cuda_emulator::memory::{self, Access};
 use cuda_emulator::violations::{self, ViolationKind};
 
+use super::coverage::{CoveredKernel, State};
 use super::kernels::{
     self, Cause, Failure, Interpreter, Lease, Memory, Mismatch, Running, Trouble, View, Violation,
 };
@@ -16,6 +18,8 @@ pub(super) struct Kernel {
     interpreter: Arc<Interpreter>,
     /// Mangled.
     name: String,
+    /// Launches that came to their end, in this process.
+    carried_out: Arc<AtomicU64>,
 }
 
 impl Kernel {
@@ -23,6 +27,18 @@ impl Kernel {
         Self {
             interpreter,
             name: name.to_owned(),
+            carried_out: Arc::default(),
+        }
+    }
+
+    /// Whether launches are carried out, and how often they were.
+    pub(super) fn coverage(&self) -> CoveredKernel {
+        CoveredKernel {
+            name: kernels::plain(&self.name).to_owned(),
+            state: State::new(
+                self.interpreter.kernel_coverage(&self.name),
+                self.carried_out.load(Ordering::Relaxed),
+            ),
         }
     }
 
@@ -44,16 +60,25 @@ impl Program for Kernel {
             .interpreter
             .launch(&self.name, launched.grid, launched.block, arguments, memory)
             .map_err(|refused| refused.to_string())?;
-        Ok(Box::new(KernelRun(running)))
+        Ok(Box::new(KernelRun {
+            running,
+            carried_out: self.carried_out.clone(),
+        }))
     }
 }
 
-struct KernelRun(Running);
+struct KernelRun {
+    running: Running,
+    carried_out: Arc<AtomicU64>,
+}
 
 impl Run for KernelRun {
     fn step(&mut self, budget: usize) -> Result<Progress, Failed> {
-        match self.0.step(budget) {
-            Ok(kernels::Progress::Done) => Ok(Progress::Done),
+        match self.running.step(budget) {
+            Ok(kernels::Progress::Done) => {
+                self.carried_out.fetch_add(1, Ordering::Relaxed);
+                Ok(Progress::Done)
+            }
             Ok(kernels::Progress::Moved) => Ok(Progress::Moved),
             Ok(kernels::Progress::Waiting) => Ok(Progress::Waiting),
             Err(failure) => Err(failed(failure)),
@@ -61,7 +86,7 @@ impl Run for KernelRun {
     }
 
     fn describe(&self) -> String {
-        self.0.describe()
+        self.running.describe()
     }
 }
 

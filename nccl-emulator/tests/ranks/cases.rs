@@ -141,6 +141,10 @@ fn is_float(kind: Kind) -> bool {
         )
 }
 
+fn is_signed(kind: Kind) -> bool {
+    is_float(kind) || matches!(kind, Kind::ncclInt8 | Kind::ncclInt32 | Kind::ncclInt64)
+}
+
 /// A rank's factor of a `PreMulSum`.
 fn factor(rank: usize) -> f64 {
     (rank % 2) as f64
@@ -226,9 +230,13 @@ impl Case {
     /// Element `at` of a rank's input.
     fn value(&self, rank: usize, at: usize) -> f64 {
         let mut dice = Dice(self.salt ^ (rank as u64) << 48 ^ (at as u64) << 8);
-        let bit = (dice.next() >> 7 & 1) as f64;
+        let dice = dice.next();
+        let bit = (dice >> 7 & 1) as f64;
+        let sign = if dice >> 8 & 1 == 1 { -1.0 } else { 1.0 };
         match self.reduction {
-            Reduction::BuiltIn(Op::ncclProd) if self.function.reduces() => 1.0 + bit,
+            _ if !self.function.reduces() => bit,
+            Reduction::BuiltIn(Op::ncclProd) => 1.0 + bit,
+            Reduction::BuiltIn(Op::ncclMin | Op::ncclMax) if is_signed(self.kind) => sign * bit,
             _ => bit,
         }
     }
@@ -238,7 +246,7 @@ impl Case {
         match self.reduction {
             Reduction::BuiltIn(Op::ncclSum) => values.sum(),
             Reduction::BuiltIn(Op::ncclProd) => values.product(),
-            Reduction::BuiltIn(Op::ncclMax) => values.fold(0.0, f64::max),
+            Reduction::BuiltIn(Op::ncclMax) => values.fold(-9.0, f64::max),
             Reduction::BuiltIn(Op::ncclMin) => values.fold(9.0, f64::min),
             Reduction::BuiltIn(Op::ncclAvg) if is_float(self.kind) => {
                 values.sum::<f64>() / ranks as f64

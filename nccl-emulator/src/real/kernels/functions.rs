@@ -5,6 +5,7 @@
 //! AllGatherV before.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_sys::Version;
 
@@ -199,6 +200,8 @@ pub(crate) enum Coverage {
 pub(crate) struct Row {
     pub(crate) function: Function,
     pub(crate) coverage: Coverage,
+    /// Batches that were carried out to their end, in this process.
+    pub(crate) carried_out: u64,
 }
 
 impl Function {
@@ -290,11 +293,13 @@ fn rows(release: Version) -> Vec<Function> {
 }
 
 /// The library's table, inverted.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Functions {
     rows: Vec<(Function, Option<u32>)>,
     /// By id.
     functions: Vec<Option<Function>>,
+    /// Batches that were carried out, by id.
+    carried_out: Vec<AtomicU64>,
 }
 
 impl Functions {
@@ -319,7 +324,12 @@ impl Functions {
                 functions[id as usize] = Some(function);
             }
         }
-        Ok(Self { rows, functions })
+        let carried_out = functions.iter().map(|_| AtomicU64::new(0)).collect();
+        Ok(Self {
+            rows,
+            functions,
+            carried_out,
+        })
     }
 
     /// The function of an id.
@@ -328,6 +338,16 @@ impl Functions {
             .ok()
             .and_then(|id| *self.functions.get(id)?)
             .ok_or(Reason::UnknownFunction { id })
+    }
+
+    /// Counts a batch that was carried out to its end.
+    pub(super) fn count(&self, id: u64) {
+        let counter = usize::try_from(id)
+            .ok()
+            .and_then(|id| self.carried_out.get(id));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn coverage(&self) -> Vec<Row> {
@@ -340,6 +360,9 @@ impl Functions {
                     (_, Ok(())) => Coverage::Interpreted,
                     (_, Err(reason)) => Coverage::Refused(reason),
                 },
+                carried_out: id
+                    .and_then(|id| self.carried_out.get(id as usize))
+                    .map_or(0, |count| count.load(Ordering::Relaxed)),
             })
             .collect()
     }

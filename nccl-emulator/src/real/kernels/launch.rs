@@ -9,7 +9,7 @@ use nccl_sys::Version;
 use super::block::{Block, Context, Stop, Trouble};
 use super::counters::{self, Event};
 use super::executor::Part;
-use super::functions::{Collective as Kind, Function, Functions, Reason, Row};
+use super::functions::{Collective as Kind, Coverage, Function, Functions, Reason, Row};
 use super::layout::{Layout, Mismatch, Types};
 use super::memory::{self, Memory, Violation};
 use super::one_rank::OneRank;
@@ -17,10 +17,13 @@ use super::works::{Broadcast, Collective, P2p};
 use super::{broadcasts, collective, point_to_point, symmetric};
 use std::sync::atomic::Ordering;
 
+/// Begins the names of the kernels that carry out batches of functions.
+const FUNCTIONS: &str = "ncclDevKernel";
+
 /// Interprets the kernels of one loaded library.
 pub(crate) struct Interpreter {
     layout: Arc<Layout>,
-    functions: Functions,
+    functions: Arc<Functions>,
     release: Version,
 }
 
@@ -87,6 +90,7 @@ pub(crate) enum Progress {
 /// The works of one batch of a block: where they are, and what is to be done with them.
 #[derive(Debug, Clone)]
 struct Batch {
+    id: u64,
     function: Function,
     kind: WorkKind,
     /// The collective's number in progress counters.
@@ -133,12 +137,12 @@ impl Interpreter {
     ) -> Result<Self, Mismatch> {
         Ok(Self {
             layout: Arc::new(Layout::new(types)?),
-            functions: Functions::new(row_to_id, release)?,
+            functions: Arc::new(Functions::new(row_to_id, release)?),
             release,
         })
     }
 
-    /// Every row of the library's table of device functions, and whether it is interpreted.
+    /// Every row of the library's table of device functions, whether it is interpreted, and how often it was.
     pub(crate) fn coverage(&self) -> Vec<Row> {
         self.functions.coverage()
     }
@@ -146,6 +150,26 @@ impl Interpreter {
     /// The kernel over symmetric memory of a mangled name, if that is one.
     pub(crate) fn symmetric(kernel: &str) -> Option<symmetric::Kernel> {
         symmetric::Kernel::parse(plain(kernel))
+    }
+
+    /// Whether launches of a kernel are carried out; for those of `ncclDevKernel_*` their functions tell.
+    pub(crate) fn kernel_coverage(&self, kernel: &str) -> Coverage {
+        let name = plain(kernel);
+        if let Some(symmetric) = Self::symmetric(kernel) {
+            let state = match self.layout.symmetric {
+                Some(_) => symmetric.interpreted(),
+                None => Err(Reason::UnknownKernel),
+            };
+            return state.map_or_else(Coverage::Refused, |()| Coverage::Interpreted);
+        }
+        let known = OneRank::element(kernel).is_some()
+            || name == counters::CLOCK
+            || name.starts_with(FUNCTIONS);
+        if known {
+            Coverage::Interpreted
+        } else {
+            Coverage::Refused(Reason::UnknownKernel)
+        }
     }
 
     /// Begins a kernel: nothing runs before the first step. `kernel` is its mangled name, `parameters` the bytes that it is
@@ -207,7 +231,7 @@ impl Interpreter {
             }
             return Ok(running);
         }
-        if !name.starts_with("ncclDevKernel") {
+        if !name.starts_with(FUNCTIONS) {
             return Err(refuse(None, Reason::UnknownKernel));
         }
         let fields = &self.layout.arguments;
@@ -241,8 +265,10 @@ impl Interpreter {
             }
             running.channels.push(Some(channel));
             let (context, storage) = (context.clone(), storage.clone());
+            let functions = self.functions.clone();
             running.blocks.push(Some(Box::pin(async move {
-                run(Block::new(context, index, comm, channel)?, batches, storage).await
+                let block = Block::new(context, index, comm, channel)?;
+                run(block, batches, storage, &functions).await
             })));
         }
         Ok(running)
@@ -266,10 +292,8 @@ impl Interpreter {
             let bytes = parameters
                 .get(at..needed)
                 .ok_or((None, Reason::Parameters { needed, found }))?;
-            let function = self
-                .functions
-                .get(fields.function.get(bytes))
-                .map_err(|reason| (None, reason))?;
+            let id = fields.function.get(bytes);
+            let function = self.functions.get(id).map_err(|reason| (None, reason))?;
             let refuse = |reason| (Some(function), reason);
             let work_type = fields.work_type.get(bytes);
             let (kind, size) = match work_type as i64 {
@@ -302,6 +326,7 @@ impl Interpreter {
                 return Err(refuse(Reason::WrongWork { work_type }));
             }
             batches.push(Batch {
+                id,
                 function,
                 kind,
                 collective: fields.collective.map(|field| field.get(bytes)),
@@ -345,7 +370,12 @@ impl Storage {
 }
 
 /// Carries out the batches of a block.
-async fn run(block: Block, batches: Vec<Batch>, storage: Storage) -> Result<(), Stop> {
+async fn run(
+    block: Block,
+    batches: Vec<Batch>,
+    storage: Storage,
+    functions: &Functions,
+) -> Result<(), Stop> {
     let mut done = match block.counter()? {
         Some(counter) => counter.load(Ordering::Relaxed),
         None => 0,
@@ -366,6 +396,7 @@ async fn run(block: Block, batches: Vec<Batch>, storage: Storage) -> Result<(), 
         if result.is_err() {
             break;
         }
+        functions.count(batch.id);
     }
     // As in NCCL, an aborted kernel counts its works, too.
     if let Some(counter) = block.counter()? {
@@ -491,7 +522,7 @@ impl Running {
 }
 
 /// A kernel's name without what C++ adds, if it is a plain function.
-fn plain(kernel: &str) -> &str {
+pub(crate) fn plain(kernel: &str) -> &str {
     let Some(rest) = kernel.strip_prefix("_Z") else {
         return kernel;
     };

@@ -43,7 +43,7 @@ pub(crate) use block::Trouble;
 pub(crate) use functions::{
     Algorithm, Collective, Coverage, DeviceOperator, Function, Protocol, Reason, Row,
 };
-pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running};
+pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running, plain};
 pub(crate) use layout::{Field, Mismatch, Types};
 pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
 

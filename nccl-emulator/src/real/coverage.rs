@@ -1,0 +1,115 @@
+//! What of NVIDIA's device code the interpreter carries out, and has carried out in this process: for the tests that compare
+//! the two, and for the page that they write.
+
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock};
+
+use super::kernels::{Coverage, Interpreter};
+use super::program::Kernel;
+
+/// What becomes of a function or a kernel when NCCL launches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It is interpreted.
+    Interpreted {
+        /// How often it was in this process: channels of a function, launches of a kernel.
+        times: u64,
+    },
+    /// Its launch fails, with this text.
+    Refused {
+        /// What it needs.
+        reason: String,
+    },
+    /// The library has no code for it.
+    Absent,
+}
+
+impl State {
+    pub(super) fn new(coverage: Coverage, times: u64) -> Self {
+        match coverage {
+            Coverage::Interpreted => Self::Interpreted { times },
+            Coverage::Refused(reason) => Self::Refused {
+                reason: reason.to_string(),
+            },
+            Coverage::Absent => Self::Absent,
+        }
+    }
+}
+
+/// A row of the library's table of device functions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoveredFunction {
+    /// What it does: `AllReduce`.
+    pub collective: String,
+    /// The operator of a reduction: `SumPostDiv`.
+    pub operator: Option<String>,
+    /// The type of a reduction: `Bf16`.
+    pub data_type: Option<String>,
+    /// How the data travels: `Ring`.
+    pub algorithm: String,
+    /// How a step is written: `Ll128`.
+    pub protocol: String,
+    /// Whether it is carried out.
+    pub state: State,
+}
+
+/// A kernel of the library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoveredKernel {
+    /// Its name.
+    pub name: String,
+    /// Whether it is carried out.
+    pub state: State,
+}
+
+/// What [`real_coverage`] finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RealCoverage {
+    /// All rows of the library's table, in its order.
+    pub functions: Vec<CoveredFunction>,
+    /// All kernels. Those of `ncclDevKernel_*` carry out the functions.
+    pub kernels: Vec<CoveredKernel>,
+}
+
+struct Source {
+    interpreter: Arc<Interpreter>,
+    kernels: Vec<Arc<Kernel>>,
+}
+
+static SOURCE: OnceLock<Source> = OnceLock::new();
+
+/// Makes the kernels of the process's library known.
+pub(super) fn set(interpreter: Arc<Interpreter>, kernels: Vec<Arc<Kernel>>) {
+    let source = Source {
+        interpreter,
+        kernels,
+    };
+    // A process has one library.
+    let _ = SOURCE.set(source);
+}
+
+/// What the interpreter has carried out of NVIDIA's library, if that runs in this process.
+#[must_use]
+pub fn real_coverage() -> Option<RealCoverage> {
+    let source = SOURCE.get()?;
+    let text = |value: &dyn Debug| format!("{value:?}");
+    let functions = source.interpreter.coverage().into_iter().map(|row| {
+        let function = row.function;
+        CoveredFunction {
+            collective: text(&function.collective),
+            operator: function.reduction.map(|(operator, _)| text(&operator)),
+            data_type: function.reduction.map(|(_, ty)| text(&ty)),
+            algorithm: text(&function.algorithm),
+            protocol: text(&function.protocol),
+            state: State::new(row.coverage, row.carried_out),
+        }
+    });
+    Some(RealCoverage {
+        functions: functions.collect(),
+        kernels: source
+            .kernels
+            .iter()
+            .map(|kernel| kernel.coverage())
+            .collect(),
+    })
+}
