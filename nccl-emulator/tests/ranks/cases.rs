@@ -232,11 +232,12 @@ impl Case {
         let mut dice = Dice(self.salt ^ (rank as u64) << 48 ^ (at as u64) << 8);
         let dice = dice.next();
         let bit = (dice >> 7 & 1) as f64;
-        let sign = if dice >> 8 & 1 == 1 { -1.0 } else { 1.0 };
         match self.reduction {
             _ if !self.function.reduces() => bit,
             Reduction::BuiltIn(Op::ncclProd) => 1.0 + bit,
-            Reduction::BuiltIn(Op::ncclMin | Op::ncclMax) if is_signed(self.kind) => sign * bit,
+            Reduction::BuiltIn(Op::ncclMin | Op::ncclMax) if is_signed(self.kind) => {
+                bit - (dice >> 8 & 1) as f64
+            }
             _ => bit,
         }
     }

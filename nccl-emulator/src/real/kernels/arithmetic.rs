@@ -107,6 +107,11 @@ impl Arithmetic {
         self.ty.size() as usize
     }
 
+    /// Whether what all ranks are in is divided.
+    pub(super) fn divides(self) -> bool {
+        self.divisor.is_some()
+    }
+
     /// Combines `count` elements of each input, of which the first is the own input if `own` is set, and stores the result
     /// in each output. `last` says that all ranks are in it.
     ///

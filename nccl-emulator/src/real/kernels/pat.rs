@@ -40,6 +40,8 @@ impl Dimension {
 #[derive(Default)]
 struct Move {
     sources: Vec<u64>,
+    /// The first source is the own input, which the operator may scale.
+    own: bool,
     destinations: Vec<u64>,
     count: i64,
     /// How far the own buffer is filled then.
@@ -76,7 +78,8 @@ pub(super) async fn run(task: &Task<'_>) -> Result<(), Stop> {
     } else {
         let mut schedule = Scatter::new(plan);
         let groups = schedule.groups();
-        pat.rounds(groups, || schedule.next()).await
+        pat.rounds(groups, || schedule.next()).await?;
+        pat.divide().await
     }
 }
 
@@ -169,6 +172,29 @@ impl<'a> Pat<'a> {
         Ok(())
     }
 
+    /// Divides what a scatter summed, where the operator asks for it. Which step completes an element is not known before.
+    async fn divide(&self) -> Result<(), Stop> {
+        const PIECE: i64 = 1 << 16;
+        let (task, arithmetic) = (self.task, self.task.arithmetic);
+        if !arithmetic.divides() {
+            return Ok(());
+        }
+        let (mut at, end) = (task.share.offset, task.share.offset + task.share.count);
+        while at < end {
+            let count = (end - at).min(PIECE) as usize;
+            let bytes = count * arithmetic.element();
+            task.block.meter().grant(bytes).await;
+            let place = self.user(task.work.output, at);
+            let view = memory::view(task.block.memory(), place, bytes)?;
+            let output: *mut u8 = view.at_address(place, bytes)?;
+            // SAFETY: the pointer is that of a view of `bytes` bytes.
+            unsafe { arithmetic.apply(&[output.cast_const()], &[output], count, false, true) };
+            view.still_valid()?;
+            at += count as i64;
+        }
+        Ok(())
+    }
+
     fn user(&self, base: u64, index: i64) -> u64 {
         base.wrapping_add_signed(index * self.task.arithmetic.element() as i64)
     }
@@ -246,8 +272,9 @@ impl<'a> Pat<'a> {
                     (self.user(output, step.output), new)
                 }
             };
-            work.sources.extend(received.map(|(.., place)| place));
+            work.own = new;
             work.sources.push(if new { own } else { destination });
+            work.sources.extend(received.map(|(.., place)| place));
             work.destinations.push(destination);
         }
         Ok(work)
@@ -281,7 +308,7 @@ impl<'a> Pat<'a> {
                 outputs.push(view.at_address(*place, bytes)?);
             }
             // SAFETY: every pointer is that of a view of `bytes` bytes, which `from` and `to` keep.
-            unsafe { arithmetic.apply(&inputs, &outputs, work.count as usize, false, false) };
+            unsafe { arithmetic.apply(&inputs, &outputs, work.count as usize, work.own, false) };
             for (view, _) in from.iter().chain(&to) {
                 view.still_valid()?;
             }
