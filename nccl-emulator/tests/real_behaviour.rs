@@ -13,7 +13,7 @@ use nccl_sys::{NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm_t};
 use ranks::{Process, Rank, nccl, wait_until};
 use real::{
     Buffers, P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_each,
-    processes_on_each, release, stays, within,
+    processes_on_each, stays, version, within,
 };
 
 /// Long enough to see that something does not come back.
@@ -280,7 +280,7 @@ fn a_death_over_sockets_is_a_remote_error() {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         buffers.begin(&rank);
-        if release() < (2, 28, 0) {
+        if version() < 22800 {
             // The proxy's error reaches the log, and not the communicator's state.
             assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
         } else {
@@ -324,7 +324,7 @@ fn a_rank_that_is_stopped_is_waited_for_over_sockets() {
 
 /// Whether the release has `ncclCommRevoke`.
 fn has_revoke() -> bool {
-    let has = release() >= (2, 28, 7);
+    let has = version() >= 22807;
     if !has {
         println!("NOT TESTED: this release has no ncclCommRevoke");
     }
@@ -435,7 +435,7 @@ fn after_an_asynchronous_error_a_shrink_is_refused() {
     processes_on_each(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
-        if release() < (2, 28, 0) {
+        if version() < 22800 {
             println!("NOT TESTED: this release reports no asynchronous error over sockets");
             process.meet_of_two("over");
             return;
@@ -477,7 +477,7 @@ fn a_blocking_finalize_waits_for_the_peer() {
                 let start = Instant::now();
                 assert_eq!(Handle::of(&rank).finalize(), 0);
                 // Older releases wait for nobody over P2P.
-                let waits = release() >= (2, 32, 3);
+                let waits = version() >= 23203;
                 assert_eq!(start.elapsed() > Duration::from_millis(1000), waits);
             } else {
                 thread::sleep(Duration::from_millis(1500));
@@ -505,7 +505,7 @@ fn a_destroy_with_a_dead_peer_retries_over_p2p() {
         let elapsed = start.elapsed();
         let log = process.log();
         // Older releases do not dial again. 100 + 200 + … + 500 ms.
-        let retries = release() >= (2, 32, 3);
+        let retries = version() >= 23203;
         assert_eq!(
             elapsed > Duration::from_millis(1200),
             retries,

@@ -16,7 +16,7 @@ use nccl_emulator::{State, real_coverage};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op, ncclScalarResidence_t as Residence};
 use ranks::cases::{Case, Function, KINDS, Prepared, Reduction};
 use ranks::{Process, Rank, is_child_of, last_error, nccl, processes, threads};
-use real::{SOCKETS, libraries, settings, version};
+use real::{SOCKETS, environment_of, libraries, version};
 
 const TEST: &str = "every_device_function_is_right_or_refused_for_a_reason";
 
@@ -290,7 +290,7 @@ fn every_device_function_is_right_or_refused_for_a_reason() {
                 (REPORTS, reports.path().to_str().unwrap()),
                 (HOSTS, hosts),
             ];
-            let mut environment = settings(&library, &own);
+            let mut environment = environment_of(&library, &own);
             if held.hosts {
                 environment.extend(SOCKETS);
             }

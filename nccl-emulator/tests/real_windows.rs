@@ -16,7 +16,7 @@ use nccl_sys::{
     ncclWindow_t,
 };
 use ranks::{Process, Rank, is_child_of, last_error, nccl, wait_until};
-use real::on_each;
+use real::{on_each, version};
 
 /// A machine whose GPUs all reach each other over NVLink, without which NCCL uses no symmetric memory in kernels.
 const MACHINE: (&str, &str) = (
@@ -418,13 +418,6 @@ fn an_abort_ends_a_kernel_over_symmetric_memory_that_waits() {
         }
         process.meet("aborted");
     });
-}
-
-/// The release, as `2.28.3` is 22803.
-fn version() -> i32 {
-    let mut version = 0;
-    assert_eq!(nccl!(ncclGetVersion(&mut version)), 0);
-    version
 }
 
 #[test]

@@ -100,7 +100,4 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
 
 /// What `--quick` runs on the library beside the tests about it: files that show in little time that the safe layer's
 /// operations are right on it, and end when something hangs.
-pub(super) const QUICK: &[(&str, &str)] = &[
-    ("nccl-tools", "killed"),
-    ("nccl-tools", "operations"),
-];
+pub(super) const QUICK: &[(&str, &str)] = &[("nccl-tools", "killed"), ("nccl-tools", "operations")];

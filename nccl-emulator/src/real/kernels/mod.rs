@@ -40,10 +40,10 @@ mod symmetric;
 mod works;
 
 pub(crate) use block::Trouble;
-pub(crate) use functions::{
-    Algorithm, Collective, Coverage, DeviceOperator, Function, Protocol, Reason, Row,
-};
-pub(crate) use launch::{Failure, Interpreter, Progress, Refused, Running, plain};
+pub(crate) use functions::Coverage;
+#[cfg(test)]
+pub(crate) use functions::Reason;
+pub(crate) use launch::{Failure, Interpreter, Progress, Running, plain};
 pub(crate) use layout::{Field, Mismatch, Types};
 pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
 
