@@ -5,6 +5,7 @@ mod ranks;
 mod real;
 
 use std::ptr::null_mut;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -611,5 +612,51 @@ fn a_good_init_leaves_a_last_error() {
         println!("last error after a good init: {:?}", last_error());
         Buffers::of(&rank).check(&rank);
         rank.destroy();
+    });
+}
+
+/// The time that this process has used of all cores.
+fn processor_time() -> Duration {
+    // SAFETY: all-zero is a value of numbers, and the call writes one rusage.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let of = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+    };
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
+
+#[test]
+fn eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core() {
+    let name = "eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core";
+    let environment = [P2P[0], ("NCCL_EMULATOR_DEVICES", "9")];
+    on_each(name, 1, &environment, |process| {
+        const RANKS: i32 = 9;
+        let id = process.id("id");
+        let meeting = Barrier::new(RANKS as usize);
+        thread::scope(|scope| {
+            for rank in 0..RANKS {
+                let meeting = &meeting;
+                scope.spawn(move || {
+                    let rank = Rank::join(id, RANKS, rank);
+                    let buffers = Buffers::of(&rank);
+                    buffers.check(&rank);
+                    meeting.wait();
+                    if rank.rank == 0 {
+                        // The eight others wait for this one.
+                        thread::sleep(Duration::from_millis(300));
+                        let (start, before) = (Instant::now(), processor_time());
+                        thread::sleep(WATCHED);
+                        let (elapsed, used) = (start.elapsed(), processor_time() - before);
+                        assert!(used <= elapsed, "{used:?} of {elapsed:?}");
+                    }
+                    buffers.check(&rank);
+                    rank.destroy();
+                });
+            }
+        });
     });
 }
