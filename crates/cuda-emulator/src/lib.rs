@@ -13,6 +13,10 @@
 //! | [`hooks`] | faults on purpose |
 //! | [`settings`] | how many devices, with how much memory |
 #![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: who reads its pages reads its sources"
+)]
 
 #[cfg(not(all(
     target_os = "linux",

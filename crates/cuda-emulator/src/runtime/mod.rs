@@ -5,7 +5,7 @@
 //!
 //! A function here is a driver function of the same purpose, and what the runtime adds to it: a current device for each
 //! thread, whose primary context comes to life at the first call that needs one, and the last error of each thread
-//! ([`error`](self::error)). Codes of `cudaError_t` and `CUresult` have the same numbers.
+//! (`error`). Codes of `cudaError_t` and `CUresult` have the same numbers.
 //!
 //! | file | what it has |
 //! |---|---|
