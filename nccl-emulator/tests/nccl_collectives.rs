@@ -7,26 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
-use ranks::cases::{Case, Dice, FUNCTIONS, Function, KINDS, Prepared, Reduction};
+use ranks::cases::{Case, FUNCTIONS, Function, KINDS, Reduction, at_random, every_function, seed};
 use ranks::{Rank, alone, last_error, nccl, processes, threads, unique_id, wait_until};
-
-const COUNTS: [usize; 6] = [0, 1, 127, 4096, 65_537, 200_003];
-
-fn every_function(rank: &Rank) {
-    for function in FUNCTIONS {
-        for count in COUNTS {
-            for in_place in [false, true] {
-                let case = Case {
-                    root: (count as i32 + 1) % rank.ranks,
-                    in_place: (in_place && function != Function::AlltoAll)
-                        || function == Function::Bcast,
-                    ..Case::new(function, count)
-                };
-                case.check(rank);
-            }
-        }
-    }
-}
 
 #[test]
 fn every_collective_is_right_in_place_and_not_for_any_number_of_ranks() {
@@ -94,47 +76,6 @@ fn every_type_travels_and_is_reduced_by_every_operator() {
             }
         });
     });
-}
-
-/// Any collectives, alone and in groups, one after the other, that all ranks agree on.
-fn at_random(rank: &Rank, seed: u64, steps: usize) {
-    let mut dice = Dice(seed);
-    for step in 0..steps {
-        let grouped = dice.below(2) == 0;
-        let cases: Vec<Case> = (0..1 + dice.below(4))
-            .map(|_| Case::roll(&mut dice, rank.ranks))
-            .collect();
-        let hint = || {
-            format!(
-                "seed {seed:#x}, {} ranks, step {step}: {cases:#?}",
-                rank.ranks
-            )
-        };
-        let prepared: Vec<Prepared> = cases.iter().map(|case| case.prepare(rank)).collect();
-        if grouped {
-            assert_eq!(nccl!(ncclGroupStart()), 0);
-        }
-        for prepared in &prepared {
-            assert_eq!(prepared.issue(rank), 0, "{}: {}", last_error(), hint());
-        }
-        if grouped {
-            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}: {}", last_error(), hint());
-        }
-        rank.sync();
-        for prepared in prepared {
-            let outcome = std::panic::AssertUnwindSafe(|| prepared.verify(rank));
-            if let Err(panic) = std::panic::catch_unwind(outcome) {
-                eprintln!("{}", hint());
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-}
-
-/// The seed of the random tests: fixed, unless one is given to repeat a failure elsewhere.
-fn seed() -> u64 {
-    let given = std::env::var("NCCL_EMULATOR_TEST_SEED").ok();
-    given.map_or(0x5eed_0001, |seed| seed.parse().expect("a number"))
 }
 
 #[test]

@@ -58,6 +58,19 @@ pub(crate) const FUNCTIONS: [Function; 9] = [
     Scatter,
 ];
 
+/// Those that the library has: some came with 2.28.
+pub(crate) fn functions() -> Vec<Function> {
+    let api = super::api();
+    let (all_to_all, gather, scatter) = (api.ncclAlltoAll(), api.ncclGather(), api.ncclScatter());
+    let there = |function: &Function| match function {
+        AlltoAll => all_to_all.is_ok(),
+        Gather => gather.is_ok(),
+        Scatter => scatter.is_ok(),
+        _ => true,
+    };
+    FUNCTIONS.into_iter().filter(there).collect()
+}
+
 impl Function {
     pub(crate) fn reduces(self) -> bool {
         matches!(self, AllReduce | Reduce | ReduceScatter)
@@ -181,7 +194,7 @@ impl Case {
 
     /// Any case that is exact.
     pub(crate) fn roll(dice: &mut Dice, ranks: i32) -> Self {
-        let function = dice.pick(&FUNCTIONS);
+        let function = dice.pick(&functions());
         let kind = dice.pick(&KINDS);
         let count = match dice.below(8) {
             0 => 0,
@@ -444,4 +457,65 @@ impl Prepared {
         self.memory.free();
         self.scalar.free();
     }
+}
+
+/// Counts around the edges of what buffers and protocols hold.
+const COUNTS: [usize; 6] = [0, 1, 127, 4096, 65_537, 200_003];
+
+/// Every collective of several counts, in place and not.
+pub(crate) fn every_function(rank: &Rank) {
+    for function in functions() {
+        for count in COUNTS {
+            for in_place in [false, true] {
+                let case = Case {
+                    root: (count as i32 + 1) % rank.ranks,
+                    in_place: (in_place && function != Function::AlltoAll)
+                        || function == Function::Bcast,
+                    ..Case::new(function, count)
+                };
+                case.check(rank);
+            }
+        }
+    }
+}
+
+/// Any collectives, alone and in groups, one after the other, that all ranks agree on.
+pub(crate) fn at_random(rank: &Rank, seed: u64, steps: usize) {
+    let mut dice = Dice(seed);
+    for step in 0..steps {
+        let grouped = dice.below(2) == 0;
+        let cases: Vec<Case> = (0..1 + dice.below(4))
+            .map(|_| Case::roll(&mut dice, rank.ranks))
+            .collect();
+        let hint = || {
+            format!(
+                "seed {seed:#x}, {} ranks, step {step}: {cases:#?}",
+                rank.ranks
+            )
+        };
+        let prepared: Vec<Prepared> = cases.iter().map(|case| case.prepare(rank)).collect();
+        if grouped {
+            assert_eq!(nccl!(ncclGroupStart()), 0);
+        }
+        for prepared in &prepared {
+            assert_eq!(prepared.issue(rank), 0, "{}: {}", last_error(), hint());
+        }
+        if grouped {
+            assert_eq!(nccl!(ncclGroupEnd()), 0, "{}: {}", last_error(), hint());
+        }
+        rank.sync();
+        for prepared in prepared {
+            let outcome = std::panic::AssertUnwindSafe(|| prepared.verify(rank));
+            if let Err(panic) = std::panic::catch_unwind(outcome) {
+                eprintln!("{}", hint());
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// The seed of the random tests: fixed, unless one is given to repeat a failure elsewhere.
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("NCCL_EMULATOR_TEST_SEED").ok();
+    given.map_or(0x5eed_0001, |seed| seed.parse().expect("a number"))
 }
