@@ -47,7 +47,7 @@ fn from_text(text: &str) -> Handle {
 }
 
 #[test]
-fn another_process_uses_the_memory_until_its_owner_frees_it() {
+fn another_process_uses_the_memory_until_it_closes_it() {
     context(1);
     for size in [5000, 3 << 20] {
         let memory = allocate(size);
@@ -74,15 +74,16 @@ fn another_process_uses_the_memory_until_its_owner_frees_it() {
         }
         assert_eq!(read(memory + 11, 8), b"answered");
         done!(c"cuMemFree_v2", memory => u64);
+        // The owner gets other memory while the peer has this one open.
+        let others = [0; 80].map(|_| allocate(3 << 20));
+        assert!(!others.contains(&memory));
+        for other in others {
+            done!(c"cuMemFree_v2", other => u64);
+        }
         peer.stdin.take().unwrap().write_all(b"freed\n").unwrap();
         let mut rest = String::new();
         said.read_to_string(&mut rest).unwrap();
         assert!(peer.wait().unwrap().success(), "{rest}");
-        let wanted = format!("({size} bytes on GPU 1 of process {})", std::process::id());
-        assert!(
-            rest.contains(&wanted) && rest.contains("was freed"),
-            "{rest}\n{wanted}"
-        );
     }
 }
 
@@ -110,8 +111,8 @@ fn the_opener_of_another_test() {
     println!("answered");
     let mut word = String::new();
     std::io::stdin().read_line(&mut word).unwrap();
-    println!("{}", there.still_valid().unwrap_err());
-    println!("{}", access(2, address + 11, 8).unwrap_err());
+    there.still_valid().unwrap();
+    assert_eq!(read(address + 11, 8), b"answered");
     assert_eq!(open(handle), Ok(address), "open already");
     assert_eq!(close(address), SUCCESS);
     assert_eq!(close(address), SUCCESS);

@@ -1,8 +1,12 @@
 //! Memory of `cuMemAlloc` that another process opens: a handle to send, and an address for it there.
 //!
 //! A handle names the pool of its owner, by process, descriptor and token, and an allocation in it by its number. Who
-//! opens it maps the owner's pool, once, and reads its table: so memory that the owner frees is told by number, as its
-//! own is. The addresses that it gets are a range of their own, which can neither be read nor written.
+//! opens it maps the owner's pool, once, and reads its table. The addresses that it gets are a range of their own, which
+//! can neither be read nor written.
+//!
+//! Memory that is open stays usable until it is closed, also when its owner frees it, which CUDA leaves undefined:
+//! NVIDIA's library frees its buffers so while kernels of its peers still write their last counters there. The owner
+//! counts it as free, and gives its pages out again once nobody has it open.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -123,6 +127,14 @@ pub(super) struct Opened {
     closed: AtomicBool,
 }
 
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(entry) = self.mapping.entry(self.named.index) {
+            entry.closed();
+        }
+    }
+}
+
 /// By address; with each, how often it was opened.
 static OPENED: RwLock<BTreeMap<u64, (Arc<Opened>, u32)>> = RwLock::new(BTreeMap::new());
 
@@ -145,15 +157,13 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
         }
     }
     let mapping = pool_of(&named)?;
-    mapping.view(&named.span()).map_err(|violation| {
-        violations::record(violation.during("cuIpcOpenMemHandle"));
-        CUresult::ERROR_INVALID_VALUE
-    })?;
     // As the owner aligns it.
     let len = named.size.next_multiple_of(4096);
     let align = if len >= HUGE { HUGE } else { 4096 };
     let window = AddressRange::reserve(len, align).map_err(|_| CUresult::ERROR_OUT_OF_MEMORY)?;
     let address = window.address();
+    let entry = mapping.entry(named.index);
+    entry.ok_or(CUresult::ERROR_INVALID_VALUE)?.opened();
     let opened = Opened {
         window,
         mapping,
@@ -163,6 +173,11 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
         number: NUMBER.fetch_add(1, Ordering::Relaxed),
         closed: AtomicBool::new(false),
     };
+    // From here on the owner keeps the pages, if it has not freed them before.
+    opened.mapping.view(&named.span()).map_err(|violation| {
+        violations::record(violation.during("cuIpcOpenMemHandle"));
+        CUresult::ERROR_INVALID_VALUE
+    })?;
     all.insert(address, (Arc::new(opened), 1));
     Ok(address)
 }
@@ -269,12 +284,11 @@ pub(super) fn find(address: u64, len: u64) -> Option<OpenedRange> {
 impl OpenedRange {
     pub(super) fn view(&self) -> Result<*mut u8, Violation> {
         self.check_open()?;
-        self.opened.mapping.view(&self.span)
+        self.opened.mapping.view_opened(&self.span)
     }
 
     pub(super) fn still_valid(&self) -> Result<(), Violation> {
-        self.check_open()?;
-        self.opened.mapping.still_valid(&self.span)
+        self.check_open()
     }
 
     fn check_open(&self) -> Result<(), Violation> {

@@ -181,12 +181,21 @@ impl Mapping {
     /// # Errors
     /// What is wrong, naming the allocation.
     pub fn view(&self, span: &Span) -> Result<*mut u8, Violation> {
+        self.view_in(span, State::usable)
+    }
+
+    /// [`Mapping::view`] of an allocation that this process has opened: its owner may have freed it.
+    pub(super) fn view_opened(&self, span: &Span) -> Result<*mut u8, Violation> {
+        self.view_in(span, |state| state.usable() || state == State::Freed)
+    }
+
+    fn view_in(&self, span: &Span, usable: impl Fn(State) -> bool) -> Result<*mut u8, Violation> {
         if span.len != 0 {
             let inside = |entry: &Entry| {
                 let now = entry.snapshot();
                 let start = span.offset.wrapping_sub(now.offset);
                 now.generation == span.generation
-                    && now.state.usable()
+                    && usable(now.state)
                     && span.len <= now.size
                     && start <= now.size - span.len
                     // The table lies in memory that a peer writes.

@@ -560,13 +560,20 @@ impl Pool {
         while allocator.quarantine.len() > QUARANTINE_BLOCKS
             || allocator.quarantined_pages > limit && allocator.quarantine.len() > 1
         {
-            self.release_oldest(allocator);
+            if !self.release_oldest(allocator) {
+                break;
+            }
         }
     }
 
-    /// Makes the oldest freed memory free to be handed out. False if there is none.
+    /// Makes the oldest freed memory free to be handed out, of what no other process has open. False if there is none.
     fn release_oldest(&self, allocator: &mut Allocator) -> bool {
-        let Some(block) = allocator.quarantine.pop_front() else {
+        let closed = |block: &Block| {
+            let entry = self.mapping.entry(block.entry);
+            entry.is_none_or(|entry| !entry.is_open())
+        };
+        let oldest = allocator.quarantine.iter().position(closed);
+        let Some(block) = oldest.and_then(|at| allocator.quarantine.remove(at)) else {
             return false;
         };
         let pages = u64::from(block.pages);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// "ncclEmuP".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuP");
 /// Changes with the layout of what is below.
-pub(super) const LAYOUT: u32 = 1;
+pub(super) const LAYOUT: u32 = 2;
 /// Live and remembered allocations of one pool.
 pub(super) const ENTRIES: u32 = 65_535;
 /// Bytes before the pool's data: header and table, a multiple of a huge page.
@@ -47,6 +47,9 @@ pub(super) struct Entry {
     /// Milliseconds of the monotonic clock.
     allocated_at: AtomicU32,
     freed_at: AtomicU32,
+    /// How often other processes have it open, which write this. Their devices use it until they close it: the owner
+    /// does not give the pages out again before.
+    opened: AtomicU32,
 }
 
 /// What may be done with an allocation.
@@ -147,6 +150,21 @@ impl Entry {
         self.size.store(size, Ordering::Relaxed);
         self.allocated_at.store(now_ms(), Ordering::Relaxed);
         self.tag.store(tag(generation, state), Ordering::Release);
+    }
+
+    /// Another process opens the allocation. It asks afterwards whether that was still there.
+    pub(super) fn opened(&self) {
+        self.opened.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Another process closes what it opened.
+    pub(super) fn closed(&self) {
+        self.opened.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether another process has the allocation open.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened.load(Ordering::SeqCst) > 0
     }
 
     /// Moves allocation `generation` from one of `from` to `to`. False if it is in none of them.
