@@ -45,6 +45,20 @@ fn nodes(graph: &CudaGraph) -> usize {
     count
 }
 
+/// Checks the number of a graph's nodes. NVIDIA's library records and awaits events beside its operations.
+fn assert_operations(graph: &CudaGraph, count: usize) {
+    let found = nodes(graph);
+    assert!(
+        found == count || on_nvidias() && found > count,
+        "{found} nodes"
+    );
+}
+
+/// Whether NVIDIA's own library is tested.
+fn on_nvidias() -> bool {
+    std::env::var_os("NCCL_EMULATOR_NCCL").is_some()
+}
+
 /// Overwrites device memory, once the stream is idle.
 fn write(rank: &Rank, to: &Memory<f32>, values: &[f32]) {
     rank.sync();
@@ -69,7 +83,7 @@ fn replay_a_ring_and_a_sum(rank: &Rank) {
     // In the order of the stream: sums what has just been received.
     assert_eq!(rank.all_reduce(&to, &sum, F32, SUM), 0, "{}", last_error());
     let graph = end(rank);
-    assert_eq!(nodes(&graph), 2);
+    assert_operations(&graph, 2);
     assert_eq!(to.read(), vec![0.; length], "nothing has run yet");
 
     for round in 1..=4 {
@@ -151,7 +165,7 @@ fn one_thread_captures_several_ranks_into_one_graph() {
                 origin.stream.wait(&joined).unwrap();
             }
             let graph = end(origin);
-            assert_eq!(nodes(&graph), 3);
+            assert_operations(&graph, 3);
             for _ in 0..2 {
                 // The ranks wait for each other inside of the one graph.
                 graph.launch().unwrap();
@@ -320,14 +334,21 @@ fn a_non_blocking_group_is_captured_once_it_was_polled() {
                         assert_eq!(rank.settle(), 0);
                         let (from, to) = (rank.memory(&[2f32; 8]), rank.memory(&[0f32; 8]));
                         begin(&rank);
-                        assert_eq!(rank.all_reduce(&from, &to, F32, SUM), IN_PROGRESS);
+                        let code = rank.all_reduce(&from, &to, F32, SUM);
+                        assert!(code == IN_PROGRESS || on_nvidias() && code == 0);
                         assert_eq!(rank.settle(), 0);
                         let graph = end(&rank);
-                        assert_eq!(nodes(&graph), 1);
+                        assert_operations(&graph, 1);
                         graph.launch().unwrap();
                         rank.sync();
                         assert_eq!(to.read(), [4.; 8]);
 
+                        if on_nvidias() {
+                            // Its thread may be done before the capture ends.
+                            drop(graph);
+                            rank.abort();
+                            return;
+                        }
                         // A capture that ends before: there is nothing left to capture into.
                         begin(&rank);
                         assert_eq!(rank.all_reduce(&from, &to, F32, SUM), IN_PROGRESS);
@@ -486,7 +507,7 @@ fn a_collective_of_one_rank_is_a_copy_in_the_graph() {
             begin(&rank);
             assert_eq!(rank.all_reduce(&from, &to, F32, SUM), 0);
             let graph = end(&rank);
-            assert_eq!(nodes(&graph), 1);
+            assert_operations(&graph, 1);
             graph.launch().unwrap();
             rank.sync();
             assert_eq!(to.read(), [5.; 8]);
@@ -505,7 +526,11 @@ fn a_void_capture_takes_no_operation() {
         begin(&rank);
         assert!(rank.stream.synchronize().is_err());
         assert_eq!(rank.all_reduce(&from, &to, F32, SUM), 1);
-        assert!(last_error().contains("901"), "{}", last_error());
+        let error = last_error();
+        assert!(
+            error.contains("901") || error.contains("previous error during capture"),
+            "{error}"
+        );
         assert!(
             rank.stream
                 .end_capture(sys::CUgraphInstantiate_flags(0))
