@@ -4,6 +4,9 @@
 // Each test file uses its own part of this.
 #![allow(dead_code)]
 
+pub(crate) mod profiler;
+pub(crate) mod windows;
+
 use std::env;
 use std::fs;
 use std::process::ExitStatus;

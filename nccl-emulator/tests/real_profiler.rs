@@ -1,0 +1,104 @@
+//! What NVIDIA's own library tells a profiler: kernels write the times at which their channels begin and end, which NCCL's
+//! proxies read and pass on.
+
+mod ranks;
+mod real;
+
+use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
+use ranks::cases::{Case, Function};
+use ranks::{Rank, last_error, nccl, threads, wait_until};
+use real::profiler::{self, CHANNEL, COLLECTIVE, Event, PLUGIN, POINT_TO_POINT, PROXY};
+use real::{P2P, SOCKETS, on_each};
+
+const ROUNDS: usize = 10;
+
+/// Collectives and messages.
+fn work(rank: &Rank) {
+    for count in 0..ROUNDS {
+        Case::new(Function::AllReduce, 1000 * count + 1).check(rank);
+        Case::new(Function::ReduceScatter, 70_000).check(rank);
+    }
+    let (from, to) = (rank.memory(&[1f32; 5000]), rank.memory(&[0f32; 5000]));
+    let (next, previous) = (
+        (rank.rank + 1) % rank.ranks,
+        (rank.rank + rank.ranks - 1) % rank.ranks,
+    );
+    for _ in 0..ROUNDS {
+        assert_eq!(nccl!(ncclGroupStart()), 0);
+        assert_eq!(rank.send(&from, Kind::ncclFloat32, next), 0);
+        assert_eq!(rank.receive(&to, Kind::ncclFloat32, previous), 0);
+        assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
+    }
+    rank.sync();
+    assert_eq!(to.read(), [1.; 5000]);
+}
+
+fn of(events: &[Event], kind: u8) -> Vec<Event> {
+    events
+        .iter()
+        .filter(|event| event.kind == kind)
+        .copied()
+        .collect()
+}
+
+#[test]
+fn a_profiler_is_told_when_each_channel_of_a_kernel_begins_and_ends() {
+    let name = "a_profiler_is_told_when_each_channel_of_a_kernel_begins_and_ends";
+    for environment in [&P2P[..], &SOCKETS] {
+        let environment = [environment, &[PLUGIN]].concat();
+        on_each(name, 1, &environment, |process| {
+            ranks::api();
+            profiler::install();
+            threads(3, |rank| {
+                work(rank);
+                // The proxies read what kernels wrote, and tell of it later.
+                wait_until("all channels have been told of", || {
+                    let events = profiler::events();
+                    let operations = events
+                        .iter()
+                        .filter(|event| matches!(event.kind, COLLECTIVE | POINT_TO_POINT));
+                    let channels: usize = operations.map(|event| usize::from(event.channels)).sum();
+                    let told = of(&events, CHANNEL);
+                    told.len() >= channels && told.iter().all(|event| event.stopped)
+                });
+            });
+            let events = profiler::events();
+            let ranks = 3;
+            assert_eq!(of(&events, COLLECTIVE).len(), ranks * 2 * ROUNDS);
+            assert_eq!(of(&events, POINT_TO_POINT).len(), ranks * 2 * ROUNDS);
+            let channels = of(&events, CHANNEL);
+            assert!(channels.len() >= ranks * 4 * ROUNDS, "{}", channels.len());
+            for event in &channels {
+                assert!(0 < event.begun && event.begun <= event.ended, "{event:?}");
+            }
+            let sockets = process.log().contains(" via NET/Socket");
+            assert_eq!(!of(&events, PROXY).is_empty(), sockets);
+        });
+    }
+}
+
+#[test]
+fn progress_counters_are_read_without_complaint() {
+    let name = "progress_counters_are_read_without_complaint";
+    let environment = [
+        ("NCCL_PROGRESS_COUNTERS", "1"),
+        ("NCCL_PROGRESS_COUNTER_MONITOR_POLL_MS", "1"),
+    ];
+    on_each(name, 2, &environment, |process| {
+        let rank = process.join();
+        let (from, to) = (rank.memory(&[1f32; 500]), rank.memory(&[0f32; 500]));
+        for _ in 0..100 {
+            let code = rank.all_reduce(&from, &to, Kind::ncclFloat32, Op::ncclSum);
+            assert_eq!(code, 0);
+        }
+        rank.sync();
+        assert_eq!(to.read(), [2.; 500]);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let log = process.log();
+        let complaint = log.lines().find(|line| {
+            line.contains("rogress counter monitor: ") || line.contains("calibration failed")
+        });
+        assert_eq!(complaint, None);
+        rank.destroy();
+    });
+}
