@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use nccl_tools::plot::axis::{self, Axis};
 
-use super::Operation;
 use super::compare::{Comparison, Spread};
+use super::operation::Operation;
 
 const PANEL: (f64, f64) = (400.0, 300.0);
 const GAP: (f64, f64) = (80.0, 70.0);

@@ -2,9 +2,10 @@
 
 use nccl_tools::statistics::median;
 
+use super::Outcome;
+use super::operation::Operation;
 use super::options::Options;
 use super::team::Team;
-use super::{Operation, Outcome};
 
 /// Repetitions in a turn, at least and at most.
 const REPETITIONS: std::ops::RangeInclusive<usize> = 3..=50_000;

@@ -14,11 +14,12 @@
 //! messages) and memcpy (by MPI's ranks, all at once) take turns, in another order each round. A turn begins behind a
 //! barrier, and is as long as from when its first rank begins until its last is done.
 //!
-//! - `team`: processes that do what they are told; `rank`: ours; `options`: the command line;
+//! - `operation`: what they do; `team`: processes that do what they are told; `rank`: ours; `options`: the command line;
 //! - `compare`: what is measured; `page`, `chart`: what becomes of it.
 
 mod chart;
 mod compare;
+mod operation;
 mod options;
 mod page;
 mod rank;
@@ -39,41 +40,6 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 const RANK: &str = "NCCL_AGAINST_MPI_RANK";
 /// The socket that it is told its orders by.
 const SOCKET: &str = "NCCL_AGAINST_MPI_SOCKET";
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    AllToAll,
-    AllReduce,
-    /// One message to and one from the other rank of a pair, in a group.
-    SendRecv,
-    /// A copy by each rank, all at once.
-    Memcpy,
-}
-
-impl Operation {
-    const ALL: [Self; 4] = [
-        Self::AllToAll,
-        Self::AllReduce,
-        Self::SendRecv,
-        Self::Memcpy,
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AllToAll => "all-to-all",
-            Self::AllReduce => "all-reduce",
-            Self::SendRecv => "send+recv",
-            Self::Memcpy => "memcpy",
-        }
-    }
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|operation| operation.name() == name)
-    }
-}
 
 fn main() -> ExitCode {
     let outcome = match std::env::var(RANK) {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use nccl_tools::build_info::BUILD;
 use nccl_tools::statistics::median;
 
-use super::Operation;
 use super::compare::{Comparison, EAGER, Spread};
+use super::operation::Operation;
 use super::options::{self, Options};
 
 /// What the figures depend on.

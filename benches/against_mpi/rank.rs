@@ -4,6 +4,7 @@
 use std::ffi::{c_char, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, result};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Reduction, ncclUniqueId};
@@ -11,7 +12,8 @@ use nccl_tools::raw::operations::Stream;
 use nccl_tools::raw::{Address, Comm, Memory};
 use nccl_tools::{machine, nccl_call, perf};
 
-use super::{Operation, Outcome};
+use super::Outcome;
+use super::operation::Operation;
 
 /// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
 const BATCH: usize = 20;
@@ -55,8 +57,8 @@ pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outco
         let digits = hex.get(2 * at..2 * at + 2).ok_or("too short an id")?;
         *byte = u8::from_str_radix(digits, 16)? as c_char;
     }
-    let rank = Rank::new(rank, ranks, room, id)?;
-    writeln!(driver, "ready")?;
+    let (rank, init) = Rank::new(rank, ranks, room, id)?;
+    writeln!(driver, "ready {}", init.as_nanos())?;
     for line in lines {
         let answer = rank.obey(&line?)?;
         writeln!(driver, "{answer}")?;
@@ -76,16 +78,19 @@ fn succeed(code: u32, function: &str) -> Outcome {
 }
 
 impl Rank {
-    fn new(rank: usize, ranks: usize, room: usize, id: ncclUniqueId) -> Outcome<Self> {
+    /// The rank, and how long its `ncclCommInitRank` took.
+    fn new(rank: usize, ranks: usize, room: usize, id: ncclUniqueId) -> Outcome<(Self, Duration)> {
         let context = CudaContext::new(rank)?;
         let cuda = context.new_stream()?;
         let mut comm = Comm::NULL;
         let (n, own) = (ranks as i32, rank as i32);
+        let begun = Instant::now();
         succeed(
             nccl_call!(ncclCommInitRank(&mut comm.0, n, id, own)),
             "ncclCommInitRank",
         )?;
-        Ok(Self {
+        let init = begun.elapsed();
+        let this = Self {
             rank,
             ranks,
             room,
@@ -95,7 +100,8 @@ impl Rank {
             from: allocate(room)?,
             to: allocate(room)?,
             scalar: allocate(size_of::<f32>())?,
-        })
+        };
+        Ok((this, init))
     }
 
     fn obey(&self, order: &str) -> Outcome<String> {

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use super::{Operation, Outcome};
+use super::Outcome;
+use super::operation::Operation;
 
 /// Starting takes less than this, and so does every order.
 const PATIENCE: Duration = Duration::from_secs(120);
