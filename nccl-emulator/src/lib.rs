@@ -54,6 +54,8 @@
 //! Device memory is mapped nowhere that the host could reach by a device address, virtual memory management and memory
 //! opened from another process included. Only pinned host memory, and memory of the host in virtual memory management,
 //! is used by both sides at one address.
+#![cfg(not(loom))]
+
 #[cfg(not(all(
     target_os = "linux",
     target_pointer_width = "64",
