@@ -14,8 +14,10 @@ use std::path::Path;
 
 use nccl_emulator::{State, real_coverage};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op, ncclScalarResidence_t as Residence};
-use ranks::cases::{Case, Function, KINDS, Prepared, Reduction};
+use ranks::cases::{Case, Function, KINDS, Prepared, Reduction, is_float8};
 use ranks::{Process, Rank, is_child_of, last_error, nccl, processes, threads};
+use real::profiler::{self, PLUGIN};
+use real::windows::{Collective, MACHINE, of_counts};
 use real::{SOCKETS, environment_of, libraries, version};
 
 const TEST: &str = "every_device_function_is_right_or_refused_for_a_reason";
@@ -58,6 +60,22 @@ fn pat_scales(version: i32) -> bool {
     version >= 23200
 }
 
+/// The kernel over symmetric memory that a child is held to.
+const KERNEL: &str = "TEST_KERNEL";
+
+/// The kernels over symmetric memory that NCCL has for the emulated devices.
+const KERNELS: [&str; 6] = [
+    "AllGather_LL",
+    "AllGather_ST",
+    "AllReduce_AGxLL_R",
+    "AllReduce_RSxLD_AGxST",
+    "ReduceScatter_LL",
+    "ReduceScatter_LD",
+];
+
+/// Stands for the collective of a row that is a kernel.
+const A_KERNEL: &str = "kernel";
+
 /// The operators of the device code by the ones of the API.
 const OPERATORS: [(&str, Reduction); 7] = [
     ("Sum", Reduction::BuiltIn(Op::ncclSum)),
@@ -87,11 +105,15 @@ fn reductions(rank: &Rank, function: Function, scaling: bool) {
             continue;
         }
         for kind in KINDS {
+            // NCCL has no such kernel.
+            if scales && rank.ranks == 1 && is_float8(kind) {
+                continue;
+            }
             let case = Case {
                 kind,
                 reduction,
                 shift: 1,
-                root: 1,
+                root: rank.ranks - 1,
                 ..Case::new(function, 403)
             };
             case.check(rank);
@@ -172,6 +194,66 @@ fn work(algorithm: &str, rank: &Rank) {
 
 /// The child's body: works, and reports what was carried out.
 fn child(process: &Process) {
+    if env::var_os(PLUGIN.0).is_some() {
+        ranks::api();
+        profiler::install();
+    }
+    match env::var(KERNEL) {
+        Ok(kernel) => threads(4, |rank| over_symmetric_memory(rank, &kernel)),
+        Err(_) => held_child(process),
+    }
+    let covered = real_coverage().unwrap();
+    let line = |key: [&str; 5], state: &State| {
+        let (word, text) = match state {
+            State::Interpreted { times } => ("ran", times.to_string()),
+            State::Refused { reason } => ("refused", reason.clone()),
+            State::Absent => ("absent", String::new()),
+        };
+        format!("{}\t{word}\t{text}", key.join("\t"))
+    };
+    let functions = covered.functions.iter().map(|function| {
+        let key = [
+            &function.collective,
+            function.operator.as_deref().unwrap_or("-"),
+            function.data_type.as_deref().unwrap_or("-"),
+            &function.algorithm,
+            &function.protocol,
+        ];
+        line(key, &function.state)
+    });
+    let kernels = covered
+        .kernels
+        .iter()
+        .map(|kernel| line([A_KERNEL, &kernel.name, "-", "-", "-"], &kernel.state));
+    let lines: Vec<_> = functions.chain(kernels).collect();
+    let file = format!("{}.{}", std::process::id(), version());
+    let file = Path::new(&env::var(REPORTS).unwrap()).join(file);
+    fs::write(file, lines.join("\n")).unwrap();
+}
+
+/// The collective of a kernel over symmetric memory, of every type that it takes.
+fn over_symmetric_memory(rank: &Rank, kernel: &str) {
+    let collective = match kernel.split('_').next() {
+        Some("AllGather") => Collective::AllGather,
+        Some("AllReduce") => Collective::AllReduce,
+        _ => Collective::ReduceScatter,
+    };
+    let kinds = [
+        Kind::ncclFloat32,
+        Kind::ncclFloat16,
+        Kind::ncclBfloat16,
+        Kind::ncclFloat8e4m3,
+        Kind::ncclFloat8e5m2,
+    ];
+    let counts = [1, 7, 1000, 30_000];
+    of_counts(rank, collective, &kinds, Op::ncclSum, &counts);
+    if collective == Collective::ReduceScatter {
+        of_counts(rank, collective, &kinds, Op::ncclAvg, &counts);
+    }
+}
+
+/// A child that is held to an algorithm and a protocol, and runs nothing else.
+fn held_child(process: &Process) {
     let algorithm = env::var("NCCL_ALGO").unwrap();
     let protocol = env::var("NCCL_PROTO").unwrap();
     let algorithm = algorithm.rsplit(':').next().unwrap();
@@ -185,10 +267,10 @@ fn child(process: &Process) {
     } else {
         ranks::api();
         threads(4, |rank| work(algorithm, rank));
+        // A single rank has kernels of its own for what scales.
+        threads(1, |rank| reductions(rank, Function::AllReduce, true));
     }
-    let covered = real_coverage().unwrap();
-    for function in &covered.functions {
-        // Only what the child is held to was run.
+    for function in &real_coverage().unwrap().functions {
         if matches!(function.state, State::Interpreted { times: 1.. }) {
             let right = function.collective == "SendRecv"
                 || function.algorithm == algorithm_of(algorithm, &function.collective)
@@ -196,28 +278,6 @@ fn child(process: &Process) {
             assert!(right, "{algorithm} {protocol} ran {function:?}");
         }
     }
-    let lines = covered.functions.iter().map(|function| {
-        let (word, text) = match &function.state {
-            State::Interpreted { times } => ("ran", times.to_string()),
-            State::Refused { reason } => ("refused", reason.clone()),
-            State::Absent => ("absent", String::new()),
-        };
-        let none = || "-".to_owned();
-        [
-            function.collective.clone(),
-            function.operator.clone().unwrap_or_else(none),
-            function.data_type.clone().unwrap_or_else(none),
-            function.algorithm.clone(),
-            function.protocol.clone(),
-            word.to_owned(),
-            text,
-        ]
-        .join("\t")
-    });
-    let text: Vec<_> = lines.collect();
-    let file = format!("{algorithm}.{protocol}.{}.{}", process.rank, version());
-    let file = Path::new(&env::var(REPORTS).unwrap()).join(file);
-    fs::write(file, text.join("\n")).unwrap();
 }
 
 /// A tree is for all-reduces; beside it a ring is used.
@@ -259,12 +319,65 @@ fn collect(reports: &Path) -> (i32, Rows) {
     (version, rows)
 }
 
-/// Why NCCL's own host code never launches a function that the library has.
+/// Why NCCL's own host code never launches a function or a kernel that the library has, on the emulated devices.
 fn never_launched(version: i32, key: &Key) -> Option<&'static str> {
     let [collective, operator, _, algorithm, _] = key.each_ref().map(String::as_str);
+    if collective == A_KERNEL {
+        return match operator {
+            name if name.contains("Tma") => Some("NCCL launches it on compute capability 10 alone"),
+            name if name.contains("oneRankReduce") && name.contains("fp8") => {
+                Some("NCCL's host code refuses these types on a single rank")
+            }
+            "ncclDevKernel_Generic" => Some("every function has a kernel of its own"),
+            _ => None,
+        };
+    }
     let scales = matches!(operator, "PreMulSum" | "SumPostDiv");
     (collective == "ReduceScatter" && algorithm == "Pat" && scales && !pat_scales(version))
         .then_some("NCCL's PAT does not scale before 2.32")
+}
+
+/// Runs a child in one or more processes.
+fn run(library: &str, reports: &Path, hosts: i32, own: &[(&str, &str)]) {
+    let hosts_text = hosts.to_string();
+    let mut all = vec![
+        (REPORTS, reports.to_str().unwrap()),
+        (HOSTS, &*hosts_text),
+        ("NCCL_PROGRESS_COUNTERS", "1"),
+        ("NCCL_RAS_ENABLE", "1"),
+    ];
+    all.extend(own);
+    let environment = environment_of(library, &all);
+    processes(TEST, hosts, &environment, |_| unreachable!());
+}
+
+/// Runs all children on a library, and returns its release and rows.
+fn run_all(library: &str) -> (i32, Rows) {
+    let reports = tempfile::tempdir().unwrap();
+    for held in &CHILDREN {
+        let algorithm = match held.algorithm {
+            "Tree" => "Ring;AllReduce:Tree",
+            other => other,
+        };
+        let together = if held.algorithm == "Tree" { "1" } else { "0" };
+        let mut own = vec![
+            ("NCCL_ALGO", algorithm),
+            ("NCCL_PROTO", held.protocol),
+            ("NCCL_ALLGATHERV_ENABLE", together),
+        ];
+        let hosts = if held.hosts { 4 } else { 1 };
+        if held.hosts {
+            own.extend(SOCKETS);
+        }
+        run(library, reports.path(), hosts, &own);
+    }
+    for kernel in KERNELS {
+        let own = [MACHINE, ("NCCL_SYM_KERNEL", kernel), (KERNEL, kernel)];
+        run(library, reports.path(), 1, &own);
+        // The same kernels for profilers.
+        run(library, reports.path(), 1, &[&own[..], &[PLUGIN]].concat());
+    }
+    collect(reports.path())
 }
 
 #[test]
@@ -275,29 +388,7 @@ fn every_device_function_is_right_or_refused_for_a_reason() {
     }
     for library in libraries(TEST) {
         println!("{TEST} on {library}");
-        let reports = tempfile::tempdir().unwrap();
-        for held in &CHILDREN {
-            let algorithm = match held.algorithm {
-                "Tree" => "Ring;AllReduce:Tree",
-                other => other,
-            };
-            let together = if held.algorithm == "Tree" { "1" } else { "0" };
-            let hosts = if held.hosts { "4" } else { "1" };
-            let own = [
-                ("NCCL_ALGO", algorithm),
-                ("NCCL_PROTO", held.protocol),
-                ("NCCL_ALLGATHERV_ENABLE", together),
-                (REPORTS, reports.path().to_str().unwrap()),
-                (HOSTS, hosts),
-            ];
-            let mut environment = environment_of(&library, &own);
-            if held.hosts {
-                environment.extend(SOCKETS);
-            }
-            let ranks = hosts.parse().unwrap();
-            processes(TEST, ranks, &environment, |_| unreachable!());
-        }
-        let (version, rows) = collect(reports.path());
+        let (version, rows) = run_all(&library);
         let unknown: Vec<_> = rows
             .iter()
             .filter(|(key, (state, times))| {

@@ -4,11 +4,12 @@
 mod ranks;
 mod real;
 
+use nccl_emulator::{State, real_coverage};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::cases::{Case, Function};
 use ranks::{Rank, last_error, nccl, threads, wait_until};
 use real::profiler::{self, CHANNEL, COLLECTIVE, Event, PLUGIN, POINT_TO_POINT, PROXY};
-use real::{P2P, SOCKETS, on_each};
+use real::{P2P, SOCKETS, on_each, version};
 
 const ROUNDS: usize = 10;
 
@@ -78,10 +79,11 @@ fn a_profiler_is_told_when_each_channel_of_a_kernel_begins_and_ends() {
 }
 
 #[test]
-fn progress_counters_are_read_without_complaint() {
-    let name = "progress_counters_are_read_without_complaint";
+fn progress_counters_are_read_and_their_clock_is_that_of_the_device() {
+    let name = "progress_counters_are_read_and_their_clock_is_that_of_the_device";
     let environment = [
         ("NCCL_PROGRESS_COUNTERS", "1"),
+        ("NCCL_RAS_ENABLE", "1"),
         ("NCCL_PROGRESS_COUNTER_MONITOR_POLL_MS", "1"),
     ];
     on_each(name, 2, &environment, |process| {
@@ -99,6 +101,13 @@ fn progress_counters_are_read_without_complaint() {
             line.contains("rogress counter monitor: ") || line.contains("calibration failed")
         });
         assert_eq!(complaint, None);
+        // What 2.32 learns the device's clock by.
+        let kernels = real_coverage().unwrap().kernels;
+        let clock = kernels
+            .iter()
+            .find(|one| one.name.contains("CaptureGpuTime"));
+        let ran = clock.is_some_and(|one| matches!(one.state, State::Interpreted { times: 1.. }));
+        assert_eq!(ran, version() >= 23200);
         rank.destroy();
     });
 }

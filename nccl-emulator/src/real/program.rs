@@ -48,6 +48,10 @@ impl Kernel {
             // Two pointers, a count, the operator's argument, and whether that is a pointer.
             return vec![(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)];
         }
+        if kernels::plain(name) == kernels::CLOCK {
+            // A pointer.
+            return vec![(0, 8)];
+        }
         Vec::new()
     }
 }

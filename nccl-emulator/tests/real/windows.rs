@@ -7,6 +7,7 @@ use cudarc::driver::result;
 use half::{bf16, f16};
 use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind, ncclRedOp_t as Op, ncclWindow_t};
 
+use crate::ranks::cases::{self, is_float8};
 use crate::ranks::{Rank, last_error, nccl};
 
 /// A machine whose GPUs all reach each other over NVLink, without which NCCL uses no symmetric memory in kernels.
@@ -86,20 +87,10 @@ pub(crate) fn encode(kind: Kind, values: impl IntoIterator<Item = f32>) -> Vec<u
             Kind::ncclUint8 => vec![value as u8],
             Kind::ncclFloat => value.to_le_bytes().to_vec(),
             Kind::ncclHalf => f16::from_f32(value).to_le_bytes().to_vec(),
-            Kind::ncclFloat8e4m3 => vec![eight_bits(value)],
-            _ => bf16::from_f32(value).to_le_bytes().to_vec(),
+            Kind::ncclBfloat16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+            other => cases::encode(other, f64::from(value)),
         })
         .collect()
-}
-
-/// A small integer as a float of four bits of exponent and three of mantissa.
-fn eight_bits(value: f32) -> u8 {
-    let exponent = (value.to_bits() >> 23) as u8;
-    let mantissa = (value.to_bits() >> 20 & 7) as u8;
-    match value {
-        0.0 => 0,
-        _ => (exponent - 127 + 7) << 3 | mantissa,
-    }
 }
 
 pub(crate) fn size(kind: Kind) -> usize {
@@ -107,8 +98,13 @@ pub(crate) fn size(kind: Kind) -> usize {
 }
 
 /// What a rank sends at a place: a small integer, whose sums are the same in every order.
-fn value(rank: i32, at: usize) -> f32 {
-    (rank as usize + at % 5) as f32
+fn value(kind: Kind, rank: i32, at: usize) -> f32 {
+    let rank = rank as usize;
+    match is_float8(kind) {
+        // Eight bits hold few sums.
+        true => ((rank + at) % 3) as f32,
+        false => (rank + at % 5) as f32,
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -144,7 +140,7 @@ impl Buffers {
         let [from, to] = self.offsets;
         self.input.write(
             from,
-            &encode(kind, (0..sent).map(|at| value(rank.rank, at))),
+            &encode(kind, (0..sent).map(|at| value(kind, rank.rank, at))),
         );
         let (from, to, stream) = (self.input.at(from), self.output.at(to), rank.cuda_stream());
         let code = match collective {
@@ -173,7 +169,7 @@ impl Buffers {
     ) {
         let ranks = rank.ranks;
         let of = |at| {
-            let sum: f32 = (0..ranks).map(|rank| value(rank, at)).sum();
+            let sum: f32 = (0..ranks).map(|rank| value(kind, rank, at)).sum();
             match op {
                 Op::ncclAvg => sum * (1.0 / ranks as f32),
                 _ => sum,
@@ -182,7 +178,7 @@ impl Buffers {
         let expected = match collective {
             Collective::AllGather => encode(
                 kind,
-                (0..ranks).flat_map(|rank| (0..count).map(move |at| value(rank, at))),
+                (0..ranks).flat_map(|rank| (0..count).map(move |at| value(kind, rank, at))),
             ),
             Collective::AllReduce => encode(kind, (0..count).map(of)),
             Collective::ReduceScatter => {

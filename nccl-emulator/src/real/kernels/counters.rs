@@ -25,7 +25,7 @@ pub(super) fn now() -> u64 {
 }
 
 /// The kernel that stores the device's clock, by which the host learns how it differs from its own (2.32 and later).
-pub(super) const CLOCK: &str = "ncclProgressCounterCaptureGpuTime";
+pub(crate) const CLOCK: &str = "ncclProgressCounterCaptureGpuTime";
 
 /// Carries out [`CLOCK`].
 pub(super) async fn store_clock(context: &Context, to: u64) -> Result<(), Stop> {

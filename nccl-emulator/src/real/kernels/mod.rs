@@ -40,6 +40,7 @@ mod symmetric;
 mod works;
 
 pub(crate) use block::Trouble;
+pub(crate) use counters::CLOCK;
 pub(crate) use functions::Coverage;
 #[cfg(test)]
 pub(crate) use functions::Reason;
