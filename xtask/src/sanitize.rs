@@ -91,6 +91,8 @@ const ONE_THREAD: &[&str] = &[
 
 /// Kernels of NCCL that are stepped in one thread, rank by rank: nothing that the thread sanitizer could find.
 const STEPPED: &str = "real::kernels::";
+/// Thousands of launches of them; under the address sanitizer they took longer than all other tests together.
+const MANY_LAUNCHES: &str = "real::kernels::symmetric::tests::kernels::";
 
 /// 64 ranks in one process take minutes under the thread sanitizer, and run into the limit of an init.
 const MANY_RANKS: &[&str] = &["the_model_counts_the_messages_and_bytes_that_the_emulator_carries"];
@@ -150,7 +152,7 @@ fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Com
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
     match sanitizer {
-        Sanitizer::Address => cargo.args(ENDS).arg("--"),
+        Sanitizer::Address => cargo.args(ENDS).args(["--", "--skip", MANY_LAUNCHES]),
         Sanitizer::Thread => cargo.args(["-Zbuild-std", "--", "--skip", STEPPED]),
     };
     for name in ONE_THREAD.iter().chain(MANY_RANKS) {

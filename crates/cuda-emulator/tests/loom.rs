@@ -5,7 +5,10 @@
 //! ```
 #![cfg(loom)]
 
-#[allow(unreachable_pub, reason = "public in the library, and a module of this test here")]
+#[allow(
+    unreachable_pub,
+    reason = "public in the library, and a module of this test here"
+)]
 #[path = "../src/exec/bell.rs"]
 mod bell;
 #[allow(dead_code)]

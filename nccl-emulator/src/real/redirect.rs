@@ -25,6 +25,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use super::calls::{Calls, RuntimeFunction};
 use super::error::LoadError;
@@ -173,6 +174,18 @@ fn map(path: &Path, image: &Image, span: u64, bytes: usize) -> Result<Range<usiz
     })
 }
 
+/// The names that trampolines refer to, which stay for the process as those do.
+static NAMES: Mutex<Vec<CString>> = Mutex::new(Vec::new());
+
+/// Keeps a name, and says where its characters are from now on.
+fn kept(name: CString) -> *const c_char {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    // The characters have memory of their own, which does not move with the string.
+    let characters = name.as_ptr();
+    names.push(name);
+    characters
+}
+
 fn write_trampolines(
     path: &Path,
     area: &Range<usize>,
@@ -184,8 +197,7 @@ fn write_trampolines(
         let address = match target {
             Target::Function(function) => function.expose_provenance(),
             Target::Refusal { name, refused } => {
-                // The name stays for the process, as the trampoline does.
-                let name = name.clone().into_raw();
+                let name = kept(name.clone());
                 // mov rdi, name
                 bytes.extend_from_slice(&[0x48, 0xbf]);
                 bytes.extend_from_slice(&(name.expose_provenance() as u64).to_le_bytes());
