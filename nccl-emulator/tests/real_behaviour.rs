@@ -22,6 +22,7 @@ const WATCHED: Duration = Duration::from_secs(2);
 /// What comes back at once does so within this, on a loaded machine too.
 const SOON: Duration = Duration::from_secs(5);
 
+const SYSTEM_ERROR: u32 = 2;
 const INVALID_ARGUMENT: u32 = 4;
 const INVALID_USAGE: u32 = 5;
 const REMOTE_ERROR: u32 = 6;
@@ -602,6 +603,33 @@ fn an_address_of_another_host_for_the_root_is_a_system_error() {
         assert_eq!(code, 2, "{}", last_error());
         let log = process.log();
         assert!(log.contains("Cannot assign requested address"), "{log}");
+    });
+}
+
+#[test]
+fn too_few_descriptors_are_a_system_error_of_the_first_operation() {
+    let name = "too_few_descriptors_are_a_system_error_of_the_first_operation";
+    on_each(name, 2, &P2P, |process| {
+        let rank = process.join();
+        let buffers = Buffers::of(&rank);
+        process.meet("joined");
+        // More than NCCL's proxy asks `poll` about: with fewer than these it gets EINVAL there, and hangs.
+        let limit = libc::rlimit {
+            rlim_cur: 128,
+            rlim_max: 128,
+        };
+        // SAFETY: the call reads one structure, which this is.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        let mut taken = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            taken.push(file);
+        }
+        let code = buffers.issue(&rank);
+        drop(taken);
+        assert_eq!(code, SYSTEM_ERROR, "{}", last_error());
+        let log = process.log();
+        assert!(log.contains("Too many open files"), "{log}");
+        process.meet("over");
     });
 }
 
