@@ -1,8 +1,7 @@
 //! Every device function of NVIDIA's own library: run with right results, or on the list of those that are not, with the reason.
 //!
 //! One child process for each algorithm and protocol runs every operator on every type, and reports what the interpreter has
-//! carried out. With `NCCL_EMULATOR_COVERAGE_PAGE` set to a file, the comparison is written there as a page
-//! (`cargo xtask real-nccl coverage`).
+//! carried out. With `NCCL_EMULATOR_COVERAGE_PAGE` set to a file, the comparison is written there as a page.
 
 mod ranks;
 mod real;
@@ -16,6 +15,7 @@ use nccl_emulator::{State, real_coverage};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op, ncclScalarResidence_t as Residence};
 use ranks::cases::{Case, Function, KINDS, Prepared, Reduction, is_float8};
 use ranks::{Process, Rank, is_child_of, last_error, nccl, processes, threads};
+use real::page::{Fate, Release, page};
 use real::profiler::{self, PLUGIN};
 use real::windows::{Collective, MACHINE, of_counts};
 use real::{SOCKETS, environment_of, libraries, version};
@@ -386,23 +386,48 @@ fn every_device_function_is_right_or_refused_for_a_reason() {
         processes(TEST, hosts(), &[], |process| child(&process));
         return;
     }
+    let mut releases = Vec::new();
     for library in libraries(TEST) {
         println!("{TEST} on {library}");
         let (version, rows) = run_all(&library);
-        let unknown: Vec<_> = rows
-            .iter()
-            .filter(|(key, (state, times))| {
-                state == "ran" && times == "0" && never_launched(version, key).is_none()
-            })
-            .map(|(key, _)| key.join(" "))
-            .collect();
+        let mut release = Release {
+            version,
+            functions: Vec::new(),
+            kernels: Vec::new(),
+        };
+        let mut unknown = Vec::new();
+        for (key, (state, text)) in rows {
+            let fate = match (state.as_str(), text.as_str()) {
+                ("absent", _) => Fate::Absent,
+                ("refused", _) => Fate::Refused(text),
+                (_, "0") => match never_launched(version, &key) {
+                    Some(reason) => Fate::NeverLaunched(reason),
+                    None => {
+                        unknown.push(key.join(" "));
+                        continue;
+                    }
+                },
+                _ => Fate::Run,
+            };
+            let [collective, name, ..] = &key;
+            match collective == A_KERNEL {
+                true => release.kernels.push((name.clone(), fate)),
+                false => release.functions.push((key, fate)),
+            }
+        }
         assert!(unknown.is_empty(), "neither run nor refused: {unknown:#?}");
-        let ran = rows
-            .values()
-            .filter(|(state, times)| state == "ran" && times != "0");
-        println!("{} rows, {} run", rows.len(), ran.count());
+        // The builds for CUDA 12 and 13 have the same.
+        releases.retain(|other: &Release| other.version != version);
+        releases.push(release);
+    }
+    releases.sort_by_key(|release| release.version);
+    if let (Some(file), false) = (env::var_os(PAGE), releases.is_empty()) {
+        fs::write(file, page(&releases)).unwrap();
     }
 }
+
+/// Where the page is to be written.
+const PAGE: &str = "NCCL_EMULATOR_COVERAGE_PAGE";
 
 /// The number of a child's processes.
 const HOSTS: &str = "TEST_HOSTS";

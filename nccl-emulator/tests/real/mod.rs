@@ -4,6 +4,7 @@
 // Each test file uses its own part of this.
 #![allow(dead_code)]
 
+pub(crate) mod page;
 pub(crate) mod profiler;
 pub(crate) mod windows;
 
