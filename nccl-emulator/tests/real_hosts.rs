@@ -351,8 +351,12 @@ fn a_filter_that_drops_is_a_cut_and_one_that_rejects_is_a_remote_error() {
     let on_cables = |hosts: &IsolatedHosts, process: &Process| {
         when_at(process, "reduced", || hosts.filter(1, "tcp dport > 1 drop"))?;
         when_at(process, "watched", || {
+            // Nothing gets through between the two filters, or the operation would end.
+            hosts.cut(1);
             hosts.unfilter(1);
-            hosts.filter(1, "tcp dport > 1 reject with tcp reset")
+            hosts.filter(1, "tcp dport > 1 reject with tcp reset")?;
+            hosts.mend(1);
+            Ok(())
         })
     };
     Case::pair(name, &[]).run(on_cables, |process| {
