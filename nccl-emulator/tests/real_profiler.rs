@@ -4,14 +4,21 @@
 mod ranks;
 mod real;
 
+use std::collections::BTreeSet;
+use std::{env, fs};
+
 use nccl_emulator::{State, real_coverage};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::cases::{Case, Function};
-use ranks::{Rank, last_error, nccl, threads, wait_until};
+use ranks::{Process, Rank, last_error, nccl, threads, wait_until};
 use real::profiler::{self, CHANNEL, COLLECTIVE, Event, PLUGIN, POINT_TO_POINT, PROXY};
 use real::{P2P, SOCKETS, on_each, version};
+use serde_json::Value;
 
 const ROUNDS: usize = 10;
+
+/// Names NVIDIA's example of a profiler plugin, which is for 2.28 and newer: `cargo xtask real-nccl test` compiles it.
+const EXAMPLE: &str = "NCCL_REAL_EXAMPLE_PROFILER";
 
 /// Collectives and messages.
 fn work(rank: &Rank) {
@@ -110,4 +117,83 @@ fn progress_counters_are_read_and_their_clock_is_that_of_the_device() {
         assert_eq!(ran, version() >= 23200);
         rank.destroy();
     });
+}
+
+/// What NVIDIA's plugin wrote of this process's rank: events of Chrome's format for traces.
+fn trace(process: &Process) -> Vec<Value> {
+    let end = format!("_{}.json", process.rank);
+    let place = process.file("");
+    let written = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap());
+    let mut written = written.filter(|entry| entry.file_name().to_string_lossy().ends_with(&end));
+    let file = written.next().expect("it wrote a trace").path();
+    let text = fs::read_to_string(file).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The beginnings of events of this category.
+fn begun<'a>(trace: &'a [Value], category: &str) -> Vec<&'a Value> {
+    trace
+        .iter()
+        .filter(|event| event["cat"] == *category && event["ph"] == *"b")
+        .collect()
+}
+
+#[test]
+fn nvidias_example_of_a_plugin_traces_kernels_and_proxies() {
+    let name = "nvidias_example_of_a_plugin_traces_kernels_and_proxies";
+    let Ok(plugin) = env::var(EXAMPLE) else {
+        println!("NOT TESTED: {name}: {EXAMPLE} names no plugin (cargo xtask real-nccl test)");
+        return;
+    };
+    for environment in [&P2P[..], &SOCKETS] {
+        let own = [
+            ("NCCL_PROFILER_PLUGIN", plugin.as_str()),
+            ("NCCL_PROFILE_EVENT_MASK", "4095"),
+            ("NCCL_PROFILE_DUMP_FILE", "{place}/trace"),
+            // It keeps 8 of the first four kinds otherwise.
+            ("NCCL_PROFILE_GROUP_API_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_COLL_API_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_P2P_API_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_KERNEL_LAUNCH_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_GROUP_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_COLL_POOL_SIZE", "256"),
+            ("NCCL_PROFILE_P2P_POOL_SIZE", "256"),
+        ];
+        let environment = [environment, &own].concat();
+        on_each(name, 2, &environment, |process| {
+            let rank = process.join();
+            work(&rank);
+            rank.destroy();
+            if version() < 22800 {
+                let log = process.log();
+                assert!(log.contains("ncclProfiler_v"), "{log}");
+                return;
+            }
+            let trace = trace(&process);
+            let collectives = begun(&trace, "COLL");
+            assert_eq!(collectives.len(), 2 * ROUNDS);
+            assert_eq!(begun(&trace, "P2P").len(), 2 * ROUNDS);
+            let names: BTreeSet<_> = collectives
+                .iter()
+                .map(|event| event["name"].as_str())
+                .collect();
+            assert_eq!(names, [Some("AllReduce"), Some("ReduceScatter")].into());
+            let channels = begun(&trace, "GPU");
+            assert!(channels.len() >= 3 * ROUNDS, "{}", channels.len());
+            for event in &channels {
+                let clock = |name: &str| event["args"][name].as_u64().unwrap();
+                assert!(clock("StartGpuClk") > 0, "{event}");
+                // It takes no end of any other: where it reads the kind of an event, its channel is a part of it.
+                if clock("Channel") == 0 {
+                    assert!(clock("StartGpuClk") <= clock("StopGpuClk"), "{event}");
+                }
+            }
+            let sockets = process.log().contains(" via NET/Socket");
+            let proxies = begun(&trace, "PROXY");
+            let operations = proxies
+                .iter()
+                .filter(|event| !event["args"]["Steps"].is_null());
+            assert_eq!(operations.count() > 0, sockets);
+        });
+    }
 }

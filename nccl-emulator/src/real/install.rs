@@ -41,6 +41,16 @@ pub(crate) fn install(
     };
     let library = load(path, provided).map_err(refuse)?;
     let structures = Structures(library.types());
+    let cuda = runtime::Cuda::of(library.cuda())
+        .ok_or_else(|| refuse(format!("it is built for CUDA {}", library.cuda())))?;
+    let name = match cuda {
+        runtime::Cuda::V12 => c"libcudart.so.12",
+        runtime::Cuda::V13 => c"libcudart.so.13",
+    };
+    // For plugins: the library's own calls are led there anyway. What the program has loaded already stays.
+    if stand_in::loaded_from(name).is_none() {
+        installation.take(&[name], &runtime::symbols(cuda))?;
+    }
     runtime::configure(library.cuda(), &structures, program::handle_of).map_err(refuse)?;
     let rows = rows(&library).ok_or_else(|| refuse("it has no table of its device functions"))?;
     let interpreter = Interpreter::new(library.types(), rows, library.version()).map_err(refuse)?;

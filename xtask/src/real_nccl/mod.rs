@@ -13,6 +13,7 @@
 
 mod environment;
 mod left_out;
+mod profiler;
 mod run;
 mod test;
 mod topology;

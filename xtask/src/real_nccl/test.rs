@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
 use super::environment::Environment;
 use super::left_out::{LEFT_OUT, QUICK};
-use super::{Asked, FEATURE};
+use super::{Asked, FEATURE, profiler};
 use crate::Result;
 use crate::arguments::{Arguments, Usage};
 use crate::wheels::{Release, Unavailable};
@@ -25,8 +26,9 @@ const PACKAGES: [&str; 2] = ["nccl-emulator", "nccl-tools"];
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
 /// By this name the unit tests of the emulator's module are asked for.
 const UNIT: &str = "real";
-/// What those tests are told: the libraries, with `:` between them.
+/// What those tests are told: the libraries, with `:` between them, and NVIDIA's example of a profiler plugin.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
+const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
 
 /// A file of tests: its package and its name.
 type TestFile = (String, String);
@@ -128,17 +130,29 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
         return Err(Usage(text).into());
     }
     let selection = Selection::of(&test_files()?, &names, extent)?;
-    match libraries(asked) {
-        Ok((release, all)) => run_all(&selection, &release, &all, &behind),
+    let (release, all) = match libraries(asked) {
         Err(error) if error.is::<Unavailable>() => {
             eprintln!("NOT TESTED: {error}");
-            match allow_missing {
+            return match allow_missing {
                 true => Ok(()),
                 false => Err("nothing was tested; --allow-missing takes that for success".into()),
-            }
+            };
         }
-        Err(error) => Err(error),
-    }
+        found => found?,
+    };
+    // A distribution has the sources for as long as it likes, so that a change does not fail without them.
+    let may_lack = allow_missing || extent == Extent::Quick;
+    let profiler = match profiler::example(asked.cuda) {
+        Err(error) if error.is::<Unavailable>() => {
+            eprintln!("NOT TESTED: NVIDIA's example of a profiler plugin: {error}");
+            if !may_lack {
+                return Err("--allow-missing goes on without it".into());
+            }
+            None
+        }
+        found => Some(found?),
+    };
+    run_all(&selection, &release, &all, profiler.as_deref(), &behind)
 }
 
 /// The library that takes the place of the emulator's own NCCL, and all that there are.
@@ -150,6 +164,7 @@ fn run_all(
     selection: &Selection,
     release: &Release,
     all: &[Release],
+    profiler: Option<&Path>,
     options: &[OsString],
 ) -> Result {
     let environment = Environment::new(release, None);
@@ -157,6 +172,9 @@ fn run_all(
     let paths = env::join_paths(all.iter().map(|release| &release.library))?;
     let about = |command: &mut Command| {
         environment.apply_network(command.env(LIBRARIES, &paths));
+        if let Some(profiler) = profiler {
+            command.env(PROFILER, profiler);
+        }
     };
     let mut failed = Vec::new();
     let mut run_one = |command: &mut Command, what: String| {

@@ -116,6 +116,7 @@ functions! {
 
     cuEventCreate(place: *mut *mut c_void, flags: c_uint);
     cuEventDestroy_v2(event: *mut c_void);
+    cuEventElapsedTime(milliseconds: *mut f32, start: *mut c_void, end: *mut c_void);
     cuEventQuery(event: *mut c_void);
     cuEventRecord(event: *mut c_void, stream: *mut c_void);
     cuEventSynchronize(event: *mut c_void);

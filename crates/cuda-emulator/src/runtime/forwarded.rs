@@ -45,6 +45,9 @@ forwarded! {
 
     cudaEventCreateWithFlags = cuEventCreate(place: *mut *mut c_void, flags: c_uint) after context;
     cudaEventDestroy = cuEventDestroy_v2(event: *mut c_void) after start;
+    cudaEventElapsedTime = cuEventElapsedTime(
+        milliseconds: *mut f32, start: *mut c_void, end: *mut c_void
+    ) after start;
     cudaEventQuery = cuEventQuery(event: *mut c_void) after start;
     cudaEventRecord = cuEventRecord(event: *mut c_void, stream: *mut c_void) after context;
     cudaEventSynchronize = cuEventSynchronize(event: *mut c_void) after start;
