@@ -204,6 +204,9 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
     for soname in CUDA.iter().chain(&NCCL) {
         refuse_loaded(soname)?;
     }
+    if let (Some(_), Some(reason)) = (&options.nccl, faults::of_nccl()) {
+        return Err(InstallError::RealNccl { reason });
+    }
     settings::fix(Settings {
         devices: options.devices,
         memory: options.memory,

@@ -83,6 +83,11 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
+/// Whether NVIDIA's library is, or is to be, in the place of the emulator's own NCCL.
+pub(crate) fn is_real() -> bool {
+    OPTIONS.get().is_some_and(|options| options.nccl.is_some())
+}
+
 /// Fixes the options of this process.
 ///
 /// # Errors
@@ -193,11 +198,16 @@ fn complete(
         .nccl
         .clone()
         .or_else(|| value(NCCL).map(PathBuf::from));
+    if nccl.is_some() && strict {
+        let expected = format!("nothing beside {NCCL}, whose library answers as it does");
+        return Err(bad(STRICT, "1", expected));
+    }
     let version = match (wishes.version, value(VERSION)) {
-        (_, Some(text)) if nccl.is_some() => {
+        (version, text) if nccl.is_some() && (version.is_some() || text.is_some()) => {
+            let asked = version.map_or_else(|| text.unwrap_or_default(), |asked| asked.to_string());
             let expected =
                 format!("nothing beside {NCCL}, whose library is of a release of its own");
-            return Err(bad(VERSION, &text, expected));
+            return Err(bad(VERSION, &asked, expected));
         }
         (Some(version), _) => version,
         (None, Some(text)) => parse_version(&text)
@@ -327,6 +337,20 @@ mod tests {
         assert!(options.to_string().contains("/lib/libnccl.so.2"));
         let error = with(&[(NCCL, "/lib/libnccl.so.2"), (VERSION, "2.27.7")]).unwrap_err();
         assert!(error.to_string().contains(VERSION) && error.to_string().contains(NCCL));
+    }
+
+    #[test]
+    fn what_only_the_emulators_own_nccl_does_is_refused_beside_the_library_of_nvidia() {
+        let library = (NCCL, "/lib/libnccl.so.2");
+        let error = with(&[library, (STRICT, "1")]).unwrap_err();
+        assert!(error.to_string().contains(STRICT) && error.to_string().contains(NCCL));
+        assert!(with(&[library, (STRICT, "0")]).is_ok());
+        let wishes = Wishes {
+            version: Some(Version::HEADER),
+            nccl: Some("/lib/libnccl.so.2".into()),
+            ..Wishes::default()
+        };
+        assert!(complete(&wishes, &|_| None).is_err());
     }
 
     #[test]

@@ -66,7 +66,11 @@ fn the_child() {
         "bad" => {
             let error = nccl_emulator::install().unwrap_err();
             println!("{error}");
-            assert!(matches!(error, InstallError::BadOption { .. }));
+            let bad = matches!(
+                error,
+                InstallError::BadOption { .. } | InstallError::RealNccl { .. }
+            );
+            assert!(bad);
         }
         "forced" => {
             let choice = nccl_emulator::install_unless_gpu().unwrap();
@@ -144,6 +148,37 @@ fn a_bad_setting_is_an_error_and_not_a_panic() {
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains(name) && said.contains(value), "{said}");
     }
+}
+
+#[test]
+fn what_strikes_nothing_on_the_library_of_nvidia_is_refused() {
+    let library = ("NCCL_EMULATOR_NCCL", "/nowhere/libnccl.so.2");
+    let says = |name, value| {
+        let output = child("bad", &[library, (name, value)]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let faults = "NCCL_EMULATOR_FAULTS";
+    let said = says(
+        faults,
+        "call=cuMemAlloc,action=fail=2; call=ncclGroupEnd,action=hang",
+    );
+    assert!(
+        said.contains("a fault at ncclGroupEnd strikes nothing"),
+        "{said}"
+    );
+    let said = says(faults, "run=Send,action=stall");
+    assert!(
+        said.contains("a fault at the operation Send strikes nothing"),
+        "{said}"
+    );
+    let said = says(faults, "call=cuMemAlloc,action=fail=2");
+    assert!(said.contains("/nowhere/libnccl.so.2"), "{said}");
+    let said = says("NCCL_EMULATOR_STRICT", "1");
+    assert!(
+        said.contains("NCCL_EMULATOR_STRICT is \"1\", expected nothing beside"),
+        "{said}"
+    );
 }
 
 #[test]

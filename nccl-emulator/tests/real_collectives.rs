@@ -8,7 +8,7 @@ use std::env;
 use nccl_emulator::{State, real_coverage};
 use ranks::cases::{Case, Dice, Function, at_random, every_function, functions, seed};
 use ranks::{Process, Rank, is_child_of, threads};
-use real::{P2P, SHM, SOCKETS, on_each};
+use real::{P2P, SHM, SOCKETS, on_each, version};
 
 /// A transport: its settings, and how NCCL's log names its connections.
 type Transport = (&'static [(&'static str, &'static str)], &'static str);
@@ -210,6 +210,106 @@ fn eight_processes_are_right() {
                 ..Case::new(function, 1001)
             }
             .check(&rank);
+        }
+        rank.destroy();
+    });
+}
+
+const INVALID_USAGE: u32 = 5;
+
+#[test]
+fn algorithms_that_need_other_hardware_are_refused_and_nothing_hangs() {
+    let name = "algorithms_that_need_other_hardware_are_refused_and_nothing_hangs";
+    for algorithm in ["NVLS", "NVLSTree", "CollNetDirect", "CollNetChain"] {
+        on_each(name, 2, &[("NCCL_ALGO", algorithm)], |process| {
+            let rank = process.join();
+            let prepared = Case::new(Function::AllReduce, 1000).prepare(&rank);
+            assert_eq!(prepared.issue(&rank), INVALID_USAGE);
+            let error = ranks::last_error();
+            // In other letters from release to release.
+            let says = error.to_lowercase().contains("no algorithm/protocol");
+            assert!(says, "{error}");
+            process.meet("refused");
+            assert_eq!(rank.abort(), 0);
+            rank.sync();
+        });
+        if is_child_of(name) {
+            break;
+        }
+    }
+}
+
+/// A machine by its file in `topologies/`.
+macro_rules! machine {
+    ($name:literal) => {
+        (
+            "NCCL_TOPO_FILE",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/topologies/", $name, ".xml"),
+        )
+    };
+}
+
+/// Every collective by eight ranks of such a machine, over as many channels as NCCL takes there at least.
+fn on_machine(test: &str, machine: (&str, &str), channels: usize) {
+    on_each(test, 8, &[machine, SMALL_BUFFERS], |process| {
+        let rank = process.join();
+        for function in functions() {
+            for count in [1, 3001, 100_003] {
+                Case {
+                    root: 3,
+                    ..Case::new(function, count)
+                }
+                .check(&rank);
+            }
+        }
+        if rank.rank == 0 {
+            let log = process.log();
+            let found = log.lines().find_map(|line| {
+                let (before, _) = line.split_once(" coll channels")?;
+                before.rsplit(' ').next()?.parse::<usize>().ok()
+            });
+            assert!(found >= Some(channels), "{found:?} channels");
+        }
+        rank.destroy();
+    });
+}
+
+#[test]
+fn eight_ranks_of_an_nvswitch_machine_are_right() {
+    let name = "eight_ranks_of_an_nvswitch_machine_are_right";
+    on_machine(name, machine!("nvswitch8"), 16);
+}
+
+#[test]
+fn eight_ranks_of_a_machine_of_pci_switches_are_right() {
+    let name = "eight_ranks_of_a_machine_of_pci_switches_are_right";
+    on_machine(name, machine!("pcie8"), 2);
+}
+
+#[test]
+fn the_diagnostics_of_nccl_find_the_links_of_all_ranks_good() {
+    use std::os::fd::AsRawFd;
+    let name = "the_diagnostics_of_nccl_find_the_links_of_all_ranks_good";
+    let environment = [machine!("nvswitch8"), ("NCCL_RUN_DIAGNOSTICS", "1")];
+    on_each(name, 3, &environment, |process| {
+        // NCCL says what it finds on the standard output of rank 0.
+        let said = process.file(&format!("said.{}", process.rank));
+        let file = std::fs::File::create(&said).unwrap();
+        // SAFETY: both descriptors are open; the file takes the place of this process's output.
+        unsafe { libc::dup2(file.as_raw_fd(), 1) };
+        let rank = process.join();
+        if version() >= 23200 {
+            let kernels = real_coverage().unwrap().kernels;
+            let ran = kernels
+                .iter()
+                .filter(|one| one.name.starts_with("diagP2p"))
+                .filter(|one| matches!(one.state, State::Interpreted { times: 1.. }));
+            assert_eq!(ran.count(), 4);
+            // SAFETY: writes out what C has buffered.
+            unsafe { libc::fflush(std::ptr::null_mut()) };
+            let said = std::fs::read_to_string(said).unwrap();
+            let good = "verified P2P access in both directions between every GPU pair";
+            assert!(rank.rank != 0 || said.contains(good), "{said}");
         }
         rank.destroy();
     });

@@ -372,7 +372,12 @@ fn run_all(library: &str) -> (i32, Rows) {
         run(library, reports.path(), hosts, &own);
     }
     for kernel in KERNELS {
-        let own = [MACHINE, ("NCCL_SYM_KERNEL", kernel), (KERNEL, kernel)];
+        let own = [
+            MACHINE,
+            ("NCCL_SYM_KERNEL", kernel),
+            ("NCCL_RUN_DIAGNOSTICS", "1"),
+            (KERNEL, kernel),
+        ];
         run(library, reports.path(), 1, &own);
         // The same kernels for profilers.
         run(library, reports.path(), 1, &[&own[..], &[PLUGIN]].concat());

@@ -9,6 +9,7 @@ use cudarc::driver::{CudaGraph, result, sys};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::cases::{Case, Function, Prepared, functions};
 use ranks::{Memory, Rank, is_child_of, last_error, nccl, threads};
+use real::windows::{Buffers, Collective, MACHINE, Shown};
 use real::{P2P, SHM, SOCKETS, on_each};
 
 /// Replays of a graph.
@@ -200,6 +201,60 @@ fn graphs_end_in_any_order_and_the_communicator_goes_on() {
             Case::new(Function::AllReduce, 777).check(&rank);
         }
         prepared.into_iter().for_each(|one| one.verify(&rank));
+        rank.destroy();
+    });
+}
+
+/// After how many groups NCCL looks for graphs that have ended, at most.
+const GROUPS: usize = 11;
+
+/// Buffers that NCCL registers by itself when they are captured, and that a rank's peers use in place.
+///
+/// NCCL forgets the registration of a graph that has ended some groups later. Memory that is freed before, and whose address
+/// another allocation gets, is taken for the old one: peers write into what is no longer there. So this test lets it look first.
+#[test]
+fn buffers_of_a_graph_are_registered_and_used_in_place() {
+    let name = "buffers_of_a_graph_are_registered_and_used_in_place";
+    let environment = [
+        MACHINE,
+        ("NCCL_GRAPH_REGISTER", "1"),
+        ("NCCL_PROTO", "Simple"),
+    ];
+    on_each(name, 3, &environment, |process| {
+        let rank = process.join();
+        let (count, kind, op) = (50_001, Kind::ncclFloat32, Op::ncclSum);
+        let room = 4 * count * rank.ranks as usize;
+        for collective in [
+            Collective::AllReduce,
+            Collective::AllGather,
+            Collective::ReduceScatter,
+        ] {
+            let buffers = Buffers {
+                input: Shown::without_window(&rank, room),
+                output: Shown::without_window(&rank, room),
+                offsets: [0; 2],
+            };
+            buffers.fill(&rank, collective, kind, count);
+            let graph = captured(&rank, || buffers.call(&rank, collective, kind, op, count));
+            for _ in 0..10 {
+                buffers.output.write(0, &vec![0xa5; room]);
+                graph.launch().unwrap();
+                rank.sync();
+                buffers.check(&rank, collective, kind, op, count);
+            }
+            drop(graph);
+            for _ in 0..GROUPS {
+                Case::new(Function::AllReduce, 7).check(&rank);
+            }
+            buffers.input.end(&rank);
+            buffers.output.end(&rank);
+        }
+        let log = process.log();
+        assert!(log.contains("IPC register buffer"), "nothing registered");
+        assert!(
+            log.contains("IPC deregistered buffer"),
+            "all is still registered"
+        );
         rank.destroy();
     });
 }

@@ -8,13 +8,14 @@ use std::time::Duration;
 use super::in_force::{COUNT, FAULTS, LATE_NANOS, lock, read_environment};
 use super::rule::{Caller, Rule};
 use super::specification::{self, SpecificationError};
-use super::{Action, FaultGuard, Point};
+use super::{Action, FaultGuard, Point, useless};
+use crate::options;
 
 /// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what
 /// it does to put it in place.
 ///
 /// # Panics
-/// If there is no such function.
+/// If there is no such function; when it is put in place, if it is NCCL's and NVIDIA's own library runs.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -39,7 +40,7 @@ pub fn at_call(function: &str) -> Fault {
 /// `AllGather`, `ReduceScatter`, `AlltoAll`, `Gather`, `Scatter`, `Send`, `Recv`, or `any`.
 ///
 /// # Panics
-/// If there is no such operation.
+/// If there is no such operation; when it is put in place, if NVIDIA's own library runs.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -72,6 +73,14 @@ pub fn at_operation(name: &str) -> Fault {
 /// ```
 pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     let faults = specification::parse(text)?.build();
+    if options::is_real()
+        && let Some(rule) = faults.rules.iter().find(|rule| rule.point.is_of_nccl())
+    {
+        return Err(SpecificationError {
+            entry: text.to_owned(),
+            problem: useless(&rule.point),
+        });
+    }
     LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
     Ok(faults.rules.into_iter().map(install).collect())
 }
@@ -207,6 +216,11 @@ impl Fault {
     }
 
     fn install(self, action: Action) -> FaultGuard {
+        assert!(
+            !(options::is_real() && self.point.is_of_nccl()),
+            "{}",
+            useless(&self.point)
+        );
         install(Arc::new(Rule {
             thread: self.thread,
             ..Rule::new(self.point, self.rank, self.nth, action)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::rule::Rule;
 use super::specification::{self, SpecificationError};
+use super::useless;
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
@@ -58,6 +59,13 @@ pub(super) fn read_environment() {
 /// Whether the variable could be read; the sentence was printed.
 pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
     SPECIFIED.as_ref().map(drop)
+}
+
+/// Why one of the faults strikes nothing on NVIDIA's own library, if one does not.
+pub(crate) fn of_nccl() -> Option<String> {
+    let faults = lock(&FAULTS);
+    let mut points = faults.rules.iter().map(|rule| &rule.point);
+    points.find(|point| point.is_of_nccl()).map(useless)
 }
 
 /// Whether there are any faults: asked before anything else.

@@ -35,6 +35,9 @@
 //! `ncclCommInitRankConfig` and `ncclCommInitRankScalable` with `fail=1` leave the thread inside a
 //! group, as NCCL's do when CUDA cannot tell the current device.
 //!
+//! On NVIDIA's own library (`NCCL_EMULATOR_NCCL`) only functions of the driver can be struck: a fault anywhere else is
+//! refused when it is put in place, or by [`install()`](crate::install()).
+//!
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's
 //! state from then on.
 
@@ -52,11 +55,12 @@ mod strikes;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::time::Duration;
 
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
-pub(crate) use in_force::{any, check_environment, lateness};
+pub(crate) use in_force::{any, check_environment, lateness, of_nccl};
 pub(crate) use rule::OperationFault;
 pub use specification::SpecificationError;
 pub(crate) use strikes::{check_call, check_driver_call, check_operation};
@@ -67,6 +71,33 @@ enum Point {
     Call(String),
     /// `None`: any operation.
     Operation(Option<String>),
+}
+
+impl Point {
+    /// Whether it is a part of the emulator's own NCCL, not of the driver.
+    fn is_of_nccl(&self) -> bool {
+        match self {
+            Self::Call(function) => !cuda_emulator::driver::has_faults_at(function),
+            Self::Operation(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call(function) => f.write_str(function),
+            Self::Operation(None) => f.write_str("any operation"),
+            Self::Operation(Some(name)) => write!(f, "the operation {name}"),
+        }
+    }
+}
+
+/// Why a fault at this point does nothing on NVIDIA's own library.
+fn useless(point: &Point) -> String {
+    format!(
+        "a fault at {point} strikes nothing: on NVIDIA's own library only functions of the driver can be struck"
+    )
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use super::{Action, Point};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("in \"{entry}\": {problem}")]
 pub struct SpecificationError {
-    entry: String,
-    problem: String,
+    pub(super) entry: String,
+    pub(super) problem: String,
 }
 
 /// What a text says.

@@ -52,6 +52,9 @@ impl Kernel {
             // A pointer.
             return vec![(0, 8)];
         }
+        if let Some(kernel) = kernels::DiagnosticKernel::parse(kernels::plain(name)) {
+            return kernel.parameters();
+        }
         Vec::new()
     }
 }

@@ -43,6 +43,9 @@ pub(crate) const TYPES: &[&str] = &[
     "ncclDevProfiler",
     "ncclDevProfilerPhases",
     "ncclProgressCountersBlock",
+    // NCCL's diagnostics.
+    "ncclDiagP2pSlot",
+    "ncclDiagP2pRemoteOp",
     // Enumerations.
     "ncclDevWorkType",
     "ncclDevWorkStorageType",
@@ -112,8 +115,7 @@ pub(crate) const DATA: &[&str] = &[
 ];
 
 /// Functions of the runtime to which the library refers, but only from the host stubs of kernels and
-/// the like, which nothing calls in what the emulator runs. If the caller does not provide them, they
-/// are answered by a refusal that names them.
+/// the like. If the caller does not provide them, they are answered by a refusal that names them.
 pub(crate) const REFERENCED_ONLY: &[&str] = &[
     "__cudaGetKernel",
     "__cudaInitModule",

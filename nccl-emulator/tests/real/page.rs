@@ -83,7 +83,11 @@ fn table(
     heads.extend(versions.iter().map(|&version| text(version)));
     let _ = writeln!(page, "| {} |", heads.join(" | "));
     let _ = writeln!(page, "|{}", "---|".repeat(heads.len()));
+    let absent = |fate: &Fate| *fate == Fate::Absent;
     for (group, by_release) in fates {
+        if by_release.values().all(|fates| fates.keys().all(absent)) {
+            continue;
+        }
         let mut cells = group.clone();
         cells.extend(
             versions

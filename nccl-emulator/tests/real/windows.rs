@@ -132,16 +132,30 @@ impl Buffers {
         op: Op,
         count: usize,
     ) {
-        let ranks = rank.ranks as usize;
+        self.fill(rank, collective, kind, count);
+        self.call(rank, collective, kind, op, count);
+    }
+
+    /// Puts values into the input.
+    pub(crate) fn fill(&self, rank: &Rank, collective: Collective, kind: Kind, count: usize) {
         let sent = match collective {
-            Collective::ReduceScatter => count * ranks,
+            Collective::ReduceScatter => count * rank.ranks as usize,
             _ => count,
         };
+        let values = (0..sent).map(|at| value(kind, rank.rank, at));
+        self.input.write(self.offsets[0], &encode(kind, values));
+    }
+
+    /// Issues a collective.
+    pub(crate) fn call(
+        &self,
+        rank: &Rank,
+        collective: Collective,
+        kind: Kind,
+        op: Op,
+        count: usize,
+    ) {
         let [from, to] = self.offsets;
-        self.input.write(
-            from,
-            &encode(kind, (0..sent).map(|at| value(kind, rank.rank, at))),
-        );
         let (from, to, stream) = (self.input.at(from), self.output.at(to), rank.cuda_stream());
         let code = match collective {
             Collective::AllGather => {

@@ -1,5 +1,6 @@
 //! Kernels by the address of their host stub, and launches.
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::device::{context, store};
@@ -15,6 +16,16 @@ pub(super) fn symbols() -> Vec<Symbol> {
         (c"cudaFuncSetAttribute", set_attribute as *const c_void),
         (c"cudaLaunchKernel", launch as *const c_void),
         (c"cudaLaunchKernelExC", launch_ex as *const c_void),
+        (c"__cudaGetKernel", get_kernel as *const c_void),
+        (c"__cudaLaunchKernel", launch as *const c_void),
+        (
+            c"__cudaPushCallConfiguration",
+            push_configuration as *const c_void,
+        ),
+        (
+            c"__cudaPopCallConfiguration",
+            pop_configuration as *const c_void,
+        ),
     ]
 }
 
@@ -25,6 +36,18 @@ struct Dim3 {
     x: c_uint,
     y: c_uint,
     z: c_uint,
+}
+
+/// What a launch in CUDA's own syntax leaves for the kernel's host stub, which launches it.
+struct Call {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: *mut c_void,
+}
+
+thread_local! {
+    static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `cudaLaunchConfig_t`: the one structure of which the caller's build has no description, since it is used only by
@@ -124,6 +147,47 @@ unsafe extern "C" fn launch(
                 arguments,
                 std::ptr::null_mut(),
             )
+        }
+    })
+}
+
+/// A kernel is known by its host stub, as functions are.
+unsafe extern "C" fn get_kernel(place: *mut *const c_void, symbol: *const c_void) -> Code {
+    // SAFETY: the host stub passes a place for the kernel.
+    run(|| unsafe { store(place, symbol) })
+}
+
+unsafe extern "C" fn push_configuration(
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: *mut c_void,
+) -> c_uint {
+    let call = Call {
+        grid,
+        block,
+        shared,
+        stream,
+    };
+    CALLS.with_borrow_mut(|calls| calls.push(call));
+    0
+}
+
+unsafe extern "C" fn pop_configuration(
+    grid: *mut Dim3,
+    block: *mut Dim3,
+    shared: *mut usize,
+    stream: *mut *mut c_void,
+) -> Code {
+    run(|| {
+        let call = CALLS.with_borrow_mut(Vec::pop);
+        let call = call.ok_or(Code::INVALID_CONFIGURATION)?;
+        // SAFETY: the host stub passes places for all four.
+        unsafe {
+            store(grid, call.grid)?;
+            store(block, call.block)?;
+            store(shared, call.shared)?;
+            store(stream, call.stream)
         }
     })
 }

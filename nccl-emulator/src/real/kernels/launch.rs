@@ -14,7 +14,7 @@ use super::layout::{Layout, Mismatch, Types};
 use super::memory::{self, Memory, Violation};
 use super::one_rank::OneRank;
 use super::works::{Broadcast, Collective, P2p};
-use super::{broadcasts, collective, point_to_point, symmetric};
+use super::{broadcasts, collective, diagnostics, point_to_point, symmetric};
 use std::sync::atomic::Ordering;
 
 /// Begins the names of the kernels that carry out batches of functions.
@@ -164,6 +164,7 @@ impl Interpreter {
         }
         let known = OneRank::element(kernel).is_some()
             || name == counters::CLOCK
+            || self.layout.diagnostics.is_some() && diagnostics::Kernel::parse(name).is_some()
             || name.starts_with(FUNCTIONS);
         if known {
             Coverage::Interpreted
@@ -216,6 +217,17 @@ impl Interpreter {
             running.blocks.push(Some(Box::pin(async move {
                 counters::store_clock(&context, to).await
             })));
+            return Ok(running);
+        }
+        if let (Some(kernel), Some(layout)) =
+            (diagnostics::Kernel::parse(name), &self.layout.diagnostics)
+        {
+            let launch = diagnostics::Launch::decode(layout, kernel, parameters)
+                .map_err(|reason| refuse(None, reason))?;
+            running.channels.push(None);
+            running
+                .blocks
+                .push(Some(Box::pin(async move { launch.run(&context).await })));
             return Ok(running);
         }
         if let Some(symmetric) = symmetric::Kernel::parse(name) {

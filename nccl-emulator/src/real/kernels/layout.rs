@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::symmetric;
+use super::{diagnostics, symmetric};
 
 /// The types of the loaded library.
 pub(crate) trait Types {
@@ -385,6 +385,8 @@ pub(crate) struct Layout {
     /// The size of `ncclDevProfiler`.
     pub(crate) profiler: Option<usize>,
     pub(crate) progress: Option<Progress>,
+    /// Of kernels of NCCL's diagnostics.
+    pub(super) diagnostics: Option<diagnostics::Layout>,
     /// Of kernels over symmetric memory.
     pub(super) symmetric: Option<symmetric::Layout>,
 }
@@ -424,6 +426,7 @@ impl Layout {
                 Ok(_) => Some(Progress::ask(types, "ncclProgressCountersBlock")?),
                 Err(_) => None,
             },
+            diagnostics: diagnostics::Layout::new(types)?,
             symmetric: symmetric::Layout::new(types)?,
         };
         layout.check(types, comm)?;

@@ -12,6 +12,7 @@
 //!     primitives        receive, reduce, copy, send: simple (counters), lines (LL, LL128)
 //!     connection        one end of a connection
 //!     symmetric         kernels over symmetric memory: windows that every rank maps
+//!     diagnostics       kernels that try the links of GPUs
 //!     layout, works, functions      what the library's structures and tables mean
 //! ```
 //!
@@ -25,6 +26,7 @@ mod broadcasts;
 mod collective;
 mod connection;
 mod counters;
+mod diagnostics;
 mod executor;
 mod functions;
 mod launch;
@@ -41,6 +43,7 @@ mod works;
 
 pub(crate) use block::Trouble;
 pub(crate) use counters::CLOCK;
+pub(crate) use diagnostics::Kernel as DiagnosticKernel;
 pub(crate) use functions::Coverage;
 #[cfg(test)]
 pub(crate) use functions::Reason;
