@@ -24,7 +24,7 @@ const SHA256: &str = "e67239212c395bfdb398a7519491840d06fdf6b599c299f97c7ed01097
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 /// The plugin in the sources.
 const PLUGIN: &str = "plugins/profiler/example";
-/// What it uses of CUDA, of which nobody here has the headers.
+/// Declares the functions of the CUDA runtime that it calls: CUDA's own headers are not needed.
 const CUDA_RUNTIME: &str = include_str!("profiler/cuda_runtime.h");
 
 /// The plugin for a library of this CUDA, compiled if it is not there yet.
@@ -114,7 +114,7 @@ fn mirrors() -> Result<Vec<String>> {
     let mut mirrors: Vec<String> = said.lines().map(str::to_owned).collect();
     mirrors.sort();
     mirrors.dedup();
-    // Those of the distribution itself come before what somebody has added.
+    // Debian's own archive is tried before other repositories that apt is set up for.
     mirrors.sort_by_key(|mirror| !mirror.trim_end_matches('/').ends_with("/debian"));
     Ok(mirrors)
 }
