@@ -177,6 +177,39 @@ fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
     });
 }
 
+/// On a busy machine a rank may say nothing for as long as it takes to be passed over.
+#[test]
+fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("unix:{}/meet", directory.path().display());
+    let more = [("NCCL_RUN_RENDEZVOUS", &place[..])];
+    let mut ranks: Vec<_> = (0..3)
+        .map(|rank| start_with(&[], rank, 3, "go on once", &more))
+        .collect();
+    for rank in &mut ranks {
+        let mut out = BufReader::new(rank.stdout.as_mut().unwrap());
+        let mut line = String::new();
+        while !line.contains("met as") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
+        }
+    }
+    // So that all have each other's words.
+    std::thread::sleep(Duration::from_millis(500));
+    let pids: Vec<_> = ranks.iter().map(rustix::process::Pid::from_child).collect();
+    let signal = |rank: usize, signal| rustix::process::kill_process(pids[rank], signal).unwrap();
+    signal(1, rustix::process::Signal::STOP);
+    signal(0, rustix::process::Signal::KILL);
+    ranks.remove(0).wait().unwrap();
+    // Longer than an answer is waited for.
+    std::thread::sleep(Duration::from_secs(5));
+    signal(1, rustix::process::Signal::CONT);
+    let order = "of [Some(2), Some(1)]";
+    let said = results(ranks);
+    assert_eq!(said, [format!("rank 1 {order}"), format!("rank 0 {order}")]);
+}
+
 /// Ten minutes: `NCCL_TEST_SOAK_SECONDS=600 cargo test --test rendezvous busy -- --nocapture`.
 #[test]
 fn many_busy_ranks_on_few_cores_are_all_heard_in_time() {

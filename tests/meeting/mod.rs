@@ -95,6 +95,19 @@ pub(crate) fn run_a_rank() {
                     }
                 }
             }
+            "go on once" => {
+                world.phase("waiting");
+                while world.departed().is_empty() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                let next = world.next_epoch(Duration::from_secs(30))?;
+                next.barrier("all that are left")?;
+                let before: Vec<_> = (0..next.size())
+                    .map(|rank| next.previous_rank(rank))
+                    .collect();
+                println!("result: rank {} of {before:?}", next.rank());
+                Ok(())
+            }
             "spin and be heard" => {
                 let seconds = std::env::var("NCCL_TEST_SOAK_SECONDS");
                 let seconds = seconds.map_or(3, |seconds| seconds.parse().unwrap());

@@ -306,6 +306,8 @@ fn build() -> Result<Vec<Artifact>> {
     let wanted = wanted()?;
     let mut command = cargo();
     command.args(["build", "--release", "--package", PACKAGE]);
+    // Where there is a GPU, NVIDIA's library runs on it, and not on the emulator.
+    command.arg("--no-default-features");
     for (kind, name) in &wanted {
         command.arg(format!("--{kind}={name}"));
     }

@@ -182,6 +182,9 @@ impl State {
         self.going.agreed += 1;
         let number = self.going.number + self.going.agreed;
         let mut from: Vec<_> = came.keys().copied().map(Some).collect();
+        // Rank 0 is where the others come, also when one was passed over, and is there again.
+        let me = from.iter().position(|&rank| rank == Some(self.me()));
+        from[..=me.unwrap_or(0)].rotate_right(1);
         let first_new = from.len();
         from.extend(newcomers.iter().map(|_| None));
         let epoch = Arc::new(Epoch { number, from });

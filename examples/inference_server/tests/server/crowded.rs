@@ -225,7 +225,16 @@ fn probes_are_answered_while_long_texts_are_cut_into_tokens() {
     let directory = path.parent().unwrap();
     let name = directory.join("SmolLM2-135M-Instruct.Q4_1.gguf");
     std::fs::rename(&path, name).unwrap();
-    let words = ["--model", "smollm2", "--ranks", "1", "--models"];
+    // However slow this machine is, the last of the four has its turn.
+    let words = [
+        "--model",
+        "smollm2",
+        "--ranks",
+        "1",
+        "--client-timeout",
+        "300",
+        "--models",
+    ];
     let server = Server::start(&[&words[..], &[directory.to_str().unwrap()]].concat());
     let body = json!({"model": "smollm2", "prompt": "the time of it ".repeat(100_000)});
     let before = server.cpu_seconds();
