@@ -1,4 +1,4 @@
-//! What NVIDIA's own library does when something breaks. Each row of the table of behaviour in `docs/real-nccl.md` is a
+//! What NVIDIA's own library does when something breaks, and the emulator's own NCCL as well. Each row of the table of behaviour in `docs/real-nccl.md` is a
 //! test here: the code that a call returns, how soon, and the line in the log that says why.
 
 mod ranks;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use nccl_sys::{NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm_t};
 use ranks::{Process, Rank, nccl, wait_until};
 use real::{
-    Buffers, P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_each,
-    processes_on_each, stays, version, within,
+    Buffers, P2P, SHM, SOCKETS, asynchronous_error, die, killed, last_error, on_both,
+    processes_on_both, stays, version, within,
 };
 
 /// Long enough to see that something does not come back.
@@ -73,7 +73,7 @@ fn only_rank_1_is_killed(rank: i32, status: std::process::ExitStatus) -> bool {
 #[test]
 fn a_blocking_init_waits_for_ever_for_a_rank_that_never_comes() {
     let name = "a_blocking_init_waits_for_ever_for_a_rank_that_never_comes";
-    on_each(name, 1, &[], |process| {
+    on_both(name, 1, &[], |process| {
         let id = process.id("id");
         let came_back = within(WATCHED, move || Rank::join(id, 2, 0).rank);
         assert_eq!(came_back, None);
@@ -82,7 +82,7 @@ fn a_blocking_init_waits_for_ever_for_a_rank_that_never_comes() {
 
 #[test]
 fn an_init_that_waits_is_ended_by_an_abort_at_once() {
-    on_each(
+    on_both(
         "an_init_that_waits_is_ended_by_an_abort_at_once",
         1,
         &[],
@@ -100,7 +100,7 @@ fn an_init_that_waits_is_ended_by_an_abort_at_once() {
 #[test]
 fn an_interface_that_does_not_exist_is_invalid_usage_at_once() {
     let name = "an_interface_that_does_not_exist_is_invalid_usage_at_once";
-    on_each(name, 1, &[("NCCL_SOCKET_IFNAME", "nope0")], |process| {
+    on_both(name, 1, &[("NCCL_SOCKET_IFNAME", "nope0")], |process| {
         ranks::api();
         let mut id = nccl_sys::ncclUniqueId::default();
         assert_eq!(nccl!(ncclGetUniqueId(&mut id)), INVALID_USAGE);
@@ -124,7 +124,7 @@ fn an_interface_that_does_not_exist_is_invalid_usage_at_once() {
 #[test]
 fn ranks_meet_over_the_loopback_interface() {
     let name = "ranks_meet_over_the_loopback_interface";
-    on_each(name, 2, &[("NCCL_SOCKET_IFNAME", "lo")], |process| {
+    on_both(name, 2, &[("NCCL_SOCKET_IFNAME", "lo")], |process| {
         let rank = process.join();
         Buffers::of(&rank).check(&rank);
         rank.destroy();
@@ -134,7 +134,7 @@ fn ranks_meet_over_the_loopback_interface() {
 #[test]
 fn a_network_that_is_not_there_is_invalid_usage() {
     for net in ["IB", "no-such-network"] {
-        on_each(
+        on_both(
             "a_network_that_is_not_there_is_invalid_usage",
             1,
             &[("NCCL_NET", net)],
@@ -151,7 +151,7 @@ fn a_network_that_is_not_there_is_invalid_usage() {
 
 #[test]
 fn two_ranks_on_one_device_are_invalid_usage() {
-    on_each(
+    on_both(
         "two_ranks_on_one_device_are_invalid_usage",
         2,
         &[("CUDA_VISIBLE_DEVICES", "3")],
@@ -176,7 +176,7 @@ fn two_ranks_on_one_device_are_invalid_usage() {
 #[test]
 fn ranks_that_disagree_about_their_number_hang_and_the_root_says_why() {
     let name = "ranks_that_disagree_about_their_number_hang_and_the_root_says_why";
-    on_each(name, 2, &[], |process| {
+    on_both(name, 2, &[], |process| {
         let ranks = 2 + process.rank;
         let (rank, code) = process.begin(ranks, process.rank);
         assert_eq!(code, IN_PROGRESS);
@@ -192,7 +192,7 @@ fn ranks_that_disagree_about_their_number_hang_and_the_root_says_why() {
 
 #[test]
 fn ranks_that_come_twice_hang_and_the_root_says_why() {
-    on_each(
+    on_both(
         "ranks_that_come_twice_hang_and_the_root_says_why",
         2,
         &[],
@@ -212,7 +212,7 @@ fn ranks_that_come_twice_hang_and_the_root_says_why() {
 
 #[test]
 fn a_rank_beyond_the_number_of_ranks_is_an_invalid_argument() {
-    on_each(
+    on_both(
         "a_rank_beyond_the_number_of_ranks_is_an_invalid_argument",
         1,
         &[],
@@ -230,7 +230,7 @@ fn a_death_is_noticed_by_nobody_while_another_rank_is_awaited() {
         let environment = [("TEST_DIES", dies)];
         let name = "a_death_is_noticed_by_nobody_while_another_rank_is_awaited";
         let victim: i32 = dies.parse().unwrap();
-        processes_on_each(
+        processes_on_both(
             name,
             2,
             &environment,
@@ -261,7 +261,7 @@ fn a_death_is_noticed_by_nobody_while_another_rank_is_awaited() {
 fn a_death_over_p2p_or_shared_memory_is_never_reported() {
     for environment in [&P2P[..], &SHM[..]] {
         let name = "a_death_over_p2p_or_shared_memory_is_never_reported";
-        processes_on_each(name, 2, environment, only_rank_1_is_killed, |process| {
+        processes_on_both(name, 2, environment, only_rank_1_is_killed, |process| {
             let rank = process.join_nonblocking();
             let buffers = until_rank_1_is_dead(&process, &rank);
             buffers.begin(&rank);
@@ -278,7 +278,7 @@ fn a_death_over_p2p_or_shared_memory_is_never_reported() {
 #[test]
 fn a_death_over_sockets_is_a_remote_error() {
     let name = "a_death_over_sockets_is_a_remote_error";
-    processes_on_each(name, 2, &SOCKETS, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 2, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         buffers.begin(&rank);
@@ -297,7 +297,7 @@ fn a_death_over_sockets_is_a_remote_error() {
 #[test]
 fn a_rank_that_is_stopped_is_waited_for_over_sockets() {
     let name = "a_rank_that_is_stopped_is_waited_for_over_sockets";
-    on_each(name, 2, &SOCKETS, |process| {
+    on_both(name, 2, &SOCKETS, |process| {
         let rank = process.join_nonblocking();
         let buffers = Buffers::of(&rank);
         buffers.check(&rank);
@@ -373,7 +373,7 @@ fn check_child(process: &Process, rank: &Rank, comm: ncclComm_t) {
 #[test]
 fn after_a_death_over_p2p_a_revoked_communicator_shrinks() {
     let name = "after_a_death_over_p2p_a_revoked_communicator_shrinks";
-    processes_on_each(name, 3, &P2P, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 3, &P2P, only_rank_1_is_killed, |process| {
         if !has_revoke() {
             if process.rank == 1 {
                 die();
@@ -399,7 +399,7 @@ fn after_a_death_over_p2p_a_revoked_communicator_shrinks() {
 #[test]
 fn a_revoked_communicator_takes_nothing_but_an_end() {
     let name = "a_revoked_communicator_takes_nothing_but_an_end";
-    on_each(name, 2, &P2P, |process| {
+    on_both(name, 2, &P2P, |process| {
         if !has_revoke() {
             return;
         }
@@ -420,7 +420,7 @@ fn a_revoked_communicator_takes_nothing_but_an_end() {
 #[test]
 fn after_a_death_over_p2p_a_shrink_with_abort_works() {
     let name = "after_a_death_over_p2p_a_shrink_with_abort_works";
-    processes_on_each(name, 3, &P2P, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 3, &P2P, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         buffers.begin(&rank);
@@ -434,7 +434,7 @@ fn after_a_death_over_p2p_a_shrink_with_abort_works() {
 #[test]
 fn after_an_asynchronous_error_a_shrink_is_refused() {
     let name = "after_an_asynchronous_error_a_shrink_is_refused";
-    processes_on_each(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         let buffers = until_rank_1_is_dead(&process, &rank);
         if version() < 22800 {
@@ -455,7 +455,7 @@ fn after_an_asynchronous_error_a_shrink_is_refused() {
 #[test]
 fn a_shrink_without_an_error_works_after_a_death_over_sockets() {
     let name = "a_shrink_without_an_error_works_after_a_death_over_sockets";
-    processes_on_each(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 3, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join_nonblocking();
         until_rank_1_is_dead(&process, &rank);
         let (child, code) = shrink(&rank, NCCL_SHRINK_DEFAULT);
@@ -467,7 +467,7 @@ fn a_shrink_without_an_error_works_after_a_death_over_sockets() {
 
 #[test]
 fn a_blocking_finalize_waits_for_the_peer() {
-    on_each(
+    on_both(
         "a_blocking_finalize_waits_for_the_peer",
         2,
         &P2P,
@@ -499,7 +499,7 @@ const FEW_RETRIES: [(&str, &str); 2] = [
 fn a_destroy_with_a_dead_peer_retries_over_p2p() {
     let name = "a_destroy_with_a_dead_peer_retries_over_p2p";
     let environment = [&P2P[..], &FEW_RETRIES[..]].concat();
-    processes_on_each(name, 2, &environment, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 2, &environment, only_rank_1_is_killed, |process| {
         let rank = process.join();
         until_rank_1_is_dead(&process, &rank);
         let start = Instant::now();
@@ -520,7 +520,7 @@ fn a_destroy_with_a_dead_peer_retries_over_p2p() {
 #[test]
 fn a_destroy_with_a_dead_peer_is_soon_over_on_sockets() {
     let name = "a_destroy_with_a_dead_peer_is_soon_over_on_sockets";
-    processes_on_each(name, 2, &SOCKETS, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 2, &SOCKETS, only_rank_1_is_killed, |process| {
         let rank = process.join();
         until_rank_1_is_dead(&process, &rank);
         let handle = Handle::of(&rank);
@@ -532,7 +532,7 @@ fn a_destroy_with_a_dead_peer_is_soon_over_on_sockets() {
 fn a_first_operation_with_a_dead_peer_is_a_remote_error_after_its_retries() {
     let name = "a_first_operation_with_a_dead_peer_is_a_remote_error_after_its_retries";
     let environment = [&P2P[..], &FEW_RETRIES[..]].concat();
-    processes_on_each(name, 2, &environment, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 2, &environment, only_rank_1_is_killed, |process| {
         let rank = process.join();
         process.meet("joined");
         if process.rank == 1 {
@@ -555,7 +555,7 @@ fn a_first_operation_with_a_dead_peer_is_a_remote_error_after_its_retries() {
 #[test]
 fn a_first_operation_whose_peer_never_calls_is_ended_by_an_abort() {
     let name = "a_first_operation_whose_peer_never_calls_is_ended_by_an_abort";
-    on_each(name, 2, &P2P, |process| {
+    on_both(name, 2, &P2P, |process| {
         let rank = process.join_nonblocking();
         process.meet("joined");
         if process.rank == 0 {
@@ -576,7 +576,7 @@ fn a_first_operation_whose_peer_never_calls_is_ended_by_an_abort() {
 #[test]
 fn a_split_with_a_dead_peer_is_a_remote_error() {
     let name = "a_split_with_a_dead_peer_is_a_remote_error";
-    processes_on_each(name, 2, &P2P, only_rank_1_is_killed, |process| {
+    processes_on_both(name, 2, &P2P, only_rank_1_is_killed, |process| {
         let rank = process.join();
         until_rank_1_is_dead(&process, &rank);
         let mut child = null_mut();
@@ -590,7 +590,7 @@ fn a_split_with_a_dead_peer_is_a_remote_error() {
 #[test]
 fn an_address_of_another_host_for_the_root_is_a_system_error() {
     let name = "an_address_of_another_host_for_the_root_is_a_system_error";
-    on_each(name, 1, &[("NCCL_COMM_ID", "192.0.2.1:4000")], |process| {
+    on_both(name, 1, &[("NCCL_COMM_ID", "192.0.2.1:4000")], |process| {
         ranks::api();
         let mut id = nccl_sys::ncclUniqueId::default();
         let code = nccl!(ncclGetUniqueId(&mut id));
@@ -609,7 +609,7 @@ fn an_address_of_another_host_for_the_root_is_a_system_error() {
 #[test]
 fn too_few_descriptors_are_a_system_error_of_the_first_operation() {
     let name = "too_few_descriptors_are_a_system_error_of_the_first_operation";
-    on_each(name, 2, &P2P, |process| {
+    on_both(name, 2, &P2P, |process| {
         let rank = process.join();
         let buffers = Buffers::of(&rank);
         process.meet("joined");
@@ -635,7 +635,7 @@ fn too_few_descriptors_are_a_system_error_of_the_first_operation() {
 
 #[test]
 fn a_good_init_leaves_a_last_error() {
-    on_each("a_good_init_leaves_a_last_error", 2, &[], |process| {
+    on_both("a_good_init_leaves_a_last_error", 2, &[], |process| {
         let rank = process.join();
         match version() >= 23200 {
             true => assert!(last_error().contains("GDR Copy is not available")),
@@ -665,7 +665,7 @@ fn processor_time() -> Duration {
 fn eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core() {
     let name = "eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core";
     let environment = [P2P[0], ("NCCL_EMULATOR_DEVICES", "9")];
-    on_each(name, 1, &environment, |process| {
+    on_both(name, 1, &environment, |process| {
         const RANKS: i32 = 9;
         let id = process.id("id");
         let meeting = Barrier::new(RANKS as usize);

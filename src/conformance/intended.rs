@@ -102,6 +102,12 @@ const RANDOM: &str =
 const DEVICE: &str =
     "releases that old ask for the device before they look at the communicator, and here is one";
 
+const BUFFER: &str =
+    "there is no buffer in between: a program that relies on NCCL's hangs here at once";
+
+const NOBODY: &str =
+    "NCCL reads the first communicator, of which there is none, and the process ends by SIGSEGV";
+
 /// All of them. An entry that no longer covers a difference may go.
 pub const INTENDED: &[Intended] = &[
     meant("unique-id", "address family", Verdict::OnPurpose, LOCAL),
@@ -177,7 +183,22 @@ pub const INTENDED: &[Intended] = &[
         "small-send",
         "ends before there is a receive",
         Verdict::Stricter,
-        "there is no buffer in between: a program that relies on NCCL's hangs here at once",
+        BUFFER,
+    ),
+    meant(
+        "message-without-bytes",
+        "ends alone",
+        Verdict::Stricter,
+        BUFFER,
+    ),
+    meant("sizes-differ", "ends", Verdict::Stricter, BUFFER),
+    meant("init-arguments", "how it ended", Verdict::Kinder, NOBODY),
+    meant("init-arguments", "no devices", Verdict::Kinder, NOBODY),
+    meant(
+        "simulate-operations",
+        "an estimate",
+        Verdict::OnPurpose,
+        "times of the emulator mean nothing, so it estimates none: the number stays what the caller has put there",
     ),
 ];
 

@@ -5,8 +5,8 @@
 //! on NCCL and once on the emulator ([`runner`]); [`compare`](mod@compare) puts both side by side. A difference that is
 //! meant is listed with its reason ([`intended`]); any other is a defect of the emulator.
 //!
-//! Programs that need no GPU ([`Needs::Library`]) run with NVIDIA's library on any machine:
-//! `cargo xtask conformance`.
+//! `cargo xtask conformance` does that with NVIDIA's libraries on any machine: all programs on releases that the emulator's
+//! driver carries, and those that need no device ([`Needs::Library`]) on others.
 
 pub mod compare;
 pub mod intended;

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use nccl_sys::Version;
@@ -18,6 +21,9 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// How long one may take that only asks the library.
 const LIBRARY_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Programs that run at a time: they wait more than they compute.
+const AT_A_TIME: usize = 3;
 
 /// What is run, and on what.
 #[derive(Clone, Copy, Debug)]
@@ -67,29 +73,43 @@ pub fn one(name: &str, way: Way) -> Result<(), Failure> {
 /// # Errors
 /// When a process cannot be started.
 pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
-    let mut found = serde_json::Map::new();
-    let mut unfinished = 0;
-    for program in programs() {
-        let is_library = matches!(program.needs, Needs::Library(_));
-        if selection.name.is_some_and(|name| name != program.name)
-            || (selection.library_only && !is_library)
-        {
-            continue;
+    let selected: Vec<_> = programs()
+        .filter(|program| selection.name.is_none_or(|name| name == program.name))
+        .filter(|program| !selection.library_only || matches!(program.needs, Needs::Library(_)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let collected = Mutex::new((serde_json::Map::new(), 0));
+    let work = || -> Result<(), Failure> {
+        while let Some(program) = selected.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (outcome, facts) = run(program, selection.way, selection.release)?;
+            println!("{:<28} {outcome}, {} facts", program.name, facts.len());
+            let mut collected = collected.lock().unwrap_or_else(PoisonError::into_inner);
+            collected.1 += usize::from(outcome != "ended");
+            collected.0.insert(
+                program.name.to_owned(),
+                json!({"about": program.about, "outcome": outcome, "facts": facts}),
+            );
         }
-        let (outcome, facts) = run(program, selection.way, selection.release)?;
-        println!("{:<28} {outcome}, {} facts", program.name, facts.len());
-        unfinished += usize::from(outcome != "ended");
-        found.insert(
-            program.name.to_owned(),
-            json!({"about": program.about, "outcome": outcome, "facts": facts}),
-        );
-    }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(work)).collect();
+        let ended = workers.into_iter().map(|worker| {
+            let panicked = |_| Failure::new(Exit::Failed, "a worker panicked".to_owned());
+            worker.join().map_err(panicked).flatten()
+        });
+        ended.collect::<Result<(), Failure>>()
+    })?;
+    let (found, unfinished) = collected
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
     let subject = format!("NCCL {}", std::env::var("NCCL_LIBRARY").unwrap_or_default());
     let emulated = std::env::var("NCCL_EMULATOR").is_ok_and(|value| value == "1");
-    let subject = if emulated {
-        "the emulator"
-    } else {
-        subject.trim()
+    let carried = std::env::var("NCCL_EMULATOR_NCCL").unwrap_or_default();
+    let subject = match (emulated, carried.is_empty()) {
+        (true, true) => "the emulator".to_owned(),
+        (true, false) => format!("NCCL {carried} on the emulator's driver"),
+        (false, _) => subject.trim().to_owned(),
     };
     let facts = json!({
         "subject": subject,

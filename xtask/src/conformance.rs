@@ -1,36 +1,80 @@
-//! `conformance`: the emulator against NVIDIA's libraries, as far as those answer without a GPU.
+//! `conformance`: the emulator against NVIDIA's libraries.
 //!
-//! Without a driver a library still loads, counts group calls, makes unique ids and checks arguments;
-//! the programs that ask only for such things run on it, and on the emulator as the same release. Every
-//! difference is either listed in `src/conformance/intended.rs` or fails this.
+//! A release that the emulator's driver carries runs all programs there, and the emulator's own NCCL runs them as the same
+//! release. Of any other release, and on another CPU, only those programs run that ask the library alone: without a
+//! driver it still loads, counts group calls, makes unique ids and checks arguments. Every difference is either listed
+//! in `src/conformance/intended.rs` or fails this. `--page FILE` writes the tables.
 
+use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::arguments::Arguments;
 use crate::workspace::{self, cargo, run as run_command};
-use crate::{Result, header};
+use crate::{Result, header, real_nccl};
+
+/// The beginning of the page.
+const HEAD: &str = "\
+# The emulator beside NVIDIA's NCCL
+
+Written by `cargo xtask conformance --all --page docs/results/real_nccl.md`: do not edit.
+
+Small programs call NCCL's functions and note what they observe: codes, texts of errors, what arrived, what hangs. They run on
+NVIDIA's library, which the emulator's driver carries, and on the emulator's own NCCL as the same release. A row of a
+table is an observation that is not equal. *Stricter*: the emulator refuses or waits where NCCL may go on. *Kinder*: it goes on
+where NCCL refuses or hangs.
+";
+
+/// A library, and how it runs.
+struct Subject {
+    name: String,
+    library: PathBuf,
+    /// On the emulator's driver, with all programs.
+    carried: bool,
+}
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
-    let libraries: Vec<(String, PathBuf)> = match arguments.path("--library")? {
+    let page = arguments.path("--page")?;
+    let subjects: Vec<Subject> = match arguments.path("--library")? {
         Some(library) => {
             arguments.finish()?;
-            vec![(library.display().to_string(), library)]
+            vec![Subject {
+                name: library.display().to_string(),
+                library,
+                carried: false,
+            }]
         }
         None => header::asked_for(arguments)?
             .into_iter()
-            .map(|release| (format!("NCCL {}", release.version), release.library))
+            .map(|release| Subject {
+                name: format!("NCCL {}", release.version),
+                carried: real_nccl::carries(&release.version),
+                library: release.library,
+            })
             .collect(),
     };
     run_command(cargo().args(["build", "--package", "nccl-tools", "--bin", "conformance"]))?;
     let program = workspace::target_directory().join("debug/conformance");
     let mut different = Vec::new();
-    for (name, library) in libraries {
+    let mut text = HEAD.to_owned();
+    for subject in subjects {
+        let name = &subject.name;
         eprintln!("{name} and the emulator:");
-        if let Err(error) = compare(&program, &library) {
-            eprintln!("{error}");
-            different.push(name);
+        let (table, equal) = compare(&program, &subject)?;
+        eprint!("{table}");
+        let extent = match subject.carried {
+            true => "All programs.",
+            false => "Programs that need no device.",
+        };
+        write!(text, "\n## {name}\n\n{extent} {table}")?;
+        if !equal {
+            different.push(subject.name);
         }
+    }
+    if let Some(page) = page {
+        fs::write(&page, text)
+            .map_err(|error| format!("cannot write {}: {error}", page.display()))?;
     }
     if different.is_empty() {
         return Ok(());
@@ -42,16 +86,28 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     .into())
 }
 
-fn compare(program: &Path, library: &Path) -> Result {
+/// The table of one library, and whether nothing in it differs that nobody meant to.
+fn compare(program: &Path, subject: &Subject) -> Result<(String, bool)> {
     let directory = tempfile::tempdir()?;
     let [theirs, ours] =
         ["library", "emulator"].map(|name| directory.path().join(format!("{name}.json")));
     let run = |out: &Path, prepare: &dyn Fn(&mut Command)| {
         let mut command = Command::new(program);
-        command.args(["run", "--library-only", "--out"]).arg(out);
-        for variable in ["NCCL_DEBUG", "NCCL_LIBRARY", "NCCL_EMULATOR_VERSION"] {
+        command.args(["run", "--out"]).arg(out);
+        if !subject.carried {
+            command.arg("--library-only");
+        }
+        for variable in [
+            "NCCL_DEBUG",
+            "NCCL_LIBRARY",
+            "NCCL_EMULATOR_NCCL",
+            "NCCL_EMULATOR_VERSION",
+        ] {
             command.env_remove(variable);
         }
+        command
+            .env("NCCL_NET", "Socket")
+            .env("NCCL_IB_DISABLE", "1");
         prepare(&mut command);
         match run_command(&mut command) {
             // How each program ended is compared as well: some do not come to their end on old releases.
@@ -59,13 +115,25 @@ fn compare(program: &Path, library: &Path) -> Result {
             outcome => outcome,
         }
     };
+    let library = &subject.library;
     run(&theirs, &|command| {
-        command
-            .env("NCCL_EMULATOR", "0")
-            .env("NCCL_LIBRARY", library);
+        match subject.carried {
+            true => command
+                .env("NCCL_EMULATOR", "1")
+                .env("NCCL_EMULATOR_NCCL", library),
+            false => command
+                .env("NCCL_EMULATOR", "0")
+                .env("NCCL_LIBRARY", library),
+        };
     })?;
     run(&ours, &|command| {
         command.env("NCCL_EMULATOR", "1").arg("--like").arg(&theirs);
     })?;
-    run_command(Command::new(program).arg("compare").args([&theirs, &ours]))
+    let output = Command::new(program)
+        .arg("compare")
+        .args([&theirs, &ours])
+        .stderr(Stdio::inherit())
+        .output()?;
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok((table, output.status.success()))
 }

@@ -20,6 +20,7 @@ mod debug;
 mod environment;
 pub(crate) mod float8;
 mod group;
+mod network;
 mod operators;
 pub(crate) mod reduction;
 mod timer;

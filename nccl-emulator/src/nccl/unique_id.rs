@@ -100,6 +100,11 @@ pub(crate) fn fixed() -> Result<Option<UniqueId>> {
     }))
 }
 
+/// The address that `NCCL_COMM_ID` leads to.
+pub(crate) fn fixed_address() -> Option<SocketAddr> {
+    environment::text("NCCL_COMM_ID").and_then(|text| address_of(&text))
+}
+
 /// The address that a text of the form HOST:PORT or [IPv6]:PORT stands for. Of a list the first; without a
 /// port it is -1, and of one that is too large the low half: NCCL reads it so.
 fn address_of(text: &str) -> Option<SocketAddr> {

@@ -80,10 +80,41 @@ pub(crate) fn environment_of<'a>(
     of_test: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, &'a str)> {
     let mut all = SETTINGS.to_vec();
+    // Empty is not set.
+    let library = if library == OWN { "" } else { library };
     all.push(("NCCL_EMULATOR_NCCL", library));
     all.retain(|(name, _)| of_test.iter().all(|(other, _)| other != name));
     all.extend(of_test);
     all
+}
+
+/// The emulator's own NCCL, among libraries.
+const OWN: &str = "the emulator's own NCCL";
+
+/// [`processes_on_each`], and the same on the emulator's own NCCL.
+pub(crate) fn processes_on_both(
+    test: &str,
+    ranks: i32,
+    environment: &[(&str, &str)],
+    ending: impl Fn(i32, ExitStatus) -> bool + Copy,
+    body: impl Fn(Process),
+) {
+    if !is_child_of(test) {
+        println!("{test} on {OWN}");
+        let all = environment_of(OWN, environment);
+        processes_ending(test, ranks, &all, ending, &body);
+    }
+    processes_on_each(test, ranks, environment, ending, body);
+}
+
+/// [`processes_on_both`], ending well.
+pub(crate) fn on_both(
+    test: &str,
+    ranks: i32,
+    environment: &[(&str, &str)],
+    body: impl Fn(Process),
+) {
+    processes_on_both(test, ranks, environment, |_, status| status.success(), body);
 }
 
 /// [`processes_on_each`], ending well.

@@ -31,15 +31,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         "the init functions when CUDA has no device, and the group depth after them",
         init_without_device,
     )
-    .with(&[
-        // No device for NCCL, whether there is a driver or not; the emulator fails on demand.
-        ("CUDA_VISIBLE_DEVICES", ""),
-        (
-            "NCCL_EMULATOR_FAULTS",
-            "call=ncclCommInitRank,action=fail=1;call=ncclCommInitRankConfig,action=fail=1;\
-             call=ncclCommInitRankScalable,action=fail=1;call=ncclCommInitAll,action=fail=1",
-        ),
-    ]),
+    .with(&[("CUDA_VISIBLE_DEVICES", "")]),
 ];
 
 fn profiler_names(facts: &Facts) -> Result {

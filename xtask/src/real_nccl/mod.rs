@@ -11,6 +11,7 @@
 //!
 //! The library is the file of NVIDIA's wheel ([`wheels`]): fetched, checked and kept outside of the repository.
 
+mod each;
 mod environment;
 mod left_out;
 mod profiler;
@@ -99,6 +100,11 @@ impl Asked {
                 .collect(),
         }
     }
+}
+
+/// Whether the emulator's driver carries this release on this machine.
+pub(crate) fn carries(version: &str) -> bool {
+    RELEASES.contains(&version) && runnable().is_ok()
 }
 
 /// Whether the emulator's driver can carry NVIDIA's library here.

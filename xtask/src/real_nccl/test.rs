@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::environment::Environment;
 use super::left_out::{LEFT_OUT, QUICK};
-use super::{Asked, FEATURE, profiler};
+use super::{Asked, FEATURE, each, profiler};
 use crate::Result;
 use crate::arguments::{Arguments, Usage};
 use crate::wheels::{Release, Unavailable};
@@ -176,9 +176,10 @@ fn run_all(
             command.env(PROFILER, profiler);
         }
     };
+    let exceptions = each::Exceptions::known()?;
     let mut failed = Vec::new();
-    let mut run_one = |command: &mut Command, what: String| {
-        if let Err(error) = run_command(command) {
+    let mut note = |outcome: Result, what: String| {
+        if let Err(error) = outcome {
             eprintln!("xtask: {error}");
             failed.push(what);
         }
@@ -186,7 +187,10 @@ fn run_all(
     if selection.unit {
         let mut command = cargo_test(OWN.0);
         about(command.args(["--lib", "--", "real::"]).args(options));
-        run_one(&mut command, format!("unit tests of {}", OWN.0));
+        note(
+            run_command(&mut command),
+            format!("unit tests of {}", OWN.0),
+        );
     }
     let mut groups = BTreeMap::<(&str, bool), Vec<&str>>::new();
     for (files, is_own) in [(&selection.own, true), (&selection.on_it, false)] {
@@ -199,14 +203,20 @@ fn run_all(
         for name in &names {
             command.args(["--test", name]);
         }
-        command.arg("--").args(options);
-        match is_own {
-            true => about(&mut command),
-            false => environment.apply(&mut command),
+        let what = format!("{package}: some of {}", names.join(", "));
+        if is_own {
+            command.arg("--").args(options);
+            about(&mut command);
+            note(run_command(&mut command), what);
+            continue;
         }
-        run_one(
-            &mut command,
-            format!("{package}: some of {}", names.join(", ")),
+        let each_options = each::Options::parse(options)?;
+        command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+        let built = each::Built::of_messages(&workspace::output(&mut command)?);
+        let prepare = |command: &mut Command| environment.apply(command);
+        note(
+            each::run(&built, &exceptions, &each_options, &prepare),
+            what,
         );
     }
     match failed.is_empty() {

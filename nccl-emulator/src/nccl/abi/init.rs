@@ -17,6 +17,7 @@ use crate::nccl::config::{self, Config};
 use crate::nccl::debug::{self, Level, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::group::{self, Job, JobKind};
+use crate::nccl::network;
 use crate::nccl::timer;
 use crate::nccl::unique_id::{self, UniqueId};
 use crate::nccl::version;
@@ -67,6 +68,9 @@ pub(super) unsafe extern "C" fn ncclGetUniqueId(out: *mut ncclUniqueId) -> ncclR
         announce_bootstrap();
         // NCCL looks at the environment before its argument.
         let fixed = unique_id::fixed()?;
+        if fixed.is_none() {
+            network::check_interfaces()?;
+        }
         not_null(out, "GetUniqueId", "out")?;
         let id = match fixed {
             // Rank 0 starts the root when it inits.
@@ -90,6 +94,15 @@ fn start_root(id: &UniqueId) -> Result {
         warn!("Bootstrap : no socket could be opened: {error}");
         SYSTEM
     })
+}
+
+/// Whether CUDA has a device at all, before anything is asked of it.
+fn check_device() -> Result {
+    if driver::visible::count() == 0 {
+        warn!("Cuda failure 100 'no CUDA-capable device is detected'");
+        return Err(UNHANDLED_CUDA);
+    }
+    Ok(())
 }
 
 /// `cudaGetDevice`: device 0 where the thread has not chosen one.
@@ -141,6 +154,9 @@ unsafe fn init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result {
 /// # Safety
 /// As [`init_rank`].
 unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<Job> {
+    if unique_id::fixed_address().is_none() {
+        network::check_interfaces()?;
+    }
     announce_bootstrap();
     announce_version(init.rank);
     let cuda = |error: driver::CUresult| {
@@ -163,6 +179,9 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<
         Some(fixed) => {
             if init.rank == 0 {
                 info!(subsystem::ENV, "NCCL_COMM_ID set by environment");
+                if let Some(address) = unique_id::fixed_address() {
+                    network::check_root(address)?;
+                }
                 start_root(&fixed)?;
             }
             vec![fixed]
@@ -207,6 +226,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
     guarded("ncclCommInitRank", || {
         check_faults()?;
         faults::check_call("ncclCommInitRank", &[rank], None)?;
+        check_device()?;
         let device = current_device();
         let init = Init {
             out: comm,
@@ -248,7 +268,9 @@ fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
 unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> Result {
     check_faults()?;
     group::start();
-    if let Err(code) = faults::check_call(init.function, &[init.rank], None) {
+    let checked =
+        faults::check_call(init.function, &[init.rank], None).and_then(|()| check_device());
+    if let Err(code) = checked {
         // The leak came with 2.23.4.
         if code != UNHANDLED_CUDA || !version::is_at_least(2, 23, 4) {
             group::end()?;
@@ -323,6 +345,7 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
 ) -> ncclResult_t {
     call("ncclCommInitAll", std::ptr::null_mut(), || {
         check_faults()?;
+        check_device()?;
         not_null(comm, "CommInitAll", "comms")?;
         let Ok(count) = usize::try_from(ndev) else {
             warn!("Invalid device count requested : {ndev}");

@@ -20,9 +20,14 @@ use cuda_emulator::violations;
 
 pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     call("ncclMemAlloc", std::ptr::null_mut(), || {
-        if ptr.is_null() || size == 0 {
+        if ptr.is_null() {
             warn!("Cuda failure 1 'invalid argument'");
             return Err(UNHANDLED_CUDA);
+        }
+        if size == 0 {
+            // SAFETY: not null, and by the function's contract the caller's to write to.
+            unsafe { ptr.write(std::ptr::null_mut()) };
+            return Ok(());
         }
         let device = driver::current_device().unwrap_or(0);
         let address = memory::allocate(device, size as u64).map_err(|error| {
@@ -42,6 +47,9 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize)
 /// Waits for the whole device first, as freeing does on CUDA.
 pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     call("ncclMemFree", std::ptr::null_mut(), || {
+        if ptr.is_null() {
+            return Ok(());
+        }
         let address = ptr.addr() as u64;
         let free = || -> std::result::Result<(), violations::Violation> {
             let (device, _) = memory::resolve(address, 1)?;

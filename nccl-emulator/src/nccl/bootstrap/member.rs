@@ -109,9 +109,18 @@ fn meet(
     }
 }
 
-/// Connects to the root. Retries while nobody listens, as long as NCCL does: the root may be about
-/// to start (`NCCL_COMM_ID`), or be gone for good.
+/// Connects to the root.
 fn connect(id: &UniqueId, aborted: Aborted<'_>) -> Result<Socket> {
+    dial(id.name(), aborted, || Socket::connect(&id.address()))
+}
+
+/// Connects to who listens at that name. Retries while nobody does, as long as NCCL does: a root may be about to start
+/// (`NCCL_COMM_ID`), or be gone for good.
+pub(crate) fn dial<T>(
+    name: &str,
+    aborted: Aborted<'_>,
+    connect: impl Fn() -> io::Result<T>,
+) -> Result<T> {
     let attempts = environment::integer("NCCL_SOCKET_RETRY_CNT")
         .unwrap_or(34)
         .max(0);
@@ -119,11 +128,10 @@ fn connect(id: &UniqueId, aborted: Aborted<'_>) -> Result<Socket> {
         .unwrap_or(100)
         .max(0);
     for attempt in 0.. {
-        let error = match Socket::connect(&id.address()) {
-            Ok(socket) => return Ok(socket),
+        let error = match connect() {
+            Ok(connection) => return Ok(connection),
             Err(error) => error,
         };
-        let name = id.name();
         if error.kind() != io::ErrorKind::ConnectionRefused {
             warn!("ncclOsSocketStartConnect: connect to @{name} failed : {error}");
             return Err(SYSTEM);

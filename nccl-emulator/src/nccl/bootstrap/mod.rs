@@ -23,5 +23,5 @@ mod member;
 mod root;
 mod wire;
 
-pub(crate) use member::{join, join_soon};
+pub(crate) use member::{dial, join, join_soon};
 pub(crate) use root::start as start_root;

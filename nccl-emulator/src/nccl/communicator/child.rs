@@ -16,10 +16,10 @@ use nccl_sys::{NCCL_SPLIT_NOCOLOR, ncclComm_t};
 
 use super::announce::Birth;
 use super::init::establish;
-use super::{Communicator, Session};
+use super::{Communicator, Session, peers};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;
-use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM};
+use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, REMOTE, Result, SYSTEM};
 use crate::nccl::config::Config;
 use crate::nccl::debug::{self, warn};
 use crate::nccl::timer;
@@ -219,6 +219,10 @@ fn gather(
             }
             if aborted() {
                 return Ok(None);
+            }
+            if peers::has_hung_up(session, rank) && session.segment.split(rank, number).is_none() {
+                peers::warn_of_closed_connection(session, rank);
+                return Err(REMOTE);
             }
             bell.wait(seen, SAFETY_NET);
         };

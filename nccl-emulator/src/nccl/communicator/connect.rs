@@ -8,10 +8,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::init::nodes;
+use super::peers::{self, Route};
 use super::{Communicator, Session};
-use crate::nccl::code::{INTERNAL, Result};
-use crate::nccl::debug::{info, subsystem};
+use crate::nccl::code::{INTERNAL, Result, SYSTEM};
+use crate::nccl::debug::{info, subsystem, warn};
 use crate::transport::Direction;
 
 /// Bits of [`RankBlock::algorithms`](crate::transport::RankBlock::algorithms).
@@ -37,18 +37,18 @@ fn bit(direction: Direction) -> u8 {
 
 /// Says how the data of a pair travels, as NCCL calls it: inside a host the sender does, between hosts both.
 fn announce(session: &Session, source: usize, destination: usize, direction: Direction) {
-    let nodes = nodes(session);
     let infos = session.infos();
-    let via = match direction {
-        _ if nodes[source] != nodes[destination] => match direction {
-            Direction::Send => "[send] via NET/Emulator/0",
-            Direction::Receive => "[receive] via NET/Emulator/0",
-        },
-        Direction::Receive => return,
-        Direction::Send if infos[source].process == infos[destination].process => {
+    let via = match (peers::route(session, source, destination), direction) {
+        (Route::Network, Direction::Send) => "[send] via NET/Emulator/0",
+        (Route::Network, Direction::Receive) => "[receive] via NET/Emulator/0",
+        (_, Direction::Receive) => return,
+        (Route::SharedMemory, Direction::Send) => "via SHM/direct/direct",
+        (Route::PeerToPeer, Direction::Send)
+            if infos[source].process == infos[destination].process =>
+        {
             "via P2P/direct pointer"
         }
-        Direction::Send => "via P2P/CUMEM",
+        (Route::PeerToPeer, Direction::Send) => "via P2P/CUMEM",
     };
     info!(
         subsystem::INIT | subsystem::P2P,
@@ -92,6 +92,7 @@ pub(crate) fn finish_peers(
     session: &Session,
     wanted: &[(usize, Direction)],
 ) -> Result {
+    needs_descriptor()?;
     let opposite = |direction| match direction {
         Direction::Send => Direction::Receive,
         Direction::Receive => Direction::Send,
@@ -99,7 +100,7 @@ pub(crate) fn finish_peers(
     for &(peer, direction) in wanted {
         let (source, destination) = ends(session.rank, peer, direction);
         let exchange = session.segment.exchange(source, destination);
-        wait(communicator, session, || {
+        wait(communicator, session, peer, || {
             exchange.is_connected(opposite(direction))
         })?;
     }
@@ -133,9 +134,10 @@ pub(crate) fn finish_algorithm(
     session: &Session,
     algorithm: u32,
 ) -> Result {
+    needs_descriptor()?;
     for rank in 0..session.ranks() {
         let block = session.segment.block(rank);
-        wait(communicator, session, || {
+        wait(communicator, session, rank, || {
             block.algorithms.load(Ordering::SeqCst) & algorithm != 0
         })?;
     }
@@ -148,6 +150,17 @@ pub(crate) fn finish_algorithm(
     Ok(())
 }
 
+/// NCCL hands a descriptor of its buffers to the other side, or opens a socket to it.
+fn needs_descriptor() -> Result {
+    match std::fs::File::open("/dev/null") {
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+            warn!("Call to socket failed: {error}");
+            Err(SYSTEM)
+        }
+        _ => Ok(()),
+    }
+}
+
 fn ends(own: usize, peer: usize, direction: Direction) -> (usize, usize) {
     match direction {
         Direction::Send => (own, peer),
@@ -155,7 +168,13 @@ fn ends(own: usize, peer: usize, direction: Direction) -> (usize, usize) {
     }
 }
 
-fn wait(communicator: &Communicator, session: &Session, condition: impl Fn() -> bool) -> Result {
+/// Waits for a peer.
+fn wait(
+    communicator: &Communicator,
+    session: &Session,
+    peer: usize,
+    condition: impl Fn() -> bool,
+) -> Result {
     let bell = &session.own().bell;
     loop {
         let seen = bell.value();
@@ -164,6 +183,9 @@ fn wait(communicator: &Communicator, session: &Session, condition: impl Fn() -> 
         }
         if communicator.abort.is_raised() {
             return Err(INTERNAL);
+        }
+        if peers::has_hung_up(session, peer) && !condition() {
+            return peers::dial(communicator, session, peer);
         }
         bell.wait(seen, Duration::from_millis(100));
     }

@@ -34,12 +34,15 @@ pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
-/// When a process started, in clock ticks since boot: field 22 of its `stat`.
+/// When a process started, in clock ticks since boot: field 22 of its `stat`. `None` of one that has ended, if nobody has
+/// waited for it either: its memory and descriptors are gone.
 fn started(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything, even blanks and parentheses.
-    let after_name = &stat[stat.rfind(')')? + 1..];
-    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    (!matches!(state, "Z" | "X" | "x")).then_some(())?;
+    fields.nth(18)?.parse().ok()
 }
 
 /// Whether the process of a rank is certainly gone. One that cannot be seen from here counts as
@@ -83,13 +86,23 @@ mod tests {
 
     #[test]
     fn a_process_that_ended_is_known_to_be_gone() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let info = RankInfo {
             pid: child.id(),
             started: started(&child.id().to_string()).unwrap(),
             pid_namespace: namespace("pid"),
             ..RankInfo::default()
         };
+        child.kill().unwrap();
+        // A zombie is gone as well.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !is_gone(&info) && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(is_gone(&info));
         child.wait().unwrap();
         assert!(is_gone(&info));
         let own = RankInfo {

@@ -10,6 +10,7 @@ use crate::nccl::bootstrap;
 use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
+use crate::nccl::network;
 use crate::nccl::unique_id::UniqueId;
 use crate::nccl::version;
 use cuda_emulator::memory;
@@ -34,6 +35,11 @@ pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> R
     let _device = debug::on_device(communicator.device);
     let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
     let birth = Birth::new(communicator, request.function);
+    network::check_network()?;
+    if version::is_at_least(2, 32, 0) {
+        // A good init leaves this text as the last error.
+        warn!("RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available");
+    }
     birth.start();
     let abort = &communicator.abort;
     let bootstrap = establish(communicator, |who| match &request.meeting {

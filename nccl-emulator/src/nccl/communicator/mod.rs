@@ -20,6 +20,7 @@ mod connect;
 mod grow;
 mod identity;
 mod init;
+mod peers;
 mod revoke;
 mod session;
 mod symmetric;
@@ -39,6 +40,7 @@ pub(crate) use connect::{
 };
 pub(crate) use grow::{await_handle, handle_id, hash_of_grown, send_handle};
 pub(crate) use init::{InitRequest, Meeting, init};
+pub(crate) use peers::{Route, has_hung_up, route, warn_of_closed_connection};
 pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;
 pub(crate) use symmetric::{Family, SymmetricTask, run_symmetric};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::teardown::wait_for_launches;
-use crate::nccl::code::Result;
+use crate::nccl::code::{IN_PROGRESS, Result};
 use crate::nccl::debug::{self, info, subsystem};
 
 /// How long threads that are inside a call have to see the flag. NCCL gives them what it takes to stop
@@ -29,7 +29,10 @@ pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
         communicator.device
     );
     leave(communicator);
-    communicator.set_state(Ok(()));
+    // An error stays: a communicator with one can be revoked, but not shrunk.
+    if let Err(IN_PROGRESS) = communicator.state() {
+        communicator.set_state(Ok(()));
+    }
     info!(
         subsystem::DESTROY,
         "CommRevokeAsync END comm {:#x} result 0",

@@ -1,7 +1,7 @@
 //! The end of a communicator: finalize, destroy, abort.
 //!
 //! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
-//! then for all ranks of the host to be there too. An abort raises the flag, so its launches leave
+//! then, since 2.32.3, for all ranks with which this one shares memory to be there too. An abort raises the flag, so its launches leave
 //! as soon as the stream reaches them; it waits for that, but never for other ranks. As in NCCL,
 //! what lies before a launch on its stream is waited for as well, and so is the end of every graph
 //! that has captured a launch.
@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::init::nodes;
-use super::{Communicator, Session, announce::ending, identity};
-use crate::nccl::code::{REMOTE, Result};
-use crate::nccl::debug::{self, info, subsystem, warn};
+use super::peers::{self, Route};
+use super::{Communicator, Session, announce::ending};
+use crate::nccl::code::Result;
+use crate::nccl::debug::{self, info, subsystem};
+use crate::nccl::version;
 use crate::transport::teardown::{GONE, LEAVING};
 
 /// A sleep that only a ring should end; it ends by itself because a process that is killed does not
@@ -27,7 +28,7 @@ pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     communicator.captured.wait();
     if let Some(session) = communicator.session() {
         announce(session, LEAVING);
-        wait_for_others(communicator, session)?;
+        wait_for_others(communicator, session);
     }
     info!(
         subsystem::DESTROY,
@@ -65,15 +66,8 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         member.captured.wait();
     }
     for member in &unfinalized {
-        if let Some(session) = member.session()
-            && let Err(error) = wait_for_others(member, session)
-        {
-            warn!(
-                "commReclaim: comm {:#x} (rank = {}) in commDestroySync, error {}",
-                member.handle(),
-                member.rank,
-                error.number()
-            );
+        if let Some(session) = member.session() {
+            wait_for_others(member, session);
         }
     }
     for member in &all {
@@ -118,30 +112,29 @@ pub(super) fn wait_for_launches(communicator: &Communicator) {
     }
 }
 
-/// Until all ranks of the host are leaving too. Ends early when this rank is aborted.
-fn wait_for_others(communicator: &Communicator, session: &Session) -> Result {
-    let nodes = nodes(session);
+/// Until all ranks with which this one shares memory are leaving too, since 2.32.3. Ends early when this rank is aborted.
+fn wait_for_others(communicator: &Communicator, session: &Session) {
+    if !version::is_at_least(2, 32, 3) {
+        return;
+    }
     let bell = &session.own().bell;
-    let own = nodes[session.rank];
-    for other in (0..session.ranks()).filter(|&other| nodes[other] == own) {
+    let shares = |&other: &usize| peers::route(session, session.rank, other) != Route::Network;
+    for other in (0..session.ranks()).filter(shares) {
         let block = session.segment.block(other);
         loop {
             let seen = bell.value();
             if communicator.abort.is_raised() {
-                return Ok(());
+                return;
             }
-            let state = block.teardown.load(Ordering::SeqCst);
-            if state & LEAVING != 0 {
+            if block.teardown.load(Ordering::SeqCst) & LEAVING != 0 {
                 break;
             }
-            if state & GONE != 0 || identity::is_gone(session.info(other)) {
-                warn!(
-                    "commDestroySync: rank {other} aborted its communicator, or its process is gone"
-                );
-                return Err(REMOTE);
+            if peers::has_hung_up(session, other) {
+                // It is a success all the same.
+                let _ = peers::dial(communicator, session, other);
+                return;
             }
             bell.wait(seen, SAFETY_NET);
         }
     }
-    Ok(())
 }

@@ -191,7 +191,8 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
 /// This rank's part, if it can be shown to others.
 fn part(communicator: &Communicator, request: &WindowRequest) -> Result<Span> {
     let refuse = |why: &str| {
-        warn!("Cuda failure 1 'invalid argument': {why}");
+        info!(subsystem::REG, "{communicator}: {why}");
+        warn!("Cuda failure 1 'invalid argument'");
         UNHANDLED_CUDA
     };
     let (device, span) = memory::resolve(request.address, request.size)

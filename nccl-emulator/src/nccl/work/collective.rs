@@ -16,6 +16,7 @@ use super::lane::view;
 use super::{Outcome, Scope};
 use crate::nccl::group::{CollectiveTask, Function};
 use crate::nccl::reduction;
+use crate::transport::teardown::GONE;
 use crate::transport::{self, Arrival, Offer};
 use cuda_emulator::violations::Violation;
 
@@ -145,6 +146,11 @@ impl Collective {
         let shared = &session.segment.header().collective.0;
         let ranks = session.ranks();
         if !shared.arrive(self.number, ranks as u64) {
+            return Ok(());
+        }
+        let gone = |rank| session.segment.block(rank).teardown.load(Ordering::SeqCst) & GONE != 0;
+        if (0..ranks).any(gone) {
+            // The kernel of a rank that was aborted is gone: nobody works off its part.
             return Ok(());
         }
         let agrees = |rank| {

@@ -11,6 +11,7 @@
 //! the launch waiting for that.
 
 mod collective;
+mod connection;
 mod lane;
 mod local;
 mod one_sided;
@@ -167,6 +168,7 @@ pub(crate) struct Launch {
     /// Faults of the next part were looked up.
     prepared: bool,
     stuck: bool,
+    connection: connection::Watch,
 }
 
 impl Launch {
@@ -203,6 +205,7 @@ impl Launch {
             fault: None,
             prepared: false,
             stuck: false,
+            connection: connection::Watch::default(),
         })
     }
 
@@ -318,6 +321,12 @@ impl Work for Launch {
         match self.part(budget) {
             Outcome::Done | Outcome::Failed => Step::Done,
             Outcome::Progress => Step::Progress,
+            Outcome::Blocked if self.start.is_none() && self.fault.is_none() => {
+                match self.look_at_connections() {
+                    true => Step::Progress,
+                    false => Step::Blocked { seen },
+                }
+            }
             Outcome::Blocked => Step::Blocked { seen },
             Outcome::Stuck => {
                 self.stuck = true;

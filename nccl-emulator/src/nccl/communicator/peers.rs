@@ -1,0 +1,77 @@
+//! How the data of a pair of ranks travels in NCCL, and what NCCL notices when the other end is gone.
+//!
+//! Here all data goes through shared memory. But NCCL's own ranks of one host share memory, those of different hosts have
+//! sockets, and only who has a socket is told that its peer died. `docs/real-nccl.md` has what NVIDIA's library does.
+//!
+//! | what a rank does | its peer is gone |
+//! |---|---|
+//! | waits for it in an operation, shared memory | hangs |
+//! | waits for it in an operation, sockets | remote error of the communicator; since 2.28 its state says so |
+//! | first operation with it | remote error after the retries of a connection |
+//! | split | remote error |
+//! | destroy, shared memory | since 2.32.3 after the retries of a connection |
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use super::init::nodes;
+use super::{Communicator, Session, identity};
+use crate::nccl::bootstrap;
+use crate::nccl::code::Result;
+use crate::nccl::debug::warn;
+use crate::nccl::environment;
+use crate::transport::teardown::GONE;
+
+/// How the data of a pair travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Into the memory of the other device.
+    PeerToPeer,
+    /// Through memory of the host.
+    SharedMemory,
+    /// Over sockets.
+    Network,
+}
+
+/// The route of a pair. What two ranks of a host use is a matter of their environments, which are one here.
+pub(crate) fn route(session: &Session, one: usize, other: usize) -> Route {
+    static SWITCHED_OFF: OnceLock<[bool; 2]> = OnceLock::new();
+    let [p2p, shared_memory] = *SWITCHED_OFF
+        .get_or_init(|| ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"].map(environment::switch));
+    let nodes = nodes(session);
+    match () {
+        () if nodes[one] != nodes[other] => Route::Network,
+        () if !p2p => Route::PeerToPeer,
+        () if !shared_memory => Route::SharedMemory,
+        () => Route::Network,
+    }
+}
+
+/// Whether the process of a rank has ended, or its end of the communicator was aborted or freed: its sockets are closed. Of
+/// another host only the former is known: word of the latter may not get through, and here there is no cable to cut.
+pub(crate) fn has_hung_up(session: &Session, rank: usize) -> bool {
+    let nodes = nodes(session);
+    let same_host = nodes[session.rank] == nodes[rank];
+    let teardown = session.segment.block(rank).teardown.load(Ordering::SeqCst);
+    same_host && teardown & GONE != 0 || identity::is_gone(session.info(rank))
+}
+
+/// What a socket to that rank reports.
+pub(crate) fn warn_of_closed_connection(session: &Session, rank: usize) {
+    let info = session.info(rank);
+    warn!(
+        "socketProgress: Connection closed by remote peer rank-{rank}-of-process-{}<0>",
+        info.pid
+    );
+}
+
+/// Dials a rank that has hung up, as often as NCCL does.
+///
+/// # Errors
+/// Always: a remote error after all retries, or what an abort leads to.
+pub(crate) fn dial(communicator: &Communicator, session: &Session, rank: usize) -> Result {
+    let name = format!("rank-{rank}-of-process-{}", session.info(rank).pid);
+    let refused = || Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+    bootstrap::dial(&name, &|| communicator.abort.is_raised(), refused)
+}

@@ -1,0 +1,359 @@
+//! Tests one by one, each in a process of its own and under a limit, and what came of them beside what is expected.
+//!
+//! A test that cannot run on NVIDIA's library stands in `exceptions.txt` with the reason. All the same it is run: an
+//! exception that passes is as wrong as a failure that is none.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Result;
+use crate::arguments::Usage;
+use crate::workspace::output;
+
+/// Longer than any test waits for what it has started.
+const LIMIT: Duration = Duration::from_secs(180);
+/// The exceptions, as they are in the repository.
+const EXCEPTIONS: &str = include_str!("exceptions.txt");
+
+/// A file of tests, built.
+#[derive(Debug, Clone)]
+pub(super) struct Built {
+    /// The name of the file.
+    pub(super) name: String,
+    pub(super) executable: PathBuf,
+    /// Where cargo would run it.
+    pub(super) directory: PathBuf,
+}
+
+impl Built {
+    /// The test files that cargo's messages tell of.
+    pub(super) fn of_messages(messages: &str) -> Vec<Self> {
+        let messages = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let built = |message: Value| {
+            let target = &message["target"];
+            if target["kind"][0] != "test" {
+                return None;
+            }
+            let manifest = PathBuf::from(message["manifest_path"].as_str()?);
+            Some(Self {
+                name: target["name"].as_str()?.to_owned(),
+                executable: message["executable"].as_str()?.into(),
+                directory: manifest.parent()?.to_owned(),
+            })
+        };
+        messages.filter_map(built).collect()
+    }
+
+    /// Its tests, but for those that are run on demand only.
+    fn tests(&self) -> Result<Vec<String>> {
+        let list = |more: &[&str]| -> Result<Vec<String>> {
+            let mut command = Command::new(&self.executable);
+            command.args(["--list", "--format", "terse"]).args(more);
+            let said = output(command.current_dir(&self.directory))?;
+            let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
+            Ok(names.map(str::to_owned).collect())
+        };
+        let ignored = list(&["--ignored"])?;
+        let mut all = list(&[])?;
+        all.retain(|name| !ignored.contains(name));
+        Ok(all)
+    }
+}
+
+/// The exceptions: for each test, by `file::test`, the reason.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Exceptions(BTreeMap<String, String>);
+
+impl Exceptions {
+    pub(super) fn known() -> Result<Self> {
+        Self::parse(EXCEPTIONS)
+    }
+
+    /// A reason stands at the beginning of a line; its tests follow, each in a line that begins with blanks.
+    fn parse(text: &str) -> Result<Self> {
+        let mut known = BTreeMap::new();
+        let mut reason = None;
+        for (number, line) in (1..).zip(text.lines()) {
+            let wrong = |what: &str| format!("exceptions.txt, line {number}: {what}");
+            if line.trim().is_empty() || line.starts_with('#') {
+                continue;
+            }
+            if !line.starts_with(' ') {
+                reason = Some(line.trim().to_owned());
+                continue;
+            }
+            let reason = reason
+                .clone()
+                .ok_or_else(|| wrong("a test without a reason"))?;
+            if known.insert(line.trim().to_owned(), reason).is_some() {
+                return Err(wrong("the test is there twice").into());
+            }
+        }
+        Ok(Self(known))
+    }
+}
+
+/// What came of a test.
+#[derive(Debug, Clone)]
+struct Outcome {
+    passed: bool,
+    took: Duration,
+    said: String,
+}
+
+/// What is said behind `--`, as to a test program: how many tests run at a time, and which.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    at_a_time: usize,
+    /// Parts of names; none: all tests.
+    filters: Vec<String>,
+}
+
+impl Options {
+    pub(super) fn parse(behind: &[OsString]) -> Result<Self> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        // Tests of several processes wait more than they compute.
+        let mut options = Self {
+            at_a_time: cores.max(4),
+            filters: Vec::new(),
+        };
+        for option in behind {
+            let option = option.to_string_lossy();
+            match option.strip_prefix("--test-threads=") {
+                Some(number) => {
+                    let number = number.parse().ok().filter(|&number| number > 0);
+                    options.at_a_time = number
+                        .ok_or_else(|| Usage(format!("`{option}` is no number of threads")))?;
+                }
+                None if option.starts_with('-') => {
+                    let text = format!("tests that run one by one do not know `{option}`");
+                    return Err(Usage(text).into());
+                }
+                None => options.filters.push(option.into_owned()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn takes(&self, test: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| test.contains(filter))
+    }
+}
+
+/// Runs all tests of these files, some at a time.
+///
+/// # Errors
+/// A test that failed and is no exception, an exception that passed, or one that there is not.
+pub(super) fn run(
+    files: &[Built],
+    exceptions: &Exceptions,
+    options: &Options,
+    prepare: &(dyn Fn(&mut Command) + Sync),
+) -> Result {
+    let mut tests = Vec::new();
+    for file in files {
+        let taken = file.tests()?.into_iter().filter(|test| options.takes(test));
+        tests.extend(taken.map(|test| (file, test)));
+    }
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(BTreeMap::new());
+    thread::scope(|scope| {
+        for _ in 0..options.at_a_time {
+            scope.spawn(|| {
+                while let Some((file, test)) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = run_one(file, test, prepare).unwrap_or_else(|error| Outcome {
+                        passed: false,
+                        took: Duration::ZERO,
+                        said: error.to_string(),
+                    });
+                    let name = format!("{}::{test}", file.name);
+                    let word = match (outcome.passed, exceptions.0.contains_key(&name)) {
+                        (true, false) => "ok",
+                        (false, true) => "fails, as it must",
+                        (true, true) => "PASSES, but is an exception",
+                        (false, false) => "FAILED",
+                    };
+                    eprintln!(
+                        "test {name} ... {word} ({:.1} s)",
+                        outcome.took.as_secs_f64()
+                    );
+                    if let Ok(mut outcomes) = outcomes.lock() {
+                        outcomes.insert(name, outcome);
+                    }
+                }
+            });
+        }
+    });
+    let outcomes = outcomes.into_inner().unwrap_or_default();
+    let whole = files.iter().filter(|_| options.filters.is_empty());
+    let names: Vec<_> = whole.map(|file| file.name.as_str()).collect();
+    judge(&names, &outcomes, exceptions)
+}
+
+/// What was expected beside what came. Of the files of these names all tests were run.
+fn judge(
+    files: &[&str],
+    outcomes: &BTreeMap<String, Outcome>,
+    Exceptions(exceptions): &Exceptions,
+) -> Result {
+    let mut text = String::new();
+    let mut failed = 0;
+    for (name, outcome) in outcomes {
+        match (outcome.passed, exceptions.get(name)) {
+            (false, None) => {
+                failed += 1;
+                let _ = writeln!(text, "---- {name}\n{}", outcome.said.trim_end());
+            }
+            (true, Some(reason)) => {
+                failed += 1;
+                let _ = writeln!(text, "---- {name} passes, but is an exception: {reason}");
+            }
+            (true, None) | (false, Some(_)) => {}
+        }
+    }
+    for name in exceptions.keys() {
+        let file = name.split("::").next().unwrap_or_default();
+        if files.contains(&file) && !outcomes.contains_key(name) {
+            failed += 1;
+            let _ = writeln!(text, "---- there is no test {name}, but it is an exception");
+        }
+    }
+    let excepted = outcomes
+        .keys()
+        .filter(|name| exceptions.contains_key(*name));
+    let (all, excepted) = (outcomes.len(), excepted.count());
+    eprint!("{text}");
+    eprintln!("real-nccl: {all} tests one by one, {excepted} exceptions, {failed} not as expected");
+    match failed {
+        0 => Ok(()),
+        _ => Err(format!("{failed} of {all} tests are not as expected").into()),
+    }
+}
+
+fn run_one(file: &Built, test: &str, prepare: &dyn Fn(&mut Command)) -> Result<Outcome> {
+    // A file, not a pipe: what a test leaves behind may hold a pipe open.
+    let mut said = tempfile::tempfile()?;
+    let mut command = Command::new(&file.executable);
+    command
+        .args(["--exact", test, "--test-threads=1"])
+        .current_dir(&file.directory)
+        .env("CARGO_MANIFEST_DIR", &file.directory)
+        .stdin(Stdio::null())
+        .stdout(said.try_clone()?)
+        .stderr(said.try_clone()?)
+        .process_group(0);
+    prepare(&mut command);
+    let begun = Instant::now();
+    let mut child = command.spawn()?;
+    let mut late = false;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > LIMIT && !late {
+            late = true;
+            let group = format!("-{}", child.id());
+            Command::new("kill")
+                .args(["-KILL", "--", &group])
+                .status()?;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let took = begun.elapsed();
+    let mut text = read(&mut said)?;
+    if late {
+        let _ = writeln!(text, "it has not ended after {} s", LIMIT.as_secs());
+    }
+    Ok(Outcome {
+        passed: status.success(),
+        took,
+        said: text,
+    })
+}
+
+fn read(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(all: &[(&str, bool)]) -> BTreeMap<String, Outcome> {
+        let outcome = |passed| Outcome {
+            passed,
+            took: Duration::ZERO,
+            said: "what it said".into(),
+        };
+        let named = |&(name, passed): &(&str, bool)| (name.to_owned(), outcome(passed));
+        all.iter().map(named).collect()
+    }
+
+    #[test]
+    fn exceptions_are_reasons_with_tests() {
+        let text = "# about\n\nit asks for an old release\n  a::one\n  a::b::two\n\nit reads nothing\n  c::d\n";
+        let known = Exceptions::parse(text).unwrap().0;
+        assert_eq!(known.len(), 3);
+        assert_eq!(known["a::b::two"], "it asks for an old release");
+        assert_eq!(known["c::d"], "it reads nothing");
+        for wrong in ["  a::one\n", "why\n  a::one\n  a::one\n"] {
+            assert!(Exceptions::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_exceptions_have_reasons_that_say_something() {
+        for (test, reason) in Exceptions::known().unwrap().0 {
+            assert!(
+                reason.len() > 20 && !reason.contains("fail"),
+                "{test}: {reason}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_behind_the_dashes_is_threads_and_filters() {
+        let parse =
+            |all: &[&str]| Options::parse(&all.iter().map(OsString::from).collect::<Vec<_>>());
+        let options = parse(&["--test-threads=3", "aborts"]).unwrap();
+        assert_eq!(options.at_a_time, 3);
+        assert!(options.takes("all::aborts_end") && !options.takes("sends"));
+        assert!(parse(&[]).unwrap().takes("sends"));
+        for wrong in ["--test-threads=0", "--nocapture"] {
+            assert!(parse(&[wrong]).unwrap_err().is::<Usage>());
+        }
+    }
+
+    #[test]
+    fn both_ways_are_compared() {
+        let known = Exceptions::parse("a reason\n  a::excepted\n").unwrap();
+        let judge = |all| judge(&["a"], &outcomes(all), &known);
+        assert!(judge(&[("a::one", true), ("a::excepted", false)]).is_ok());
+        assert!(judge(&[("a::one", false), ("a::excepted", false)]).is_err());
+        assert!(judge(&[("a::one", true), ("a::excepted", true)]).is_err());
+        assert!(judge(&[("a::one", true)]).is_err(), "the exception is gone");
+    }
+
+    #[test]
+    fn exceptions_of_files_that_are_not_run_are_not_missed() {
+        let known = Exceptions::parse("a reason\n  b::excepted\n").unwrap();
+        assert!(judge(&["a"], &outcomes(&[("a::one", true)]), &known).is_ok());
+    }
+}
