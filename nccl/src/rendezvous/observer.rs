@@ -214,7 +214,7 @@ impl Observer {
     /// numbers since in a later epoch.
     ///
     /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
-    /// from now on the others wait up to 150 ms for the parent's word, so that their errors have it.
+    /// from now on the others wait up to 500 ms for the parent's word, so that their errors have it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].

@@ -12,7 +12,7 @@ use super::succession::Loss;
 
 /// How long the end of a connection waits for the word of the one that started the process, or the word
 /// for the end of the connection.
-pub(super) const WORD: Duration = Duration::from_millis(150);
+pub(super) const WORD: Duration = Duration::from_millis(500);
 
 /// The longest text about how a process ended, in bytes.
 const LONGEST_WORD: usize = 8 << 10;
