@@ -96,6 +96,17 @@ pub(crate) enum Then {
     Same,
 }
 
+/// What comes of a row on NVIDIA's own library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnNvidias {
+    /// The same as on the emulator's own NCCL.
+    Same,
+    /// Something else, and what.
+    Differs(&'static str),
+    /// It is not tried, and why.
+    NotTried(&'static str),
+}
+
 /// What is done to the ranks from outside.
 pub(crate) type Harm = fn(&mut Stage) -> Result<(), Unable>;
 
@@ -125,6 +136,7 @@ pub(crate) struct Row {
     /// From the fault until the last rank that lives has its error.
     pub(crate) bound: Duration,
     pub(crate) then: Then,
+    pub(crate) on_nvidias: OnNvidias,
     /// What is not right yet; such a row is not run unless it is asked for.
     pub(crate) not_yet: Option<&'static str>,
 }
@@ -146,6 +158,7 @@ pub(crate) const ROW: Row = Row {
     aside_says: "",
     bound: Duration::from_secs(2),
     then: Then::Again,
+    on_nvidias: OnNvidias::Same,
     not_yet: None,
 };
 

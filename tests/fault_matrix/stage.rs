@@ -11,6 +11,7 @@ use nccl_tools::testing::again;
 
 use crate::cgroup::Group;
 use crate::row::{Cast, Row};
+use crate::support;
 use crate::switch::{Hosts, Kind};
 
 /// A line of a rank; none when it has closed its output.
@@ -210,7 +211,15 @@ fn child(
     let mut command = again(test, row.name);
     if let [namespace, name] = inside {
         let plain = command;
-        command = std::process::Command::new("unshare");
+        // The emulator's own NCCL does not go from one namespace to another: there the world alone is inside.
+        let whole = support::on_nvidias();
+        command = match whole {
+            true => std::process::Command::new("ip"),
+            false => std::process::Command::new("unshare"),
+        };
+        if whole {
+            command.args(["netns", "exec", namespace, "unshare"]);
+        }
         let rename = "echo $0 > /proc/sys/kernel/hostname; exec \"$@\"";
         command.args(["--uts", "sh", "-c", rename, name]);
         command.arg(plain.get_program()).args(plain.get_args());
@@ -219,7 +228,9 @@ fn child(
                 .get_envs()
                 .filter_map(|(name, value)| Some((name, value?))),
         );
-        command.env(crate::switch::NAMESPACE, namespace);
+        if !whole {
+            command.env(crate::switch::NAMESPACE, namespace);
+        }
     }
     let mut child = command
         .env("RUST_BACKTRACE", "0")

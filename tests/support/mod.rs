@@ -113,6 +113,12 @@ pub fn needs_emulator(what: &str) -> bool {
     emulated
 }
 
+/// Whether NVIDIA's own library runs on the emulator's driver, in the place of the emulator's own NCCL.
+#[must_use]
+pub fn on_nvidias() -> bool {
+    std::env::var_os("NCCL_EMULATOR_NCCL").is_some()
+}
+
 /// Whether there are so many devices; otherwise says that the test is left out.
 #[must_use]
 pub fn needs_devices(devices: usize) -> bool {

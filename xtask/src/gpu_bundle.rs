@@ -409,7 +409,7 @@ def anonymous(member):
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
-window = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
+window = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 256 << 20}]
 with lzma.open(sys.argv[2], "wb", filters=window) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
     archive.add(sys.argv[1], arcname="programs", filter=anonymous)
 "#;

@@ -9,6 +9,7 @@ use nccl_emulator::faults;
 use crate::actor::Actor;
 use crate::row::{Cast, Ends, ROW, Row, Then};
 use crate::stage::{Stage, Unable};
+use crate::support;
 
 fn kill_rank_1(stage: &mut Stage) -> Result<(), Unable> {
     stage.signal(1, Signal::KILL);
@@ -32,7 +33,12 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         built: false,
         play: |actor| {
             actor.harm();
-            let killed = || faults::at_call("ncclCommInitRankConfig").kill();
+            // NVIDIA's library can be struck where it calls CUDA.
+            let call = match support::on_nvidias() {
+                true => "cuMemCreate",
+                false => "ncclCommInitRankConfig",
+            };
+            let killed = || faults::at_call(call).kill();
             let _fault = actor.is(1).then(killed);
             actor.build("unborn").map(drop)
         },
@@ -204,7 +210,10 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGKILL inside an operation, between its begin and its end",
         play: |actor| {
             actor.harm();
-            let killed = || faults::at_operation("AllReduce").nth(5).kill();
+            let killed = || match support::on_nvidias() {
+                true => faults::at_call("cuLaunchKernelEx").nth(5).kill(),
+                false => faults::at_operation("AllReduce").nth(5).kill(),
+            };
             let _fault = actor.is(1).then(killed);
             actor.work()
         },

@@ -9,7 +9,7 @@ mod resources;
 mod silence;
 mod teardown;
 
-use crate::row::Row;
+use crate::row::{OnNvidias, Row};
 
 /// A part of the page.
 pub(crate) struct Section {
@@ -86,6 +86,16 @@ pub(crate) fn table() -> String {
             text.push_str("\n| fault | where it is tried, or why not |\n|---|---|\n");
             for (fault, where_or_why) in section.elsewhere {
                 text.push_str(&format!("| {fault} | {where_or_why} |\n"));
+            }
+        }
+    }
+    text.push_str("\n## On NVIDIA's own library\n\n| row | there |\n|---|---|\n");
+    for row in SECTIONS.iter().flat_map(|section| section.rows) {
+        match row.on_nvidias {
+            OnNvidias::Same => {}
+            OnNvidias::Differs(how) => text.push_str(&format!("| `{}` | {how} |\n", row.name)),
+            OnNvidias::NotTried(why) => {
+                text.push_str(&format!("| `{}` | not tried: {why} |\n", row.name));
             }
         }
     }

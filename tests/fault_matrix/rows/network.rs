@@ -5,7 +5,7 @@ use std::time::Duration;
 use nccl::FaultClass::Gone;
 use nccl::launch::Signal;
 
-use crate::row::{Cast, Ends, ROW, Row, Then};
+use crate::row::{Cast, Ends, OnNvidias, ROW, Row, Then};
 use crate::stage::{Stage, Unable};
 use crate::switch::Hosts;
 
@@ -132,6 +132,9 @@ pub(crate) const ROWS: &[Row] = &[
             throw_away(stage, 2, "ip saddr 10.79.0.2")
         }),
         play: |actor| actor.work_for(Duration::from_millis(2500)),
+        on_nvidias: OnNvidias::NotTried(
+            "the operations' own packets would be lost too, and the operations with them",
+        ),
         ends: Ends::Nothing,
         then: Then::Same,
         ..ROW
@@ -170,6 +173,9 @@ pub(crate) const ROWS: &[Row] = &[
             // One that is not acknowledged for three seconds ends a connection.
             actor.work_for(Duration::from_millis(3500))
         },
+        on_nvidias: OnNvidias::NotTried(
+            "the operations' own packets would be lost too, and the operations with them",
+        ),
         ends: Ends::Nothing,
         then: Then::Same,
         ..ROW

@@ -8,7 +8,8 @@ use nccl::cudarc::driver::{DevicePtr, result};
 use nccl_emulator::faults;
 
 use crate::actor::{Actor, hear, hear_any};
-use crate::row::{Ends, ROW, Row, SHORT, Then};
+use crate::row::{Ends, OnNvidias, ROW, Row, SHORT, Then};
+use crate::support;
 
 const fn differ(says: &'static [&'static str]) -> Ends {
     Ends::Cause {
@@ -73,6 +74,9 @@ pub(crate) const ROWS: &[Row] = &[
             }
             all_reduce_of(actor, 192)
         },
+        on_nvidias: OnNvidias::Differs(
+            "the rank with the other collective goes on with a wrong result; the others time out, and are told `unknown`",
+        ),
         ends: differ(&["all_gather", "all_reduce"]),
         ..DIFFERS
     },
@@ -104,6 +108,9 @@ pub(crate) const ROWS: &[Row] = &[
                 .all_reduce_in_place(&mut y, ReduceOp::Sum)?
                 .wait()
         },
+        on_nvidias: OnNvidias::Differs(
+            "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
+        ),
         ends: differ(&["bf16", "f16"]),
         ..DIFFERS
     },
@@ -116,6 +123,9 @@ pub(crate) const ROWS: &[Row] = &[
             let root = usize::from(actor.is(1));
             actor.comm().broadcast_in_place(&mut y, root)?.wait()
         },
+        on_nvidias: OnNvidias::Differs(
+            "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
+        ),
         ends: differ(&["root 1", "root 0"]),
         ..DIFFERS
     },
@@ -132,6 +142,9 @@ pub(crate) const ROWS: &[Row] = &[
             let mut y = actor.memory::<f32>(64);
             actor.comm().all_reduce_in_place(&mut y, operator)?.wait()
         },
+        on_nvidias: OnNvidias::Differs(
+            "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
+        ),
         ends: differ(&["max", "sum"]),
         ..DIFFERS
     },
@@ -187,12 +200,14 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "NCCL's call fails on one rank (`ncclUnhandledCudaError`, as when its GPU is lost)",
         play: |actor| {
             actor.harm();
-            let _fault = actor
-                .is(1)
-                .then(|| faults::at_call("ncclAllReduce").fail(1));
+            let fault = || match support::on_nvidias() {
+                true => faults::at_call("cuLaunchKernelEx").fail(999),
+                false => faults::at_call("ncclAllReduce").fail(1),
+            };
+            let _fault = actor.is(1).then(fault);
             actor.work()
         },
-        ends: failed(&["ncclAllReduce returned 1"]),
+        ends: failed(&["returned 1 (unhandled cuda error"]),
         ..ROW
     },
     Row {
@@ -206,6 +221,7 @@ pub(crate) const ROWS: &[Row] = &[
             actor.work()
         },
         ends: failed(&["3 ("]),
+        on_nvidias: OnNvidias::NotTried("its fault is one of the emulator's own NCCL"),
         ..ROW
     },
     Row {

@@ -6,7 +6,7 @@ use nccl::launch::Signal;
 
 use crate::actor::Actor;
 use crate::cgroup::Group;
-use crate::row::{Ends, ROW, Row, SHORT, Then};
+use crate::row::{Ends, OnNvidias, ROW, Row, SHORT, Then};
 use crate::stage::Unable;
 
 /// Rank 1 does something else instead of the next operation.
@@ -114,8 +114,9 @@ pub(crate) const ROWS: &[Row] = &[
         limit: SHORT,
         variables: &[(
             "NCCL_EMULATOR_FAULTS",
-            "run=AllReduce,rank=1,nth=2,action=hang",
+            "run=AllReduce,rank=1,nth=3,action=hang",
         )],
+        on_nvidias: OnNvidias::NotTried("its fault is one of the emulator's own NCCL"),
         play: |actor| {
             actor.harm();
             actor.all_reduce()
