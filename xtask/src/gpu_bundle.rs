@@ -61,6 +61,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("example", "root_cause", "it needs no GPU"),
     ("test", "before_nccl", "it fails before NCCL is asked"),
     ("test", "events", "it needs no GPU"),
+    ("test", "exits", "its faults are the emulator's"),
     ("test", "compile_fail", "it runs the compiler"),
     ("test", "doctor", "it needs no GPU"),
     ("test", "fault_matrix", "its faults are the emulator's"),

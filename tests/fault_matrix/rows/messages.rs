@@ -80,7 +80,9 @@ pub(crate) const ROWS: &[Row] = &[
             // Whose own messages all came learns it, too.
             actor.hear()
         },
-        on_nvidias: OnNvidias::Differs("nobody is told: the shorter message is taken for the whole"),
+        on_nvidias: OnNvidias::Differs(
+            "nobody is told: the shorter message is taken for the whole",
+        ),
         ends: Ends::timed_out("unequal_counts", &[1, 2], &["200", "100"]),
         ..UNMATCHED
     },

@@ -63,38 +63,11 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "visible_devices",
         "it tests the driver, and asks NCCL nothing",
     ),
-    ("nccl-tools", "before_nccl", "it fails before NCCL is asked"),
     ("nccl-tools", "compile_fail", "it runs the compiler"),
-    (
-        "nccl-tools",
-        "fault_matrix",
-        "its faults are those of the emulator's own NCCL",
-    ),
-    (
-        "nccl-tools",
-        "gpu_check",
-        "it tests the check of a machine with a GPU",
-    ),
-    (
-        "nccl-tools",
-        "isolated_hosts",
-        "it tests a helper of other tests, and asks NCCL nothing",
-    ),
-    ("nccl-tools", "launch", "it asks NCCL nothing"),
-    ("nccl-tools", "nccl_run", "it asks NCCL nothing"),
-    ("nccl-tools", "observability", "it reads the sources"),
-    ("nccl-tools", "recordings", "it asks NCCL nothing"),
-    ("nccl-tools", "rendezvous", "it asks NCCL nothing"),
     (
         "nccl-tools",
         "send_sync",
         "it has done its work when it is built",
-    ),
-    ("nccl-tools", "spawn", "it asks NCCL nothing"),
-    (
-        "nccl-tools",
-        "support_itself",
-        "it tests helpers of other tests",
     ),
 ];
 
