@@ -241,7 +241,7 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
     ranks_as_processes(4, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream);
-        let comm = comm.init_timeout(Duration::from_millis(700)).build()?;
+        let comm = comm.init_timeout(Duration::from_secs(3)).build()?;
         if world.rank() < 2 {
             let begun = Instant::now();
             let error = comm.shrink("three", &[3]).expect_err("one does not come");
