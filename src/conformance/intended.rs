@@ -179,6 +179,15 @@ pub const INTENDED: &[Intended] = &[
             DEVICE,
         ),
     ),
+    until(
+        (2, 30, 7),
+        meant(
+            "config-fields",
+            "graphUsageMode 3",
+            Verdict::OnPurpose,
+            "the text of releases that old has a misspelling",
+        ),
+    ),
     meant(
         "small-send",
         "ends before there is a receive",

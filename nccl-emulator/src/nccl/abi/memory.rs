@@ -14,6 +14,7 @@ use crate::nccl::communicator::{self, Communicator, SymmetricTask, WindowRequest
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::group;
+use crate::nccl::version;
 use cuda_emulator::driver;
 use cuda_emulator::memory;
 use cuda_emulator::violations;
@@ -201,11 +202,14 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
         not_null(win, "ncclCommWindowRegister", "win")?;
         // SAFETY: not null, and by the function's contract the caller's to write to.
         unsafe { win.write_unaligned(std::ptr::null_mut()) };
-        if buff.is_null() || size == 0 {
+        let supported = communicator.supports_windows();
+        // Where there are none, 2.27 does not look at the memory.
+        let looks = supported || version::is_at_least(2, 28, 3);
+        if looks && (buff.is_null() || size == 0) {
             warn!("invalid pointer {buff:p} / size {size}");
             return Err(INVALID_ARGUMENT);
         }
-        if !communicator.supports_windows() {
+        if !supported {
             info!(
                 subsystem::INIT,
                 "Symmetric memory is not supported. cuMemEnable 0, globalGinSupport 0, cuMemGdrSupport 0"

@@ -16,6 +16,7 @@ use super::init::nodes;
 use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
+use crate::nccl::version;
 use cuda_emulator::memory::{self, Span};
 use cuda_emulator::registry::Registry;
 use cuda_emulator::violations::{self, Violation, ViolationKind};
@@ -80,13 +81,15 @@ pub(crate) struct WindowRequest {
 }
 
 impl Communicator {
-    /// Whether it can have windows: all ranks are on one node, and nobody has switched them off.
+    /// Whether it can have windows: all ranks are on one node, and nobody has switched them off. 2.27 needs two ranks.
     pub(crate) fn supports_windows(&self) -> bool {
         let off = |variable| environment::integer(variable) == Some(0);
         let one_node = self
             .session()
             .is_some_and(|session| nodes(session).iter().all(|&node| node == 0));
-        one_node && !off("NCCL_WIN_ENABLE") && !off("NCCL_CUMEM_ENABLE")
+        let enough = version::is_at_least(2, 28, 3)
+            || self.session().is_some_and(|session| session.ranks() > 1);
+        one_node && enough && !off("NCCL_WIN_ENABLE") && !off("NCCL_CUMEM_ENABLE")
     }
 
     fn windows(&self) -> MutexGuard<'_, Vec<Arc<Window>>> {
