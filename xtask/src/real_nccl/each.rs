@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,8 +22,31 @@ use crate::Result;
 use crate::arguments::Usage;
 use crate::workspace::output;
 
-/// Longer than any test waits for what it has started.
-const LIMIT: Duration = Duration::from_secs(180);
+/// How a test is run.
+pub(super) struct Way<'a> {
+    /// Longer than any test waits for what it has started.
+    pub(super) limit: Duration,
+    /// The program with its options that runs it, if any does.
+    pub(super) under: &'a [OsString],
+    pub(super) prepare: &'a (dyn Fn(&mut Command) + Sync),
+}
+
+impl Way<'_> {
+    /// Longer than any test takes.
+    pub(super) const LIMIT: Duration = Duration::from_secs(180);
+
+    fn command(&self, executable: &Path) -> Command {
+        match self.under {
+            [] => Command::new(executable),
+            [program, options @ ..] => {
+                let mut command = Command::new(program);
+                command.args(options).arg(executable);
+                command
+            }
+        }
+    }
+}
+
 /// The exceptions, as they are in the repository.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
@@ -149,6 +172,13 @@ impl Options {
         Ok(options)
     }
 
+    /// Without filters: these tests and no others.
+    pub(super) fn only<'t>(&mut self, tests: impl Iterator<Item = &'t &'t str>) {
+        if self.filters.is_empty() {
+            self.filters = tests.map(|&test| test.to_owned()).collect();
+        }
+    }
+
     fn takes(&self, test: &str) -> bool {
         self.filters.is_empty() || self.filters.iter().any(|filter| test.contains(filter))
     }
@@ -162,7 +192,7 @@ pub(super) fn run(
     files: &[Built],
     exceptions: &Exceptions,
     options: &Options,
-    prepare: &(dyn Fn(&mut Command) + Sync),
+    way: &Way<'_>,
 ) -> Result {
     let mut tests = Vec::new();
     for file in files {
@@ -175,7 +205,7 @@ pub(super) fn run(
         for _ in 0..options.at_a_time {
             scope.spawn(|| {
                 while let Some((file, test)) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = run_one(file, test, prepare).unwrap_or_else(|error| Outcome {
+                    let outcome = run_one(file, test, way).unwrap_or_else(|error| Outcome {
                         passed: false,
                         took: Duration::ZERO,
                         said: error.to_string(),
@@ -244,10 +274,10 @@ fn judge(
     }
 }
 
-fn run_one(file: &Built, test: &str, prepare: &dyn Fn(&mut Command)) -> Result<Outcome> {
+fn run_one(file: &Built, test: &str, way: &Way<'_>) -> Result<Outcome> {
     // A file, not a pipe: what a test leaves behind may hold a pipe open.
     let mut said = tempfile::tempfile()?;
-    let mut command = Command::new(&file.executable);
+    let mut command = way.command(&file.executable);
     command
         .args(["--exact", test, "--test-threads=1"])
         .current_dir(&file.directory)
@@ -256,7 +286,7 @@ fn run_one(file: &Built, test: &str, prepare: &dyn Fn(&mut Command)) -> Result<O
         .stdout(said.try_clone()?)
         .stderr(said.try_clone()?)
         .process_group(0);
-    prepare(&mut command);
+    (way.prepare)(&mut command);
     let begun = Instant::now();
     let mut child = command.spawn()?;
     let mut late = false;
@@ -264,7 +294,7 @@ fn run_one(file: &Built, test: &str, prepare: &dyn Fn(&mut Command)) -> Result<O
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if begun.elapsed() > LIMIT && !late {
+        if begun.elapsed() > way.limit && !late {
             late = true;
             let group = format!("-{}", child.id());
             Command::new("kill")
@@ -276,7 +306,7 @@ fn run_one(file: &Built, test: &str, prepare: &dyn Fn(&mut Command)) -> Result<O
     let took = begun.elapsed();
     let mut text = read(&mut said)?;
     if late {
-        let _ = writeln!(text, "it has not ended after {} s", LIMIT.as_secs());
+        let _ = writeln!(text, "it has not ended after {} s", way.limit.as_secs());
     }
     Ok(Outcome {
         passed: status.success(),

@@ -5,6 +5,7 @@
 //!                             (--example NAME [-- ARGUMENTS] | [--preload] -- COMMAND [ARGUMENTS])
 //! cargo xtask real-nccl test  [--release X.Y.Z] [--cuda 12|13] [--allow-missing] [--quick | --own | TEST FILE…]
 //!                             [-- TEST OPTIONS]
+//! cargo xtask real-nccl valgrind [--release X.Y.Z] [--cuda 12|13] [-- TEST OPTIONS]
 //! cargo xtask real-nccl fetch [--release X.Y.Z] [--cuda 12|13]
 //! cargo xtask real-nccl terms [--release X.Y.Z] [--cuda 12|13]
 //! ```
@@ -18,6 +19,7 @@ mod profiler;
 mod run;
 mod test;
 mod topology;
+mod valgrind;
 
 use std::env::consts::ARCH;
 use std::fmt::Write as _;
@@ -35,11 +37,15 @@ const RELEASES: [&str; 3] = ["2.27.7", "2.30.7", "2.32.3"];
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let behind = arguments.after_dashes();
-    let task = arguments.word("run, test, fetch or terms")?;
+    let task = arguments.word("run, test, valgrind, fetch or terms")?;
     let asked = Asked::parse(arguments)?;
     match task.as_str() {
         "run" => run::run(&asked, arguments, behind),
         "test" => test::run(&asked, arguments, behind.unwrap_or_default()),
+        "valgrind" => {
+            arguments.finish()?;
+            valgrind::run(&asked, &behind.unwrap_or_default())
+        }
         "fetch" => {
             arguments.finish()?;
             fetch(&asked)
@@ -49,7 +55,9 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             terms(&asked)
         }
         other => {
-            let text = format!("real-nccl can run, test, fetch and tell the terms, not `{other}`");
+            let text = format!(
+                "real-nccl can run, test, valgrind, fetch and tell the terms, not `{other}`"
+            );
             Err(Usage(text).into())
         }
     }

@@ -213,11 +213,12 @@ fn run_all(
         let each_options = each::Options::parse(options)?;
         command.args(["--no-run", "--message-format=json-render-diagnostics"]);
         let built = each::Built::of_messages(&workspace::output(&mut command)?);
-        let prepare = |command: &mut Command| environment.apply(command);
-        note(
-            each::run(&built, &exceptions, &each_options, &prepare),
-            what,
-        );
+        let way = each::Way {
+            limit: each::Way::LIMIT,
+            under: &[],
+            prepare: &|command| environment.apply(command),
+        };
+        note(each::run(&built, &exceptions, &each_options, &way), what);
     }
     match failed.is_empty() {
         true => Ok(()),

@@ -1,0 +1,126 @@
+//! `real-nccl valgrind`: tests of a few ranks on NVIDIA's library under valgrind's memory checker. Nothing may be read or
+//! written that is not there, by NCCL, by the driver or by us.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::environment::Environment;
+use super::{Asked, FEATURE, each};
+use crate::Result;
+use crate::workspace::{self, cargo};
+
+/// Valgrind is some twenty times as slow as the machine, and runs one thread at a time.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The tests, by file: of two ranks or so, each of which ends within its own limit so slowly.
+const TESTS: &[(&str, &[&str])] = &[(
+    "operations",
+    &[
+        "a_failed_closure_issues_nothing_and_leaves_the_communicator_as_it_was",
+        "buffers_that_do_not_fit_are_refused_before_nccl_is_asked",
+        "messages_to_one_peer_arrive_in_the_order_they_were_recorded",
+        "nothing_to_send_is_no_operation_for_nccl_and_done_at_once",
+        "one_communicator_serves_several_threads",
+    ],
+)];
+
+/// What is no error, each with its reason.
+const SUPPRESSIONS: &str = include_str!("valgrind.supp");
+
+pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
+    let version = workspace::output(Command::new("valgrind").arg("--version"))
+        .map_err(|error| format!("valgrind is needed (apt-get install valgrind): {error}"))?;
+    let release = asked.one()?;
+    let environment = Environment::new(&release, None);
+    eprintln!("{environment}");
+    eprint!("real-nccl: {version}");
+    let mut options = each::Options::parse(behind)?;
+    options.only(TESTS.iter().flat_map(|(_, tests)| *tests));
+    let mut command = cargo();
+    command.args(["test", "--no-run", "--package", "nccl-tools"]);
+    command.args([
+        "--features",
+        FEATURE,
+        "--message-format=json-render-diagnostics",
+    ]);
+    for (file, _) in TESTS {
+        command.args(["--test", file]);
+    }
+    let built = each::Built::of_messages(&workspace::output(&mut command)?);
+    let logs = tempfile::tempdir()?;
+    let suppressions = logs.path().join("suppressions");
+    fs::write(&suppressions, SUPPRESSIONS)?;
+    let mut under: Vec<OsString> = [
+        "valgrind",
+        "--trace-children=yes",
+        // The interpreter's redirections are written into code that has run, and whoever waits spins.
+        "--smc-check=all",
+        "--fair-sched=yes",
+        "--num-callers=24",
+    ]
+    .map(OsString::from)
+    .into();
+    under.push(format!("--suppressions={}", suppressions.display()).into());
+    under.push(format!("--log-file={}/%p.log", logs.path().display()).into());
+    let way = each::Way {
+        limit: LIMIT,
+        under: &under,
+        prepare: &|command| environment.apply(command),
+    };
+    let outcome = each::run(&built, &each::Exceptions::default(), &options, &way);
+    let found = errors(logs.path())?;
+    for text in &found {
+        eprintln!("{text}");
+    }
+    outcome?;
+    match found.len() {
+        0 => Ok(()),
+        processes => Err(format!("valgrind has found errors in {processes} processes").into()),
+    }
+}
+
+/// What valgrind says of each process in which it has found an error.
+fn errors(logs: &Path) -> Result<Vec<String>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(logs)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "log") {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        if has_errors(&text) {
+            found.insert(path, text);
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// A process that was killed has no summary.
+fn has_errors(log: &str) -> bool {
+    let kinds = [
+        "Invalid ",
+        "uninitialised",
+        "Mismatched ",
+        "overlap",
+        "Process terminating",
+    ];
+    kinds.iter().any(|kind| log.contains(kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_errors;
+
+    #[test]
+    fn an_error_is_seen_also_where_the_process_was_killed() {
+        let good = "==1== Memcheck, a memory error detector\n==1== ERROR SUMMARY: 0 errors from 0 contexts\n";
+        assert!(!has_errors(good));
+        assert!(has_errors(
+            "==1== Thread 2:\n==1== Invalid read of size 8\n"
+        ));
+    }
+}
