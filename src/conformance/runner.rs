@@ -96,7 +96,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
         let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(work)).collect();
         let ended = workers.into_iter().map(|worker| {
             let panicked = |_| Failure::new(Exit::Failed, "a worker panicked".to_owned());
-            worker.join().map_err(panicked).flatten()
+            worker.join().map_err(panicked).and_then(|done| done)
         });
         ended.collect::<Result<(), Failure>>()
     })?;
