@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys as sys;
 
+use crate::debug_log::is_harmless;
 use crate::error::NcclFailure;
 use crate::library::Library;
 
@@ -58,6 +59,9 @@ pub(crate) fn failure(
         Some(get) => unsafe { changing_text(get(std::ptr::null_mut())) },
         None => String::new(),
     };
+    // What it says of a good start is no reason for anything.
+    let last_error = Some(last_error).filter(|text| !is_harmless(text));
+    let last_error = last_error.unwrap_or_default();
     let description = match library.api().ncclGetErrorString {
         // SAFETY: any code is answered with a static string.
         Some(get) => unsafe { text(get(code)) },

@@ -32,3 +32,4 @@ pub use facts::{
     Transport, Warning,
 };
 pub use warning::Class;
+pub(crate) use warning::is_harmless;

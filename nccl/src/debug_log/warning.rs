@@ -55,6 +55,11 @@ impl Class {
     }
 }
 
+/// Whether NCCL says this when nothing is wrong: 2.32 at every start without GDRCopy. It stays its last error until there is one.
+pub(crate) fn is_harmless(text: &str) -> bool {
+    text.contains("requires GDRCopy; and GDR Copy is not available")
+}
+
 /// What is known of a warning.
 #[derive(Debug)]
 pub(super) struct Known {
@@ -242,6 +247,13 @@ const TABLE: &[Known] = table! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_good_start_says_is_harmless() {
+        let said = "RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available";
+        assert!(is_harmless(said) && Class::of(said) == Class::Noise);
+        assert!(!is_harmless("Cuda failure 2 'out of memory'"));
+    }
 
     #[test]
     fn what_follows_from_an_abort_is_no_cause() {
