@@ -3,6 +3,7 @@
 //! ```text
 //! measure list
 //! measure NAME [--arrangement threads|processes] [--short]
+//! measure page FILE [--short]
 //! measure first-sign
 //! measure arrangement one-thread|threads|processes|hosts RANKS
 //! measure nccl-tests --ranks RANKS [--short] THEIRS OURS
@@ -11,7 +12,7 @@
 
 use std::process::ExitCode;
 
-use nccl_tools::measure::{self, Setting, arrangement, mps, nccl_tests};
+use nccl_tools::measure::{self, Setting, arrangement, mps, nccl_tests, page};
 use nccl_tools::raw::{Result, Way, leave};
 use nccl_tools::spawn::lifeline;
 
@@ -49,6 +50,7 @@ fn run(arguments: &[String]) -> Result<u8> {
             ranks: value("--ranks").unwrap_or("2").parse()?,
             short,
         })?,
+        ["page", path, ..] => page::write(path.as_ref(), short)?,
         [name, ..] => {
             let way = value("--arrangement").map_or(Ok(Way::Processes), Way::parse)?;
             measure::run(name, way, Setting { short })?;

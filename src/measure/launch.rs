@@ -37,10 +37,11 @@ pub fn host_time(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         Err(why) => sheet.unavailable("replay of a graph", why),
     }
     for mode in [LaunchMode::NonBlocking, LaunchMode::KillSwitch] {
-        sheet.times(
-            format!("safe crate, {mode}"),
-            safe_exchanges(rank, mode, repetitions)?,
-        );
+        let name = match mode == LaunchMode::default() {
+            true => String::from("safe crate, default"),
+            false => format!("safe crate, {mode}"),
+        };
+        sheet.times(name, safe_exchanges(rank, mode, repetitions)?);
     }
     Ok(())
 }

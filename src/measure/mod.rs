@@ -11,6 +11,7 @@ pub mod cost;
 pub mod launch;
 pub mod mps;
 pub mod nccl_tests;
+pub mod page;
 mod pair;
 pub mod symmetric;
 

@@ -29,7 +29,7 @@ use stage::{Stage, Unable};
 use support::table::{try_all, written_or_same};
 
 /// Rows that are tried at the same time.
-const TOGETHER: usize = 5;
+const TOGETHER: usize = 3;
 /// What a loaded machine may take on top of every bound.
 const LOADED: Duration = Duration::from_secs(2);
 /// Until ranks are there, and until they are gone.

@@ -49,6 +49,38 @@ fn a_log_in_which_all_is_well_has_no_finding() {
     );
 }
 
+/// Logs of NVIDIA's own library, of two ranks on one host without a GPU.
+#[test]
+fn what_nccl_itself_wrote_is_judged_as_it_was() {
+    only(
+        &read(&["real-2.32.3-fine-rank-0.log", "real-2.32.3-fine-rank-1.log"]),
+        &[],
+    );
+
+    let interface = found(&read(&["real-2.32.3-interface.log"]), "log-interface");
+    assert_eq!(interface.severity, Severity::Error);
+    says(interface.fix.as_deref().unwrap(), &["NCCL_SOCKET_IFNAME"]);
+
+    let plugin = found(&read(&["real-2.32.3-plugin.log"]), "log-plugin");
+    says(&plugin.what, &["Failed to initialize any NET plugin"]);
+
+    // Neighbours that were told to use sockets, of which one was killed.
+    let log = read(&[
+        "real-2.32.3-peer-killed-rank-0.log",
+        "real-2.32.3-peer-killed-rank-1.log",
+    ]);
+    only(
+        &log,
+        &["log-consequence", "log-network", "log-peer-to-peer"],
+    );
+    let cause = found(&log, "log-consequence");
+    assert_eq!(cause.ranks, [0]);
+    says(
+        cause.fix.as_deref().unwrap(),
+        &["rank 1 warned about nothing"],
+    );
+}
+
 #[test]
 fn a_host_that_fell_back_to_sockets_is_named_with_the_reason() {
     let log = read(&["2.27-node-a-of-two.log", "2.27-node-b-of-two.log"]);

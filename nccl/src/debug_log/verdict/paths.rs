@@ -390,7 +390,16 @@ pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
             }
         }
     }
-    for process in view.processes() {
+    // Since 2.32 NCCL says it of the interfaces of sockets, too.
+    let uses_sockets = |process: &Process| {
+        let mut networks = process
+            .communicators
+            .iter()
+            .map(|one| one.network.as_deref());
+        networks.any(|network| network == Some("Socket"))
+    };
+    let others = view.processes().iter();
+    for process in others.filter(|process| !uses_sockets(process)) {
         for (adapter, _) in process.direct_rdma.iter().filter(|(_, enabled)| !**enabled) {
             adapters.insert(adapter);
             if without > 0 || with == 0 {

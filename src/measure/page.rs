@@ -1,0 +1,108 @@
+//! All measurements one after another, as a page for `docs/results`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::MEASUREMENTS;
+use crate::build_info::BUILD;
+use crate::gpu_check::RESULT;
+use crate::raw::Result;
+use crate::{clock, machine};
+
+/// The arrangements of the ranks.
+const ARRANGEMENTS: [&str; 2] = ["processes", "threads"];
+
+/// Runs every measurement in every arrangement, and writes what they found to `path`.
+///
+/// # Errors
+/// A measurement failed, or the file system.
+pub fn write(path: &Path, short: bool) -> Result {
+    let before = machine::load();
+    let mut sections = String::new();
+    for measurement in MEASUREMENTS {
+        let _ = writeln!(
+            sections,
+            "\n## {}\n\nIt tells: {}.",
+            measurement.name, measurement.about
+        );
+        for arrangement in ARRANGEMENTS {
+            eprintln!("measure: {}, ranks as {arrangement}", measurement.name);
+            let _ = writeln!(sections, "\nRanks as {arrangement}:\n");
+            sections += &table(measurement.name, arrangement, short)?;
+        }
+    }
+    let mut page = String::from("# What NCCL's calls cost a host\n\n");
+    let library = match std::env::var("NCCL_EMULATOR_NCCL") {
+        Ok(library) => {
+            page += "**NVIDIA's own library on the emulator's driver: kernels are interpreted, launches are nearly free. These figures \
+                     are differences between ways to call NCCL, and say nothing about a GPU.**\n\n";
+            let release = Path::new(&library).parent().and_then(Path::file_name);
+            release.unwrap_or_default().to_string_lossy().into_owned()
+        }
+        Err(_) => "what is installed".to_owned(),
+    };
+    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    let _ = writeln!(
+        page,
+        "- command: `measure {command}`, {}\n- library: {library}\n- {}\n- {}\n- load (1, 5 and 15 minutes) before: {before}; after: {}\n",
+        clock::now(),
+        BUILD.line(),
+        machine::line(),
+        machine::load(),
+    );
+    page += "Two ranks, bound to no core. Each measurement is a run of its own: `measure NAME --arrangement threads` or `processes`.\n";
+    page += &sections;
+    fs::write(path, page)?;
+    Ok(())
+}
+
+/// The table that a measurement writes, run in processes of its own.
+fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
+    let place = tempfile::tempdir()?;
+    let (result, log) = (place.path().join("result"), place.path().join("log.%p"));
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args([name, "--arrangement", arrangement])
+        .args(short.then_some("--short"))
+        .env(RESULT, &result)
+        // An init says there where its time goes.
+        .env("NCCL_DEBUG", "INFO")
+        .env("NCCL_DEBUG_SUBSYS", "INIT")
+        .env("NCCL_DEBUG_FILE", log)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    let status = command.status()?;
+    if !status.success() {
+        return Err(format!("measure {name}: {status}").into());
+    }
+    let said: Value = serde_json::from_str(&fs::read_to_string(result)?)?;
+    let table = said["markdown"].as_str().unwrap_or_default();
+    let mut text: String = table
+        .split_inclusive('\n')
+        .skip_while(|line| !line.starts_with('|'))
+        .collect();
+    if name == "init-cost" {
+        text += &timings(place.path())?;
+    }
+    Ok(text)
+}
+
+/// NCCL's own account of the first init.
+fn timings(logs: &Path) -> Result<String> {
+    for entry in fs::read_dir(logs)? {
+        let log = fs::read_to_string(entry?.path()).unwrap_or_default();
+        let line = log
+            .lines()
+            .find_map(|line| line.split_once("Init timings - "));
+        if let Some((_, said)) = line {
+            return Ok(format!(
+                "\nNCCL's own account of the first one, in seconds: `{said}`\n"
+            ));
+        }
+    }
+    Ok(String::new())
+}
