@@ -1,6 +1,9 @@
 //! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/` or
 //! `nccl-emulator/tests/` is run on it unless it stands here.
 
+/// Why the tests of its NCCL are.
+const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conformance and real_behaviour compare what both do";
+
 /// Package, test file, and why it is left out.
 pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     (
@@ -33,16 +36,22 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "kernels",
         "it tests the driver, and asks NCCL nothing",
     ),
-    (
-        "nccl-emulator",
-        "nccl_faults",
-        "its faults are those of the emulator's own NCCL",
-    ),
-    (
-        "nccl-emulator",
-        "nccl_version",
-        "its releases are those that the emulator's own NCCL pretends to be",
-    ),
+    ("nccl-emulator", "nccl_children", EMULATORS),
+    ("nccl-emulator", "nccl_collectives", EMULATORS),
+    ("nccl-emulator", "nccl_faults", EMULATORS),
+    ("nccl-emulator", "nccl_graphs", EMULATORS),
+    ("nccl-emulator", "nccl_groups", EMULATORS),
+    ("nccl-emulator", "nccl_grow", EMULATORS),
+    ("nccl-emulator", "nccl_init", EMULATORS),
+    ("nccl-emulator", "nccl_many_ranks", EMULATORS),
+    ("nccl-emulator", "nccl_misuse", EMULATORS),
+    ("nccl-emulator", "nccl_nonblocking", EMULATORS),
+    ("nccl-emulator", "nccl_one_sided", EMULATORS),
+    ("nccl-emulator", "nccl_operations", EMULATORS),
+    ("nccl-emulator", "nccl_operators", EMULATORS),
+    ("nccl-emulator", "nccl_shrink", EMULATORS),
+    ("nccl-emulator", "nccl_suspend", EMULATORS),
+    ("nccl-emulator", "nccl_version", EMULATORS),
     (
         "nccl-emulator",
         "raw_symbols",
