@@ -50,7 +50,7 @@ fn run(arguments: &[String]) -> Result<u8> {
             ranks: value("--ranks").unwrap_or("2").parse()?,
             short,
         })?,
-        ["page", path, ..] => page::write(path.as_ref(), short)?,
+        ["page", path, ..] if !path.starts_with('-') => page::write(path.as_ref(), short)?,
         [name, ..] => {
             let way = value("--arrangement").map_or(Ok(Way::Processes), Way::parse)?;
             measure::run(name, way, Setting { short })?;

@@ -124,11 +124,14 @@ pub const INTENDED: &[Intended] = &[
         Verdict::OnPurpose,
         LOCAL,
     ),
-    meant(
-        "unique-id-no-interface",
-        "*",
-        Verdict::Kinder,
-        "ranks of one host need no network interface, and none is looked for",
+    until(
+        (2, 18, 3),
+        meant(
+            "unique-id-no-interface",
+            "id",
+            Verdict::OnPurpose,
+            "releases that old call it an internal error",
+        ),
     ),
     until(
         (2, 18, 3),

@@ -37,13 +37,13 @@ pub fn write(path: &Path, short: bool) -> Result {
     }
     let mut page = String::from("# What NCCL's calls cost a host\n\n");
     let library = match std::env::var("NCCL_EMULATOR_NCCL") {
-        Ok(library) => {
+        Ok(library) if !library.is_empty() => {
             page += "**NVIDIA's own library on the emulator's driver: kernels are interpreted, launches are nearly free. These figures \
                      are differences between ways to call NCCL, and say nothing about a GPU.**\n\n";
             let release = Path::new(&library).parent().and_then(Path::file_name);
             release.unwrap_or_default().to_string_lossy().into_owned()
         }
-        Err(_) => "what is installed".to_owned(),
+        _ => "what is installed".to_owned(),
     };
     let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
     let _ = writeln!(
@@ -69,12 +69,13 @@ fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
         .args([name, "--arrangement", arrangement])
         .args(short.then_some("--short"))
         .env(RESULT, &result)
-        // An init says there where its time goes.
-        .env("NCCL_DEBUG", "INFO")
-        .env("NCCL_DEBUG_SUBSYS", "INIT")
-        .env("NCCL_DEBUG_FILE", log)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
+    if name == "init-cost" {
+        // It says there where its time goes.
+        command.envs([("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT")]);
+        command.env("NCCL_DEBUG_FILE", log);
+    }
     let status = command.status()?;
     if !status.success() {
         return Err(format!("measure {name}: {status}").into());

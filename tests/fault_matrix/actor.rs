@@ -255,7 +255,7 @@ fn leaks(before: &Held, allowed: usize) -> String {
                 now.threads, before.threads
             );
         }
-        if now.segments > before.segments {
+        if now.segments > 0 {
             let _ = write!(more, "memory of {} communicators", now.segments);
         }
         if more.is_empty() || Instant::now() > deadline {

@@ -116,7 +116,7 @@ pub fn needs_emulator(what: &str) -> bool {
 /// Whether NVIDIA's own library runs on the emulator's driver, in the place of the emulator's own NCCL.
 #[must_use]
 pub fn on_nvidias() -> bool {
-    std::env::var_os("NCCL_EMULATOR_NCCL").is_some()
+    std::env::var_os("NCCL_EMULATOR_NCCL").is_some_and(|library| !library.is_empty())
 }
 
 /// Whether there are so many devices; otherwise says that the test is left out.

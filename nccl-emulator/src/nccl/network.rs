@@ -48,7 +48,7 @@ pub(crate) fn check_root(address: SocketAddr) -> Result {
     }
 }
 
-/// The interfaces that are up and have an address.
+/// The interfaces that have an address.
 fn interfaces() -> io::Result<Vec<String>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: the call writes one pointer.

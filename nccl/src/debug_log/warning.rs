@@ -127,9 +127,9 @@ const KINDS: &str =
 
 /// The first that fits counts, so what is special comes before what is general.
 const TABLE: &[Known] = table! {
-    // What a closed connection or an abort makes of everybody's waiting.
     // NCCL 2.32, at every start without GDRCopy.
     Noise "log-warning" ["requires GDRCopy; and GDR Copy is not available"] "";
+    // What a closed connection or an abort makes of everybody's waiting.
     Noise "log-teardown" ["Accept failed", "Resource temporarily unavailable"] "";
     Noise "log-teardown" ["Unexpected connections are not empty"] "";
     Noise "log-teardown" ["Call to bind failed", "Address already in use"] "";

@@ -33,7 +33,7 @@ pub(super) struct Way<'a> {
 
 impl Way<'_> {
     /// Longer than any test takes.
-    pub(super) const LIMIT: Duration = Duration::from_secs(180);
+    pub(super) const LIMIT: Duration = Duration::from_secs(600);
 
     fn command(&self, executable: &Path) -> Command {
         match self.under {
@@ -198,6 +198,13 @@ pub(super) fn run(
     for file in files {
         let taken = file.tests()?.into_iter().filter(|test| options.takes(test));
         tests.extend(taken.map(|test| (file, test)));
+    }
+    if let Some(unknown) = options
+        .filters
+        .iter()
+        .find(|filter| !tests.iter().any(|(_, test)| test.contains(*filter)))
+    {
+        return Err(format!("no test has `{unknown}` in its name").into());
     }
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(BTreeMap::new());

@@ -104,6 +104,8 @@ fn has_errors(log: &str) -> bool {
     let kinds = [
         "Invalid ",
         "uninitialised",
+        "unaddressable",
+        "Jump to the invalid",
         "Mismatched ",
         "overlap",
         "Process terminating",

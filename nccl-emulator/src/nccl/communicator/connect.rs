@@ -38,7 +38,11 @@ fn bit(direction: Direction) -> u8 {
 /// Says how the data of a pair travels, as NCCL calls it: inside a host the sender does, between hosts both.
 fn announce(session: &Session, source: usize, destination: usize, direction: Direction) {
     let infos = session.infos();
-    let via = match (peers::route(session, source, destination), direction) {
+    let peer = match direction {
+        Direction::Send => destination,
+        Direction::Receive => source,
+    };
+    let via = match (session.route(peer), direction) {
         (Route::Network, Direction::Send) => "[send] via NET/Emulator/0",
         (Route::Network, Direction::Receive) => "[receive] via NET/Emulator/0",
         (_, Direction::Receive) => return,
@@ -92,6 +96,9 @@ pub(crate) fn finish_peers(
     session: &Session,
     wanted: &[(usize, Direction)],
 ) -> Result {
+    if wanted.is_empty() {
+        return Ok(());
+    }
     needs_descriptor()?;
     let opposite = |direction| match direction {
         Direction::Send => Direction::Receive,

@@ -34,8 +34,8 @@ pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
-/// When a process started, in clock ticks since boot: field 22 of its `stat`. `None` of one that has ended, if nobody has
-/// waited for it either: its memory and descriptors are gone.
+/// When a process started, in clock ticks since boot: field 22 of its `stat`. `None` of one that has ended, a zombie as
+/// well: its memory and descriptors are gone.
 fn started(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything, even blanks and parentheses.
@@ -48,7 +48,8 @@ fn started(pid: &str) -> Option<u64> {
 /// Whether the process of a rank is certainly gone. One that cannot be seen from here counts as
 /// alive.
 pub(crate) fn is_gone(info: &RankInfo) -> bool {
-    info.pid_namespace == namespace("pid")
+    static OWN: OnceLock<u64> = OnceLock::new();
+    info.pid_namespace == *OWN.get_or_init(|| namespace("pid"))
         && info.started != 0
         && started(&info.pid.to_string()) != Some(info.started)
 }

@@ -40,7 +40,7 @@ pub(crate) use connect::{
 };
 pub(crate) use grow::{await_handle, handle_id, hash_of_grown, send_handle};
 pub(crate) use init::{InitRequest, Meeting, init};
-pub(crate) use peers::{Route, has_hung_up, route, warn_of_closed_connection};
+pub(crate) use peers::{Route, has_hung_up, warn_of_closed_connection};
 pub(crate) use revoke::{revoke, stop_launches};
 pub(crate) use session::Session;
 pub(crate) use symmetric::{Family, SymmetricTask, run_symmetric};
@@ -262,11 +262,13 @@ impl Communicator {
         self.state.store(code::number(state), Ordering::Release);
     }
 
-    /// What goes wrong in the background sticks, unless something did before.
-    pub(crate) fn fail(&self, code: Code) {
-        let _ = self
-            .state
-            .compare_exchange(0, code.number(), Ordering::AcqRel, Ordering::Acquire);
+    /// What goes wrong in the background sticks, unless something did before. False: a group is under way, and it cannot be
+    /// said yet.
+    pub(crate) fn fail(&self, code: Code) -> bool {
+        let state =
+            self.state
+                .compare_exchange(0, code.number(), Ordering::AcqRel, Ordering::Acquire);
+        state.map_or_else(|found| found != code::IN_PROGRESS.number(), |_| true)
     }
 
     /// `ncclCommGetAsyncError`: moves a pending group on, if there is one, and says where it

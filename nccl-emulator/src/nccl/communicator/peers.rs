@@ -15,7 +15,6 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use super::init::nodes;
 use super::{Communicator, Session, identity};
 use crate::nccl::bootstrap;
 use crate::nccl::code::Result;
@@ -34,27 +33,30 @@ pub(crate) enum Route {
     Network,
 }
 
-/// The route of a pair. What two ranks of a host use is a matter of their environments, which are one here.
-pub(crate) fn route(session: &Session, one: usize, other: usize) -> Route {
+/// The routes of a rank to all of a communicator. What two ranks of a host use is a matter of their environments, which
+/// are one here.
+pub(super) fn routes(session: &Session) -> Box<[Route]> {
     static SWITCHED_OFF: OnceLock<[bool; 2]> = OnceLock::new();
     let [p2p, shared_memory] = *SWITCHED_OFF
         .get_or_init(|| ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"].map(environment::switch));
-    let nodes = nodes(session);
-    match () {
-        () if nodes[one] != nodes[other] => Route::Network,
+    let to = |rank| match () {
+        () if !share_a_host(session, rank) => Route::Network,
         () if !p2p => Route::PeerToPeer,
         () if !shared_memory => Route::SharedMemory,
         () => Route::Network,
-    }
+    };
+    (0..session.ranks()).map(to).collect()
+}
+
+fn share_a_host(session: &Session, rank: usize) -> bool {
+    session.info(session.rank).host_hash == session.info(rank).host_hash
 }
 
 /// Whether the process of a rank has ended, or its end of the communicator was aborted or freed: its sockets are closed. Of
 /// another host only the former is known: word of the latter may not get through, and here there is no cable to cut.
 pub(crate) fn has_hung_up(session: &Session, rank: usize) -> bool {
-    let nodes = nodes(session);
-    let same_host = nodes[session.rank] == nodes[rank];
     let teardown = session.segment.block(rank).teardown.load(Ordering::SeqCst);
-    same_host && teardown & GONE != 0 || identity::is_gone(session.info(rank))
+    share_a_host(session, rank) && teardown & GONE != 0 || identity::is_gone(session.info(rank))
 }
 
 /// What a socket to that rank reports.

@@ -29,7 +29,7 @@ pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
         communicator.device
     );
     leave(communicator);
-    // An error stays: a communicator with one can be revoked, but not shrunk.
+    // An error of a blocking communicator stays: it can be revoked, but not shrunk.
     if let Err(IN_PROGRESS) = communicator.state() {
         communicator.set_state(Ok(()));
     }

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::peers::{self, Route};
 use crate::nccl::abort::AbortFlag;
 use crate::transport::{RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::Mapping;
@@ -31,9 +32,25 @@ pub(crate) struct Session {
     windows: AtomicU64,
     /// Signals that this rank has waited for: by source, and signal.
     taken: Mutex<HashMap<(usize, usize), u64>>,
+    /// How the data of this rank and each other one travels.
+    routes: OnceLock<Box<[Route]>>,
 }
 
 impl Session {
+    /// How data travels between this rank and that one.
+    pub(crate) fn route(&self, rank: usize) -> Route {
+        self.routes()[rank]
+    }
+
+    /// Whether data of any other rank comes over the network.
+    pub(crate) fn has_network_peers(&self) -> bool {
+        self.routes().contains(&Route::Network)
+    }
+
+    fn routes(&self) -> &[Route] {
+        self.routes.get_or_init(|| peers::routes(self))
+    }
+
     /// `pools` holds the memory of each rank's device.
     pub(crate) fn new(segment: Segment, rank: usize, token: u64, pools: Vec<Arc<Mapping>>) -> Self {
         assert_eq!(pools.len(), segment.ranks());
@@ -51,6 +68,7 @@ impl Session {
             barriers: AtomicU64::new(0),
             windows: AtomicU64::new(0),
             taken: Mutex::default(),
+            routes: OnceLock::new(),
         }
     }
 

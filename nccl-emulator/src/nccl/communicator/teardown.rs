@@ -118,7 +118,7 @@ fn wait_for_others(communicator: &Communicator, session: &Session) {
         return;
     }
     let bell = &session.own().bell;
-    let shares = |&other: &usize| peers::route(session, session.rank, other) != Route::Network;
+    let shares = |&other: &usize| session.route(other) != Route::Network;
     for other in (0..session.ranks()).filter(shares) {
         let block = session.segment.block(other);
         loop {
