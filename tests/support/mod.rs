@@ -51,6 +51,12 @@ use nccl_tools::testing::{Role, Verdict, again, end_with, name};
 /// How long a test may take, unless it says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// How many times as long a test may take: `NCCL_TEST_PATIENCE`, where a sanitizer or valgrind makes it slow.
+fn patience() -> u32 {
+    let times = std::env::var("NCCL_TEST_PATIENCE");
+    times.ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// The variable that has a test file run in another launch mode: `kill-switch` or `non-blocking`.
 pub const LAUNCH_MODE: &str = "NCCL_TEST_LAUNCH_MODE";
 
@@ -188,14 +194,14 @@ impl Ranks {
     pub fn new(ranks: usize) -> Self {
         Self {
             ranks,
-            deadline: DEADLINE,
+            deadline: DEADLINE * patience(),
             variables: Vec::new(),
         }
     }
 
     /// How long all of it may take.
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.deadline = deadline * patience();
         self
     }
 

@@ -147,6 +147,7 @@ fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Com
         .env("CARGO_TARGET_DIR", target.join(sanitizer.name()))
         // Reports name lines; variables are nobody's business here, and cost time.
         .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
+        .env("NCCL_TEST_PATIENCE", "4")
         // Freed memory is kept from being used again for a while: not for so long that a test which counts what a process
         // has of the system finds that.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")

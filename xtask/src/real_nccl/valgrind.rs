@@ -69,7 +69,9 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     let way = each::Way {
         limit: LIMIT,
         under: &under,
-        prepare: &|command| environment.apply(command),
+        prepare: &|command| {
+            environment.apply(command.env("NCCL_TEST_PATIENCE", "4"));
+        },
     };
     let outcome = each::run(&built, &each::Exceptions::default(), &options, &way);
     let found = errors(logs.path())?;
