@@ -75,7 +75,7 @@ fn the_shape_of_an_operation_that_nobody_waits_for_is_told() {
             let mut y = stream.alloc_zeros::<u64>(10).expect("memory");
             comm.all_to_all(&x, &mut y)
         }),
-        // More than NCCL keeps on the way: nobody who sends less waits for who receives.
+        // More than NCCL buffers: a smaller send ends before its receive.
         ("gather #S of i8 × 16777216, root 1", |comm, stream| {
             let x = stream.alloc_zeros::<i8>(1 << 24).expect("memory");
             let mut y = stream.alloc_zeros::<i8>(1 << 25).expect("memory");

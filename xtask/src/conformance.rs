@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     .into())
 }
 
-/// The table of one library, and whether nothing in it differs that nobody meant to.
+/// The table of one library, and whether every difference in it is an intended one.
 fn compare(program: &Path, subject: &Subject) -> Result<(String, bool)> {
     let directory = tempfile::tempdir()?;
     let [theirs, ours] =

@@ -57,7 +57,7 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     let mut under: Vec<OsString> = [
         "valgrind",
         "--trace-children=yes",
-        // The interpreter's redirections are written into code that has run, and whoever waits spins.
+        // The loader redirects calls in code that may have run, and threads that wait spin.
         "--smc-check=all",
         "--fair-sched=yes",
         "--num-callers=24",

@@ -114,7 +114,7 @@ fn connect(id: &UniqueId, aborted: Aborted<'_>) -> Result<Socket> {
     dial(id.name(), aborted, || Socket::connect(&id.address()))
 }
 
-/// Connects to who listens at that name. Retries while nobody does, as long as NCCL does: a root may be about to start
+/// Connects to the listener at that name. Retries a refused connection as often as NCCL does: a root may be about to start
 /// (`NCCL_COMM_ID`), or be gone for good.
 pub(crate) fn dial<T>(
     name: &str,

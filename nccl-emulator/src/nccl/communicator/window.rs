@@ -81,7 +81,7 @@ pub(crate) struct WindowRequest {
 }
 
 impl Communicator {
-    /// Whether it can have windows: all ranks are on one node, and nobody has switched them off. 2.27 needs two ranks.
+    /// Whether it can have windows: all ranks are on one node, and windows are not switched off. 2.27 needs two ranks.
     pub(crate) fn supports_windows(&self) -> bool {
         let off = |variable| environment::integer(variable) == Some(0);
         let one_node = self

@@ -150,7 +150,7 @@ impl Collective {
         }
         let gone = |rank| session.segment.block(rank).teardown.load(Ordering::SeqCst) & GONE != 0;
         if (0..ranks).any(gone) {
-            // The kernel of a rank that was aborted is gone: nobody works off its part.
+            // The kernel of a rank that was aborted is gone: its part is never done.
             return Ok(());
         }
         let agrees = |rank| {
