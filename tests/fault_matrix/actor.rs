@@ -12,7 +12,7 @@ use nccl::cudarc::driver::{CudaSlice, CudaStream};
 use nccl::{Communicator, ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
 
-use crate::row::{Ends, LONG, Row, Then};
+use crate::row::{Cast, Ends, LONG, Row, Then};
 use crate::support;
 use crate::support::held::{Held, held};
 use crate::switch::on_the_host;
@@ -196,8 +196,13 @@ fn go_on(row: &Row, mut actor: Actor, before: &Held) {
     let rank = actor.world.rank();
     let is_successor = rank > 0 && (0..rank).all(|before| row.lost.contains(&before));
     let goes_on = matches!(row.then, Then::Epoch | Then::Behind);
-    // Who coordinates now listens where ranks meet, and the line of the last epoch is there until the one after the next.
-    let more = usize::from(is_successor) + 4 * usize::from(goes_on);
+    // The rank that coordinates now listens where ranks meet. The connections of the epoch before stay until the next one:
+    // to the coordinator, to the launcher, and what watches their processes.
+    let line = match row.cast {
+        Cast::Fleet(_) => 4,
+        Cast::Processes(_) | Cast::Hosts(_) => 3,
+    };
+    let more = usize::from(is_successor) + line * usize::from(goes_on);
     let old = actor.comm.take();
     let next = match row.then {
         Then::Epoch => Some(on_the_host(|| actor.world.next_epoch(SOON))),
