@@ -119,8 +119,9 @@ fn a_dropped_buffer_is_freed_behind_the_operation_that_uses_it() {
     ranks_as_processes(2, |world| -> Outcome {
         let (context, comm) = start(&world)?;
         let elsewhere = context.new_stream()?;
-        let mut warm = comm.buffer::<u8>(8)?;
-        comm.all_reduce_in_place(&mut warm, ReduceOp::Max)?.wait()?;
+        // NCCL connects the ranks at the first message of a size.
+        let (first, mut second) = (comm.buffer::<u8>(8 << 20)?, comm.buffer::<u8>(8 << 20)?);
+        comm.all_to_all(&first, &mut second)?.wait()?;
         let before = used(&context);
         for on in [comm.stream().clone(), elsewhere] {
             let x = Buffer::<u8>::zeroed(comm.library(), &on, 8 << 20)?;
@@ -151,8 +152,9 @@ fn a_dropped_registration_is_taken_back_behind_the_operation_that_uses_it() {
     }
     ranks_as_processes(2, |world| -> Outcome {
         let (context, comm) = start(&world)?;
-        let mut warm = comm.buffer::<u8>(8)?;
-        comm.all_reduce_in_place(&mut warm, ReduceOp::Max)?.wait()?;
+        // NCCL connects the ranks at the first message of a size.
+        let (first, mut second) = (comm.buffer::<u8>(8 << 20)?, comm.buffer::<u8>(8 << 20)?);
+        comm.all_to_all(&first, &mut second)?.wait()?;
         let before = used(&context);
         let mut y = comm.register(comm.buffer::<u8>(8 << 20)?)?;
         let late = faults::late(LATE);

@@ -77,6 +77,22 @@ macro_rules! nccl_api {
             /// ```
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
+            /// Names and types of a function's arguments, as the header has them; `None` for a function that the
+            /// header lacks. For what stands between a program and NCCL: tracing, fault injection.
+            ///
+            /// ```
+            /// let arguments = nccl_sys::Api::arguments("ncclCommAbort").unwrap();
+            /// assert_eq!(arguments, [("comm", "ncclComm_t")]);
+            /// ```
+            pub fn arguments(function: &str) -> Option<&'static [(&'static str, &'static str)]> {
+                match function {
+                    $(stringify!($name) => {
+                        Some(&[$((stringify!($argument), stringify!($type))),*])
+                    })*
+                    _ => None,
+                }
+            }
+
             /// A table without functions.
             ///
             /// ```

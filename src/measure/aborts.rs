@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use super::cost::status;
 use super::pair::Pair;
 use super::{Setting, Sheet};
 use crate::conformance::name_of;
@@ -174,8 +175,10 @@ pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let mut aborted = 0;
     let begun = Instant::now();
     for turn in 0..times {
-        // NCCL's proxy thread looks for an abort twice a second, so that a thousand may take half an hour.
-        if begun.elapsed() > Duration::from_secs(60) {
+        // NCCL's proxy thread looks for an abort twice a second, so that a thousand may take half an hour. Rank 0 decides.
+        let goes_on = u8::from(begun.elapsed() < Duration::from_secs(60));
+        let all = rank.world.all_gather(&format!("turn {turn}"), &[goes_on])?;
+        if all[0] == [0] {
             break;
         }
         let pair = match Pair::new(rank, &format!("pair {turn}"), true)? {
@@ -214,6 +217,86 @@ pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         }
     }
     Ok(())
+}
+
+/// What a process keeps of communicators that are gone: of those that are destroyed, aborted at rest, and aborted in an operation.
+///
+/// # Errors
+/// NCCL's and CUDA's.
+pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
+    let (warm, times) = if setting.short { (1, 2) } else { (5, 20) };
+    let stream = Stream::of(&rank.stream);
+    let (x, y) = (rank.memory(&[0; 8])?, rank.memory(&vec![0; 1 << 20])?);
+    let peer = 1 - rank.world.rank();
+    for name in ["destroyed", "aborted at rest", "aborted in an operation"] {
+        let mut before = None;
+        for turn in 0..warm + times {
+            if turn == warm {
+                before = Some(Belongings::now(rank)?);
+            }
+            let comm = Comm::new(rank, &format!("{name} {turn}"), true)?;
+            if settle(comm, exchange(comm, [x, y], 8, peer, stream), LONG) != 0
+                || rank.ends_within(LONG) != Ok(true)
+            {
+                return Err("the first exchange does not end".into());
+            }
+            if name == "aborted in an operation" {
+                // Both receive what nobody sends.
+                let _ = settle(comm, recv(comm, y, 1 << 20, peer, stream), LONG);
+            }
+            rank.barrier(&format!("{name} {turn}"))?;
+            let code = bounded(LONG, move || match name {
+                "destroyed" => comm.destroy(),
+                _ => comm.abort(),
+            });
+            if code != Some(0) || rank.ends_within(LONG) != Ok(true) {
+                return Err(format!("{name}: {code:?}").into());
+            }
+        }
+        let (Some(before), after) = (before, Belongings::now(rank)?) else {
+            continue;
+        };
+        let mut kept = |what: &str, before: f64, after: f64, unit: &str| {
+            let each = (after - before) / f64::from(times);
+            let value = (each * 100.0).round() / 100.0;
+            sheet.add(format!("{name}, {what} kept by each"), value, unit);
+        };
+        kept("descriptors", before.descriptors, after.descriptors, "");
+        kept("threads", before.threads, after.threads, "");
+        kept("memory", before.own, after.own, "KiB");
+        kept("device memory", before.device, after.device, "KiB");
+    }
+    Ok(())
+}
+
+/// What a process has.
+struct Belongings {
+    descriptors: f64,
+    threads: f64,
+    /// Memory of its own, in KiB.
+    own: f64,
+    /// Device memory in use, in KiB; of all ranks on the device.
+    device: f64,
+}
+
+impl Belongings {
+    /// When nothing has changed for a moment; NCCL's threads end behind the call.
+    fn now(rank: &Rank) -> Result<Self> {
+        std::thread::sleep(Duration::from_secs(1));
+        rank.barrier("counting")?;
+        let count = |what: &str| -> Result<f64> {
+            Ok(std::fs::read_dir(format!("/proc/self/{what}"))?.count() as f64)
+        };
+        let (free, total) = rank.context.mem_get_info()?;
+        let found = Self {
+            descriptors: count("fd")?,
+            threads: count("task")?,
+            own: status("RssAnon:") as f64,
+            device: (total - free) as f64 / 1024.0,
+        };
+        rank.barrier("counted")?;
+        Ok(found)
+    }
 }
 
 /// All ranks wait in an operation; one of them aborts, or both do.

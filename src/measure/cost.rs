@@ -83,10 +83,15 @@ struct Figures {
 
 /// Bytes of this process that are in memory.
 fn resident() -> i64 {
+    status("VmRSS:") << 10
+}
+
+/// A number of `/proc/self/status`, in its unit.
+pub(super) fn status(name: &str) -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<i64>().ok());
-    kib.unwrap_or(0) << 10
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.unwrap_or(0)
 }
 
 fn free(rank: &Rank) -> Result<i64> {

@@ -83,6 +83,11 @@ pub const MEASUREMENTS: &[Measurement] = &[
         aborts::repeated,
     ),
     measurement(
+        "kept",
+        "what a process keeps of communicators that are gone",
+        aborts::kept,
+    ),
+    measurement(
         "child-bandwidth",
         "bandwidth of a child against that of a plain communicator",
         cost::child_bandwidth,

@@ -17,7 +17,7 @@ use nccl_tools::testing::name;
 use support::apart::{self, Apart};
 use support::table::try_all;
 use table::{
-    ABORT, CONFIRM, Ends, FINALIZE, INIT, NEVER_CALLED, OPERATION, Others, Program, ROWS, Row,
+    CONFIRM, Ends, FINALIZE, INIT, NEVER_CALLED, OPERATION, Others, Program, ROWS, Row, abort,
     never_called,
 };
 
@@ -38,7 +38,7 @@ fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result
         .init_timeout(limit(INIT))
         .timeout(limit(OPERATION))
         .finalize_timeout(limit(FINALIZE))
-        .abort_timeout(ABORT)
+        .abort_timeout(abort())
         .confirm_timeout(CONFIRM)
         .without_preflight()
         .build()

@@ -5,12 +5,21 @@ use std::time::Duration;
 
 use nccl::LaunchMode;
 
+use super::support;
+
 /// The limits of every communicator here: short, and each another one.
 pub(crate) const INIT: Duration = Duration::from_secs(3);
 pub(crate) const OPERATION: Duration = Duration::from_millis(1000);
 pub(crate) const FINALIZE: Duration = Duration::from_millis(800);
-pub(crate) const ABORT: Duration = Duration::from_millis(500);
 pub(crate) const CONFIRM: Duration = Duration::from_millis(700);
+/// NVIDIA's library looks twice a second whether it is aborted, and sleeps up to 3.4 s between two attempts to connect.
+pub(crate) fn abort() -> Duration {
+    match support::on_nvidias() {
+        true => Duration::from_secs(5),
+        false => Duration::from_millis(500),
+    }
+}
+
 /// Of what has no communicator.
 const DEFAULT_OPERATION: Duration = Duration::from_secs(30);
 
@@ -94,16 +103,16 @@ pub(crate) enum Bound {
 impl Bound {
     /// With the limits of these tests.
     pub(crate) fn time(self) -> Duration {
-        let sentinel = OPERATION + Duration::from_secs(2) + ABORT + Duration::from_secs(4);
+        let sentinel = OPERATION + Duration::from_secs(2) + abort() + Duration::from_secs(4);
         match self {
             Self::AtOnce => Duration::ZERO,
-            Self::Init => INIT + ABORT + CONFIRM,
+            Self::Init => INIT + abort() + CONFIRM,
             Self::HalfInit => INIT / 2,
             Self::Operation => OPERATION,
-            Self::OperationAndAbort => OPERATION + Duration::from_secs(1) + ABORT + CONFIRM,
-            Self::Abort => ABORT + CONFIRM,
-            Self::InitAndAbort => INIT + Duration::from_secs(2) + ABORT + CONFIRM,
-            Self::OrderlyEnd => FINALIZE + Duration::from_secs(1) + ABORT + CONFIRM,
+            Self::OperationAndAbort => OPERATION + Duration::from_secs(1) + abort() + CONFIRM,
+            Self::Abort => abort() + CONFIRM,
+            Self::InitAndAbort => INIT + Duration::from_secs(2) + abort() + CONFIRM,
+            Self::OrderlyEnd => FINALIZE + Duration::from_secs(1) + abort() + CONFIRM,
             Self::Sentinel => sentinel,
             Self::DefaultOperation => DEFAULT_OPERATION,
         }

@@ -15,7 +15,7 @@ use crate::options;
 /// it does to put it in place.
 ///
 /// # Panics
-/// If there is no such function; when it is put in place, if it is NCCL's and NVIDIA's own library runs.
+/// If there is no such function.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -74,7 +74,10 @@ pub fn at_operation(name: &str) -> Fault {
 pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     let faults = specification::parse(text)?.build();
     if options::is_real()
-        && let Some(rule) = faults.rules.iter().find(|rule| rule.point.is_of_nccl())
+        && let Some(rule) = faults
+            .rules
+            .iter()
+            .find(|rule| rule.point.is_of_emulators_nccl())
     {
         return Err(SpecificationError {
             entry: text.to_owned(),
@@ -217,7 +220,7 @@ impl Fault {
 
     fn install(self, action: Action) -> FaultGuard {
         assert!(
-            !(options::is_real() && self.point.is_of_nccl()),
+            !(options::is_real() && self.point.is_of_emulators_nccl()),
             "{}",
             useless(&self.point)
         );

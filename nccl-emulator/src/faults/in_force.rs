@@ -65,7 +65,9 @@ pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
 pub(crate) fn of_nccl() -> Option<String> {
     let faults = lock(&FAULTS);
     let mut points = faults.rules.iter().map(|rule| &rule.point);
-    points.find(|point| point.is_of_nccl()).map(useless)
+    points
+        .find(|point| point.is_of_emulators_nccl())
+        .map(useless)
 }
 
 /// Whether there are any faults: asked before anything else.

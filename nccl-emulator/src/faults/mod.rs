@@ -35,7 +35,7 @@
 //! `ncclCommInitRankConfig` and `ncclCommInitRankScalable` with `fail=1` leave the thread inside a
 //! group, as NCCL's do when CUDA cannot tell the current device.
 //!
-//! On NVIDIA's own library (`NCCL_EMULATOR_NCCL`) only functions of the driver can be struck: a fault anywhere else is
+//! On NVIDIA's own library (`NCCL_EMULATOR_NCCL`) calls can be struck, operations cannot: such a fault is
 //! refused when it is put in place, or by [`install()`](crate::install()).
 //!
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and reports the code as the communicator's
@@ -63,6 +63,8 @@ pub use guard::{FaultGuard, LateGuard, late};
 pub(crate) use in_force::{any, check_environment, lateness, of_nccl};
 pub(crate) use rule::OperationFault;
 pub use specification::SpecificationError;
+#[cfg(feature = "real-nccl")]
+pub(crate) use strikes::check_call_until;
 pub(crate) use strikes::{check_call, check_driver_call, check_operation};
 
 /// Where a fault sits.
@@ -74,12 +76,9 @@ enum Point {
 }
 
 impl Point {
-    /// Whether it is a part of the emulator's own NCCL, not of the driver.
-    fn is_of_nccl(&self) -> bool {
-        match self {
-            Self::Call(function) => !cuda_emulator::driver::has_faults_at(function),
-            Self::Operation(_) => true,
-        }
+    /// Whether it is where only the emulator's own NCCL has it.
+    fn is_of_emulators_nccl(&self) -> bool {
+        matches!(self, Self::Operation(_))
     }
 }
 
@@ -95,9 +94,7 @@ impl fmt::Display for Point {
 
 /// Why a fault at this point does nothing on NVIDIA's own library.
 fn useless(point: &Point) -> String {
-    format!(
-        "a fault at {point} strikes nothing: on NVIDIA's own library only functions of the driver can be struck"
-    )
+    format!("a fault at {point} strikes nothing: on NVIDIA's own library only calls can be struck")
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

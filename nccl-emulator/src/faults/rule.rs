@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::in_force::lock;
 use super::{Action, Point};
-use crate::nccl::{AbortFlag, Code};
+use crate::nccl::Code;
 
 /// How often a call that hangs looks whether it may go on.
 const TICK: Duration = Duration::from_millis(5);
@@ -93,10 +93,10 @@ impl Rule {
     }
 
     /// Hangs until released or, unless this is a hang that nothing ends, aborted.
-    pub(super) fn hold(&self, abort: Option<&AbortFlag>) {
+    pub(super) fn hold(&self, aborted: &dyn Fn() -> bool) {
         let mut state = lock(&self.state);
         while !state.released {
-            if self.action == Action::Stall && abort.is_some_and(AbortFlag::is_raised) {
+            if self.action == Action::Stall && aborted() {
                 return;
             }
             state = self

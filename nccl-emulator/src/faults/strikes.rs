@@ -34,6 +34,18 @@ pub(crate) fn check_call(
     if !any() {
         return Ok(());
     }
+    check_call_until(function, ranks, &|| abort.is_some_and(AbortFlag::is_raised))
+}
+
+/// As [`check_call`], of a call whose communicator is aborted once `aborted` says so.
+///
+/// # Errors
+/// The code of a fault that makes it fail.
+pub(crate) fn check_call_until(
+    function: &str,
+    ranks: &[i32],
+    aborted: &dyn Fn() -> bool,
+) -> Result<(), Code> {
     let mut result = Ok(());
     for rule in striking(
         |point| matches!(point, Point::Call(name) if name == function),
@@ -41,7 +53,7 @@ pub(crate) fn check_call(
     ) {
         match rule.action {
             Action::Delay(by) => std::thread::sleep(by),
-            Action::Hang | Action::Stall => rule.hold(abort),
+            Action::Hang | Action::Stall => rule.hold(aborted),
             Action::Fail(code) => result = Code::new(code).map_or(Ok(()), Err),
             Action::Kill => kill(),
         }
@@ -70,7 +82,7 @@ fn strike_driver_call(function: &str) -> Result<(), CUresult> {
     ) {
         match rule.action {
             Action::Delay(by) => std::thread::sleep(by),
-            Action::Hang | Action::Stall => rule.hold(None),
+            Action::Hang | Action::Stall => rule.hold(&|| false),
             Action::Fail(code) => result = Err(CUresult(code)),
             Action::Kill => kill(),
         }

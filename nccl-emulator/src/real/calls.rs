@@ -59,6 +59,8 @@ pub(crate) struct Calls {
     pub(crate) data: Vec<Data>,
     /// Exported functions `nccl*` and `pnccl*`.
     pub(crate) exports: Vec<RuntimeFunction>,
+    /// Where the table of exported symbols lies.
+    pub(crate) symbols: Range<u64>,
     /// The version of CUDA that it was compiled with: 13040 for 13.4.
     pub(crate) cuda: i32,
 }
@@ -118,7 +120,8 @@ pub(crate) fn read(file: &ElfFile<'_>, sections: &Sections<'_>) -> Result<Calls,
     let cuda = sections
         .cuda()?
         .ok_or_else(|| LoadError::NoCudaVersion { path: path() })?;
-    Ok(references.calls(&symbols, exports, kernels, cuda))
+    let table = sections.dynamic_symbols()?;
+    Ok(references.calls(&symbols, exports, table, kernels, cuda))
 }
 
 /// The functions of the symbol table, by address.
@@ -358,6 +361,7 @@ impl References<'_> {
         self,
         symbols: &[Symbol<'_>],
         exports: Vec<RuntimeFunction>,
+        table: Range<u64>,
         kernels: BTreeMap<u64, String>,
         cuda: i32,
     ) -> Calls {
@@ -397,6 +401,7 @@ impl References<'_> {
             kernels,
             data,
             exports,
+            symbols: table,
             cuda,
         }
     }

@@ -4,6 +4,7 @@
 //! reads a few kilobytes.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use object::elf::{self, FileHeader64};
@@ -224,6 +225,21 @@ impl<'a> Sections<'a> {
             matches!(symbol.st_bind(), elf::STB_GLOBAL | elf::STB_WEAK)
         })?;
         Ok(table.unwrap_or_default())
+    }
+
+    /// Where the dynamic symbol table lies in the loaded library.
+    pub(crate) fn dynamic_symbols(&self) -> Result<Range<u64>, LoadError> {
+        let part = "the dynamic symbol table";
+        let table = self
+            .table
+            .symbols(ENDIAN, &self.source.data, elf::SHT_DYNSYM)
+            .map_err(self.damaged(part))?;
+        let section = self
+            .table
+            .section(table.section())
+            .map_err(self.damaged(part))?;
+        let start = section.sh_addr(ENDIAN);
+        Ok(start..start.saturating_add(section.sh_size(ENDIAN)))
     }
 
     fn symbol_table(

@@ -8,6 +8,7 @@ use nccl_sys::Version;
 use super::cache::{Analysis, Cache, CacheUse, Key};
 use super::calls::{self, Calls};
 use super::dwarf;
+use super::entries::{self, Entries};
 use super::error::LoadError;
 use super::file::{ElfFile, Source};
 use super::image::Image;
@@ -23,6 +24,7 @@ pub(crate) struct RealNccl {
     version: Version,
     types: Types,
     calls: Calls,
+    entries: Entries,
     build_id: String,
     cache: CacheUse,
     base: usize,
@@ -68,17 +70,20 @@ pub(super) fn load_with(
     let image = Image::load(path, &build_id)?;
     let version = version(path, &image, &analysis.calls)?;
     let _trampolines = redirect(path, &image, file.span()?, &analysis.calls, provided)?;
-    let base = image.base();
-    image.keep();
     let library = Library {
         path: path.to_owned(),
         build_id: key.build_id.clone(),
     };
+    let types = Types::new(library, analysis.table);
+    let entries = entries::redirect(path, &image, &analysis.calls, &types)?;
+    let base = image.base();
+    image.keep();
     Ok(RealNccl {
         path: path.to_owned(),
         version,
-        types: Types::new(library, analysis.table),
+        types,
         calls: analysis.calls,
+        entries,
         build_id: key.build_id,
         cache,
         base,
@@ -191,11 +196,12 @@ impl RealNccl {
         })
     }
 
-    /// The functions of NCCL that it exports, `nccl*` and `pnccl*`.
+    /// The functions of NCCL that it exports, `nccl*` and `pnccl*`, as they are entered.
     pub(crate) fn nccl_symbols(&self) -> Vec<(CString, *const c_void)> {
         let symbols = self.calls.exports.iter().map(|export| {
             let name = CString::new(export.name.as_str()).ok()?;
-            Some((name, self.at(export.address)))
+            let entry = self.entries.of(export.address);
+            Some((name, entry.unwrap_or_else(|| self.at(export.address))))
         });
         symbols.flatten().collect()
     }

@@ -4,7 +4,7 @@
 //! file ──▶ analysis (calls, dwarf) ──▶ cache      once per build of the library: 0.1 to 0.3 s
 //!                     │
 //!                     ▼
-//! dlopen ──▶ redirect ──▶ RealNccl                once per process: milliseconds
+//! dlopen ──▶ redirect, entries ──▶ RealNccl       once per process: milliseconds
 //! ```
 //!
 //! A wheel's libnccl carries NVIDIA's CUDA runtime as a static library. [`load`] loads the file as it is
@@ -22,6 +22,7 @@ mod cache;
 mod calls;
 pub(crate) mod coverage;
 mod dwarf;
+mod entries;
 mod error;
 mod file;
 mod image;

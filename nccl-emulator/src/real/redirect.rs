@@ -242,12 +242,14 @@ fn write_sites(
 }
 
 #[derive(Clone, Copy)]
-enum Protection {
+pub(super) enum Protection {
     Writable,
     Executable,
+    Constant,
 }
 
-fn protect(
+/// Changes what may be done with pages of trampolines or of the library.
+pub(super) fn protect(
     path: &Path,
     pages: &Range<usize>,
     what: &'static str,
@@ -256,9 +258,10 @@ fn protect(
     let (flags, name) = match protection {
         Protection::Writable => (libc::PROT_READ | libc::PROT_WRITE, "writable"),
         Protection::Executable => (libc::PROT_READ | libc::PROT_EXEC, "executable"),
+        Protection::Constant => (libc::PROT_READ, "constant"),
     };
-    // SAFETY: the pages are trampolines or code of the loaded library, to which no Rust reference
-    // exists, and which nobody runs at the time.
+    // SAFETY: the pages are trampolines, code or symbols of the loaded library, to which no Rust reference
+    // exists, and which nobody uses at the time.
     let code = unsafe {
         libc::mprotect(
             ptr::with_exposed_provenance_mut(pages.start),

@@ -34,6 +34,8 @@ pub(crate) const TYPES: &[&str] = &[
     "ncclNvls",
     "ncclLLFifoLine",
     "ncclCollNetSharedRes",
+    // A communicator, for faults at calls.
+    "ncclComm",
     // Work of the kernels.
     "ncclDevWorkBatch",
     "ncclDevWorkP2p",

@@ -1,8 +1,11 @@
-//! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/` or
-//! `nccl-emulator/tests/` is run on it unless it stands here.
+//! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/`,
+//! `nccl-emulator/tests/` or `examples/inference_server/tests/` is run on it unless it stands here.
 
 /// Why the tests of its NCCL are.
 const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conformance and real_behaviour compare what both do";
+
+/// Why tests of a model in one process are.
+const COMPUTES: &str = "it tests what a model computes, which NCCL has no part in";
 
 /// Package, test file, and why it is left out.
 pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
@@ -72,6 +75,7 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "visible_devices",
         "it tests the driver, and asks NCCL nothing",
     ),
+    ("inference-server", "training", COMPUTES),
     ("nccl-tools", "compile_fail", "it runs the compiler"),
     (
         "nccl-tools",

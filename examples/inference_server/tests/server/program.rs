@@ -60,6 +60,23 @@ impl Server {
         let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
         let mut command = command(&words);
         command.env("NCCL_EMULATOR_FAULTS", faults);
+        Self::begin_and_wait(command)
+    }
+
+    /// As [`start`](Self::start); its processes give memory that they have freed back to the system, so that what they have
+    /// is what they use. glibc would keep it, in an arena for each thread that has ever asked for memory.
+    pub(crate) fn start_thrifty(arguments: &[&str]) -> Self {
+        let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
+        let mut command = command(&words);
+        command.envs([
+            ("MALLOC_ARENA_MAX", "1"),
+            ("MALLOC_MMAP_THRESHOLD_", "32768"),
+            ("MALLOC_TRIM_THRESHOLD_", "65536"),
+        ]);
+        Self::begin_and_wait(command)
+    }
+
+    fn begin_and_wait(command: Command) -> Self {
         let server = Self::begin(command);
         server.until_ready();
         server

@@ -57,7 +57,7 @@ fn ranks_that_survive_twenty_deaths_have_nothing_left_of_them() {
 
 /// Kills ranks, of these. How long it took each time until the server named the one, ascending.
 fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
-    let server = Server::start(&["--ranks", "4"]);
+    let server = Server::start_thrifty(&["--ranks", "4"]);
     let questions: Vec<_> = (0..12).map(Question::number).collect();
     let expected = reference(&questions);
     let clients = Clients::default();
