@@ -627,6 +627,10 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
             .stream(&stream)
             .finalize_timeout(limit)
             .build()?;
+        // NCCL connects the ranks at the first operation.
+        let mut first = comm.buffer::<f32>(1 << 20)?;
+        comm.all_reduce_in_place(&mut first, ReduceOp::Sum)?
+            .wait()?;
         let before = context.mem_get_info()?.0;
         let registered = comm.register(comm.buffer::<f32>(1 << 20)?)?;
         let mut plan = comm.capture(registered, |capture, y| {

@@ -168,10 +168,25 @@ fn run(
             let status = rank
                 .status
                 .map_or("not ended".to_owned(), |s| s.to_string());
-            format!("{status}: {last}")
+            format!("{status}: {}", repeatable(last))
         }
     };
     Ok((outcome, facts))
+}
+
+/// A sentence about the end of a rank without what differs from run to run: its process and its time.
+fn repeatable(said: &str) -> String {
+    let said = match said.rsplit_once(" after ") {
+        Some((before, time)) if time.ends_with(" s") => before,
+        _ => said,
+    };
+    let process = said
+        .split_once(" (pid ")
+        .and_then(|(before, rest)| Some((before, rest.split_once(')')?.1)));
+    process.map_or_else(
+        || said.to_owned(),
+        |(before, behind)| format!("{before}{behind}"),
+    )
 }
 
 /// The release whose facts these are, if the program was among them that asks for it.
@@ -188,4 +203,18 @@ pub fn release(facts: &Value) -> Option<Version> {
 pub fn write(facts: &Value, path: &Path) -> Result<(), Failure> {
     std::fs::write(path, format!("{facts:#}\n"))
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::repeatable;
+
+    #[test]
+    fn the_end_of_a_rank_reads_the_same_in_each_run() {
+        let said = "rank 0 (pid 25516) was killed by signal 11 (SIGSEGV) after 0.0 s";
+        assert_eq!(repeatable(said), "rank 0 was killed by signal 11 (SIGSEGV)");
+        for other in ["no word", "rank 1 panicked: after a while", "(pid"] {
+            assert_eq!(repeatable(other), other);
+        }
+    }
 }

@@ -285,6 +285,10 @@ fn plugin(text: &str) -> Option<Message<'_>> {
         return (!matches!(word, "coll" | "collnet" | "gin" | "rma"))
             .then_some(Message::Plugin(kind, Plugin::Loaded(word)));
     }
+    // 2.30, of its default names: nothing was opened, because there is no such file.
+    if rest.starts_with("Failed to load external plugin ") && rest.contains("dlHandle: (nil)") {
+        return stated(Plugin::Missing(""));
+    }
     let is_too_old = rest.contains("ncclNetPlugin symbols v4 and lower are not supported");
     if is_too_old {
         return stated(Plugin::Failed("it is too old for this NCCL"));

@@ -101,6 +101,8 @@ const INTERFACE: &str = "set NCCL_SOCKET_IFNAME to an interface that is up on th
     it";
 const REACH: &str = "the address must be reachable from that host: set NCCL_SOCKET_IFNAME on all hosts to the \
     interface of their common network, and let the firewall pass all ports between them";
+const LOST: &str = "a connection broke that both ranks had in use: look at cable, switch and firewall between the two hosts \
+    (ip -statistics link, dmesg), and at whether something closes connections that rest";
 const RANKS: &str = "each process needs a rank of its own, and all the same number of ranks: compare RANK and \
     WORLD_SIZE of all processes, and look for one left over from another run";
 const MATCH: &str = "the ranks did not call the same operation with the same count and type, or variables that have to \
@@ -209,6 +211,9 @@ const TABLE: &[Known] = table! {
     Cause "log-connect" ["onnect to ", "failed"] REACH;
     Cause "log-connect" ["PollConnect", "failed"] REACH;
     Cause "log-connect" ["PollConnect", "no POLLOUT events"] REACH;
+    // Not by the end of the peer, which resets or closes it: those are consequences, above.
+    Cause "log-connect" ["Call to send to ", "failed : "] LOST;
+    Cause "log-connect" ["Call to recv from ", "failed : "] LOST;
     Cause "log-connect" ["with family", "is neither"] "use IPv4 or IPv6 on all hosts: NCCL_SOCKET_FAMILY";
     Cause "log-adapter" ["incompatible devices"] KINDS;
     Cause "log-adapter" ["device is incompatible with the local"] KINDS;
@@ -292,6 +297,14 @@ mod tests {
             (
                 "log-connect",
                 "ncclOsSocketStartConnect: connect to 10.0.0.2<4000> returned Connection refused, exceeded error retry count after 35 attempts",
+            ),
+            (
+                "log-connect",
+                "socketProgressOpt: Call to send to 10.78.0.2<32877> failed : Connection timed out",
+            ),
+            (
+                "log-connect",
+                "ncclOsSocketProgressOpt: Call to recv from 10.78.0.2<42262> failed : Software caused connection abort",
             ),
             ("log-interface", "Bootstrap : no socket interface found"),
             (

@@ -81,6 +81,81 @@ fn what_nccl_itself_wrote_is_judged_as_it_was() {
     );
 }
 
+/// The logs of these ranks, which NVIDIA's own library wrote.
+fn real(name: &str, ranks: std::ops::Range<usize>) -> DebugLog {
+    let names: Vec<_> = ranks
+        .map(|rank| format!("real-{name}-rank-{rank}.log"))
+        .collect();
+    read(&names.iter().map(|name| &**name).collect::<Vec<_>>())
+}
+
+/// Two hosts, network namespaces, with two ranks each or one.
+#[test]
+fn what_nccl_itself_wrote_on_two_hosts_is_judged_as_it_was() {
+    // InfiniBand and P2P were switched off; plugins that nobody asked for are not there.
+    let log = real("2.30.7-two-hosts", 0..4);
+    only(&log, &["log-network", "log-peer-to-peer"]);
+    says(
+        &found(&log, "log-network").fix.unwrap(),
+        &["NCCL_IB_DISABLE=1", "ranks 0-3 (host1, host2)"],
+    );
+
+    // The cable was cut, and rank 0 had something to send.
+    let log = real("2.27.7-cut", 0..2);
+    only(&log, &["log-connect", "log-network"]);
+    let cut = found(&log, "log-connect");
+    assert_eq!((cut.severity, &cut.ranks[..]), (Severity::Error, &[0][..]));
+    says(
+        &cut.what,
+        &[
+            "Connection timed out",
+            "10.78.0.2 is eth0 of host2 (rank 1)",
+        ],
+    );
+    says(&cut.fix.unwrap(), &["cable"]);
+
+    // The kernel of rank 0 reset the connections; rank 1 saw them closed.
+    let log = real("2.32.3-reset", 0..2);
+    only(&log, &["log-connect", "log-network"]);
+    let reset = found(&log, "log-connect");
+    assert_eq!(reset.ranks, [0]);
+    says(
+        &reset.what,
+        &["Software caused connection abort", "warnings of rank 1"],
+    );
+}
+
+/// Two ranks of one host that were set up wrongly, or lost each other before they had connected.
+#[test]
+fn what_nccl_itself_wrote_of_a_bad_start_is_judged_as_it_was() {
+    let log = real("2.32.3-other-size", 0..2);
+    let size = found(&log, "log-ranks");
+    assert_eq!(log.report().findings()[0].check, "log-ranks");
+    says(&size.what, &["nranks 2 vs 3"]);
+    says(&size.fix.unwrap(), &["WORLD_SIZE"]);
+
+    let log = real("2.32.3-open-files", 0..2);
+    only(&log, &["log-open-files"]);
+    says(
+        &found(&log, "log-open-files").what,
+        &["Too many open files", "rank 1 alike"],
+    );
+
+    // Rank 1 was killed before the first operation.
+    let log = real("2.27.7-first-contact", 0..2);
+    only(&log, &["log-connect", "log-connect"]);
+    let report = log.report();
+    let first = &report.findings()[0];
+    assert_eq!(
+        (&first.check[..], first.severity),
+        ("log-connect", Severity::Error)
+    );
+    says(
+        &first.what,
+        &["exceeded error retry count", "192.0.2.2 is eth0 of vm"],
+    );
+}
+
 #[test]
 fn a_host_that_fell_back_to_sockets_is_named_with_the_reason() {
     let log = read(&["2.27-node-a-of-two.log", "2.27-node-b-of-two.log"]);
