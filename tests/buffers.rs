@@ -155,6 +155,8 @@ fn a_dropped_registration_is_taken_back_behind_the_operation_that_uses_it() {
         // NCCL connects the ranks at the first message of a size.
         let (first, mut second) = (comm.buffer::<u8>(8 << 20)?, comm.buffer::<u8>(8 << 20)?);
         comm.all_to_all(&first, &mut second)?.wait()?;
+        comm.all_reduce_in_place(&mut second, ReduceOp::Max)?
+            .wait()?;
         let before = used(&context);
         let mut y = comm.register(comm.buffer::<u8>(8 << 20)?)?;
         let late = faults::late(LATE);

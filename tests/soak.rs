@@ -90,13 +90,13 @@ fn nothing_grows_between_threads() {
         return;
     }
     Ranks::new(3)
-        .deadline(Duration::from_secs(seconds() + 180))
+        .deadline(Duration::from_secs(seconds() + 400))
         .threads(|world| soak(&world));
 }
 
 #[test]
 fn nothing_grows_between_processes() {
     Ranks::new(3)
-        .deadline(Duration::from_secs(seconds() + 180))
+        .deadline(Duration::from_secs(seconds() + 400))
         .processes(|world| soak(&world));
 }

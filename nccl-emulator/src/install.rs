@@ -204,8 +204,8 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
     for soname in CUDA.iter().chain(&NCCL) {
         refuse_loaded(soname)?;
     }
-    if let (Some(_), Some(reason)) = (&options.nccl, faults::of_nccl()) {
-        return Err(InstallError::RealNccl { reason });
+    if options.nccl.is_some() {
+        faults::check_for_nvidias().map_err(|reason| InstallError::RealNccl { reason })?;
     }
     settings::fix(Settings {
         devices: options.devices,

@@ -159,12 +159,9 @@ fn what_strikes_nothing_on_the_library_of_nvidia_is_refused() {
         String::from_utf8(output.stdout).unwrap()
     };
     let faults = "NCCL_EMULATOR_FAULTS";
-    let said = says(
-        faults,
-        "call=cuMemAlloc,action=fail=2; call=ncclGroupEnd,action=hang",
-    );
+    let said = says(faults, "call=ncclSends,action=hang");
     assert!(
-        said.contains("a fault at ncclGroupEnd strikes nothing"),
+        said.contains("neither NCCL nor the driver has a function"),
         "{said}"
     );
     let said = says(faults, "run=Send,action=stall");
@@ -172,7 +169,10 @@ fn what_strikes_nothing_on_the_library_of_nvidia_is_refused() {
         said.contains("a fault at the operation Send strikes nothing"),
         "{said}"
     );
-    let said = says(faults, "call=cuMemAlloc,action=fail=2");
+    let said = says(
+        faults,
+        "call=cuMemAlloc,action=fail=2; call=ncclGroupEnd,action=hang",
+    );
     assert!(said.contains("/nowhere/libnccl.so.2"), "{said}");
     let said = says("NCCL_EMULATOR_STRICT", "1");
     assert!(

@@ -42,6 +42,159 @@ fn a_call_fails_on_the_chosen_rank_the_chosen_time() {
 }
 
 #[test]
+fn an_operation_that_fails_makes_its_group_fail() {
+    alone("an_operation_that_fails_makes_its_group_fail", &[], || {
+        let rank = Rank::join(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+        let exchange = || {
+            // In a group of its own, whose end is not that of the whole.
+            let calls = [
+                nccl!(ncclGroupStart()),
+                rank.send(&from, Kind::ncclUint8, 0),
+                nccl!(ncclGroupStart()),
+                rank.receive(&to, Kind::ncclUint8, 0),
+                nccl!(ncclGroupEnd()),
+            ];
+            (calls[3], nccl!(ncclGroupEnd()))
+        };
+        let guard = faults::at_call("ncclRecv").nth(1).fail(3);
+        assert_eq!(exchange(), (3, 3));
+        rank.sync();
+        assert_eq!((guard.hits(), to.read()), (1, vec![0]));
+        assert_eq!(exchange(), (0, 0));
+        rank.sync();
+        assert_eq!(to.read(), [1]);
+        rank.destroy();
+    });
+}
+
+#[test]
+fn a_group_that_fails_is_the_state_of_its_communicators() {
+    let test = "a_group_that_fails_is_the_state_of_its_communicators";
+    alone(test, &[], || {
+        let rank = Rank::join_nonblocking(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+        let _guard = faults::at_call("ncclGroupEnd").fail(3);
+        let calls = [
+            nccl!(ncclGroupStart()),
+            rank.send(&from, Kind::ncclUint8, 0),
+            rank.receive(&to, Kind::ncclUint8, 0),
+            nccl!(ncclGroupEnd()),
+        ];
+        assert_eq!(calls[3], 3, "{calls:?}");
+        assert_eq!(rank.state(), 3);
+        assert_eq!(rank.abort(), 0);
+        assert_eq!(to.read(), [0]);
+    });
+}
+
+#[test]
+fn a_fault_of_one_rank_does_not_strike_another_one_whose_init_is_under_way() {
+    let test = "a_fault_of_one_rank_does_not_strike_another_one_whose_init_is_under_way";
+    alone(test, &[], || {
+        let guard = faults::at_call("ncclCommGetAsyncError").rank(0).fail(3);
+        let mut rank = Rank::alone(2, 1);
+        let mut config = nccl_sys::NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        let (comm, id) = (&mut rank.comm, unique_id());
+        let init = nccl!(ncclCommInitRankConfig(comm, 2, id, 1, &mut config));
+        assert_eq!(init, 7, "{}", last_error());
+        for _ in 0..100 {
+            assert_eq!(rank.state(), 7);
+        }
+        assert_eq!(guard.hits(), 0);
+        assert_eq!(rank.abort(), 0);
+    });
+}
+
+#[test]
+fn a_group_that_ranks_join_has_their_faults() {
+    alone("a_group_that_ranks_join_has_their_faults", &[], || {
+        let guard = faults::at_call("ncclGroupEnd").rank(1).fail(3);
+        let id = unique_id();
+        let mut ranks = [Rank::alone(2, 0), Rank::alone(2, 1)];
+        assert_eq!(nccl!(ncclGroupStart()), 0);
+        for rank in &mut ranks {
+            rank.gpu.bind_to_thread().unwrap();
+            let comm = &mut rank.comm;
+            assert_eq!(nccl!(ncclCommInitRank(comm, 2, id, rank.rank)), 0);
+        }
+        assert_eq!(nccl!(ncclGroupEnd()), 3);
+        assert_eq!(guard.hits(), 1);
+    });
+}
+
+#[test]
+fn a_call_that_stalls_ends_with_its_abort() {
+    alone("a_call_that_stalls_ends_with_its_abort", &[], || {
+        let rank = Rank::join_nonblocking(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
+        let guard = faults::at_call("ncclGroupEnd").nth(1).stall();
+        thread::scope(|scope| {
+            let stalls = scope.spawn(|| {
+                assert_eq!(nccl!(ncclGroupStart()), 0);
+                assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
+                assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
+                let end = nccl!(ncclGroupEnd());
+                // The thread is as good as before.
+                let next = Rank::join(unique_id(), 1, 0);
+                assert_eq!(next.send(&from, Kind::ncclUint8, 0), 5);
+                next.destroy();
+                end
+            });
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            assert_eq!(rank.abort(), 0);
+            assert_ne!(stalls.join().unwrap(), 0);
+        });
+    });
+}
+
+#[test]
+fn a_call_that_stalls_ends_with_the_abort_of_the_parent() {
+    alone(
+        "a_call_that_stalls_ends_with_the_abort_of_the_parent",
+        &[("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1")],
+        || {
+            let parent = Rank::join_nonblocking(unique_id(), 1, 0);
+            let mut config = nccl_sys::NCCL_CONFIG_INITIALIZER;
+            config.blocking = 1;
+            let mut child = Rank::alone(1, 0);
+            let split = nccl!(ncclCommSplit(
+                parent.comm,
+                0,
+                0,
+                &mut child.comm,
+                &mut config
+            ));
+            assert!(matches!(split, 0 | 7), "{}", last_error());
+            assert_eq!(parent.settle(), 0);
+            let memory = child.memory(&[1u8]);
+            // Another one's is not let go by it.
+            let other = Rank::join(unique_id(), 1, 0);
+            let guard = faults::at_call("ncclAllReduce").stall();
+            let call =
+                |rank: &Rank| rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum);
+            let (call_child, call_other) = (|| call(&child), || call(&other));
+            thread::scope(|scope| {
+                let stalls = scope.spawn(call_child);
+                let stalls_on = scope.spawn(call_other);
+                assert!(guard.wait_for_hits(2, PATIENCE));
+                assert!(!stalls.is_finished());
+                assert_eq!(parent.abort(), 0);
+                wait_until("the call comes back", || stalls.is_finished());
+                thread::sleep(Duration::from_millis(30));
+                assert!(!stalls_on.is_finished());
+                drop(guard);
+                assert_eq!(stalls_on.join().unwrap(), 0);
+            });
+            assert_eq!(child.abort(), 0);
+            other.sync();
+            other.destroy();
+        },
+    );
+}
+
+#[test]
 fn a_call_hangs_until_the_guard_goes() {
     alone("a_call_hangs_until_the_guard_goes", &[], || {
         let guard = faults::at_call("ncclAllReduce").hang();

@@ -692,3 +692,30 @@ fn eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core() {
         });
     });
 }
+
+#[test]
+fn an_abort_of_connected_ranks_waits_for_the_proxy_thread() {
+    let name = "an_abort_of_connected_ranks_waits_for_the_proxy_thread";
+    on_both(name, 2, &P2P, |process| {
+        // NCCL's thread polls for half a second, and may be anywhere in it.
+        let join = |turn: usize| {
+            let id = process.id(&format!("id {turn}"));
+            Rank::join_nonblocking(id, process.ranks, process.rank)
+        };
+        let aborts = (0..4).map(|turn| {
+            let rank = join(turn);
+            Buffers::of(&rank).check(&rank);
+            process.meet(&format!("connected {turn}"));
+            time(|| assert_eq!(rank.abort(), 0))
+        });
+        let longest = aborts.max().unwrap_or_default();
+        assert!(longest > Duration::from_millis(200), "{longest:?}");
+        assert!(longest < SOON, "{longest:?}");
+    });
+}
+
+fn time(body: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    body();
+    start.elapsed()
+}

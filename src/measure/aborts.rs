@@ -175,7 +175,7 @@ pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let mut aborted = 0;
     let begun = Instant::now();
     for turn in 0..times {
-        // NCCL's proxy thread looks for an abort twice a second, so that a thousand may take half an hour. Rank 0 decides.
+        // NCCL's proxy thread looks for an abort twice a second, so a thousand take a quarter of an hour. Rank 0 decides.
         let goes_on = u8::from(begun.elapsed() < Duration::from_secs(60));
         let all = rank.world.all_gather(&format!("turn {turn}"), &[goes_on])?;
         if all[0] == [0] {
@@ -241,7 +241,7 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
                 return Err("the first exchange does not end".into());
             }
             if name == "aborted in an operation" {
-                // Both receive what nobody sends.
+                // Both receive, and neither sends.
                 let _ = settle(comm, recv(comm, y, 1 << 20, peer, stream), LONG);
             }
             rank.barrier(&format!("{name} {turn}"))?;
@@ -264,7 +264,12 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         kept("descriptors", before.descriptors, after.descriptors, "");
         kept("threads", before.threads, after.threads, "");
         kept("memory", before.own, after.own, "KiB");
-        kept("device memory", before.device, after.device, "KiB");
+        kept(
+            "device memory of all ranks on it",
+            before.device,
+            after.device,
+            "KiB",
+        );
     }
     Ok(())
 }
@@ -316,7 +321,7 @@ pub fn one_or_all(rank: &Rank, _: Setting, sheet: &mut Sheet) -> Result {
         let (x, y) = (rank.memory(&[0; 8])?, rank.memory(&vec![0; 1 << 20])?);
         let peer = 1 - rank.world.rank();
         let _ = settle(comm, exchange(comm, [x, y], 8, peer, stream), LONG);
-        // Both receive what nobody sends.
+        // Both receive, and neither sends.
         let _ = settle(comm, recv(comm, y, 1 << 20, peer, stream), LONG);
         rank.barrier(name)?;
         if all || rank.world.rank() == 0 {

@@ -48,16 +48,32 @@ fn run(mut command: Command) -> Output {
 }
 
 fn finish(mut child: Child) -> Output {
-    // What a doctor prints fits into a pipe, so that it can be read at the end.
+    // It may print more than a pipe holds.
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let stdout = std::thread::spawn(move || read_all(&mut out));
+    let stderr = std::thread::spawn(move || read_all(&mut err));
     let deadline = Instant::now() + DEADLINE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            panic!("it did not end: {:?}", child.wait_with_output());
-        }
+    let mut ended = child.try_wait().unwrap();
+    while ended.is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
+        ended = child.try_wait().unwrap();
     }
-    child.wait_with_output().unwrap()
+    if ended.is_none() {
+        child.kill().unwrap();
+    }
+    let output = Output {
+        status: child.wait().unwrap(),
+        stdout: stdout.join().unwrap(),
+        stderr: stderr.join().unwrap(),
+    };
+    assert!(ended.is_some(), "it did not end: {output:?}");
+    output
+}
+
+fn read_all(from: &mut impl std::io::Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).unwrap();
+    bytes
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -61,13 +61,16 @@ pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
     SPECIFIED.as_ref().map(drop)
 }
 
-/// Why one of the faults strikes nothing on NVIDIA's own library, if one does not.
-pub(crate) fn of_nccl() -> Option<String> {
+/// Whether the faults of the environment can be read, and can strike on NVIDIA's own library.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn check_for_nvidias() -> Result<(), String> {
+    check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
     let faults = lock(&FAULTS);
     let mut points = faults.rules.iter().map(|rule| &rule.point);
-    points
-        .find(|point| point.is_of_emulators_nccl())
-        .map(useless)
+    let nowhere = points.find(|point| point.is_of_emulators_nccl());
+    nowhere.map_or(Ok(()), |point| Err(useless(point)))
 }
 
 /// Whether there are any faults: asked before anything else.

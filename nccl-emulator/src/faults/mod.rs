@@ -28,7 +28,7 @@
 //! | `fail=CODE` | returns the code, or counts as failed in its group | never begins; the communicator reports the code |
 //! | `kill` | the process ends by SIGKILL | the process ends by SIGKILL |
 //!
-//! Functions of the driver have no rank and no communicator: a fault at one strikes whoever calls it, and
+//! Functions of the driver have no rank and no communicator: a fault at one strikes every caller, and
 //! nothing but the end of the fault ends its `stall`. They are named without the version that some have
 //! in their symbols (`cuMemAlloc`), and fail with codes of CUDA's.
 //!
@@ -60,7 +60,7 @@ use std::time::Duration;
 
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
-pub(crate) use in_force::{any, check_environment, lateness, of_nccl};
+pub(crate) use in_force::{any, check_environment, check_for_nvidias, lateness};
 pub(crate) use rule::OperationFault;
 pub use specification::SpecificationError;
 #[cfg(feature = "real-nccl")]

@@ -1,16 +1,21 @@
-//! The library's exported functions, entered through the [faults](crate::faults).
+//! NVIDIA's exported functions, with the [faults](crate::faults) in front of them.
 //!
-//! Programs find a function by its symbol. The symbols of the loaded library, in this process's memory alone, are led to
-//! trampolines: each saves the arguments, asks [`entered`], and then either goes on to NVIDIA's function with the arguments
-//! as they were, or returns what it was told. NCCL's calls of itself were bound when it was loaded, and do not pass here.
+//! A program looks a function up by its symbol. In this process's copy of the library, the symbols point to
+//! trampolines: each saves the arguments, asks [`entered`], and then either jumps to NVIDIA's function with the arguments
+//! unchanged or returns the code that it was given. Calls that NCCL makes of its own functions do not use the symbols.
 //!
-//! A call that a fault makes fail does not reach NVIDIA's function, which therefore cannot note what it would have noted:
+//! A call that a fault makes fail does not reach NVIDIA's function. What that function would have left behind is made here:
 //! - inside a group: the group fails. NCCL is made to note a failure (an operation without a communicator), so that the end
 //!   of the group drops what is queued, and the end returns the fault's code in place of NCCL's;
 //! - an operation on a non-blocking communicator: the code becomes the communicator's state;
 //! - `ncclCommGetAsyncError`: the same, and the call succeeds;
 //! - `ncclCommInitRankConfig` and `…Scalable` with `ncclUnhandledCudaError`: the thread is left inside a group, as NCCL
 //!   leaves it when CUDA cannot tell the device.
+//!
+//! A call that is held while its own communicator is aborted returns `ncclInternalError`, and NVIDIA's function does not see
+//! the communicator again. An abort waits for a call that stalls. It does not wait for one that hangs or is delayed: if that
+//! call belongs to a group with operations of the communicator, the group cannot be ended any more, and its thread gets
+//! `ncclInternalError` from every later call that queues work.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,8 +26,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nccl_sys::Api;
 
@@ -57,6 +63,7 @@ struct Entry {
     rank: Option<usize>,
     /// NVIDIA's function.
     address: usize,
+    library: &'static Library,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +71,7 @@ enum Kind {
     GroupStart,
     GroupEnd,
     Abort,
+    Destroy,
     AsyncError,
     /// An init that has a group of its own.
     Init,
@@ -74,7 +82,7 @@ enum Kind {
 
 impl Entry {
     /// `None` for a function that no fault can sit at.
-    fn new(symbol: &str, address: usize) -> Option<Self> {
+    fn new(symbol: &str, address: usize, library: &'static Library) -> Option<Self> {
         let wanted = symbol.strip_prefix('p').unwrap_or(symbol);
         let name = *Api::NAMES.iter().find(|name| **name == wanted)?;
         if TEXTS.contains(&name) {
@@ -89,6 +97,7 @@ impl Entry {
             "ncclGroupStart" => Kind::GroupStart,
             "ncclGroupEnd" | "ncclGroupSimulateEnd" => Kind::GroupEnd,
             "ncclCommAbort" => Kind::Abort,
+            "ncclCommDestroy" => Kind::Destroy,
             "ncclCommGetAsyncError" => Kind::AsyncError,
             "ncclCommInitRankConfig" | "ncclCommInitRankScalable" => Kind::Init,
             _ if is_queued => Kind::Operation,
@@ -103,6 +112,7 @@ impl Entry {
             communicator: position(&|_, kind| kind == COMMUNICATOR),
             rank: position(&|name, _| RANKS.contains(&name)),
             address,
+            library,
         })
     }
 }
@@ -119,20 +129,21 @@ impl Entries {
     }
 }
 
-/// What the hook needs of the library that is loaded; there is one in a process.
-static LIBRARY: OnceLock<Library> = OnceLock::new();
-
+/// What the hook needs of a library.
 struct Library {
     start: usize,
     all_reduce: usize,
-    communicator: Option<Fields>,
+    fields: Fields,
 }
 
 /// Fields of `ncclComm`, in bytes.
 struct Fields {
     rank: usize,
+    ranks: usize,
     /// A pointer to it: communicators that share resources share it.
     abort_flag: usize,
+    /// Of the children that do not share it; an abort raises it as well.
+    child_abort_flag: usize,
     state: usize,
     blocking: usize,
 }
@@ -142,7 +153,9 @@ impl Fields {
         let offset = |path| Ok(types.field("ncclComm", path)?.offset);
         Ok(Self {
             rank: offset("rank")?,
+            ranks: offset("nRanks")?,
             abort_flag: offset("abortFlag")?,
+            child_abort_flag: offset("childAbortFlag")?,
             state: offset("asyncResult")?,
             blocking: offset("config.blocking")?,
         })
@@ -162,13 +175,20 @@ pub(super) fn redirect(
     };
     let (Some(start), Some(all_reduce)) = (address("ncclGroupStart"), address("ncclAllReduce"))
     else {
+        // A library without operations, as tests make them.
         return Ok(Entries::default());
     };
+    // As long as the trampolines, which is for ever.
+    let library = Box::leak(Box::new(Library {
+        start,
+        all_reduce,
+        fields: Fields::of(types)?,
+    }));
     // The names `nccl…` and `pnccl…` have one address.
     let mut functions = BTreeMap::new();
     for export in &calls.exports {
         let address = image.at(export.address).expose_provenance();
-        if let Some(entry) = Entry::new(&export.name, address) {
+        if let Some(entry) = Entry::new(&export.name, address, library) {
             functions.entry(export.address).or_insert(entry);
         }
     }
@@ -177,20 +197,12 @@ pub(super) fn redirect(
     let mut entries = BTreeMap::new();
     for (function, entry) in functions {
         entries.insert(function, area.start + bytes.len());
-        // As long as the trampolines, which is for ever.
         write_trampoline(&mut bytes, Box::leak(Box::new(entry)));
     }
     let to = ptr::with_exposed_provenance_mut::<u8>(area.start);
     // SAFETY: the area was mapped writable for this many trampolines, and is not yet in use.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     protect(path, &area, "trampolines", Protection::Executable)?;
-    let library = Library {
-        start,
-        all_reduce,
-        communicator: Fields::of(types).ok(),
-    };
-    // Before a trampoline can be entered.
-    let _ = LIBRARY.set(library);
     let entries = Entries(entries);
     write_symbols(path, image, calls, &entries)?;
     Ok(entries)
@@ -292,8 +304,8 @@ struct Arguments(*const usize);
 impl Arguments {
     fn get(self, at: usize) -> usize {
         let slot = if at < 6 { 5 - at } else { at + 1 };
-        // SAFETY: the trampoline has saved six registers; what lies above them is the caller's, who has passed as many
-        // arguments as the function has.
+        // SAFETY: the trampoline has saved six registers; above them lies the stack of the caller, with as many arguments as
+        // the function has.
         unsafe { *self.0.add(slot) }
     }
 }
@@ -303,69 +315,129 @@ impl Arguments {
 struct Subject {
     /// The handle.
     communicator: usize,
-    rank: c_int,
-    /// Where its abort flag is.
+    /// Unknown while a non-blocking init has not begun.
+    rank: Option<c_int>,
+    /// Where its abort flag is, and that of its children; 0 for none.
     flag: usize,
+    child_flag: usize,
 }
 
 impl Subject {
     fn of(communicator: usize, fields: &Fields) -> Self {
         let at = |offset: usize| ptr::with_exposed_provenance::<u8>(communicator + offset);
-        // SAFETY: the caller's communicator, which lives while a call of it does; the fields lie where the library's debug
-        // information says, and neither changes once the handle is out.
-        let (rank, flag) = unsafe {
-            (
-                at(fields.rank).cast::<c_int>().read_volatile(),
-                at(fields.abort_flag).cast::<usize>().read_volatile(),
-            )
-        };
-        Self {
-            communicator,
-            rank,
-            flag,
+        // SAFETY: the communicator of a call lives while NVIDIA's function has not been entered, and the fields lie where the
+        // library's debug information says. An init that is under way sets each of them once: the rank before the number of
+        // ranks, which is 0 until then. The flag of the children changes in calls that exclude this one.
+        unsafe {
+            let ranks = at(fields.ranks).cast::<c_int>().read_volatile();
+            let rank = at(fields.rank).cast::<c_int>().read_volatile();
+            Self {
+                communicator,
+                rank: (ranks > 0).then_some(rank),
+                flag: at(fields.abort_flag).cast::<usize>().read_volatile(),
+                child_flag: at(fields.child_abort_flag).cast::<usize>().read_volatile(),
+            }
         }
     }
 
-    /// Makes the code the communicator's state.
+    /// Makes the code the communicator's state, if it is one that reports codes this way.
     fn set_state(self, code: c_int, fields: &Fields) {
-        let at = ptr::with_exposed_provenance_mut::<c_int>(self.communicator + fields.state);
-        // SAFETY: as in `of`; NCCL reads and writes this field atomically.
-        unsafe { AtomicI32::from_ptr(at) }.store(code, Ordering::SeqCst);
-    }
-
-    fn is_blocking(self, fields: &Fields) -> bool {
-        let at = ptr::with_exposed_provenance::<c_int>(self.communicator + fields.blocking);
-        // SAFETY: as in `of`.
-        unsafe { at.read_volatile() == 1 }
+        let at = |offset| ptr::with_exposed_provenance_mut::<c_int>(self.communicator + offset);
+        // SAFETY: as in `of`; NCCL reads and writes the state atomically.
+        unsafe {
+            if at(fields.blocking).read_volatile() != 1 {
+                AtomicI32::from_ptr(at(fields.state)).store(code, Ordering::SeqCst);
+            }
+        }
     }
 }
 
 /// A call that a fault may hold.
-struct Held {
+struct Call {
     subjects: Vec<Subject>,
     /// One of the communicators, or one that shares its flag, is being aborted.
     aborted: AtomicBool,
-    /// One of the communicators itself is: by now it may be freed.
-    gone: AtomicBool,
+    /// One of the communicators itself is being freed.
+    is_ended: AtomicBool,
+    /// A fault holds it until the abort.
+    stalls: AtomicBool,
 }
 
-static HELD: Mutex<Vec<Arc<Held>>> = Mutex::new(Vec::new());
-
-fn held() -> std::sync::MutexGuard<'static, Vec<Arc<Held>>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+impl Call {
+    /// Whether one of its communicators is aborted.
+    fn is_aborted(&self) -> bool {
+        self.stalls.store(true, Ordering::SeqCst);
+        // The one that frees a communicator says so under the lock, before.
+        let _calls = calls();
+        let is_raised = |subject: &Subject| {
+            let flag = ptr::with_exposed_provenance_mut::<u32>(subject.flag);
+            // SAFETY: the flag lives as long as the communicator, which is not freed; NCCL writes it atomically.
+            subject.flag != 0 && unsafe { AtomicU32::from_ptr(flag) }.load(Ordering::SeqCst) != 0
+        };
+        self.aborted.load(Ordering::SeqCst)
+            || (!self.is_ended.load(Ordering::SeqCst) && self.subjects.iter().any(is_raised))
+    }
 }
 
-/// Tells the calls that are held.
-fn note_abort(aborted: Subject) {
-    for held in held().iter() {
-        for subject in &held.subjects {
-            if subject.flag == aborted.flag {
-                held.aborted.store(true, Ordering::SeqCst);
+/// Those that faults may hold.
+static CALLS: Mutex<Vec<Arc<Call>>> = Mutex::new(Vec::new());
+static LEFT: Condvar = Condvar::new();
+/// A call that stalls notices the abort in milliseconds; this is for one that something else keeps.
+const LEAVING: Duration = Duration::from_secs(10);
+
+fn calls() -> MutexGuard<'static, Vec<Arc<Call>>> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call among [`CALLS`] while it is under way here.
+struct UnderWay(Arc<Call>);
+
+impl UnderWay {
+    fn new(subjects: Vec<Subject>) -> Self {
+        let call = Arc::new(Call {
+            subjects,
+            aborted: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
+            stalls: AtomicBool::new(false),
+        });
+        calls().push(Arc::clone(&call));
+        Self(call)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        calls().retain(|call| !Arc::ptr_eq(call, &self.0));
+        LEFT.notify_all();
+    }
+}
+
+/// Tells the calls that are held that a communicator is about to be freed, and waits for those that end with its abort.
+fn note_end(ended: Subject, is_abort: bool) {
+    let calls = calls();
+    for call in calls.iter() {
+        for subject in &call.subjects {
+            let is_it = subject.communicator == ended.communicator;
+            if is_it {
+                call.is_ended.store(true, Ordering::SeqCst);
             }
-            if subject.communicator == aborted.communicator {
-                held.gone.store(true, Ordering::SeqCst);
+            let shares =
+                subject.flag != 0 && [ended.flag, ended.child_flag].contains(&subject.flag);
+            if is_abort && (is_it || shares) {
+                call.aborted.store(true, Ordering::SeqCst);
             }
         }
+    }
+    if is_abort {
+        let stall = |calls: &mut Vec<Arc<Call>>| {
+            let is_left = |call: &Arc<Call>| {
+                [&call.is_ended, &call.stalls]
+                    .iter()
+                    .all(|is| is.load(Ordering::SeqCst))
+            };
+            calls.iter().any(is_left)
+        };
+        let _ = LEFT.wait_timeout_while(calls, LEAVING, stall);
     }
 }
 
@@ -373,15 +445,17 @@ fn note_abort(aborted: Subject) {
 #[derive(Default)]
 struct Group {
     depth: usize,
+    /// What it is about: operations, and ranks that join.
     members: Vec<Subject>,
+    ranks: Vec<c_int>,
     /// The code that its end returns.
     failed: Option<c_int>,
+    /// NVIDIA's group has operations of a communicator that is freed.
+    is_lost: bool,
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = const {
-        RefCell::new(Group { depth: 0, members: Vec::new(), failed: None })
-    };
+    static GROUP: RefCell<Group> = RefCell::default();
 }
 
 /// Answers a trampoline: [`GO_ON`], or the code that the call returns.
@@ -397,91 +471,127 @@ extern "C" fn entered(entry: &Entry, arguments: *const usize) -> c_int {
 }
 
 fn enter(entry: &Entry, arguments: Arguments) -> c_int {
-    let library = LIBRARY.get();
-    let fields = library.and_then(|library| library.communicator.as_ref());
+    let frees = matches!(entry.kind, Kind::Abort | Kind::Destroy);
     let subject = || {
         let communicator = arguments.get(entry.communicator?);
-        let fields = fields.filter(|_| communicator != 0)?;
-        Some(Subject::of(communicator, fields))
+        (communicator != 0).then(|| Subject::of(communicator, &entry.library.fields))
     };
-    if entry.kind == Kind::Abort
-        && let Some(subject) = subject()
+    let any = faults::any();
+    let subject = match any || (frees && !calls().is_empty()) {
+        true => subject(),
+        false => None,
+    };
+    let answer = GROUP.try_with(|group| match any {
+        true => struck(entry, arguments, subject, group),
+        false => answer(entry, arguments, None, None, &mut group.borrow_mut()),
+    });
+    // A thread that is ending has no group any more.
+    let answer = answer.unwrap_or(GO_ON);
+    if answer == GO_ON
+        && frees
+        && let Some(subject) = subject
     {
-        note_abort(subject);
+        note_end(subject, entry.kind == Kind::Abort);
     }
-    let struck = match faults::any() {
-        true => strike(entry, arguments, subject()),
-        false => Ok(()),
-    };
-    GROUP.with_borrow_mut(|group| {
-        let answer = match (struck, library) {
-            (Err(Struck::Gone), _) => {
-                *group = Group::default();
-                return INTERNAL;
-            }
-            (Err(Struck::Failed(code)), Some(library)) => {
-                fail(entry, code, subject(), library, group)
-            }
-            _ => GO_ON,
-        };
-        match entry.kind {
-            Kind::GroupStart if answer == GO_ON => group.depth += 1,
-            Kind::GroupEnd => return end(entry, arguments, answer, group),
-            _ if group.depth > 0 && faults::any() => group.members.extend(subject()),
-            _ => {}
-        }
-        answer
-    })
+    answer
 }
 
 /// What a fault makes of a call.
 enum Struck {
     /// It fails.
     Failed(c_int),
-    /// While it was held, its communicator was aborted: NVIDIA's function must not see it any more.
-    Gone,
+    /// While it was held, one of its communicators came to its end; perhaps it is freed.
+    Ended { is_freed: bool },
 }
 
 /// Lets the faults at the call strike.
-fn strike(entry: &Entry, arguments: Arguments, subject: Option<Subject>) -> Result<(), Struck> {
-    let subjects = match entry.kind {
-        Kind::GroupEnd => GROUP.with_borrow(|group| group.members.clone()),
-        _ => subject.into_iter().collect(),
+fn struck(
+    entry: &Entry,
+    arguments: Arguments,
+    subject: Option<Subject>,
+    group: &RefCell<Group>,
+) -> c_int {
+    let (subjects, mut ranks) = match entry.kind {
+        Kind::GroupEnd => {
+            let group = group.borrow();
+            (group.members.clone(), group.ranks.clone())
+        }
+        _ => {
+            let rank = entry.rank.filter(|_| subject.is_none());
+            let rank = rank.map(|at| arguments.get(at) as c_int);
+            (Vec::from_iter(subject), Vec::from_iter(rank))
+        }
     };
-    let mut ranks: Vec<_> = subjects.iter().map(|subject| subject.rank).collect();
-    if subjects.is_empty() {
-        ranks.extend(entry.rank.map(|at| arguments.get(at) as c_int));
+    ranks.extend(subjects.iter().filter_map(|subject| subject.rank));
+    // Until NVIDIA's group has been told.
+    let under_way = UnderWay::new(subjects);
+    let call = &under_way.0;
+    let struck = faults::check_call_until(entry.name, &ranks, &|| call.is_aborted());
+    let struck = match struck {
+        _ if call.is_ended.load(Ordering::SeqCst) => Some(Struck::Ended {
+            is_freed: !call.stalls.load(Ordering::SeqCst),
+        }),
+        Ok(()) => None,
+        Err(code) => Some(Struck::Failed(code.number() as c_int)),
+    };
+    answer(entry, arguments, subject, struck, &mut group.borrow_mut())
+}
+
+fn answer(
+    entry: &Entry,
+    arguments: Arguments,
+    subject: Option<Subject>,
+    struck: Option<Struck>,
+    group: &mut Group,
+) -> c_int {
+    let queues = matches!(
+        entry.kind,
+        Kind::GroupStart | Kind::GroupEnd | Kind::Operation
+    ) || entry.rank.is_some();
+    if group.is_lost && queues {
+        return INTERNAL;
     }
-    let call = Arc::new(Held {
-        subjects,
-        aborted: AtomicBool::new(false),
-        gone: AtomicBool::new(false),
-    });
-    held().push(Arc::clone(&call));
-    let struck =
-        faults::check_call_until(entry.name, &ranks, &|| call.aborted.load(Ordering::SeqCst));
-    held().retain(|other| !Arc::ptr_eq(other, &call));
-    match struck {
-        // Its own abort is what it waits for.
-        _ if entry.kind != Kind::Abort && call.gone.load(Ordering::SeqCst) => Err(Struck::Gone),
-        Ok(()) => Ok(()),
-        Err(code) => Err(Struck::Failed(code.number() as c_int)),
+    let answer = match struck {
+        Some(Struck::Failed(code)) => fail(entry, code, subject, group),
+        Some(Struck::Ended { is_freed }) => {
+            let is_last = entry.kind == Kind::GroupEnd && group.depth == 1;
+            let has_it = match (entry.kind, subject) {
+                (Kind::GroupEnd, _) => true,
+                (_, Some(subject)) => group
+                    .members
+                    .iter()
+                    .any(|member| member.communicator == subject.communicator),
+                (_, None) => false,
+            };
+            if has_it && (is_freed || !is_last) {
+                group.is_lost = true;
+                return INTERNAL;
+            }
+            fail_group(entry, INTERNAL, group);
+            INTERNAL
+        }
+        None => GO_ON,
+    };
+    match entry.kind {
+        Kind::GroupStart if answer == GO_ON => group.depth += 1,
+        Kind::GroupEnd => return end(entry, arguments, answer, group),
+        Kind::Operation if group.depth > 0 && answer == GO_ON => group.members.extend(subject),
+        _ if group.depth > 0 && answer == GO_ON && subject.is_none() => {
+            let rank = entry.rank.map(|at| arguments.get(at) as c_int);
+            group.ranks.extend(rank);
+        }
+        _ => {}
     }
+    answer
 }
 
 /// What a call that a fault makes fail leaves behind, and returns.
-fn fail(
-    entry: &Entry,
-    code: c_int,
-    subject: Option<Subject>,
-    library: &Library,
-    group: &mut Group,
-) -> c_int {
-    let fields = library.communicator.as_ref();
+fn fail(entry: &Entry, code: c_int, subject: Option<Subject>, group: &mut Group) -> c_int {
+    let library = entry.library;
     match entry.kind {
         Kind::AsyncError => {
-            if let (Some(subject), Some(fields)) = (subject, fields) {
-                subject.set_state(code, fields);
+            if let Some(subject) = subject {
+                subject.set_state(code, &library.fields);
             }
             return GO_ON;
         }
@@ -491,37 +601,48 @@ fn fail(
             group.depth += 1;
         }
         Kind::Operation => {
-            if let (Some(subject), Some(fields)) = (subject, fields)
-                && !subject.is_blocking(fields)
-            {
-                subject.set_state(code, fields);
+            if let Some(subject) = subject {
+                subject.set_state(code, &library.fields);
             }
         }
         _ => {}
     }
-    if matches!(entry.kind, Kind::Operation | Kind::GroupEnd) && group.depth > 0 {
-        group.failed.get_or_insert(code);
-        type AllReduce = extern "C" fn(usize, usize, usize, c_int, c_int, usize, usize) -> c_int;
-        // SAFETY: `ncclAllReduce` of the loaded library; without a communicator it only notes that the group has failed.
-        unsafe { function::<AllReduce>(library.all_reduce)(0, 0, 0, 0, 0, 0, 0) };
-    }
+    fail_group(entry, code, group);
     code
 }
 
-/// The end of a group, of which the fault at the call has answered so much already.
+/// Makes NVIDIA's group fail, if the call is one of a group.
+fn fail_group(entry: &Entry, code: c_int, group: &mut Group) {
+    if matches!(entry.kind, Kind::Operation | Kind::GroupEnd) && group.depth > 0 {
+        // NCCL's end returns the last one, too.
+        group.failed = Some(code);
+        type AllReduce = extern "C" fn(usize, usize, usize, c_int, c_int, usize, usize) -> c_int;
+        // SAFETY: `ncclAllReduce` of the loaded library; without a communicator it only notes that the group has failed.
+        unsafe { function::<AllReduce>(entry.library.all_reduce)(0, 0, 0, 0, 0, 0, 0) };
+    }
+}
+
+/// The end of a group; a fault at the call has already given `answer`.
 fn end(entry: &Entry, arguments: Arguments, answer: c_int, group: &mut Group) -> c_int {
     group.depth = group.depth.saturating_sub(1);
-    if group.depth > 0 {
-        // The end of an inner group does nothing but count.
-        return GO_ON;
-    }
-    group.members.clear();
-    let Some(code) = group.failed.take() else {
+    let (members, code) = if group.depth > 0 {
+        (Vec::new(), (answer != GO_ON).then_some(answer))
+    } else {
+        let Group {
+            members, failed, ..
+        } = mem::take(group);
+        (members, failed)
+    };
+    let Some(code) = code else {
         return answer;
     };
     type End = extern "C" fn(usize) -> c_int;
     // SAFETY: `ncclGroupEnd`, which takes nothing, or `ncclGroupSimulateEnd` with the pointer that it was called with.
     unsafe { function::<End>(entry.address)(arguments.get(0)) };
+    // NCCL's code is that of the operation without a communicator.
+    for member in members {
+        member.set_state(code, &entry.library.fields);
+    }
     code
 }
 

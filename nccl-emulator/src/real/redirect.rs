@@ -261,7 +261,7 @@ pub(super) fn protect(
         Protection::Constant => (libc::PROT_READ, "constant"),
     };
     // SAFETY: the pages are trampolines, code or symbols of the loaded library, to which no Rust reference
-    // exists, and which nobody uses at the time.
+    // exists, and which are not in use at the time.
     let code = unsafe {
         libc::mprotect(
             ptr::with_exposed_provenance_mut(pages.start),

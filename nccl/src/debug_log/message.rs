@@ -285,8 +285,14 @@ fn plugin(text: &str) -> Option<Message<'_>> {
         return (!matches!(word, "coll" | "collnet" | "gin" | "rma"))
             .then_some(Message::Plugin(kind, Plugin::Loaded(word)));
     }
-    // 2.30, of its default names: nothing was opened, because there is no such file.
-    if rest.starts_with("Failed to load external plugin ") && rest.contains("dlHandle: (nil)") {
+    // 2.30, whether or not there is such a file. The names are those that it tries of itself; a plugin that was asked for
+    // by another name is told below.
+    if let Some(rest) = rest.strip_prefix("Failed to load external plugin ")
+        && ["libnccl-gin.so,", "libnccl-rma.so,"]
+            .iter()
+            .any(|name| rest.starts_with(name))
+        && rest.contains("dlHandle: (nil)")
+    {
         return stated(Plugin::Missing(""));
     }
     let is_too_old = rest.contains("ncclNetPlugin symbols v4 and lower are not supported");

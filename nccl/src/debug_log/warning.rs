@@ -102,7 +102,7 @@ const INTERFACE: &str = "set NCCL_SOCKET_IFNAME to an interface that is up on th
 const REACH: &str = "the address must be reachable from that host: set NCCL_SOCKET_IFNAME on all hosts to the \
     interface of their common network, and let the firewall pass all ports between them";
 const LOST: &str = "a connection broke that both ranks had in use: look at cable, switch and firewall between the two hosts \
-    (ip -statistics link, dmesg), and at whether something closes connections that rest";
+    (ip -statistics link, dmesg), and whether something closes idle connections";
 const RANKS: &str = "each process needs a rank of its own, and all the same number of ranks: compare RANK and \
     WORLD_SIZE of all processes, and look for one left over from another run";
 const MATCH: &str = "the ranks did not call the same operation with the same count and type, or variables that have to \

@@ -41,7 +41,6 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     ("nccl-emulator", "nccl_children", EMULATORS),
     ("nccl-emulator", "nccl_collectives", EMULATORS),
-    ("nccl-emulator", "nccl_faults", EMULATORS),
     ("nccl-emulator", "nccl_graphs", EMULATORS),
     ("nccl-emulator", "nccl_groups", EMULATORS),
     ("nccl-emulator", "nccl_grow", EMULATORS),

@@ -28,7 +28,8 @@ impl Answer {
 
 fn agent() -> Agent {
     let config = Agent::config_builder()
-        .timeout_global(Some(Duration::from_secs(120)))
+        // Longer than what waits for an event: a long text takes minutes on a busy machine.
+        .timeout_global(Some(Duration::from_secs(300)))
         .http_status_as_error(false);
     config.build().into()
 }

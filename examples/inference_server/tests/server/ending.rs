@@ -67,7 +67,7 @@ fn a_server_that_is_killed_leaves_neither_processes_nor_files() {
 
 #[test]
 fn a_server_that_is_told_to_end_finishes_what_it_has_begun() {
-    let mut server = Server::start(&["--ranks", "2"]);
+    let mut server = Server::start(&["--ranks", "2", "--grace", "100"]);
     let (ranks, files) = (server.ranks(), files(&server));
     let question = Question::long(51);
     let mut stream = Stream::new(&server.url, &question.streaming());

@@ -115,6 +115,9 @@ pub(crate) fn finish_peers(
         .connections
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
+    if wanted.iter().any(|&(peer, _)| !session.is_local(peer)) {
+        communicator.family.needs_proxy();
+    }
     connections.peers.resize(session.ranks(), 0);
     for &(peer, direction) in wanted {
         connections.peers[peer] |= bit(direction);
@@ -147,6 +150,9 @@ pub(crate) fn finish_algorithm(
         wait(communicator, session, rank, || {
             block.algorithms.load(Ordering::SeqCst) & algorithm != 0
         })?;
+    }
+    if (0..session.ranks()).any(|rank| !session.is_local(rank)) {
+        communicator.family.needs_proxy();
     }
     communicator
         .connections

@@ -19,6 +19,8 @@ pub(crate) struct Family {
     /// How many of them are not destroyed.
     pub(super) members: AtomicU32,
     suspended: AtomicBool,
+    /// Whether one is connected to a rank of another process: a thread of NCCL's does that, the proxy.
+    has_proxy: AtomicBool,
 }
 
 impl Default for Family {
@@ -26,6 +28,7 @@ impl Default for Family {
         Self {
             members: AtomicU32::new(1),
             suspended: AtomicBool::new(false),
+            has_proxy: AtomicBool::new(false),
         }
     }
 }
@@ -34,6 +37,16 @@ impl Family {
     /// How many of them are not destroyed.
     pub(crate) fn members(&self) -> u32 {
         self.members.load(Ordering::Acquire)
+    }
+
+    /// Notes a connection to a rank of another process.
+    pub(super) fn needs_proxy(&self) {
+        self.has_proxy.store(true, Ordering::Release);
+    }
+
+    /// Whether all of them are destroyed, and had a proxy.
+    pub(super) fn ends_proxy(&self) -> bool {
+        self.members() == 0 && self.has_proxy.load(Ordering::Acquire)
     }
 
     /// Whether their memory is given up.

@@ -96,6 +96,14 @@ fn networks_adapters_and_plugins_are_read() {
             PluginState::Failed,
         ),
         (
+            "GIN/Plugin: Failed to load external plugin libnccl-gin.so, dlHandle: (nil), ncclGin: (nil)",
+            PluginState::Missing,
+        ),
+        (
+            "GIN/Plugin: Failed to load external plugin libnccl-gin-asked-for.so, dlHandle: (nil), ncclGin: (nil)",
+            PluginState::Failed,
+        ),
+        (
             "NET/Plugin: Loaded net plugin Libfabric (v8)",
             PluginState::Loaded,
         ),

@@ -92,7 +92,7 @@ fn real(name: &str, ranks: std::ops::Range<usize>) -> DebugLog {
 /// Two hosts, network namespaces, with two ranks each or one.
 #[test]
 fn what_nccl_itself_wrote_on_two_hosts_is_judged_as_it_was() {
-    // InfiniBand and P2P were switched off; plugins that nobody asked for are not there.
+    // InfiniBand and P2P were switched off; no plugin was asked for.
     let log = real("2.30.7-two-hosts", 0..4);
     only(&log, &["log-network", "log-peer-to-peer"]);
     says(
