@@ -31,6 +31,7 @@
 //! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
 //! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
+//! | `NCCL_EMULATOR_PROXY_POLL_MS` | how long `ncclCommAbort` takes once ranks of other processes are connected, in milliseconds | 500, as NCCL's |
 //! | `NCCL_EMULATOR_FAULTS` | faults on purpose, see [`faults`] | none |
 //! | `NCCL_EMULATOR_VERSION` | the release of NCCL that it presents itself as, `2.18.3` for instance | the newest |
 //! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use nccl_sys::Version;
 
@@ -14,6 +15,9 @@ pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";
 pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
 /// Errors where NCCL would hang.
 pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
+
+/// How long an abort takes that ends connections to other processes, in milliseconds.
+pub(crate) const PROXY_POLL: &str = "NCCL_EMULATOR_PROXY_POLL_MS";
 
 /// The release of NCCL.
 pub(crate) const VERSION: &str = "NCCL_EMULATOR_VERSION";
@@ -42,6 +46,8 @@ pub(crate) struct Options {
     pub(crate) memory: u64,
     /// Prompt errors where NCCL would hang.
     pub(crate) strict: bool,
+    /// How long NCCL's proxy thread polls before it sees an abort.
+    pub(crate) proxy_poll: Duration,
     /// The release of NCCL.
     pub(crate) version: Version,
     /// NVIDIA's library in the place of the emulator's NCCL.
@@ -54,6 +60,7 @@ impl Default for Options {
             devices: 8,
             memory: 4 << 30,
             strict: false,
+            proxy_poll: Duration::from_millis(500),
             version: Version::HEADER,
             nccl: None,
         }
@@ -194,6 +201,14 @@ fn complete(
         },
         (None, None) => defaults.strict,
     };
+    let proxy_poll = match value(PROXY_POLL) {
+        Some(text) => text
+            .trim()
+            .parse()
+            .map(Duration::from_millis)
+            .map_err(|_| bad(PROXY_POLL, &text, "a number of milliseconds".into()))?,
+        None => defaults.proxy_poll,
+    };
     let nccl = wishes
         .nccl
         .clone()
@@ -222,6 +237,7 @@ fn complete(
         devices,
         memory: memory.next_multiple_of(GRAIN),
         strict,
+        proxy_poll,
         version,
         nccl,
     })
@@ -298,10 +314,13 @@ mod tests {
                 devices: 8,
                 memory: 4 << 30,
                 strict: false,
+                proxy_poll: Duration::from_millis(500),
                 version: Version::HEADER,
                 nccl: None,
             }
         );
+        let at_once = with(&[(PROXY_POLL, "0")]).unwrap();
+        assert_eq!(at_once.proxy_poll, Duration::ZERO);
         assert_eq!(with(&[(DEVICES, "")]).unwrap().devices, 8);
     }
 
@@ -314,6 +333,8 @@ mod tests {
             (MEMORY, "4Q"),
             (MEMORY, "1K"),
             (STRICT, "maybe"),
+            (PROXY_POLL, "0.5"),
+            (PROXY_POLL, "-1"),
             (VERSION, "2.27"),
             (VERSION, "2.27.7.1"),
             (VERSION, "2.17.1"),

@@ -101,6 +101,7 @@ mod collectives;
 mod communicator;
 mod config;
 pub mod debug_log;
+mod driver;
 mod dtype;
 mod error;
 mod error_report;

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, sys};
 
+use crate::driver;
 use crate::events;
 use crate::rendezvous;
 use crate::time::deadline_after;
@@ -333,12 +334,6 @@ extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
     rendezvous::say_goodbye(status);
 }
 
-/// Makes the context current, without taking an error away that is kept in it for somebody else.
-pub(crate) fn bind(context: &CudaContext) {
-    // SAFETY: the context lives; a refusal shows in the calls that follow.
-    let _ = unsafe { result::ctx::set_current(context.cu_ctx()) };
-}
-
 /// The moment on a stream behind which something may be let go of.
 pub(crate) struct Behind {
     stream: Arc<CudaStream>,
@@ -360,21 +355,18 @@ impl Behind {
     }
 
     fn record(&mut self) {
-        bind(self.stream.context());
-        if !self.recorded && !is_capturing(&self.stream) {
-            // SAFETY: event and stream live, and are of one context.
-            let code =
-                unsafe { result::event::record(self.event.cu_event(), self.stream.cu_stream()) };
-            self.recorded = code.is_ok();
+        let _ = driver::bind(self.stream.context());
+        if !self.recorded && !driver::is_capturing(&self.stream) {
+            self.recorded = driver::record(&self.event, &self.stream).is_ok();
         }
     }
 
     /// Whether the stream has got there. A device that failed runs nothing any more.
     pub(crate) fn is_over(&mut self) -> bool {
-        bind(self.stream.context());
+        let _ = driver::bind(self.stream.context());
         if !self.recorded {
             // A question about a stream that is capturing would break the capture.
-            if is_capturing(&self.stream) {
+            if driver::is_capturing(&self.stream) {
                 return false;
             }
             self.record();
@@ -382,18 +374,6 @@ impl Behind {
             return !self.recorded && has_failed(&self.stream);
         }
         !matches!(self.event.try_is_complete(), Ok(false))
-    }
-}
-
-/// Whether the stream takes part in the capture of a graph, or would break one: then nothing may be
-/// recorded on it, or asked about it.
-pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
-    // SAFETY: the stream lives.
-    let status = unsafe { result::stream::is_capturing(stream.cu_stream()) };
-    match status {
-        Ok(status) => status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        // The default stream, while a stream that waits for it is capturing.
-        Err(error) => error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
     }
 }
 

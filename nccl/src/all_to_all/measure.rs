@@ -212,6 +212,6 @@ fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let mut all = stream.clone_htod(&[own]).map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
-    let all = stream.clone_dtoh(&all).map_err(cuda)?;
+    let all = comm.read_back(&all).map_err(cuda)?;
     Ok(all.first().copied().unwrap_or(own))
 }

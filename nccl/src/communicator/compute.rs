@@ -7,12 +7,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
+
 use super::frame::Frame;
 use super::issue::Lent;
-use super::{Inner, order};
+use super::{Communicator, Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
 use crate::supervision::inside::{self, Place};
+
+impl Communicator {
+    /// Copies what an operation has written, which is over, to the host. On a stream of its own: whatever comes behind the
+    /// operation on the communicator's may wait for other ranks.
+    pub(crate) fn read_back<T: DeviceRepr>(
+        &self,
+        from: &CudaSlice<T>,
+    ) -> std::result::Result<Vec<T>, DriverError> {
+        let _inside = inside::enter(&self.inner, Place::Look, self.limit);
+        self.inner.context.new_stream()?.clone_dtoh(from)
+    }
+}
 
 impl Inner {
     /// Joins the streams in `frame` around `launch`, which puts work on the frame's, and calls NCCL for nothing.
@@ -36,7 +50,11 @@ impl Inner {
             let _inside = inside::enter(self, Place::Issue, limit);
             self.prepare(&handle, frame).map_err(before)?;
             let lent = Lent;
-            let launched = launch();
+            let mut launched = launch();
+            if order::is_captured(frame.on) {
+                // NCCL has no part in it, so that the communicator is aborted as after any failure.
+                launched = Err(order::captured());
+            }
             let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
             std::mem::forget(lent);
             launched.and(ordered)

@@ -16,7 +16,7 @@ use super::free::abort_in_a_group;
 use super::handle::{Backoff, RawComm};
 use super::lifecycle::Why;
 use super::state::{Native, Phase};
-use super::{Inner, State, Timeouts, lock};
+use super::{Inner, SharedLaunch, State, Timeouts, lock};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
@@ -245,11 +245,12 @@ impl fmt::Display for AbortReport {
 /// # }
 /// ```
 pub fn abort_all(reason: &str) -> AbortReport {
-    let (births, lives) = {
+    let (births, mut lives) = {
         let mut everybody = lock(&EVERYBODY);
         everybody.births.retain(|birth| !birth.is_over());
-        (everybody.births.clone(), everybody.alive())
+        (everybody.births.clone(), everybody.lives())
     };
+    lives.retain(|inner| !inner.phase.get().is_final());
     births.iter().for_each(|birth| birth.end(reason));
     abort_together(lives.iter(), || Why::from(reason));
     let begun = Instant::now();
@@ -264,7 +265,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
         phase.is_some_and(|phase| Arc::ptr_eq(phase, &inner.phase))
     };
     // Some may have come to be at the last moment.
-    let late = lock(&EVERYBODY).alive();
+    let late = alive();
     let late = late
         .iter()
         .filter(|inner| births.iter().any(|birth| of(inner, birth)));
@@ -289,13 +290,17 @@ pub fn abort_all(reason: &str) -> AbortReport {
 }
 
 impl Everybody {
-    /// Those that have not ended.
-    fn alive(&self) -> Vec<Arc<Inner>> {
-        let lives = self.lives.iter().filter_map(Weak::upgrade);
-        lives
-            .filter(|inner| !inner.phase.get().is_final())
-            .collect()
+    fn lives(&self) -> Vec<Arc<Inner>> {
+        self.lives.iter().filter_map(Weak::upgrade).collect()
     }
+}
+
+/// Those that have not ended.
+fn alive() -> Vec<Arc<Inner>> {
+    // One whose last handle goes meanwhile ends here, which must not be under the lock.
+    let mut lives = lock(&EVERYBODY).lives();
+    lives.retain(|inner| !inner.phase.get().is_final());
+    lives
 }
 
 /// From now on all communicators of the context of `first` count as ended; those of which that begins here.
@@ -305,7 +310,7 @@ pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Ar
     if first.begin_abort(Why::own(cause.clone())) {
         begun.push((Arc::clone(first), true));
     }
-    let others = lock(&EVERYBODY).alive();
+    let others = alive();
     for other in others {
         if other.is_of_context_of(first) && other.begin_abort(Why::own(cause.elsewhere())) {
             begun.push((other, true));
@@ -410,6 +415,12 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     };
     taken.iter().for_each(|(inner, _)| inner.destroy_plans());
     let raws: Vec<RawComm> = taken.iter().map(|&(_, raw)| raw).collect();
+    let launches = taken.iter().filter_map(|(inner, _)| inner.shared_launch());
+    let mut launches: Vec<Arc<SharedLaunch>> = launches.collect();
+    // All in one order.
+    launches.sort_by_key(Arc::as_ptr);
+    launches.dedup_by_key(|launch| Arc::as_ptr(launch));
+    let _first: Vec<_> = launches.iter().map(|launch| lock(&launch.0)).collect();
     let freed = abort_in_a_group(&first.library, &raws);
     for ((inner, _), freed) in taken.iter().zip(freed) {
         inner.phase.set_freed(freed);

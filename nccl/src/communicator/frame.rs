@@ -15,12 +15,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
 use super::order;
 use super::steps::{Copy, Step};
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
@@ -38,6 +39,8 @@ pub(crate) struct Frame<'a> {
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
     rest: ManuallyDrop<Box<Rest<'a>>>,
+    /// Whether cudarc orders the operation with other users of the buffers.
+    is_tracked: bool,
     /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
@@ -49,6 +52,8 @@ struct Rest<'a> {
     /// Streams that have to be ordered with the operation's.
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
+    /// Why the operation is not ordered with other users of the buffers.
+    unordered: Option<DriverError>,
     /// Which operations are, or have among them, messages to oneself.
     own: Vec<usize>,
     /// What the operations reduce with, kept until they are issued.
@@ -121,6 +126,7 @@ impl<'a> Frame<'a> {
             recorded: scratch.recorded,
             grouped: false,
             rest: ManuallyDrop::new(scratch.rest.unwrap_or_else(Rest::new)),
+            is_tracked: on.context().is_managing_stream_synchronization(),
             owned,
         }
     }
@@ -169,7 +175,10 @@ impl<'a> Frame<'a> {
     // messages and collectives otherwise.
     #[inline(always)]
     pub(crate) fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
-        let (address, guard) = buffer.lease(self.stream);
+        let (address, guard) = match self.is_tracked {
+            false => buffer.lease(self.stream),
+            true => self.lease_tracked(buffer),
+        };
         // By its parts: a guard that is moved has to be put into memory, for every message.
         match &*ManuallyDrop::new(guard) {
             // Does nothing when it is dropped.
@@ -274,10 +283,25 @@ impl<'a> Frame<'a> {
         &self.rest.foreign
     }
 
-    /// Whether cudarc was asked to order anything, of which it does not tell failures.
+    /// Refuses an operation that cudarc could not order with other users of the buffers.
     #[inline]
-    pub(super) fn is_tracked(&self) -> bool {
-        !self.rest.guards.is_empty()
+    pub(super) fn is_ordered(&self) -> Result<()> {
+        match self.rest.unordered {
+            None => Ok(()),
+            Some(error) => Err(Error::cuda("ordering the operation behind its buffers")(
+                error,
+            )),
+        }
+    }
+
+    #[inline(never)]
+    fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        let stream = self.stream;
+        let (leased, ordered) = driver::heard(stream.context(), || buffer.lease(stream));
+        if let Err(error) = ordered {
+            self.rest.unordered.get_or_insert(error);
+        }
+        leased
     }
 
     #[cold]
@@ -305,6 +329,7 @@ impl<'a> Rest<'a> {
             more: Vec::new(),
             foreign: Vec::new(),
             guards: Vec::new(),
+            unordered: None,
             own: Vec::new(),
             operators: Vec::new(),
             steps: Vec::new(),
@@ -318,13 +343,30 @@ impl<'a> Rest<'a> {
         self.more.clear();
         self.foreign.clear();
         self.own.clear();
-        self.guards.clear();
+        self.unordered = None;
+        self.guards.drain(..).for_each(end_guard);
         self.operators.clear();
         self.steps.clear();
         self.copies.clear();
         // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
         // with it, and there are none.
         unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }
+    }
+}
+
+/// Ends a guard of cudarc's: records its event, as its drop does, which an error that cudarc keeps would hinder.
+fn end_guard(guard: SyncOnDrop<'_>) {
+    if let &SyncOnDrop::Record(Some((event, stream))) = &guard {
+        std::mem::forget(guard);
+        if !stream.context().is_managing_stream_synchronization() {
+            return;
+        }
+        let recorded = driver::bind(stream.context()).and_then(|()| driver::record(event, stream));
+        // As cudarc does: the next that uses the buffer gets to know it. If a capture has taken the operation, nothing runs that
+        // anybody would have to wait for.
+        if !driver::is_capturing(stream) {
+            stream.context().record_err(recorded);
+        }
     }
 }
 

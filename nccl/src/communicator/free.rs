@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::handle::{RawComm, Unsettled, settle};
 use super::state::{Native, Way};
-use super::{Inner, Switch};
+use super::{Inner, SharedLaunch, Switch, lock};
 use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
@@ -26,18 +26,27 @@ impl Native for Arc<Inner> {
     }
 
     fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
-        look(&mut self.handle.wait_for_it().raw)
+        self.handle.slot(look)
     }
 
     fn free(&self, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
         // NCCL waits for graphs that hold the communicator. Whoever captured one had the lock, so that it is
         // in the list by now.
         self.destroy_plans();
+        let launch = self.shared_launch();
+        let _first = launch.as_ref().map(|launch| lock(&launch.0));
         if way == Way::Abort && self.revoke_instead(raw) {
             // NCCL has let go of all that was lent to it, and keeps itself.
             return Ok(());
         }
         free_with(&self.library, way, raw, self.switch.as_deref())
+    }
+}
+
+impl Inner {
+    /// The launch under way, or left unfinished, that it shares with others. To be locked while it is freed.
+    pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
+        lock(&self.launch).clone()
     }
 }
 

@@ -31,6 +31,7 @@ use super::start::{Patience, Sent, as_int, came_back};
 use super::state::{Left, Way};
 use super::{Communicator, CommunicatorBuilder, Inner, LaunchMode, State};
 use crate::abort::AbortSignal;
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
@@ -259,7 +260,7 @@ impl<'p> Growing<'p> {
             deadline_after(limit),
             patiently(|| signal.is_aborted() || self.parent.phase.get().is_aborted()),
             move || {
-                context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+                driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let raw = raw;
                 let mut token = UniqueId::from_bytes([0; UniqueId::LEN]).raw();
                 // SAFETY: the communicator's lock is held until this call is back, or for ever, so nobody
@@ -385,7 +386,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
             deadline,
             patiently(interrupted),
             move || {
-                context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+                driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let config = &mut config;
                 let parent = parent.map_or(std::ptr::null_mut(), RawComm::as_ptr);
                 let token = token.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

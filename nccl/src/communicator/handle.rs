@@ -1,7 +1,7 @@
 //! NCCL's pointer, and the polling of its state. Everything here happens under the communicator's lock.
 
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
@@ -51,6 +51,8 @@ pub(crate) struct Turn {
     handle: Mutex<Handle>,
     /// Who had the lock last: the number of the operation, and its kind in the low byte.
     holder: AtomicU64,
+    /// What `raw` is, to be asked for without the lock.
+    pointer: AtomicPtr<sys::ncclComm>,
 }
 
 /// Something that has no number.
@@ -63,6 +65,7 @@ impl Turn {
         Self {
             handle: Mutex::new(handle),
             holder: AtomicU64::new(0),
+            pointer: AtomicPtr::default(),
         }
     }
 
@@ -93,6 +96,21 @@ impl Turn {
     /// As [`wait_for_it`](Self::wait_for_it), until `deadline`.
     pub(crate) fn take_until(&self, deadline: Instant) -> Option<Guard<'_>> {
         self.handle.try_lock_until(deadline)
+    }
+
+    /// NCCL's pointer, also while a call is under way; `None` before it was there and once it was taken to be freed.
+    pub(crate) fn pointer(&self) -> Option<sys::ncclComm_t> {
+        let pointer = self.pointer.load(Ordering::Acquire);
+        (!pointer.is_null()).then_some(pointer)
+    }
+
+    /// Looks at NCCL's pointer, and may take it or put it there.
+    pub(crate) fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
+        let mut handle = self.wait_for_it();
+        let looked = look(&mut handle.raw);
+        let pointer = handle.raw.map_or(ptr::null_mut(), RawComm::as_ptr);
+        self.pointer.store(pointer, Ordering::Release);
+        looked
     }
 
     /// For what has time.

@@ -21,6 +21,7 @@ use super::switch::Switch;
 use super::{Inner, LaunchMode, Pins, Timeouts, guard, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
 use crate::expendable;
@@ -159,8 +160,7 @@ fn stream_and_event(
             let stream = context
                 .new_stream()
                 .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-            let event = context
-                .new_event(None)
+            let event = driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
             Ok((stream, event))
         },
@@ -291,6 +291,7 @@ impl Prepared {
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
             kept: AtomicUsize::new(0),
+            launch: Mutex::new(None),
             revocation: Revocation::default(),
             handle: Turn::new(handle),
             board,
@@ -313,8 +314,7 @@ impl Inner {
         deadline: Instant,
         is_void: impl Fn() -> bool,
     ) -> Result<RawComm, (Left<RawComm>, Error)> {
-        self.context
-            .bind_to_thread()
+        driver::bind(&self.context)
             .map_err(|error| (Left::Nothing, Error::cuda(BINDING)(error)))?;
         let interrupted = || self.interrupted() || is_void();
         let patience = || Patience {

@@ -53,6 +53,9 @@ enum Refused {
     Signalled(Error),
     /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
     Underway(Error),
+    /// NCCL was asked, and a capture has taken the work. NCCL waits for the end of that capture before it gives the
+    /// communicator back.
+    Captured(Error),
 }
 
 impl Communicator {
@@ -98,6 +101,11 @@ impl Communicator {
             Refused::Underway(error) => {
                 let error = error.during(describe);
                 inner.abandon(&error, frame);
+                error
+            }
+            Refused::Captured(error) => {
+                let error = error.during(describe);
+                inner.leave_to_a_capture(&error);
                 error
             }
         };
@@ -200,22 +208,19 @@ impl Inner {
         }
 
         // 4. On every path.
+        let captured = order::is_captured(frame.on);
         let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
         std::mem::forget(lent);
-        launched.and(ordered).map_err(Refused::Underway)
+        match captured {
+            true => Err(Refused::Captured(order::captured())),
+            false => launched.and(ordered).map_err(Refused::Underway),
+        }
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
     pub(super) fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
         order::admit(order::OPERATION, frame.on, &self.context)?;
-        // cudarc's guards swallow their errors; an operation that is not ordered must not be issued.
-        if frame.is_tracked() {
-            self.context
-                .check_err()
-                .map_err(Error::cuda("ordering the operation behind its buffers"))?;
-        }
-        // Binds the context to this thread, which all that follows relies on.
-        order::not_capturing(order::OPERATION, frame.on)?;
+        frame.is_ordered()?;
         order::enter(frame.on, frame.foreign(), &handle.join)
     }
 
@@ -282,12 +287,20 @@ impl Inner {
         if self.abort(reason) == Outcome::Leaked {
             self.end_the_process("NCCL did not give the communicator back");
         }
-        let _inside = inside::enter(self, Place::Issue, self.timeouts.abort);
-        let ordered = order::leave(frame.on, frame.foreign(), &self.handle.wait_for_it().join);
-        if ordered.is_err() && !self.is_over(frame) {
+        if !self.left_again(frame) && !self.is_over(frame) {
             self.end_the_process("work of an aborted operation did not end");
         }
         std::mem::forget(lent);
+    }
+
+    /// The second half of the joins once more, if the lock can be had within the abort limit.
+    fn left_again(&self, frame: &Frame<'_>) -> bool {
+        let deadline = deadline_after(self.timeouts.abort);
+        let Some(handle) = self.handle.take_until(deadline) else {
+            return false;
+        };
+        let _inside = inside::enter(self, Place::Issue, self.timeouts.abort);
+        order::leave(frame.on, frame.foreign(), &handle.join).is_ok()
     }
 
     /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
@@ -295,13 +308,26 @@ impl Inner {
     fn is_over(&self, frame: &Frame<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let mut backoff = Backoff::new();
-        while order::is_busy(frame.on) {
+        // Each look by itself, so that the sentinel does not take the wait for a call that does not come back.
+        let is_busy = || {
+            let _inside = inside::enter(self, Place::Look, self.timeouts.abort);
+            order::is_busy(frame.on)
+        };
+        while is_busy() {
             if Instant::now() >= deadline {
                 return false;
             }
             backoff.pause();
         }
         true
+    }
+
+    /// Leaks a communicator of which a capture has an operation: NCCL does not give it back before that capture has
+    /// ended, which is not in this crate's hands. The other ranks are told, and abort theirs.
+    pub(super) fn leave_to_a_capture(&self, reason: &Error) {
+        if self.begin_abort(reason.into()) {
+            self.leak("a capture has taken an operation of it");
+        }
     }
 
     fn end_the_process(&self, why: &str) -> ! {

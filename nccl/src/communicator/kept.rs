@@ -4,6 +4,7 @@
 //! their memory is over, but nobody can issue anything through them, nor wait or abort. When nobody else has the communicator any more, that is a dropped communicator: work that does not come
 //! to its end within the finalize limit is ended by an abort, as a finalize would be.
 
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -54,14 +55,17 @@ impl Deref for Kept {
 }
 
 /// A communicator for the moment of a look at it, by somebody who does not keep it.
-pub(crate) struct Visit(Arc<Inner>);
+///
+/// The end of a communicator calls CUDA. Should the last handle go during the look, that is done on another thread: those that
+/// look must get on even if the driver is stuck.
+pub(crate) struct Visit(ManuallyDrop<Arc<Inner>>);
 
 impl Visit {
     /// `None` when it was dropped.
     pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
         let inner = inner.upgrade()?;
         inner.kept.fetch_add(1, Ordering::AcqRel);
-        Some(Self(inner))
+        Some(Self(ManuallyDrop::new(inner)))
     }
 }
 
@@ -76,6 +80,13 @@ impl Deref for Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         self.0.kept.fetch_sub(1, Ordering::AcqRel);
+        // SAFETY: taken once, here, and not used afterwards.
+        let inner = unsafe { ManuallyDrop::take(&mut self.0) };
+        if let Some(last) = Arc::into_inner(inner)
+            && let Err(last) = reaper::on_a_thread(last, drop)
+        {
+            std::mem::forget(last);
+        }
     }
 }
 

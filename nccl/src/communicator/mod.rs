@@ -169,11 +169,19 @@ pub(crate) struct Inner {
     pub(crate) switch: Option<Arc<Switch>>,
     /// How many have it without being able to use it.
     kept: AtomicUsize,
+    /// The launch under way that it shares with other communicators.
+    launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// What it is to NCCL when it was revoked.
     revocation: revoke::Revocation,
     /// What pins cudarc's bookkeeping; released by the reaper.
     pins: Option<Pins>,
 }
+
+/// A launch of several communicators that NCCL carries out on a thread of its own. Held while one of them is aborted:
+/// NCCL lets only the first abort wait for that thread, which goes on using all of them
+/// (`ncclGroupJobAbort`, group.cc).
+#[derive(Default)]
+pub(crate) struct SharedLaunch(Mutex<()>);
 
 /// What has to outlive the communicator inside NCCL.
 pub(crate) struct Pins {

@@ -13,10 +13,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 
 /// What an error calls the stream of an operation.
 pub(crate) const OPERATION: &str = "the operation's stream";
+/// What it calls the stream of a buffer.
+const BUFFERS: &str = "the buffer's stream";
 
 const PER_THREAD: sys::CUstream = 0x2 as sys::CUstream;
 
@@ -49,7 +52,7 @@ pub(crate) fn admit(
 
 /// Refuses a stream to which a buffer of `context` cannot belong.
 pub(crate) fn admit_buffer(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
-    admit("the buffer's stream", stream, context)
+    admit(BUFFERS, stream, context)
 }
 
 /// Refuses a stream on which NCCL cannot allocate.
@@ -57,20 +60,22 @@ pub(crate) fn admit_owner(stream: &CudaStream) -> Result<()> {
     let context = stream.context();
     if !context.is_primary() {
         return Err(Error::new(ErrorKind::Stream {
-            what: "the buffer's stream",
+            what: BUFFERS,
             reason: StreamRefusal::NotPrimary,
         }));
     }
     admit_buffer(stream, context)?;
-    not_capturing("the buffer's stream", stream)
+    not_capturing(BUFFERS, stream)
 }
 
-/// Refuses a stream that is capturing a graph. The context is bound to this thread.
+/// Refuses a stream that is capturing a graph. Binds its context to this thread.
 #[inline]
 pub(crate) fn not_capturing(what: &'static str, stream: &CudaStream) -> Result<()> {
-    let status = stream.capture_status().map_err(Error::cuda(
-        "asking whether a stream is capturing (cuStreamIsCapturing)",
-    ))?;
+    let status = driver::bind(stream.context())
+        .and_then(|()| driver::capture_status(stream))
+        .map_err(Error::cuda(
+            "asking whether a stream is capturing (cuStreamIsCapturing)",
+        ))?;
     if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
         Ok(())
     } else {
@@ -88,30 +93,60 @@ pub(crate) fn visit(
     on: &Arc<CudaStream>,
     foreign: &mut Vec<Arc<CudaStream>>,
 ) -> Result<()> {
-    const WHAT: &str = "the buffer's stream";
     if Arc::ptr_eq(stream, on) {
         return Ok(());
     }
-    admit(WHAT, stream, on.context())?;
+    admit(BUFFERS, stream, on.context())?;
     if same(stream, on) || foreign.iter().any(|seen| same(seen, stream)) {
         return Ok(());
     }
-    not_capturing(WHAT, stream)?;
+    not_capturing(BUFFERS, stream)?;
     foreign.push(Arc::clone(stream));
     Ok(())
 }
 
-/// Before the operation: its stream waits for the streams of its buffers.
+/// Before the operation: its stream waits for the streams of its buffers. Refuses it if one of them is capturing by now.
 #[inline]
 pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
+    // Binds the context to this thread, which all that follows relies on.
+    not_capturing(OPERATION, on)?;
+    if foreign.is_empty() {
+        return Ok(());
+    }
     for stream in foreign {
-        join.record(stream)
+        // The program may have begun a capture since the buffer was recorded.
+        not_capturing(BUFFERS, stream)?;
+        driver::record(join, stream)
             .map_err(Error::cuda("recording an event on a buffer's stream"))?;
-        on.wait(join).map_err(Error::cuda(
+        driver::wait(on, join).map_err(Error::cuda(
             "making the operation wait for a buffer's stream",
         ))?;
     }
-    Ok(())
+    // Another thread may have been faster: a wait for a stream that captures takes the waiting one into the capture.
+    not_capturing(OPERATION, on)
+}
+
+/// After the operation: whether a capture, which another thread has begun meanwhile, has taken it instead of the device. Ends
+/// that capture without a graph: what the operation uses is only borrowed, and no replay must ever use it.
+#[inline]
+pub(crate) fn is_captured(on: &CudaStream) -> bool {
+    driver::is_capturing(on) && spoil_capture(on)
+}
+
+#[cold]
+fn spoil_capture(on: &CudaStream) -> bool {
+    // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is asked for its status.
+    let _ = unsafe { sys::cuStreamQuery(on.cu_stream()) };
+    true
+}
+
+/// The error for an operation that a capture has taken.
+#[cold]
+pub(crate) fn captured() -> Error {
+    Error::new(ErrorKind::Stream {
+        what: OPERATION,
+        reason: StreamRefusal::CapturedMeanwhile,
+    })
 }
 
 /// After the operation: the streams of its buffers wait for it.
@@ -124,14 +159,12 @@ pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
 }
 
 fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
-    join.record(on)
-        .map_err(Error::cuda("recording an event behind the operation"))?;
+    driver::record(join, on).map_err(Error::cuda("recording an event behind the operation"))?;
     // A stream that cannot wait is no reason to leave the others unordered.
     let mut ordered = Ok(());
     for stream in foreign {
-        let waits = stream
-            .wait(join)
-            .map_err(Error::cuda("making a buffer's stream wait"));
+        let waits =
+            driver::wait(stream, join).map_err(Error::cuda("making a buffer's stream wait"));
         ordered = ordered.and(waits);
     }
     ordered

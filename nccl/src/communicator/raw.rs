@@ -9,7 +9,7 @@ use nccl_sys as sys;
 use super::everybody::Birth;
 use super::handle::RawComm;
 use super::init::Plan;
-use super::{Communicator, LaunchMode, Timeouts};
+use super::{Communicator, LaunchMode, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -151,7 +151,7 @@ impl Communicator {
         Ok(Self::of(plan.prepare()?.adopt(raw, blocks)))
     }
 
-    /// NCCL's pointer; `None` once the communicator has ended.
+    /// NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
     ///
     /// NCCL serves one call on a communicator at a time: a call on the pointer must not overlap with an
     /// operation of this crate on any thread, and must not free it.
@@ -169,7 +169,8 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn as_raw(&self) -> Option<sys::ncclComm_t> {
-        self.inner.handle.wait_for_it().raw.map(RawComm::as_ptr)
+        let pointer = self.inner.handle.pointer();
+        pointer.filter(|_| self.inner.phase.get() == State::Ready)
     }
 }
 

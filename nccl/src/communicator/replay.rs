@@ -74,8 +74,16 @@ impl Inner {
         if is_marked {
             watchdog::after(issue);
         }
+        let captured = order::is_captured(frame.on);
         let ordered = order::leave(frame.on, frame.foreign(), join);
         drop(inside);
+        if captured {
+            let (kind, now) = (OperationKind::Replay, Instant::now());
+            let error = order::captured()
+                .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
+            self.leave_to_a_capture(&error);
+            return Err(error);
+        }
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),
             (Err(NotLaunched::Refused(error)), _) => Err(error),
@@ -100,10 +108,7 @@ impl Inner {
 
     fn ordered_behind_buffers(&self, frame: &Frame<'_>, join: &CudaEvent) -> Result<()> {
         order::admit(order::OPERATION, frame.on, &self.context)?;
-        order::not_capturing(order::OPERATION, frame.on)?;
-        order::enter(frame.on, frame.foreign(), join)?;
-        self.context
-            .check_err()
-            .map_err(Error::cuda("ordering a replay behind its buffers"))
+        frame.is_ordered()?;
+        order::enter(frame.on, frame.foreign(), join)
     }
 }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use nccl_sys as sys;
 
 use super::free::free;
-use super::handle::{RawComm, Unsettled, settle};
+use super::handle::{RawComm, Unsettled, settle, state};
 use super::lifecycle::{Outcome, Why};
 use super::state::Way;
 use super::{Communicator, Inner, lock};
@@ -142,6 +142,10 @@ impl Inner {
         let Some(revoke) = library.api().ncclCommRevoke else {
             return Err(Unsettled::Failed(ffi::missing(library, CALL)));
         };
+        // With a launch under way, NCCL would go on with what the revoke has freed (`ncclGroupJobAbort`, group.cc).
+        if state(library, raw).map_err(Unsettled::Failed)? != sys::ncclResult_t::ncclSuccess {
+            return Err(Unsettled::Interrupted);
+        }
         // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so nobody else calls on it.
         let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
         ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;

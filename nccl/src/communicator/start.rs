@@ -15,6 +15,7 @@ use super::handle::{RawComm, Unsettled, settle};
 use super::init::{BINDING, CALL, SPLIT};
 use super::state::{Left, Way};
 use super::switch::Switch;
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
@@ -48,7 +49,7 @@ pub(super) fn start_split(
         deadline,
         interrupted,
         move || {
-            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+            driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let (parent, config) = (parent, &mut config);
             // SAFETY: the parent is at rest and this thread alone has it; the place stays valid until the
             // parent is at rest again or freed (the switch keeps it); the config is valid for the call, and
@@ -116,7 +117,7 @@ pub(super) fn start(
         deadline,
         interrupted,
         move || {
-            context.bind_to_thread().map_err(Error::cuda(BINDING))?;
+            driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let config = &mut config;
             // Null, because releases up to 2.18 follow whatever they find here when they fail.
             let mut comm: sys::ncclComm_t = std::ptr::null_mut();

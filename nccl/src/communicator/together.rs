@@ -11,7 +11,7 @@ use super::everybody::abort_together;
 use super::handle::{Guard, Handle, RawComm, Unsettled};
 use super::issue::{Calls, Lent, not_put};
 use super::switch::{Inside, Switch};
-use super::{Communicator, Inner, order};
+use super::{Communicator, Inner, SharedLaunch, lock, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
@@ -27,6 +27,8 @@ enum Refused {
     Before(usize, Error),
     /// NCCL was asked, and no communicator of the group can be used again.
     Underway(usize, Error),
+    /// The same; of those that are true, a capture has taken the work.
+    Captured(Vec<bool>, usize, Error),
 }
 
 const KIND: OperationKind = OperationKind::Group;
@@ -51,7 +53,8 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             })
             .collect()),
         Err(refused) => {
-            let (Refused::Before(at, _) | Refused::Underway(at, _)) = refused;
+            let (Refused::Before(at, _) | Refused::Underway(at, _) | Refused::Captured(_, at, _)) =
+                refused;
             let inner = &all[at].comm.inner;
             let describe = || inner.operation(KIND, Shape::default(), None, started);
             let error = match refused {
@@ -61,6 +64,11 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                 Refused::Underway(_, error) => {
                     let error = error.during(describe);
                     abandon_all(all, at, &error);
+                    error
+                }
+                Refused::Captured(captured, _, error) => {
+                    let error = error.during(describe);
+                    abandon_the_rest(all, &captured, &error);
                     error
                 }
             };
@@ -77,6 +85,26 @@ fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
     let all_of_them = first.chain(all).map(|group| &group.comm.inner);
     abort_together(all_of_them, || reason.into());
     for group in all {
+        group.comm.inner.abandon(reason, &group.frame);
+    }
+    std::mem::forget(lent);
+}
+
+/// Leaks those of which a capture has the work, and aborts the others.
+fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
+    let lent = Lent;
+    let those = |taken: bool| {
+        let both = all.iter().zip(captured);
+        both.filter(move |(_, captured)| **captured == taken)
+            .map(|(group, _)| group)
+    };
+    for group in those(true) {
+        group.comm.inner.leave_to_a_capture(reason);
+    }
+    abort_together(those(false).map(|group| &group.comm.inner), || {
+        reason.into()
+    });
+    for group in those(false) {
         group.comm.inner.abandon(reason, &group.frame);
     }
     std::mem::forget(lent);
@@ -167,7 +195,15 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     {
         Ok(Progress::Done) => Ok(()),
         Ok(Progress::Pending) => {
-            all.iter()
+            let shares = |launch: Option<Arc<SharedLaunch>>| {
+                for inner in &inners {
+                    *lock(&inner.launch) = launch.clone();
+                }
+            };
+            // Nobody has their pointers before their locks are free again.
+            shares(Some(Arc::default()));
+            let settled = all
+                .iter()
                 .zip(&raws)
                 .enumerate()
                 .try_for_each(|(at, (group, raw))| {
@@ -176,7 +212,11 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                     let comm = group.comm;
                     let settled = comm.inner.settled(*raw, started, comm.limit, ended);
                     settled.map_err(|error| (at, error))
-                })
+                });
+            if settled.is_ok() {
+                shares(None);
+            }
+            settled
         }
         Err(failed) => Err(failed),
     };
@@ -191,6 +231,10 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     }
 
     // 4. On every path, for every communicator.
+    let captured: Vec<bool> = all
+        .iter()
+        .map(|group| order::is_captured(group.frame.on))
+        .collect();
     let mut ordered = Ok(());
     for (at, group) in all.iter().enumerate() {
         let (frame, join) = (&group.frame, &handles[handle_of(group.comm)].join);
@@ -198,6 +242,9 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         ordered = ordered.and(left.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);
+    if let Some(at) = captured.iter().position(|captured| *captured) {
+        return Err(Refused::Captured(captured, at, order::captured()));
+    }
     launched
         .and(ordered)
         .map_err(|(at, error)| Refused::Underway(at, error))?;

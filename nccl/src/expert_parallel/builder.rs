@@ -233,8 +233,9 @@ impl<'c> ExpertParallelBuilder<'c> {
         // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
         let grouped = Algorithm::Grouped;
         self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
-        let told = stream
-            .clone_dtoh(&y)
+        let told = self
+            .comm
+            .read_back(&y)
             .map_err(Error::cuda("exchanging numbers with the other ranks"))?;
         let refuse = |field, reason| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
         let all = || told.chunks_exact(own.len()).enumerate();

@@ -11,6 +11,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::layout::Sizes;
+use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reaper::{self, Behind, Remains, Turn};
@@ -78,8 +79,7 @@ impl Kernels {
     /// Loads them, and launches each once on `stream`; `nothing` is memory of at least four bytes, all zeros.
     pub(super) fn load(stream: &Arc<CudaStream>, nothing: CUdeviceptr) -> Result<Self> {
         let context = stream.context();
-        let last = context
-            .new_event(None)
+        let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         let module = Module::load(context)?;
         let function = |name| module.function(name);
@@ -272,7 +272,7 @@ struct Module<'c> {
 
 impl<'c> Module<'c> {
     fn load(context: &'c Arc<CudaContext>) -> Result<Self> {
-        context.bind_to_thread().map_err(Error::cuda(
+        driver::bind(context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
         let text = CString::new(PTX).unwrap_or_default();
@@ -296,7 +296,7 @@ impl<'c> Module<'c> {
 
 impl Drop for Module<'_> {
     fn drop(&mut self) {
-        reaper::bind(self.context);
+        let _ = driver::bind(self.context);
         // SAFETY: loaded, and unloaded once.
         let _ = unsafe { result::module::unload(self.module) };
     }

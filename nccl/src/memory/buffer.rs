@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, result,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut,
+    DriverError, result,
 };
 use nccl_sys as sys;
 
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Communicator, Timeouts, admit_owner};
+use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
@@ -116,8 +118,7 @@ impl<T: NcclType> Buffer<T> {
         library.admit(T::DATA_TYPE)?;
         admit_owner(stream)?;
         let context = stream.context();
-        let last = context
-            .new_event(None)
+        let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         // No allocator gives memory for nothing.
         let bytes = len
@@ -299,7 +300,7 @@ fn allocate(
         || false,
         move || {
             // NCCL allocates on the device that is current.
-            context.bind_to_thread().map_err(Error::cuda(
+            driver::bind(&context).map_err(Error::cuda(
                 "binding the context to this thread (cuCtxSetCurrent)",
             ))?;
             reaper::relax_capture_mode();
@@ -327,6 +328,8 @@ struct Freed<T: NcclType> {
     bytes: usize,
     event: Option<CudaEvent>,
     behind: Option<Behind>,
+    /// Why the stream does not wait for other users: the memory is never freed.
+    unordered: Option<DriverError>,
     stream: Arc<CudaStream>,
     library: Library,
 }
@@ -334,14 +337,20 @@ struct Freed<T: NcclType> {
 impl<T: NcclType> Freed<T> {
     /// Makes the stream wait for the other users that cudarc knows of, and marks the place behind them.
     fn mark(&mut self) {
-        if reaper::is_capturing(&self.stream) {
+        if driver::is_capturing(&self.stream) {
             return;
         }
         if let Some(memory) = self.memory.take() {
             // Orders the stream behind the last reader and writer, and gives the events up.
-            self.address = ManuallyDrop::into_inner(memory).leak();
+            let (address, ordered) = driver::heard(self.stream.context(), || {
+                ManuallyDrop::into_inner(memory).leak()
+            });
+            self.address = address;
+            self.unordered = ordered.err();
         }
-        if let Some(event) = self.event.take() {
+        if self.unordered.is_none()
+            && let Some(event) = self.event.take()
+        {
             self.behind = Some(Behind::new(Arc::clone(&self.stream), event));
         }
     }
@@ -349,9 +358,12 @@ impl<T: NcclType> Freed<T> {
 
 impl<T: NcclType> Remains for Freed<T> {
     fn poll(&mut self) -> Turn {
-        reaper::bind(self.stream.context());
+        let _ = driver::bind(self.stream.context());
         if self.behind.is_none() {
             self.mark();
+        }
+        if self.unordered.is_some() {
+            return Turn::Never;
         }
         if self.behind.as_mut().is_some_and(Behind::is_over) {
             Turn::Over
@@ -364,7 +376,7 @@ impl<T: NcclType> Remains for Freed<T> {
         let Some(free) = self.library.api().ncclMemFree else {
             return;
         };
-        reaper::bind(self.stream.context());
+        let _ = driver::bind(self.stream.context());
         // SAFETY: an allocation of NCCL's, freed once; everything that was put on its stream before the
         // buffer was dropped is over, and with it all uses of the memory.
         let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
@@ -398,13 +410,14 @@ impl<T: NcclType> Drop for Buffer<T> {
             return;
         }
         let stream = Arc::clone(memory.stream());
-        reaper::bind(stream.context());
+        let _ = driver::bind(stream.context());
         let mut freed = Freed {
             address: 0,
             bytes: memory.num_bytes(),
             memory: Some(memory),
             event: Some(event),
             behind: None,
+            unordered: None,
             stream,
             library: self.library.clone(),
         };

@@ -13,6 +13,7 @@ use nccl_sys as sys;
 use super::OwnedBuffer;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer};
+use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reaper::{self, Behind, Remains, Turn};
@@ -119,8 +120,7 @@ impl Communicator {
         library.function(sys::Api::ncclCommDeregister)?;
         let context = &self.inner.context;
         admit_buffer(buffer.stream(), context)?;
-        let last = context
-            .new_event(None)
+        let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         let (address, bytes) = {
             let erased = buffer.view_mut().erase_mut();
@@ -136,7 +136,7 @@ impl Communicator {
                     deadline_after(limit.saturating_add(SLACK)),
                     || false,
                     move || {
-                        inner.context.bind_to_thread().map_err(Error::cuda(
+                        driver::bind(&inner.context).map_err(Error::cuda(
                             "binding the context to this thread (cuCtxSetCurrent)",
                         ))?;
                         reaper::relax_capture_mode();

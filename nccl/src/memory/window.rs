@@ -13,6 +13,7 @@ use super::registered::{Kind, Registered, Registration, SLACK};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::{Communicator, Inner, Kept, admit_buffer, lock};
+use crate::driver;
 use crate::dtype::NcclType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -71,8 +72,7 @@ impl Communicator {
         library.function(sys::Api::ncclCommWindowDeregister)?;
         let context = &self.inner.context;
         admit_buffer(Buffer::stream(&buffer), context)?;
-        let last = context
-            .new_event(None)
+        let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         let range = range_of(buffer.erase_mut());
         let (address, bytes) = (range.start, (range.end - range.start) as usize);
@@ -84,7 +84,7 @@ impl Communicator {
             move || {
                 let before = |error| Failed::Before(error);
                 let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
-                let bound = inner.context.bind_to_thread().map_err(binding);
+                let bound = driver::bind(&inner.context).map_err(binding);
                 bound.map_err(before)?;
                 reaper::relax_capture_mode();
                 let started = Instant::now();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result};
 
 use crate::communicator::lock;
+use crate::driver;
 use crate::error::{Error, Result};
-use crate::reaper;
 
 /// One plan's graph, until it is destroyed.
 pub(crate) struct Slot {
@@ -34,7 +34,7 @@ unsafe impl Send for Graph {}
 impl Graph {
     /// Puts a replay on `stream`, which is of the graph's context.
     pub(super) fn launch(&self, stream: &CudaStream) -> Result<()> {
-        self.context.bind_to_thread().map_err(Error::cuda(
+        driver::bind(&self.context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
         // SAFETY: graph and stream live; what the graph uses is kept by its plan.
@@ -103,7 +103,7 @@ impl Plans {
     pub(crate) fn destroy(&self, slot: &Arc<Slot>) {
         let graph = lock(&slot.graph).take();
         if let Some(graph) = graph {
-            reaper::bind(&graph.context);
+            let _ = driver::bind(&graph.context);
             drop(graph);
         }
         lock(&self.slots).retain(|other| !Arc::ptr_eq(other, slot));

@@ -14,6 +14,7 @@ use super::pace::Pace;
 use super::record::{Capture, Captured};
 use super::remnant::Remnant;
 use crate::communicator::{Communicator, Kept, admit_buffer};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
@@ -130,8 +131,7 @@ impl Communicator {
     ) -> Result<Drafted> {
         let context = &self.inner.context;
         let event = || {
-            context
-                .new_event(None)
+            driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))
         };
         let (join, marks) = (event()?, [event()?, event()?]);

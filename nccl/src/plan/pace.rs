@@ -5,8 +5,8 @@ use std::time::Instant;
 use cudarc::driver::CudaEvent;
 
 use crate::communicator::{Backoff, Communicator};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::reaper;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
@@ -35,7 +35,7 @@ impl Pace {
         let mut backoff = Backoff::new();
         // The older of the two, which is about to be recorded again; never recorded at first.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
-        reaper::bind(mark.context());
+        let _ = driver::bind(mark.context());
         let is_over = || {
             let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
             mark.try_is_complete().map_err(Error::cuda(
@@ -65,7 +65,7 @@ impl Pace {
     pub(super) fn mark(&mut self, comm: &Communicator) {
         if self.launches > 0 && self.launches.is_multiple_of(STRIDE) {
             let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
-            if let Err(error) = mark.record(&comm.stream) {
+            if let Err(error) = driver::record(mark, &comm.stream) {
                 tracing::warn!(name: "nccl.internal", target: "nccl", what = "launch", %error, "an event behind a launch was not recorded");
             }
         }

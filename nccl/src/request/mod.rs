@@ -21,6 +21,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use once_cell::sync::OnceCell;
 
 use crate::communicator::{self, Backoff, Communicator, Inner, Noticed, lock};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
@@ -315,14 +316,11 @@ impl Request {
             let mark = match pooled {
                 Some(mark) => mark,
                 None => Arc::new(Mark {
-                    event: self
-                        .inner
-                        .context
-                        .new_event(None)
+                    event: driver::new_event(&self.inner.context, None)
                         .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
                 }),
             };
-            mark.event.record(stream).map_err(Error::cuda(
+            driver::record(&mark.event, stream).map_err(Error::cuda(
                 "recording an event behind the operation (cuEventRecord)",
             ))?;
             Ok(mark)

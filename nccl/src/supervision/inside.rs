@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Inner, lock};
+use crate::communicator::{Inner, Visit, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::threads::not_started;
 use crate::{reaper, request};
@@ -383,13 +383,13 @@ fn look_at(stay: &mut Stay) {
     end_the_process(&inner, &stay.found, inside);
 }
 
-fn alive(of: usize) -> Option<Arc<Inner>> {
+fn alive(of: usize) -> Option<Visit> {
     let sentinel = lock(&SENTINEL);
     let inner = sentinel
         .lives
         .iter()
         .find(|inner| inner.as_ptr().addr() == of);
-    inner.and_then(Weak::upgrade)
+    inner.and_then(Visit::of)
 }
 
 fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {

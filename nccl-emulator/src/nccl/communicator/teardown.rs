@@ -16,14 +16,12 @@ use super::{Communicator, Session, announce::ending};
 use crate::nccl::code::Result;
 use crate::nccl::debug::{self, info, subsystem};
 use crate::nccl::version;
+use crate::options::options;
 use crate::transport::teardown::{GONE, LEAVING};
 
 /// A sleep that only a ring should end; it ends by itself because a process that is killed does not
 /// ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
-
-/// How long NCCL's proxy thread polls before it looks for an abort, which joins it.
-const PROXY_POLL: Duration = Duration::from_millis(500);
 
 /// The job of `ncclCommFinalize`.
 pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
@@ -79,7 +77,8 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         complete(member);
     }
     if aborted && all.iter().any(|member| member.family.ends_proxy()) {
-        std::thread::sleep(PROXY_POLL);
+        // NCCL's abort joins the proxy thread, which sees it when its poll is over.
+        std::thread::sleep(options().proxy_poll);
     }
     Ok(())
 }

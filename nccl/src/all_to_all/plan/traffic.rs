@@ -163,7 +163,7 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     let in_node = |peer: usize| if peer / local == node { each } else { 0 };
     let lengths: Vec<usize> = (0..comm.world_size()).map(in_node).collect();
     comm.all_to_all_v(&x, &lengths, &mut y, &lengths)?.wait()?;
-    let told = stream.clone_dtoh(&y).map_err(copied())?;
+    let told = comm.read_back(&y).map_err(copied())?;
     let mut counts = vec![Vec::with_capacity(local); payloads.len()];
     for told in told.chunks(each) {
         let payloads = payloads.iter().zip(&mut counts);

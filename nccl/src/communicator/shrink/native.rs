@@ -13,6 +13,7 @@ use crate::communicator::slot::Slot;
 use crate::communicator::start::Sent;
 use crate::communicator::state::{Left, Way};
 use crate::communicator::{Communicator, Inner};
+use crate::driver;
 use crate::error::Result;
 use crate::ffi;
 use crate::supervision::Cause;
@@ -108,7 +109,7 @@ impl Inner {
         let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
             return Err(failed(ffi::missing(library, CALL)));
         };
-        let bound = self.context.bind_to_thread();
+        let bound = driver::bind(&self.context);
         if bound.is_err() {
             return Err(Unsettled::Interrupted);
         }

@@ -11,9 +11,9 @@ use super::facts::{Clock, Facts};
 use super::judge::{Court, Overdue, Queue, Standing, Unreached, depth};
 use super::registry::{Put, Side, give_back, new_event, record};
 use crate::communicator::{Inner, Noticed, State, Visit, is_lost};
+use crate::driver;
 use crate::error::{Error, NcclFailure};
 use crate::operation::{OperationKind, Shape};
-use crate::reaper;
 use crate::stats;
 use crate::supervision::recorder::{Track, TrackedCall, handle_of, is_collective, origin};
 use crate::supervision::stragglers::{self, SAMPLES};
@@ -294,7 +294,7 @@ impl Seen {
         name: &Arc<str>,
     ) -> Result<bool, Error> {
         doing(0);
-        reaper::bind(self.stream.context());
+        let _ = driver::bind(self.stream.context());
         let (mut any, mut failed) = (false, None);
         for put in std::mem::take(&mut self.marks) {
             match put.event.try_is_complete() {
@@ -362,7 +362,7 @@ impl Seen {
         let covers = self.queue.issued;
         if !self.queue.is_uncovered(self.marked)
             || self.marks.len() >= MARKS
-            || reaper::is_capturing(&self.stream)
+            || driver::is_capturing(&self.stream)
         {
             return Ok(());
         }
@@ -382,7 +382,7 @@ impl Seen {
             Err(_) => return Ok(()),
         };
         // A capture may have begun since: then the event is the graph's, and nothing may be asked of it.
-        if reaper::is_capturing(&self.stream) {
+        if driver::is_capturing(&self.stream) {
             return Ok(());
         }
         self.marked = covers;

@@ -12,12 +12,13 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
 use super::facts::{Facts, Pending};
 use super::judge::{Standing, Unreached};
 use super::threads;
 use crate::communicator::{Inner, is_lost, lock, same_stream};
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::operation::OperationKind;
@@ -337,7 +338,7 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
 /// An event that knows when it was reached: of two around a call the watchdog takes the difference.
 pub(super) fn new_event(context: &Arc<CudaContext>) -> std::result::Result<CudaEvent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-    context.new_event(Some(flags))
+    driver::new_event(context, Some(flags))
 }
 
 /// Records an event, on a stream that is not capturing.
@@ -345,9 +346,8 @@ pub(super) fn record(
     event: &CudaEvent,
     stream: &CudaStream,
 ) -> std::result::Result<(), DriverError> {
-    reaper::bind(stream.context());
-    // SAFETY: event and stream live, and are of one context.
-    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }
+    driver::bind(stream.context())?;
+    driver::record(event, stream)
 }
 
 /// Sees to it that there are events at hand. Without, the watchdog's own marks have to do.

@@ -1,0 +1,81 @@
+//! Calls of CUDA's driver that do not ask for the error that cudarc keeps.
+//!
+//! A drop or a guard of cudarc's that fails keeps its error in the context; the next call of cudarc's on any thread
+//! returns that error and does nothing else. It says nothing about an operation here, so what an operation needs calls the
+//! driver itself.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+
+/// Makes the context current on this thread.
+#[inline]
+pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
+    if result::ctx::get_current()? == Some(context.cu_ctx()) {
+        return Ok(());
+    }
+    // SAFETY: the context lives.
+    unsafe { result::ctx::set_current(context.cu_ctx()) }
+}
+
+/// Records an event, of the context of the stream, which is bound to this thread.
+#[inline]
+pub(crate) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
+    // SAFETY: both live.
+    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }
+}
+
+/// Makes a stream wait for an event, of the context that is bound to this thread.
+#[inline]
+pub(crate) fn wait(stream: &CudaStream, event: &CudaEvent) -> Result<(), DriverError> {
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: both live.
+    unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), flags) }
+}
+
+/// Whether a stream takes part in the capture of a graph. Its context is bound to this thread.
+#[inline]
+pub(crate) fn capture_status(
+    stream: &CudaStream,
+) -> Result<sys::CUstreamCaptureStatus, DriverError> {
+    // SAFETY: the stream lives.
+    unsafe { result::stream::is_capturing(stream.cu_stream()) }
+}
+
+/// Whether the stream takes part in the capture of a graph, or would break one: then nothing may be
+/// recorded on it, or asked about it.
+pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
+    match capture_status(stream) {
+        Ok(status) => status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        // The default stream, while a stream that waits for it is capturing.
+        Err(error) => error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    }
+}
+
+/// Makes calls of cudarc's that keep their errors to themselves, and returns what they kept. An error that was there before
+/// stays where it is, and hinders none of them.
+pub(crate) fn heard<T>(
+    context: &CudaContext,
+    calls: impl FnOnce() -> T,
+) -> (T, Result<(), DriverError>) {
+    let before = context.check_err();
+    let value = calls();
+    let during = context.check_err();
+    context.record_err(before);
+    (value, during)
+}
+
+/// Creates an event. The context is bound to this thread afterwards.
+pub(crate) fn new_event(
+    context: &Arc<CudaContext>,
+    flags: Option<sys::CUevent_flags>,
+) -> Result<CudaEvent, DriverError> {
+    let create = || {
+        let before = context.check_err();
+        let event = context.new_event(flags);
+        context.record_err(before);
+        event
+    };
+    // An error that another thread keeps at this very moment is not that of the event.
+    create().or_else(|_| create())
+}

@@ -1,0 +1,371 @@
+//! What other parts of a program do to the streams and contexts that operations use: captures, and errors that cudarc
+//! keeps.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nccl::cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
+use nccl::{Communicator, CommunicatorState, Error, ErrorKind, ReduceOp, StreamRefusal, World};
+use nccl_emulator::faults;
+use support::gate::Gate;
+use support::sums::{all_reduce, start, sum};
+use support::{ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
+
+fn refusal(error: &Error) -> Option<StreamRefusal> {
+    match error.kind() {
+        ErrorKind::Stream { reason, .. } => Some(*reason),
+        _ => None,
+    }
+}
+
+/// Ends a capture that must not have become a graph.
+fn ends_without_graph(stream: &Arc<CudaStream>) {
+    let graph = stream.end_capture(NO_FLAGS);
+    assert!(!matches!(graph, Ok(Some(_))), "there is a graph");
+}
+
+/// An exchange with oneself.
+fn to_oneself(comm: &Communicator) -> nccl::Result<()> {
+    let mut y = comm.stream().alloc_zeros::<u8>(4).expect("memory");
+    let x = comm.stream().clone_htod(&[1u8, 2, 3, 4]).expect("memory");
+    let rank = comm.rank();
+    comm.group(|group| {
+        group.isend(&x, rank)?;
+        group.irecv(&mut y, rank)
+    })?
+    .wait()
+}
+
+#[test]
+fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let home = stream.context().new_stream()?;
+        let x = home.clone_htod(&[1u8, 2, 3, 4])?;
+        let mut y = home.alloc_zeros::<u8>(4)?;
+        home.synchronize()?;
+        let rank = comm.rank();
+        let error = comm
+            .group(|group| {
+                group.isend(&x, rank)?;
+                group.irecv(&mut y, rank)?;
+                home.begin_capture(RELAXED).expect("it begins");
+                Ok(())
+            })
+            .unwrap_err();
+        assert_eq!(refusal(&error), Some(StreamRefusal::Capturing), "{error}");
+        // Nothing of it is in that graph, nor is the communicator's stream.
+        if let Some(graph) = home.end_capture(NO_FLAGS)? {
+            drop((x, y));
+            graph.launch()?;
+            home.synchronize()?;
+        }
+        assert_eq!(sum(&comm, &stream)?, 11.0);
+        Ok(())
+    });
+}
+
+/// Rank 0 issues `work`, whose first message another thread delays until it has begun a capture on `stream`.
+fn captured_meanwhile(stream: &Arc<CudaStream>, work: impl FnOnce() -> Error + Send) -> Error {
+    let held = faults::at_call("ncclSend").on_other_threads().hang();
+    std::thread::scope(|scope| {
+        let issues = scope.spawn(work);
+        assert!(held.wait_for_hits(1, LIMIT));
+        stream.begin_capture(RELAXED).expect("it begins");
+        drop(held);
+        let error = issues.join().expect("no panic");
+        ends_without_graph(stream);
+        error
+    })
+}
+
+/// The other rank hears of it.
+fn hears_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
+    let error = all_reduce(comm, stream).unwrap_err();
+    assert_eq!(error.fault().expect("a cause").rank(), 0, "{error}");
+}
+
+#[test]
+fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        to_oneself(&comm)?;
+        all_reduce(&comm, &stream)?;
+        if world.rank() == 1 {
+            hears_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let leaked = nccl::leaked_communicators();
+        let x = stream.clone_htod(&[1u8, 2, 3, 4])?;
+        let mut y = stream.alloc_zeros::<u8>(4)?;
+        stream.synchronize()?;
+        let work = || {
+            let issued = comm.group(|group| {
+                group.isend(&x, 0)?;
+                group.irecv(&mut y, 0)
+            });
+            issued.map(drop).unwrap_err()
+        };
+        let error = captured_meanwhile(&stream, work);
+        let reason = refusal(&error);
+        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
+        assert!(
+            error.to_string().contains("that capture is void"),
+            "{error}"
+        );
+        // Its abort would wait for the end of the capture.
+        assert_eq!(comm.state(), CommunicatorState::Leaked);
+        assert_eq!(nccl::leaked_communicators(), leaked + 1);
+        assert_eq!(stream.clone_dtoh(&y)?, [0; 4]);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn of_a_group_of_several_communicators_only_the_captured_one_is_leaked() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let context = support::device(&world)?;
+        let make = |name| -> Result<_, Box<dyn std::error::Error>> {
+            let stream = context.new_stream()?;
+            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            let comm = comm.build()?;
+            to_oneself(&comm)?;
+            all_reduce(&comm, &stream)?;
+            Ok((stream, comm))
+        };
+        let [(s, a), (t, b)] = [make("a")?, make("b")?];
+        if world.rank() == 1 {
+            hears_of_rank_0(&a, &s);
+            hears_of_rank_0(&b, &t);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let (x, mut y) = (s.clone_htod(&[1u8; 4])?, s.alloc_zeros::<u8>(4)?);
+        let (v, mut w) = (t.clone_htod(&[1u8; 4])?, t.alloc_zeros::<u8>(4)?);
+        context.synchronize()?;
+        let work = || {
+            let issued = nccl::group(|group| {
+                group.on(&a)?.isend(&x, 0)?;
+                group.on(&a)?.irecv(&mut y, 0)?;
+                group.on(&b)?.isend(&v, 0)?;
+                group.on(&b)?.irecv(&mut w, 0)
+            });
+            issued.map(drop).unwrap_err()
+        };
+        let error = captured_meanwhile(&s, work);
+        let reason = refusal(&error);
+        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
+        assert_eq!(a.state(), CommunicatorState::Leaked);
+        assert_eq!(b.state(), CommunicatorState::Aborted);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// As a failed drop does on another thread.
+fn keep_an_error(context: &CudaContext) {
+    let error = DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    context.record_err::<()>(Err(error));
+}
+
+#[test]
+fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_is() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        // A context of its own for each rank: `support::device` gives each a device.
+        let context = Arc::clone(stream.context());
+        let foreign = context.new_stream()?;
+        assert!(context.is_managing_stream_synchronization());
+        let mut home = stream.clone_htod(&[1f32; 100])?;
+        let mut away = foreign.clone_htod(&[1f32; 100])?;
+        let mut plan = {
+            let y = comm.buffer::<f32>(8)?;
+            comm.capture(y, |capture, y| {
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+            })?
+        };
+        context.synchronize()?;
+        for _ in 0..3 {
+            let mut steps: Vec<&mut dyn FnMut() -> nccl::Result<()>> = Vec::new();
+            let mut of_home = || {
+                let done = comm.all_reduce_in_place(&mut home, ReduceOp::Max)?;
+                keep_an_error(&context);
+                while !done.is_complete()? {
+                    std::thread::yield_now();
+                }
+                keep_an_error(&context);
+                done.wait()
+            };
+            let mut of_away = || comm.all_reduce_in_place(&mut away, ReduceOp::Max)?.wait();
+            let mut of_plan = || plan.launch()?.wait();
+            steps.push(&mut of_home);
+            steps.push(&mut of_away);
+            steps.push(&mut of_plan);
+            for step in steps {
+                keep_an_error(&context);
+                step()?;
+                assert!(context.check_err().is_err(), "it was taken for ours");
+            }
+        }
+        assert_eq!(comm.state(), CommunicatorState::Ready);
+        assert_eq!(foreign.clone_dtoh(&away)?, [1.0; 100]);
+        Ok(())
+    });
+}
+
+/// cudarc waits for the other users of a buffer that is freed, unless it keeps an error.
+#[test]
+fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
+    if !support::needs_emulator("a call that is counted") {
+        return;
+    }
+    ranks_as_processes(1, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let context = Arc::clone(stream.context());
+        let (reads, blocks) = (context.new_stream()?, context.new_stream()?);
+        let buffer = comm.buffer::<u8>(1 << 16)?;
+        let mut copy = reads.alloc_zeros::<u8>(1 << 16)?;
+        context.synchronize()?;
+        let gate = Gate::closed_on(&blocks)?;
+        reads.wait(&blocks.record_event(None)?)?;
+        reads.memcpy_dtod(&buffer.view(), &mut copy)?;
+        let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
+        keep_an_error(&context);
+        drop(buffer);
+        assert!(
+            !freed.wait_for_hits(1, Duration::from_millis(300)),
+            "freed while it is read"
+        );
+        gate.open();
+        assert!(freed.wait_for_hits(1, LIMIT));
+        let _ = context.check_err();
+        Ok(())
+    });
+}
+
+/// NCCL lets only the first abort wait for a launch that several communicators share.
+#[test]
+fn communicators_that_share_a_launch_are_aborted_one_after_another() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    // With calls that block there is no launch under way behind them.
+    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let context = support::device(&world)?;
+        let make = |name| -> Result<_, Box<dyn std::error::Error>> {
+            let stream = context.new_stream()?;
+            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            Ok((stream, comm.build()?))
+        };
+        let [(s, x), (t, y)] = [make("x")?, make("y")?];
+        if world.rank() == 1 {
+            // It does not come to the first message, for which the launch of the other rank waits.
+            world.barrier("aborted")?;
+            return Ok(());
+        }
+        let (a, b) = (s.alloc_zeros::<u8>(64)?, t.alloc_zeros::<u8>(64)?);
+        let aborts = faults::at_call("ncclCommAbort").hang();
+        std::thread::scope(|scope| {
+            let group = scope.spawn(|| {
+                let issued = nccl::group(|group| {
+                    group.on(&x)?.isend(&a, 1)?;
+                    group.on(&y)?.isend(&b, 1)
+                });
+                issued.map(drop).unwrap_err()
+            });
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!group.is_finished());
+            let abort = scope.spawn(|| x.abort("stop"));
+            assert!(aborts.wait_for_hits(1, LIMIT));
+            assert!(
+                !aborts.wait_for_hits(2, Duration::from_secs(2)),
+                "both at once"
+            );
+            drop(aborts);
+            let _ = abort.join().expect("no panic");
+            let error = group.join().expect("no panic");
+            assert!(error.to_string().contains("stop"), "{error}");
+        });
+        assert_eq!(x.state(), CommunicatorState::Aborted);
+        assert_eq!(y.state(), CommunicatorState::Aborted);
+        world.barrier("aborted")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked() {
+    if !support::needs_emulator("calls that are counted") {
+        return;
+    }
+    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        if world.rank() == 1 {
+            world.barrier("revoked")?;
+            return Ok(());
+        }
+        let revokes = faults::at_call("ncclCommRevoke").delay(Duration::ZERO);
+        let aborts = faults::at_call("ncclCommAbort").delay(Duration::ZERO);
+        let x = stream.alloc_zeros::<u8>(64)?;
+        std::thread::scope(|scope| {
+            let issues = scope.spawn(|| comm.group(|group| group.isend(&x, 1)).map(drop));
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!issues.is_finished());
+            assert!(comm.revoke("another plan").is_err());
+            let error = issues.join().expect("no panic").unwrap_err();
+            assert!(error.to_string().contains("another plan"), "{error}");
+        });
+        assert_eq!((revokes.hits(), aborts.hits()), (0, 1));
+        world.barrier("revoked")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        all_reduce(&comm, &stream)?;
+        let raw = comm.as_raw();
+        assert!(raw.is_some_and(|raw| !raw.is_null()));
+        let held = faults::at_call("ncclAllReduce").hang();
+        std::thread::scope(|scope| -> Outcome {
+            let issues = scope.spawn(|| all_reduce(&comm, &stream));
+            assert!(held.wait_for_hits(1, LIMIT));
+            let asked = comm.as_raw();
+            assert!(!issues.is_finished());
+            assert_eq!(asked, raw);
+            drop(held);
+            issues.join().expect("no panic")?;
+            Ok(())
+        })?;
+        comm.abort("over")?;
+        assert!(comm.as_raw().is_none());
+        Ok(())
+    });
+}
