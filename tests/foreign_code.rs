@@ -1,10 +1,10 @@
 //! What other parts of a program do to the streams and contexts that operations use: captures, and errors that cudarc
-//! keeps.
+//! stores.
 
 mod support;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 use nccl::{Communicator, CommunicatorState, Error, ErrorKind, ReduceOp, StreamRefusal, World};
@@ -73,22 +73,42 @@ fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused()
     });
 }
 
-/// Rank 0 issues `work`, whose first message another thread delays until it has begun a capture on `stream`.
-fn captured_meanwhile(stream: &Arc<CudaStream>, work: impl FnOnce() -> Error + Send) -> Error {
-    let held = faults::at_call("ncclSend").on_other_threads().hang();
+/// Rank 0 issues `work`, which another thread delays in `call` until it has begun a capture on `stream`. That ends soon, or when
+/// the work has come back.
+fn captured_meanwhile(
+    stream: &Arc<CudaStream>,
+    call: &str,
+    ends_soon: bool,
+    work: impl FnOnce() -> Error + Send,
+) -> Error {
+    let held = faults::at_call(call).on_other_threads().hang();
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
         assert!(held.wait_for_hits(1, LIMIT));
+        // What is on its way to the device gets there.
+        std::thread::sleep(Duration::from_millis(100));
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
+        if ends_soon {
+            std::thread::sleep(Duration::from_millis(100));
+            ends_without_graph(stream);
+        }
         let error = issues.join().expect("no panic");
-        ends_without_graph(stream);
+        if !ends_soon {
+            ends_without_graph(stream);
+        }
+        let reason = refusal(&error);
+        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
+        assert!(
+            error.to_string().contains("that capture is void"),
+            "{error}"
+        );
         error
     })
 }
 
-/// The other rank hears of it.
-fn hears_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
+/// The other rank is told of it.
+fn is_told_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
     let error = all_reduce(comm, stream).unwrap_err();
     assert_eq!(error.fault().expect("a cause").rank(), 0, "{error}");
 }
@@ -103,14 +123,14 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
         to_oneself(&comm)?;
         all_reduce(&comm, &stream)?;
         if world.rank() == 1 {
-            hears_of_rank_0(&comm, &stream);
+            is_told_of_rank_0(&comm, &stream);
             world.barrier("over")?;
             return Ok(());
         }
-        let leaked = nccl::leaked_communicators();
-        let x = stream.clone_htod(&[1u8, 2, 3, 4])?;
-        let mut y = stream.alloc_zeros::<u8>(4)?;
-        stream.synchronize()?;
+        // Of the operation's stream, and of another one.
+        let away = stream.context().new_stream()?;
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, away.alloc_zeros::<u8>(4)?);
+        stream.context().synchronize()?;
         let work = || {
             let issued = comm.group(|group| {
                 group.isend(&x, 0)?;
@@ -118,14 +138,49 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
             });
             issued.map(drop).unwrap_err()
         };
-        let error = captured_meanwhile(&stream, work);
-        let reason = refusal(&error);
-        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
-        assert!(
-            error.to_string().contains("that capture is void"),
-            "{error}"
-        );
-        // Its abort would wait for the end of the capture.
+        captured_meanwhile(&stream, "ncclSend", true, work);
+        assert_eq!(comm.state(), CommunicatorState::Aborted);
+        assert_eq!(away.clone_dtoh(&y)?, [0; 4]);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+        to_oneself(&comm)?;
+        all_reduce(&comm, &stream)?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let leaked = nccl::leaked_communicators();
+        // SAFETY: the buffers are used on one stream, and by operations alone.
+        unsafe { stream.context().disable_event_tracking() };
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
+        stream.synchronize()?;
+        let work = || {
+            let issued = comm.group(|group| {
+                group.isend(&x, 0)?;
+                group.irecv(&mut y, 0)
+            });
+            let error = issued.map(drop).unwrap_err();
+            // In the background.
+            let deadline = Instant::now() + LIMIT;
+            while comm.state() != CommunicatorState::Leaked && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            error
+        };
+        captured_meanwhile(&stream, "ncclSend", false, work);
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert_eq!(nccl::leaked_communicators(), leaked + 1);
         assert_eq!(stream.clone_dtoh(&y)?, [0; 4]);
@@ -134,8 +189,48 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
     });
 }
 
+/// NCCL has put the operation on the device, and the capture begins while this crate asks whether it has.
 #[test]
-fn of_a_group_of_several_communicators_only_the_captured_one_is_leaked() {
+fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
+    if !support::needs_emulator("work that runs late on purpose") {
+        return;
+    }
+    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let away = stream.context().new_stream()?;
+        let mut y = away.clone_htod(&[1f32; 1000])?;
+        stream.context().synchronize()?;
+        world.barrier("both")?;
+        if world.rank() == 1 {
+            // Connects the ranks, for which the other one's launch waits.
+            let _ = comm
+                .all_reduce_in_place(&mut y, ReduceOp::Sum)
+                .map(|done| done.wait());
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let late = faults::late(Duration::from_millis(400));
+        let work = || {
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)
+                .map(drop)
+                .unwrap_err()
+        };
+        captured_meanwhile(&stream, "ncclCommGetAsyncError", true, work);
+        drop(y);
+        drop(late);
+        stream.context().synchronize()?;
+        let caught = nccl_emulator::violations();
+        assert!(caught.is_empty(), "{caught:?}");
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ended() {
     if !support::needs_emulator("a call that hangs on purpose") {
         return;
     }
@@ -151,8 +246,8 @@ fn of_a_group_of_several_communicators_only_the_captured_one_is_leaked() {
         };
         let [(s, a), (t, b)] = [make("a")?, make("b")?];
         if world.rank() == 1 {
-            hears_of_rank_0(&a, &s);
-            hears_of_rank_0(&b, &t);
+            is_told_of_rank_0(&a, &s);
+            is_told_of_rank_0(&b, &t);
             world.barrier("over")?;
             return Ok(());
         }
@@ -168,12 +263,48 @@ fn of_a_group_of_several_communicators_only_the_captured_one_is_leaked() {
             });
             issued.map(drop).unwrap_err()
         };
-        let error = captured_meanwhile(&s, work);
-        let reason = refusal(&error);
-        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
-        assert_eq!(a.state(), CommunicatorState::Leaked);
+        captured_meanwhile(&s, "ncclSend", true, work);
+        assert_eq!(a.state(), CommunicatorState::Aborted);
         assert_eq!(b.state(), CommunicatorState::Aborted);
         world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// The joins of the first communicator of a group come when the context of the last one is current.
+#[test]
+fn default_streams_of_several_devices_are_joined_with_their_own_operations() {
+    if !support::needs_emulator("work that runs late on purpose") || !support::needs_devices(2) {
+        return;
+    }
+    ranks_as_processes(1, |_: World| -> Outcome {
+        let contexts = [CudaContext::new(0)?, CudaContext::new(1)?];
+        let streams = [contexts[0].new_stream()?, contexts[1].new_stream()?];
+        let comms = Communicator::init_all("all", &streams)?;
+        let home = contexts[0].default_stream();
+        let mut all = [
+            home.clone_htod(&[1f32; 1000])?,
+            streams[1].clone_htod(&[2f32; 1000])?,
+        ];
+        contexts
+            .iter()
+            .try_for_each(|context| context.synchronize())?;
+        for _ in 0..2 {
+            // SAFETY: each buffer is used on one stream, and by operations alone.
+            unsafe { contexts[0].disable_event_tracking() };
+            let late = faults::late(Duration::from_millis(100));
+            let [x, y] = &mut all;
+            let done = nccl::group(|group| {
+                group.on(&comms[0])?.all_reduce_in_place(x, ReduceOp::Max)?;
+                group.on(&comms[1])?.all_reduce_in_place(y, ReduceOp::Max)
+            })?;
+            // The default stream waits for the operation.
+            assert_eq!(home.clone_dtoh(&all[0])?, [2.0; 1000]);
+            drop(late);
+            done.wait()?;
+            home.memcpy_htod(&[1f32; 1000], &mut all[0])?;
+            home.synchronize()?;
+        }
         Ok(())
     });
 }
@@ -229,7 +360,7 @@ fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_i
     });
 }
 
-/// cudarc waits for the other users of a buffer that is freed, unless it keeps an error.
+/// cudarc waits for the other users of a buffer that is freed, unless it has an error stored.
 #[test]
 fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
     if !support::needs_emulator("a call that is counted") {
@@ -284,6 +415,7 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
         }
         let (a, b) = (s.alloc_zeros::<u8>(64)?, t.alloc_zeros::<u8>(64)?);
         let aborts = faults::at_call("ncclCommAbort").hang();
+        let launched = faults::at_call("ncclCommGetAsyncError").delay(Duration::ZERO);
         std::thread::scope(|scope| {
             let group = scope.spawn(|| {
                 let issued = nccl::group(|group| {
@@ -292,7 +424,8 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
                 });
                 issued.map(drop).unwrap_err()
             });
-            std::thread::sleep(Duration::from_millis(500));
+            assert!(launched.wait_for_hits(1, LIMIT));
+            std::thread::sleep(Duration::from_millis(100));
             assert!(!group.is_finished());
             let abort = scope.spawn(|| x.abort("stop"));
             assert!(aborts.wait_for_hits(1, LIMIT));
@@ -328,10 +461,12 @@ fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked(
         }
         let revokes = faults::at_call("ncclCommRevoke").delay(Duration::ZERO);
         let aborts = faults::at_call("ncclCommAbort").delay(Duration::ZERO);
+        let launched = faults::at_call("ncclCommGetAsyncError").delay(Duration::ZERO);
         let x = stream.alloc_zeros::<u8>(64)?;
         std::thread::scope(|scope| {
             let issues = scope.spawn(|| comm.group(|group| group.isend(&x, 1)).map(drop));
-            std::thread::sleep(Duration::from_millis(500));
+            assert!(launched.wait_for_hits(1, LIMIT));
+            std::thread::sleep(Duration::from_millis(100));
             assert!(!issues.is_finished());
             assert!(comm.revoke("another plan").is_err());
             let error = issues.join().expect("no panic").unwrap_err();

@@ -5,6 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use nccl::{ErrorKind, FaultClass, ReduceOp, ShrinkWay, World};
+use nccl_emulator::faults;
 use support::sums::{start, sum};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
@@ -121,5 +122,36 @@ fn nothing_is_left_of_many_revoked_communicators() {
             assert!(begun.elapsed() < LIMIT, "{early:?}, then {late:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
+    });
+}
+
+#[test]
+fn what_is_registered_with_a_revoked_communicator_is_deregistered_before_it_is_freed() {
+    if !support::needs_emulator("calls that are counted") {
+        return;
+    }
+    // One whose calls block is aborted.
+    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        assert_eq!(sum(&comm, &stream)?, 11.0);
+        let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
+        world.barrier("registered")?;
+        if world.rank() == 0 {
+            comm.revoke("another plan")?;
+        } else {
+            while comm.state() != nccl::CommunicatorState::Aborted {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let deregistered = faults::at_call("ncclCommDeregister").delay(Duration::ZERO);
+        let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
+        drop(y);
+        assert!(freed.wait_for_hits(1, LIMIT));
+        assert_eq!(deregistered.hits(), 1);
+        world.barrier("freed")?;
+        Ok(())
     });
 }

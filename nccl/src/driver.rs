@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+use parking_lot::Mutex;
 
 /// Makes the context current on this thread.
 #[inline]
@@ -52,12 +53,16 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     }
 }
 
-/// Makes calls of cudarc's that keep their errors to themselves, and returns what they kept. An error that was there before
-/// stays where it is, and hinders none of them.
+/// Held while an error of others is set aside, which the others then do not miss.
+static SET_ASIDE: Mutex<()> = Mutex::new(());
+
+/// Makes calls of cudarc's that store their errors instead of returning them, and returns what they stored. An error that was there
+/// before stays where it is, and hinders none of them. Only code outside of this crate can still come between.
 pub(crate) fn heard<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
+    let _alone = SET_ASIDE.lock();
     let before = context.check_err();
     let value = calls();
     let during = context.check_err();
@@ -65,17 +70,19 @@ pub(crate) fn heard<T>(
     (value, during)
 }
 
+/// Makes short calls of cudarc's that return their errors; one that was stored before hinders none of them.
+pub(crate) fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
+    let _alone = SET_ASIDE.lock();
+    let before = context.check_err();
+    let value = calls();
+    context.record_err(before);
+    value
+}
+
 /// Creates an event. The context is bound to this thread afterwards.
 pub(crate) fn new_event(
     context: &Arc<CudaContext>,
     flags: Option<sys::CUevent_flags>,
 ) -> Result<CudaEvent, DriverError> {
-    let create = || {
-        let before = context.check_err();
-        let event = context.new_event(flags);
-        context.record_err(before);
-        event
-    };
-    // An error that another thread keeps at this very moment is not that of the event.
-    create().or_else(|_| create())
+    undisturbed(context, || context.new_event(flags))
 }

@@ -15,7 +15,7 @@
 //! A call that is held while its own communicator is aborted returns `ncclInternalError`, and NVIDIA's function does not see
 //! the communicator again. An abort waits for a call that stalls. It does not wait for one that hangs or is delayed: if that
 //! call belongs to a group with operations of the communicator, the group cannot be ended any more, and its thread gets
-//! `ncclInternalError` from every later call that queues work.
+//! `ncclInternalError` from every later call on a communicator.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -45,6 +45,8 @@ const TEXTS: [&str; 2] = ["ncclGetErrorString", "ncclGetLastError"];
 const IN_MEMORY: &str = "ncclUniqueId";
 const COMMUNICATOR: &str = "ncclComm_t";
 const RANKS: [&str; 2] = ["rank", "myrank"];
+/// They queue nothing in a group.
+const QUERIES: [&str; 3] = ["ncclCommCount", "ncclCommCuDevice", "ncclCommUserRank"];
 /// Of `ncclResult_t`.
 const UNHANDLED_CUDA: c_int = 1;
 const INTERNAL: c_int = 3;
@@ -359,6 +361,8 @@ struct Call {
     aborted: AtomicBool,
     /// One of the communicators itself is being freed.
     is_ended: AtomicBool,
+    /// The call that frees it waits for this one.
+    is_awaited: AtomicBool,
     /// A fault holds it until the abort.
     stalls: AtomicBool,
 }
@@ -366,9 +370,9 @@ struct Call {
 impl Call {
     /// Whether one of its communicators is aborted.
     fn is_aborted(&self) -> bool {
-        self.stalls.store(true, Ordering::SeqCst);
         // The one that frees a communicator says so under the lock, before.
         let _calls = calls();
+        self.stalls.store(true, Ordering::SeqCst);
         let is_raised = |subject: &Subject| {
             let flag = ptr::with_exposed_provenance_mut::<u32>(subject.flag);
             // SAFETY: the flag lives as long as the communicator, which is not freed; NCCL writes it atomically.
@@ -398,6 +402,7 @@ impl UnderWay {
             subjects,
             aborted: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
+            is_awaited: AtomicBool::new(false),
             stalls: AtomicBool::new(false),
         });
         calls().push(Arc::clone(&call));
@@ -419,6 +424,9 @@ fn note_end(ended: Subject, is_abort: bool) {
         for subject in &call.subjects {
             let is_it = subject.communicator == ended.communicator;
             if is_it {
+                // One that looks for the abort for the first time later than this is not waited for.
+                let is_awaited = is_abort && call.stalls.load(Ordering::SeqCst);
+                call.is_awaited.store(is_awaited, Ordering::SeqCst);
                 call.is_ended.store(true, Ordering::SeqCst);
             }
             let shares =
@@ -429,15 +437,15 @@ fn note_end(ended: Subject, is_abort: bool) {
         }
     }
     if is_abort {
-        let stall = |calls: &mut Vec<Arc<Call>>| {
-            let is_left = |call: &Arc<Call>| {
-                [&call.is_ended, &call.stalls]
-                    .iter()
-                    .all(|is| is.load(Ordering::SeqCst))
-            };
-            calls.iter().any(is_left)
+        let of_it = |call: &Arc<Call>| {
+            let own = |subject: &Subject| subject.communicator == ended.communicator;
+            call.subjects.iter().any(own) && call.is_awaited.load(Ordering::SeqCst)
         };
-        let _ = LEFT.wait_timeout_while(calls, LEAVING, stall);
+        let waited = LEFT.wait_timeout_while(calls, LEAVING, |calls| calls.iter().any(of_it));
+        let (calls, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        for call in calls.iter().filter(|call| of_it(call)) {
+            call.is_awaited.store(false, Ordering::SeqCst);
+        }
     }
 }
 
@@ -529,7 +537,7 @@ fn struck(
     let struck = faults::check_call_until(entry.name, &ranks, &|| call.is_aborted());
     let struck = match struck {
         _ if call.is_ended.load(Ordering::SeqCst) => Some(Struck::Ended {
-            is_freed: !call.stalls.load(Ordering::SeqCst),
+            is_freed: !call.is_awaited.load(Ordering::SeqCst),
         }),
         Ok(()) => None,
         Err(code) => Some(Struck::Failed(code.number() as c_int)),
@@ -544,11 +552,11 @@ fn answer(
     struck: Option<Struck>,
     group: &mut Group,
 ) -> c_int {
-    let queues = matches!(
-        entry.kind,
-        Kind::GroupStart | Kind::GroupEnd | Kind::Operation
-    ) || entry.rank.is_some();
-    if group.is_lost && queues {
+    let asks = entry.kind == Kind::AsyncError || QUERIES.contains(&entry.name);
+    let queues = matches!(entry.kind, Kind::GroupStart | Kind::GroupEnd)
+        || entry.communicator.is_some()
+        || entry.rank.is_some();
+    if group.is_lost && queues && !asks {
         return INTERNAL;
     }
     let answer = match struck {

@@ -209,7 +209,8 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
 fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let stream = comm.stream();
     let cuda = Error::cuda("comparing times");
-    let mut all = stream.clone_htod(&[own]).map_err(cuda)?;
+    let mut all =
+        crate::driver::undisturbed(stream.context(), || stream.clone_htod(&[own])).map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
     let all = comm.read_back(&all).map_err(cuda)?;

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
 
-use super::frame::Frame;
+use super::frame::{Frame, Left};
 use super::issue::Lent;
 use super::{Communicator, Inner, order};
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
 use crate::supervision::inside::{self, Place};
@@ -24,7 +25,10 @@ impl Communicator {
         from: &CudaSlice<T>,
     ) -> std::result::Result<Vec<T>, DriverError> {
         let _inside = inside::enter(&self.inner, Place::Look, self.limit);
-        self.inner.context.new_stream()?.clone_dtoh(from)
+        let context = &self.inner.context;
+        let stream = driver::undisturbed(context, || context.new_stream())?;
+        // Waits for the copy alone.
+        driver::undisturbed(context, || stream.clone_dtoh(from))
     }
 }
 
@@ -50,14 +54,16 @@ impl Inner {
             let _inside = inside::enter(self, Place::Issue, limit);
             self.prepare(&handle, frame).map_err(before)?;
             let lent = Lent;
-            let mut launched = launch();
-            if order::is_captured(frame.on) {
-                // NCCL has no part in it, so that the communicator is aborted as after any failure.
-                launched = Err(order::captured());
-            }
-            let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
+            let launched = launch();
+            let left = self.leave(frame, &handle.join);
             std::mem::forget(lent);
-            launched.and(ordered)
+            match left {
+                Left::Ordered(ordered) => launched.and(ordered),
+                // NCCL has no part in it, and does not wait for the end of the capture.
+                Left::Captured(_) | Left::StillCaptured { .. } => {
+                    Err(order::captured(order::OPERATION))
+                }
+            }
         };
         launched.map_err(|error| {
             let error = error.during(&describe);

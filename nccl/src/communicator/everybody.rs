@@ -398,6 +398,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     for inner in all {
         match inner.handle.take_until(deadline) {
             // If somebody else has the pointer, it is freed there.
+            // The phase is not `Ready` any more, for those that look at the pointer without the lock.
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);

@@ -13,10 +13,12 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
+use super::handle::Backoff;
 use super::order;
 use super::steps::{Copy, Step};
 use crate::buffer::sealed_buffer::Lend;
@@ -25,6 +27,7 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
+use crate::time::deadline_after;
 
 /// See the module.
 pub(crate) struct Frame<'a> {
@@ -45,6 +48,17 @@ pub(crate) struct Frame<'a> {
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
+/// What came of the second half of the joins.
+#[derive(Debug)]
+pub(super) enum Left {
+    /// No capture was in the way.
+    Ordered(Result<()>),
+    /// There was one, which has ended.
+    Captured(Result<()>),
+    /// There is one; all buffers are of the operation's own stream and need no order, or not.
+    StillCaptured { is_home: bool },
+}
+
 /// What only some frames need. Apart from the frame, which is small so that it can be moved.
 struct Rest<'a> {
     /// For each operation that is a collective, in the same order.
@@ -52,6 +66,8 @@ struct Rest<'a> {
     /// Streams that have to be ordered with the operation's.
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
+    /// Whether the events of the guards are recorded.
+    recorded: Cell<bool>,
     /// Why the operation is not ordered with other users of the buffers.
     unordered: Option<DriverError>,
     /// Which operations are, or have among them, messages to oneself.
@@ -294,6 +310,67 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// After the operation, on every path: the streams of its buffers wait for it, and so does whatever uses the buffers next
+    /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void, and this waits
+    /// for its end, no longer than `limit`: an event that is recorded in it would order nothing.
+    #[inline]
+    pub(super) fn leave(&self, join: &CudaEvent, limit: Duration) -> Left {
+        let needs_order = !self.rest.foreign.is_empty() || !self.rest.guards.is_empty();
+        if !needs_order {
+            return match order::is_captured(self.on) {
+                false => Left::Ordered(Ok(())),
+                true => self.leave_a_capture(join, limit),
+            };
+        }
+        match self.order_behind(join) {
+            Some(ordered) => Left::Ordered(ordered),
+            None => self.leave_a_capture(join, limit),
+        }
+    }
+
+    /// `None` if a capture has taken the events, or may have.
+    fn order_behind(&self, join: &CudaEvent) -> Option<Result<()>> {
+        if order::is_captured(self.on) {
+            return None;
+        }
+        let left = order::leave(self.on, self.foreign(), join);
+        let ordered = left.and_then(|()| self.record_guards());
+        (!order::is_captured(self.on)).then_some(ordered)
+    }
+
+    #[cold]
+    fn leave_a_capture(&self, join: &CudaEvent, limit: Duration) -> Left {
+        let deadline = deadline_after(limit);
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(ordered) = self.order_behind(join) {
+                return Left::Captured(ordered);
+            }
+            if Instant::now() >= deadline {
+                let is_home = self.rest.foreign.is_empty() && self.rest.guards.is_empty();
+                return Left::StillCaptured { is_home };
+            }
+            backoff.pause();
+        }
+    }
+
+    /// Records the events of cudarc's guards, as their drops do, which an error that cudarc keeps would hinder.
+    fn record_guards(&self) -> Result<()> {
+        for guard in &self.rest.guards {
+            match guard {
+                &SyncOnDrop::Record(Some((event, stream))) => driver::record(event, stream)
+                    .map_err(Error::cuda(
+                        "recording an event of a buffer behind the operation",
+                    ))?,
+                SyncOnDrop::Record(None) => {}
+                // Not of memory on a device.
+                SyncOnDrop::Sync(_) => return Ok(()),
+            }
+        }
+        self.rest.recorded.set(true);
+        Ok(())
+    }
+
     #[inline(never)]
     fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let stream = self.stream;
@@ -329,6 +406,7 @@ impl<'a> Rest<'a> {
             more: Vec::new(),
             foreign: Vec::new(),
             guards: Vec::new(),
+            recorded: Cell::new(false),
             unordered: None,
             own: Vec::new(),
             operators: Vec::new(),
@@ -344,29 +422,17 @@ impl<'a> Rest<'a> {
         self.foreign.clear();
         self.own.clear();
         self.unordered = None;
-        self.guards.drain(..).for_each(end_guard);
+        match self.recorded.replace(false) {
+            // They have done what their drop does.
+            true => self.guards.drain(..).for_each(std::mem::forget),
+            false => self.guards.clear(),
+        }
         self.operators.clear();
         self.steps.clear();
         self.copies.clear();
         // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
         // with it, and there are none.
         unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }
-    }
-}
-
-/// Ends a guard of cudarc's: records its event, as its drop does, which an error that cudarc keeps would hinder.
-fn end_guard(guard: SyncOnDrop<'_>) {
-    if let &SyncOnDrop::Record(Some((event, stream))) = &guard {
-        std::mem::forget(guard);
-        if !stream.context().is_managing_stream_synchronization() {
-            return;
-        }
-        let recorded = driver::bind(stream.context()).and_then(|()| driver::record(event, stream));
-        // As cudarc does: the next that uses the buffer gets to know it. If a capture has taken the operation, nothing runs that
-        // anybody would have to wait for.
-        if !driver::is_capturing(stream) {
-            stream.context().record_err(recorded);
-        }
     }
 }
 

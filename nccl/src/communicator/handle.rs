@@ -98,7 +98,7 @@ impl Turn {
         self.handle.try_lock_until(deadline)
     }
 
-    /// NCCL's pointer, also while a call is under way; `None` before it was there and once it was taken to be freed.
+    /// NCCL's pointer, also while a call is under way; meaningless once the phase is not `Ready` any more.
     pub(crate) fn pointer(&self) -> Option<sys::ncclComm_t> {
         let pointer = self.pointer.load(Ordering::Acquire);
         (!pointer.is_null()).then_some(pointer)

@@ -22,9 +22,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
-use super::frame::Frame;
+use super::frame::{Frame, Left};
 use super::handle::{Backoff, Handle, RawComm, Unsettled, settle};
 use super::lifecycle::Outcome;
 use super::{Communicator, Inner, check, order};
@@ -53,8 +54,7 @@ enum Refused {
     Signalled(Error),
     /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
     Underway(Error),
-    /// NCCL was asked, and a capture has taken the work. NCCL waits for the end of that capture before it gives the
-    /// communicator back.
+    /// NCCL was asked, and a capture that does not end has taken the work, for which NCCL waits.
     Captured(Error),
 }
 
@@ -105,7 +105,7 @@ impl Communicator {
             }
             Refused::Captured(error) => {
                 let error = error.during(describe);
-                inner.leave_to_a_capture(&error);
+                inner.abort_in_background(&error);
                 error
             }
         };
@@ -208,13 +208,28 @@ impl Inner {
         }
 
         // 4. On every path.
-        let captured = order::is_captured(frame.on);
-        let ordered = order::leave(frame.on, frame.foreign(), &handle.join);
+        let left = self.leave(frame, &handle.join);
         std::mem::forget(lent);
-        match captured {
-            true => Err(Refused::Captured(order::captured())),
-            false => launched.and(ordered).map_err(Refused::Underway),
+        match left {
+            Left::Ordered(ordered) => launched.and(ordered).map_err(Refused::Underway),
+            // What has not settled may still come to the stream.
+            Left::StillCaptured { .. } if launched.is_ok() => {
+                Err(Refused::Captured(order::captured(order::OPERATION)))
+            }
+            Left::Captured(_) | Left::StillCaptured { .. } => {
+                Err(Refused::Underway(order::captured(order::OPERATION)))
+            }
         }
+    }
+
+    /// The second half of the joins. Ends the process if that cannot be had, because a capture on the stream does not end.
+    #[inline]
+    pub(super) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Left {
+        let left = frame.leave(join, self.timeouts.abort);
+        if let Left::StillCaptured { is_home: false } = left {
+            self.end_the_process("a capture on the stream of an operation did not end");
+        }
+        left
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
@@ -299,8 +314,8 @@ impl Inner {
         let Some(handle) = self.handle.take_until(deadline) else {
             return false;
         };
-        let _inside = inside::enter(self, Place::Issue, self.timeouts.abort);
-        order::leave(frame.on, frame.foreign(), &handle.join).is_ok()
+        let left = frame.leave(&handle.join, self.timeouts.abort);
+        matches!(left, Left::Ordered(Ok(())) | Left::Captured(Ok(())))
     }
 
     /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
@@ -320,14 +335,6 @@ impl Inner {
             backoff.pause();
         }
         true
-    }
-
-    /// Leaks a communicator of which a capture has an operation: NCCL does not give it back before that capture has
-    /// ended, which is not in this crate's hands. The other ranks are told, and abort theirs.
-    pub(super) fn leave_to_a_capture(&self, reason: &Error) {
-        if self.begin_abort(reason.into()) {
-            self.leak("a capture has taken an operation of it");
-        }
     }
 
     fn end_the_process(&self, why: &str) -> ! {

@@ -363,39 +363,21 @@ impl Inner {
         {
             board.conclude(freed);
         }
-        if freed {
-            self.note_the_end(true);
-            self.phase.aborted();
-            Outcome::Freed
-        } else {
-            let (held, limit) = (self.held_abort(), self.timeouts.abort);
-            self.note_leak(&format!("{held} did not come back within {limit:?}"));
-            Outcome::Leaked
-        }
-    }
-
-    /// The end of an abort that began here, and that NCCL is not asked for.
-    pub(super) fn leak(&self, why: &str) {
-        if let Some(board) = &self.board
-            && board.is_at_fault()
-        {
-            board.conclude(false);
-        }
-        self.note_leak(why);
-    }
-
-    fn note_leak(&self, why: &str) {
-        self.note_the_end(false);
-        if self.phase.leaked() {
-            everybody::leaks();
-            events::leaked_communicator(&self.name, self.rank, why);
-        }
-    }
-
-    fn note_the_end(&self, freed: bool) {
         let took = self.aborting_since.get().map(Instant::elapsed);
         let (rank, nranks) = (self.rank, self.world_size);
         events::aborted(&self.name, rank, nranks, freed, took.unwrap_or_default());
+        if freed {
+            self.phase.aborted();
+            Outcome::Freed
+        } else {
+            if self.phase.leaked() {
+                everybody::leaks();
+                let (held, limit) = (self.held_abort(), self.timeouts.abort);
+                let why = format!("{held} did not come back within {limit:?}");
+                events::leaked_communicator(&self.name, self.rank, &why);
+            }
+            Outcome::Leaked
+        }
     }
 
     /// After a finalize that failed and aborted, unless an abort was on its way anyhow.

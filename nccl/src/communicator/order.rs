@@ -126,11 +126,15 @@ pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
     not_capturing(OPERATION, on)
 }
 
-/// After the operation: whether a capture, which another thread has begun meanwhile, has taken it instead of the device. Ends
-/// that capture without a graph: what the operation uses is only borrowed, and no replay must ever use it.
+/// Whether another thread has begun a capture on the stream since it was admitted. Makes that capture void: the operation may be
+/// in it, and what the operation uses is only borrowed, so that no replay must ever use it.
 #[inline]
 pub(crate) fn is_captured(on: &CudaStream) -> bool {
-    driver::is_capturing(on) && spoil_capture(on)
+    let _ = driver::bind(on.context());
+    match driver::capture_status(on) {
+        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_) => false,
+        Ok(_) => spoil_capture(on),
+    }
 }
 
 #[cold]
@@ -140,11 +144,11 @@ fn spoil_capture(on: &CudaStream) -> bool {
     true
 }
 
-/// The error for an operation that a capture has taken.
+/// The error for an operation while which a capture has begun on a stream of it.
 #[cold]
-pub(crate) fn captured() -> Error {
+pub(crate) fn captured(what: &'static str) -> Error {
     Error::new(ErrorKind::Stream {
-        what: OPERATION,
+        what,
         reason: StreamRefusal::CapturedMeanwhile,
     })
 }
@@ -163,16 +167,29 @@ fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -
     // A stream that cannot wait is no reason to leave the others unordered.
     let mut ordered = Ok(());
     for stream in foreign {
-        let waits =
-            driver::wait(stream, join).map_err(Error::cuda("making a buffer's stream wait"));
+        let waits = driver::wait(stream, join).map_err(|error| {
+            // It must not wait for what is not in its capture.
+            match driver::is_capturing(stream) {
+                true => captured(BUFFERS),
+                false => Error::cuda("making a buffer's stream wait")(error),
+            }
+        });
         ordered = ordered.and(waits);
     }
     ordered
 }
 
-/// Whether work is waiting or running on `on`. Not if the device failed: then none does.
+/// Whether work is waiting or running on `on`, or may be: of a stream in a capture that is not known. Not if the device failed:
+/// then none does.
 pub(crate) fn is_busy(on: &CudaStream) -> bool {
+    let _ = driver::bind(on.context());
     // SAFETY: the stream lives as long as `on`; the call waits for nothing.
     let code = unsafe { sys::cuStreamQuery(on.cu_stream()) };
-    code == sys::CUresult::CUDA_ERROR_NOT_READY
+    matches!(
+        code,
+        sys::CUresult::CUDA_ERROR_NOT_READY
+            | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    )
 }

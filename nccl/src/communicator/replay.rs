@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
-use super::frame::Frame;
+use super::frame::{Frame, Left};
 use super::{Inner, order};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind, Shape};
@@ -74,16 +74,20 @@ impl Inner {
         if is_marked {
             watchdog::after(issue);
         }
-        let captured = order::is_captured(frame.on);
-        let ordered = order::leave(frame.on, frame.foreign(), join);
+        let left = self.leave(frame, join);
         drop(inside);
-        if captured {
-            let (kind, now) = (OperationKind::Replay, Instant::now());
-            let error = order::captured()
-                .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
-            self.leave_to_a_capture(&error);
-            return Err(error);
-        }
+        let ordered = match left {
+            Left::Ordered(ordered) => ordered,
+            Left::Captured(_) => Err(order::captured(order::OPERATION)),
+            Left::StillCaptured { .. } => {
+                let (kind, now) = (OperationKind::Replay, Instant::now());
+                let error = order::captured(order::OPERATION)
+                    .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
+                // The plan keeps its memory, and NCCL waits for the end of that capture.
+                self.abort_in_background(&error);
+                return Err(error);
+            }
+        };
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),
             (Err(NotLaunched::Refused(error)), _) => Err(error),

@@ -108,7 +108,7 @@ impl Inner {
     }
 
     /// NCCL's pointer to one that was revoked.
-    pub(super) fn revoked(&self) -> Option<RawComm> {
+    pub(crate) fn revoked(&self) -> Option<RawComm> {
         *lock(&self.revocation.kept)
     }
 

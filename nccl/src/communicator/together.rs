@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::everybody::abort_together;
+use super::frame::Left;
 use super::handle::{Guard, Handle, RawComm, Unsettled};
 use super::issue::{Calls, Lent, not_put};
 use super::switch::{Inside, Switch};
@@ -27,7 +28,7 @@ enum Refused {
     Before(usize, Error),
     /// NCCL was asked, and no communicator of the group can be used again.
     Underway(usize, Error),
-    /// The same; of those that are true, a capture has taken the work.
+    /// The same; of those that are true, a capture that does not end has taken the work.
     Captured(Vec<bool>, usize, Error),
 }
 
@@ -90,22 +91,25 @@ fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
     std::mem::forget(lent);
 }
 
-/// Leaks those of which a capture has the work, and aborts the others.
+/// Aborts all. Those of which a capture that does not end has all the work are not waited for: NCCL waits for that capture.
 fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
     let lent = Lent;
-    let those = |taken: bool| {
+    let is_captured = |inner: &Arc<Inner>| {
         let both = all.iter().zip(captured);
-        both.filter(move |(_, captured)| **captured == taken)
-            .map(|(group, _)| group)
+        let mut own = both.filter(|(group, _)| Arc::ptr_eq(&group.comm.inner, inner));
+        own.all(|(_, captured)| *captured)
     };
-    for group in those(true) {
-        group.comm.inner.leave_to_a_capture(reason);
+    let inners = || all.iter().map(|group| &group.comm.inner);
+    for inner in inners().filter(|inner| is_captured(inner)) {
+        inner.abort_in_background(reason);
     }
-    abort_together(those(false).map(|group| &group.comm.inner), || {
+    abort_together(inners().filter(|inner| !is_captured(inner)), || {
         reason.into()
     });
-    for group in those(false) {
-        group.comm.inner.abandon(reason, &group.frame);
+    for group in all {
+        if !is_captured(&group.comm.inner) {
+            group.comm.inner.abandon(reason, &group.frame);
+        }
     }
     std::mem::forget(lent);
 }
@@ -200,7 +204,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                     *lock(&inner.launch) = launch.clone();
                 }
             };
-            // Nobody has their pointers before their locks are free again.
+            // Before their locks are free again, and an abort can take their pointers.
             shares(Some(Arc::default()));
             let settled = all
                 .iter()
@@ -231,23 +235,28 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     }
 
     // 4. On every path, for every communicator.
-    let captured: Vec<bool> = all
-        .iter()
-        .map(|group| order::is_captured(group.frame.on))
-        .collect();
-    let mut ordered = Ok(());
+    let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
     for (at, group) in all.iter().enumerate() {
-        let (frame, join) = (&group.frame, &handles[handle_of(group.comm)].join);
-        let left = order::leave(frame.on, frame.foreign(), join);
+        let join = &handles[handle_of(group.comm)].join;
+        let left = group.comm.inner.leave(&group.frame, join);
+        captured.push(matches!(left, Left::StillCaptured { .. }));
+        let left = match left {
+            Left::Ordered(ordered) => ordered,
+            Left::Captured(_) | Left::StillCaptured { .. } => {
+                Err(order::captured(order::OPERATION))
+            }
+        };
         ordered = ordered.and(left.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);
-    if let Some(at) = captured.iter().position(|captured| *captured) {
-        return Err(Refused::Captured(captured, at, order::captured()));
+    // What has not settled may still come to the stream.
+    if let Err((at, error)) = ordered {
+        return Err(match launched {
+            Ok(()) if captured.contains(&true) => Refused::Captured(captured, at, error),
+            _ => Refused::Underway(at, error),
+        });
     }
-    launched
-        .and(ordered)
-        .map_err(|(at, error)| Refused::Underway(at, error))?;
+    launched.map_err(|(at, error)| Refused::Underway(at, error))?;
     Ok(sequences)
 }
 

@@ -332,11 +332,11 @@ pub enum StreamRefusal {
     /// Work put on a capturing stream could be replayed after its buffers are freed.
     #[error("it is capturing a graph, and a replay could outlive the buffers")]
     Capturing,
-    /// A capture was begun on it by another thread while an operation was put there.
+    /// Another thread began a capture on it while an operation was put there.
     #[error(
-        "another thread began to capture a graph on it while the operation was put there: the operation has not run, \
-         that capture is void, and the communicator is leaked, because NCCL does not end it before the capture ends; \
-         do not capture on streams that a communicator uses, or capture with `Communicator::capture`"
+        "another thread began to capture a graph on it while an operation was put there: that capture is void, the operation \
+         may not have run, and the communicator is ended, which NCCL does once the capture has ended; do not capture on \
+         streams that a communicator uses, or capture with `Communicator::capture`"
     )]
     CapturedMeanwhile,
     /// NCCL uses the primary context of the device.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut,
-    DriverError, result,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut,
+    DriverError, SyncOnDrop, result,
 };
 use nccl_sys as sys;
 
@@ -328,8 +328,6 @@ struct Freed<T: NcclType> {
     bytes: usize,
     event: Option<CudaEvent>,
     behind: Option<Behind>,
-    /// Why the stream does not wait for other users: the memory is never freed.
-    unordered: Option<DriverError>,
     stream: Arc<CudaStream>,
     library: Library,
 }
@@ -340,20 +338,38 @@ impl<T: NcclType> Freed<T> {
         if driver::is_capturing(&self.stream) {
             return;
         }
-        if let Some(memory) = self.memory.take() {
-            // Orders the stream behind the last reader and writer, and gives the events up.
-            let (address, ordered) = driver::heard(self.stream.context(), || {
-                ManuallyDrop::into_inner(memory).leak()
-            });
-            self.address = address;
-            self.unordered = ordered.err();
+        if let Some(mut memory) = self.memory.take() {
+            if wait_for_users(&mut memory, &self.stream).is_err() {
+                // A later look may succeed.
+                self.memory = Some(memory);
+                return;
+            }
+            self.address = ManuallyDrop::into_inner(memory).leak();
         }
-        if self.unordered.is_none()
-            && let Some(event) = self.event.take()
-        {
+        if let Some(event) = self.event.take() {
             self.behind = Some(Behind::new(Arc::clone(&self.stream), event));
         }
     }
+}
+
+/// Makes the stream wait for the last reader and the last writer. cudarc does that as well where memory is given up, but
+/// not if it has an error stored.
+fn wait_for_users<T>(
+    memory: &mut CudaSlice<T>,
+    stream: &CudaStream,
+) -> std::result::Result<(), DriverError> {
+    if !stream.context().is_managing_stream_synchronization() {
+        return Ok(());
+    }
+    let wait_for = |guard: SyncOnDrop<'_>| match *ManuallyDrop::new(guard) {
+        SyncOnDrop::Record(Some((event, _))) => driver::wait(stream, event),
+        SyncOnDrop::Record(None) | SyncOnDrop::Sync(_) => Ok(()),
+    };
+    driver::bind(stream.context())?;
+    let ((_, reader), _) = driver::heard(stream.context(), || memory.device_ptr(stream));
+    wait_for(reader)?;
+    let ((_, writer), _) = driver::heard(stream.context(), || memory.device_ptr_mut(stream));
+    wait_for(writer)
 }
 
 impl<T: NcclType> Remains for Freed<T> {
@@ -361,9 +377,6 @@ impl<T: NcclType> Remains for Freed<T> {
         let _ = driver::bind(self.stream.context());
         if self.behind.is_none() {
             self.mark();
-        }
-        if self.unordered.is_some() {
-            return Turn::Never;
         }
         if self.behind.as_mut().is_some_and(Behind::is_over) {
             Turn::Over
@@ -417,7 +430,6 @@ impl<T: NcclType> Drop for Buffer<T> {
             memory: Some(memory),
             event: Some(event),
             behind: None,
-            unordered: None,
             stream,
             library: self.library.clone(),
         };

@@ -374,7 +374,8 @@ impl<B: OwnedBuffer> Remnant<B> {
         let Some(guard) = inner.handle.try_take() else {
             return Look::Busy;
         };
-        let Some(raw) = guard.raw else {
+        // NCCL keeps the registrations of one that was revoked.
+        let Some(raw) = guard.raw.or_else(|| inner.revoked()) else {
             return match inner.phase.get() {
                 State::Finalized | State::Aborted => Look::Deregistered,
                 State::Leaked => Look::Refused(inner.out_of_use()),

@@ -17,6 +17,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use super::graph::Slot;
 use super::record::Captured;
 use crate::communicator::{Calls, Inner};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
@@ -113,8 +114,8 @@ struct Capturing<'s> {
 impl<'s> Capturing<'s> {
     fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
         // Forbids only this thread what would break the capture, not the whole process.
-        stream
-            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        driver::undisturbed(stream.context(), || stream.begin_capture(mode))
             .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
         Ok(Self {
             stream,
@@ -123,13 +124,13 @@ impl<'s> Capturing<'s> {
     }
 
     fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
-        self.ended.set(true);
-        let graph = self
-            .stream
-            .end_capture(sys::CUgraphInstantiate_flags(0))
-            .map_err(Error::cuda(
-                "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",
-            ))?;
+        let end = || self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let graph = driver::undisturbed(self.stream.context(), end);
+        // Not if cudarc found an error that was stored at that very moment.
+        self.ended.set(!driver::is_capturing(self.stream));
+        let graph = graph.map_err(Error::cuda(
+            "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",
+        ))?;
         graph.ok_or_else(|| {
             Error::new(ErrorKind::Cuda {
                 what: "ending a capture (cuStreamEndCapture)",
