@@ -390,6 +390,44 @@ fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
     });
 }
 
+/// An operation that is refused leaves the events of its buffers as they were.
+#[test]
+fn a_refused_operation_makes_no_buffer_forget_who_writes_it() {
+    if !support::needs_emulator("work that is held back") {
+        return;
+    }
+    ranks_as_processes(1, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let context = Arc::clone(stream.context());
+        let (home, writes) = (context.new_stream()?, context.new_stream()?);
+        let from = writes.clone_htod(&[7u8; 1 << 16])?;
+        let x = stream.clone_htod(&[1u8; 1 << 16])?;
+        let mut y = home.alloc_zeros::<u8>(1 << 16)?;
+        context.synchronize()?;
+        let gate = Gate::closed_on(&writes)?;
+        writes.memcpy_dtod(&from, &mut y)?;
+        let refused = comm.group(|group| {
+            group.isend(&x, 0)?;
+            group.irecv(&mut y, 0)?;
+            stream.begin_capture(RELAXED).expect("it begins");
+            Ok(())
+        });
+        assert_eq!(
+            refusal(&refused.map(drop).unwrap_err()),
+            Some(StreamRefusal::Capturing)
+        );
+        let _ = stream.end_capture(NO_FLAGS);
+        // cudarc frees it behind the copy.
+        drop(y);
+        gate.open();
+        let _ = context.check_err();
+        context.synchronize()?;
+        let caught = nccl_emulator::violations();
+        assert!(caught.is_empty(), "{caught:?}");
+        Ok(())
+    });
+}
+
 /// NCCL lets only the first abort wait for a launch that several communicators share.
 #[test]
 fn communicators_that_share_a_launch_are_aborted_one_after_another() {
@@ -499,6 +537,7 @@ fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
             issues.join().expect("no panic")?;
             Ok(())
         })?;
+        world.barrier("asked")?;
         comm.abort("over")?;
         assert!(comm.as_raw().is_none());
         Ok(())

@@ -4,10 +4,11 @@
 //! returns that error and does nothing else. It says nothing about an operation here, so what an operation needs calls the
 //! driver itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
-use parking_lot::Mutex;
+
+use crate::communicator::lock;
 
 /// Makes the context current on this thread.
 #[inline]
@@ -53,16 +54,17 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     }
 }
 
-/// Held while an error of others is set aside, which the others then do not miss.
+/// Held while a lease is [`heard`], so that two of them do not take each other's errors.
 static SET_ASIDE: Mutex<()> = Mutex::new(());
 
 /// Makes calls of cudarc's that store their errors instead of returning them, and returns what they stored. An error that was there
-/// before stays where it is, and hinders none of them. Only code outside of this crate can still come between.
+/// before stays where it is, and hinders none of them; one that another thread stores meanwhile is taken for theirs. The calls
+/// must not wait.
 pub(crate) fn heard<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    let _alone = SET_ASIDE.lock();
+    let _alone = lock(&SET_ASIDE);
     let before = context.check_err();
     let value = calls();
     let during = context.check_err();
@@ -70,9 +72,8 @@ pub(crate) fn heard<T>(
     (value, during)
 }
 
-/// Makes short calls of cudarc's that return their errors; one that was stored before hinders none of them.
+/// Makes calls of cudarc's that return their errors; one that was stored before hinders none of them, and stays.
 pub(crate) fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
-    let _alone = SET_ASIDE.lock();
     let before = context.check_err();
     let value = calls();
     context.record_err(before);
@@ -84,5 +85,7 @@ pub(crate) fn new_event(
     context: &Arc<CudaContext>,
     flags: Option<sys::CUevent_flags>,
 ) -> Result<CudaEvent, DriverError> {
-    undisturbed(context, || context.new_event(flags))
+    let create = || undisturbed(context, || context.new_event(flags));
+    // An error that another thread has stored at this very moment is not that of the event.
+    create().or_else(|_| create())
 }

@@ -386,6 +386,8 @@ fn has_failed(stream: &CudaStream) -> bool {
         sys::CUresult::CUDA_SUCCESS
             | sys::CUresult::CUDA_ERROR_NOT_READY
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
     )
 }
 

@@ -61,7 +61,7 @@ impl Inner {
                 Left::Ordered(ordered) => launched.and(ordered),
                 // NCCL has no part in it, and does not wait for the end of the capture.
                 Left::Captured(_) | Left::StillCaptured { .. } => {
-                    Err(order::captured(order::OPERATION))
+                    launched.and(Err(order::captured(order::OPERATION)))
                 }
             }
         };

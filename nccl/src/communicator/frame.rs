@@ -13,20 +13,21 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
 use super::handle::Backoff;
-use super::order;
 use super::steps::{Copy, Step};
+use super::{Inner, order};
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
+use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
 /// See the module.
@@ -66,8 +67,6 @@ struct Rest<'a> {
     /// Streams that have to be ordered with the operation's.
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
-    /// Whether the events of the guards are recorded.
-    recorded: Cell<bool>,
     /// Why the operation is not ordered with other users of the buffers.
     unordered: Option<DriverError>,
     /// Which operations are, or have among them, messages to oneself.
@@ -312,24 +311,29 @@ impl<'a> Frame<'a> {
 
     /// After the operation, on every path: the streams of its buffers wait for it, and so does whatever uses the buffers next
     /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void, and this waits
-    /// for its end, no longer than `limit`: an event that is recorded in it would order nothing.
+    /// for its end, no longer than half the limit of an abort: an event that is recorded in it would order nothing.
     #[inline]
-    pub(super) fn leave(&self, join: &CudaEvent, limit: Duration) -> Left {
+    pub(super) fn leave(&self, inner: &Inner, join: &CudaEvent) -> Left {
         let needs_order = !self.rest.foreign.is_empty() || !self.rest.guards.is_empty();
         if !needs_order {
-            return match order::is_captured(self.on) {
+            let is_captured = {
+                let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
+                order::is_captured(self.on)
+            };
+            return match is_captured {
                 false => Left::Ordered(Ok(())),
-                true => self.leave_a_capture(join, limit),
+                true => self.leave_a_capture(inner, join),
             };
         }
-        match self.order_behind(join) {
+        match self.order_behind(inner, join) {
             Some(ordered) => Left::Ordered(ordered),
-            None => self.leave_a_capture(join, limit),
+            None => self.leave_a_capture(inner, join),
         }
     }
 
     /// `None` if a capture has taken the events, or may have.
-    fn order_behind(&self, join: &CudaEvent) -> Option<Result<()>> {
+    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Option<Result<()>> {
+        let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
         if order::is_captured(self.on) {
             return None;
         }
@@ -339,11 +343,11 @@ impl<'a> Frame<'a> {
     }
 
     #[cold]
-    fn leave_a_capture(&self, join: &CudaEvent, limit: Duration) -> Left {
-        let deadline = deadline_after(limit);
+    fn leave_a_capture(&self, inner: &Inner, join: &CudaEvent) -> Left {
+        let deadline = deadline_after(inner.timeouts.abort / 2);
         let mut backoff = Backoff::new();
         loop {
-            if let Some(ordered) = self.order_behind(join) {
+            if let Some(ordered) = self.order_behind(inner, join) {
                 return Left::Captured(ordered);
             }
             if Instant::now() >= deadline {
@@ -367,7 +371,6 @@ impl<'a> Frame<'a> {
                 SyncOnDrop::Sync(_) => return Ok(()),
             }
         }
-        self.rest.recorded.set(true);
         Ok(())
     }
 
@@ -406,7 +409,6 @@ impl<'a> Rest<'a> {
             more: Vec::new(),
             foreign: Vec::new(),
             guards: Vec::new(),
-            recorded: Cell::new(false),
             unordered: None,
             own: Vec::new(),
             operators: Vec::new(),
@@ -415,18 +417,16 @@ impl<'a> Rest<'a> {
         })
     }
 
-    /// Ends the guards, which record their events, and forgets what was kept.
+    /// Forgets what was kept.
     #[inline]
     fn emptied(mut self: Box<Self>) -> Box<Rest<'static>> {
         self.more.clear();
         self.foreign.clear();
         self.own.clear();
         self.unordered = None;
-        match self.recorded.replace(false) {
-            // They have done what their drop does.
-            true => self.guards.drain(..).for_each(std::mem::forget),
-            false => self.guards.clear(),
-        }
+        // What their drops do was done by `Frame::leave`. Without it nothing of the operation runs, and an event that is recorded
+        // now would take the place of an earlier one that others wait for.
+        self.guards.drain(..).for_each(std::mem::forget);
         self.operators.clear();
         self.steps.clear();
         self.copies.clear();
@@ -451,7 +451,7 @@ fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUd
 }
 
 impl Drop for Frame<'_> {
-    /// Ends the guards, which record their events, and keeps the allocations.
+    /// Keeps the allocations.
     #[inline]
     fn drop(&mut self) {
         self.recorded.clear();

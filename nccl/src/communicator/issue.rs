@@ -217,7 +217,8 @@ impl Inner {
                 Err(Refused::Captured(order::captured(order::OPERATION)))
             }
             Left::Captured(_) | Left::StillCaptured { .. } => {
-                Err(Refused::Underway(order::captured(order::OPERATION)))
+                let captured = order::captured(order::OPERATION);
+                Err(Refused::Underway(launched.err().unwrap_or(captured)))
             }
         }
     }
@@ -225,7 +226,7 @@ impl Inner {
     /// The second half of the joins. Ends the process if that cannot be had, because a capture on the stream does not end.
     #[inline]
     pub(super) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Left {
-        let left = frame.leave(join, self.timeouts.abort);
+        let left = frame.leave(self, join);
         if let Left::StillCaptured { is_home: false } = left {
             self.end_the_process("a capture on the stream of an operation did not end");
         }
@@ -314,8 +315,11 @@ impl Inner {
         let Some(handle) = self.handle.take_until(deadline) else {
             return false;
         };
-        let left = frame.leave(&handle.join, self.timeouts.abort);
-        matches!(left, Left::Ordered(Ok(())) | Left::Captured(Ok(())))
+        let left = frame.leave(self, &handle.join);
+        matches!(
+            left,
+            Left::Ordered(Ok(())) | Left::Captured(Ok(())) | Left::StillCaptured { is_home: true }
+        )
     }
 
     /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that

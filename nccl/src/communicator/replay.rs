@@ -78,14 +78,16 @@ impl Inner {
         drop(inside);
         let ordered = match left {
             Left::Ordered(ordered) => ordered,
-            Left::Captured(_) => Err(order::captured(order::OPERATION)),
-            Left::StillCaptured { .. } => {
+            Left::StillCaptured { .. } if launched.is_ok() => {
                 let (kind, now) = (OperationKind::Replay, Instant::now());
                 let error = order::captured(order::OPERATION)
                     .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
                 // The plan keeps its memory, and NCCL waits for the end of that capture.
                 self.abort_in_background(&error);
                 return Err(error);
+            }
+            Left::Captured(_) | Left::StillCaptured { .. } => {
+                Err(order::captured(order::OPERATION))
             }
         };
         match (launched, ordered) {

@@ -250,14 +250,13 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     }
     std::mem::forget(lent);
     // What has not settled may still come to the stream.
-    if let Err((at, error)) = ordered {
-        return Err(match launched {
-            Ok(()) if captured.contains(&true) => Refused::Captured(captured, at, error),
-            _ => Refused::Underway(at, error),
-        });
+    match (launched, ordered) {
+        (Ok(()), Ok(())) => Ok(sequences),
+        (Ok(()), Err((at, error))) if captured.contains(&true) => {
+            Err(Refused::Captured(captured, at, error))
+        }
+        (Err((at, error)), _) | (Ok(()), Err((at, error))) => Err(Refused::Underway(at, error)),
     }
-    launched.map_err(|(at, error)| Refused::Underway(at, error))?;
-    Ok(sequences)
 }
 
 /// Communicators that block, while one thread is inside all of them: what ends one call has to end the other,

@@ -366,9 +366,10 @@ fn wait_for_users<T>(
         SyncOnDrop::Record(None) | SyncOnDrop::Sync(_) => Ok(()),
     };
     driver::bind(stream.context())?;
-    let ((_, reader), _) = driver::heard(stream.context(), || memory.device_ptr(stream));
+    let context = stream.context();
+    let (_, reader) = driver::undisturbed(context, || memory.device_ptr(stream));
     wait_for(reader)?;
-    let ((_, writer), _) = driver::heard(stream.context(), || memory.device_ptr_mut(stream));
+    let (_, writer) = driver::undisturbed(context, || memory.device_ptr_mut(stream));
     wait_for(writer)
 }
 
