@@ -112,7 +112,9 @@ fn rank(role: &str) -> Outcome {
             };
             let at = now();
             let fault = error.fault().ok_or("no cause")?;
-            let right = fault.rank().to_string() == number;
+            let right = fault
+                .culprit()
+                .is_some_and(|rank| rank.to_string() == number);
             println!("ended: {at} {right} {fault}");
             Ok(())
         }

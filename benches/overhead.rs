@@ -38,8 +38,8 @@ const VARIANTS: [(&str, LaunchMode, Ending, Tracking); 5] = [
         Tracking::Off,
     ),
     (
-        "kill switch, tracking off",
-        LaunchMode::KillSwitch,
+        "blocking child, tracking off",
+        LaunchMode::BlockingChild,
         Ending::Success,
         Tracking::Off,
     ),

@@ -24,7 +24,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::cudarc::driver::CudaStream;
 use nccl::launch::{Fleet, Output, Signal};
 use nccl::{Communicator, ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
@@ -32,13 +32,19 @@ use nccl_tools::perf;
 const RANKS: usize = 4;
 /// How long ranks wait for each other in order to go on.
 const LIMIT: Duration = Duration::from_secs(20);
+/// How long what an ended rank has said may be on its way.
+const MOMENT: Duration = Duration::from_millis(200);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
-        [word] if word == "rank" => rank(),
+        // As people read it.
+        [word] if word == "rank" => rank().map_err(|error| {
+            eprintln!("{error}");
+            std::process::exit(1)
+        }),
         [rounds] => launch(rounds.parse()?),
         _ => launch(1),
     }
@@ -56,7 +62,7 @@ fn rank() -> Outcome<()> {
         true => World::rejoin(rendezvous)?,
     };
     // Made once: the device and what lies in its memory outlive every epoch.
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = nccl::device(world.local_rank())?.new_stream()?;
     let mut comm = None;
     loop {
         let outcome = match comm.take() {
@@ -159,7 +165,7 @@ fn launch(rounds: usize) -> Outcome<()> {
         command
     })?;
     let script = Script { lines };
-    script.all_say(0..RANKS, "at work: 4 ranks")?;
+    script.all_say(&fleet, 0..RANKS, "at work: 4 ranks")?;
     let before = fleet.pids();
     let mut times = Vec::new();
     for round in 0..rounds {
@@ -169,12 +175,12 @@ fn launch(rounds: usize) -> Outcome<()> {
         let begun = Instant::now();
         fleet.signal(victim, Signal::KILL);
         println!("launcher: killed rank {victim}");
-        let right = script.all_say(survivors(), "right: 3 ranks")?;
+        let right = script.all_say(&fleet, survivors(), "right: 3 ranks")?;
         times.push(right - begun);
-        script.all_say(survivors(), "at work: 3 ranks")?;
+        script.all_say(&fleet, survivors(), "at work: 3 ranks")?;
         fleet.restart(victim)?;
         println!("launcher: started rank {victim} again");
-        script.all_say(0..RANKS, "at work: 4 ranks")?;
+        script.all_say(&fleet, 0..RANKS, "at work: 4 ranks")?;
     }
     let after = fleet.pids();
     println!("launcher: processes before {before:?}, after {after:?}");
@@ -195,15 +201,29 @@ struct Script {
 
 impl Script {
     /// Waits until all of these ranks have said it; when the last of them had.
-    fn all_say(&self, ranks: impl Iterator<Item = usize>, words: &str) -> Outcome<Instant> {
+    fn all_say(
+        &self,
+        fleet: &Fleet,
+        ranks: impl Iterator<Item = usize>,
+        words: &str,
+    ) -> Outcome<Instant> {
         let mut silent: BTreeSet<usize> = ranks.collect();
         let deadline = Instant::now() + 2 * LIMIT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (rank, text, at) = self
-                .lines
-                .recv_timeout(left)
-                .map_err(|_| format!("nobody hears {words:?} from ranks {silent:?}"))?;
+            // Asked before the lines are read: what an ended rank has said comes within a moment.
+            let pids = fleet.pids();
+            let Ok((rank, text, at)) = self.lines.recv_timeout(MOMENT) else {
+                let ended = silent.iter().find(|&&rank| pids[rank].is_none());
+                match ended {
+                    Some(rank) => {
+                        return Err(format!("rank {rank} has ended without {words:?}").into());
+                    }
+                    None if Instant::now() < deadline => continue,
+                    None => {
+                        return Err(format!("nobody hears {words:?} from ranks {silent:?}").into());
+                    }
+                }
+            };
             println!("rank {rank}: {text}");
             if text.starts_with(words) {
                 silent.remove(&rank);

@@ -11,7 +11,6 @@ use std::error::Error;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use nccl::cudarc::driver::CudaContext;
 use nccl::{ReduceOp, World};
 use nccl_tools::spawn::threads;
 
@@ -35,7 +34,7 @@ fn main() -> Outcome {
 }
 
 fn rank(world: &World) -> Outcome {
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("model/tp").stream(&stream).build()?;
     let x = stream.clone_htod(&vec![1.0f32; 1 << 16])?;
     let mut y = stream.alloc_zeros::<f32>(1 << 16)?;

@@ -12,7 +12,6 @@
 use std::error::Error;
 use std::time::Duration;
 
-use nccl::cudarc::driver::CudaContext;
 use nccl::{ReduceOp, World, recorder};
 use nccl_tools::spawn::threads;
 use opentelemetry::trace::{
@@ -66,7 +65,7 @@ fn main() -> Outcome {
 fn rank(world: &World) -> Outcome {
     let life = info_span!("rank", nccl.rank = world.rank(), nccl.epoch = world.epoch());
     let _life = life.enter();
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("model/tp").stream(&stream).build()?;
     let work = world.channel("work");
     let request = match world.rank() {

@@ -9,7 +9,7 @@
 //! ```text
 //! valgrind --tool=callgrind --callgrind-out-file=FILE --collect-atstart=no \
 //!     --toggle-collect='*overhead_instructions::measured*' \
-//!     target/release/examples/overhead_instructions (raw|safe|kill-switch|driver) (success|in-progress) (off|on) WHAT TIMES
+//!     target/release/examples/overhead_instructions (raw|safe|blocking-child|driver) (success|in-progress) (off|on) WHAT TIMES
 //! ```
 //!
 //! WHAT is the number of messages of a group, `all-to-all`, `all-reduce`, or `elsewhere` for an
@@ -18,7 +18,7 @@
 //! Only what happens inside of `measured` is counted, with everything called from there: the library
 //! that queues, and the driver or the emulator. The difference of two sizes is the messages', and what
 //! is left of a group without them is the group's. `driver` counts the driver's part of a group, which
-//! is the emulator's and none of the safe crate's. `kill-switch` is the safe crate in that launch mode. The figures of one build are the same each time.
+//! is the emulator's and none of the safe crate's. `blocking-child` is the safe crate in that launch mode. The figures of one build are the same each time.
 
 use std::error::Error;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn main() -> Outcome<()> {
         [] => table(),
         [way, ending, tracking, what, times] => count(way, ending, tracking, what, times.parse()?),
         _ => Err(
-            "expected nothing, or (raw|safe|kill-switch|driver) (success|in-progress) (off|on) WHAT TIMES"
+            "expected nothing, or (raw|safe|blocking-child|driver) (success|in-progress) (off|on) WHAT TIMES"
                 .into(),
         ),
     }
@@ -60,7 +60,7 @@ fn count(way: &str, ending: &str, tracking: &str, what: &str, times: usize) -> O
         _ => return Err("the tracking of events is off or on".into()),
     };
     let mode = match way {
-        "kill-switch" => LaunchMode::KillSwitch,
+        "blocking-child" => LaunchMode::BlockingChild,
         _ => LaunchMode::NonBlocking,
     };
     let mut workload = Workload::in_mode(mode, ending, tracking)?;
@@ -69,18 +69,24 @@ fn count(way: &str, ending: &str, tracking: &str, what: &str, times: usize) -> O
     let messages = what.parse::<usize>().ok();
     let mut call: Box<dyn FnMut() -> Outcome<()>> = match (way, what, messages) {
         ("driver", ..) => Box::new(|| Ok(workload.driver_calls()?)),
-        ("safe" | "kill-switch", _, Some(messages)) => {
+        ("safe" | "blocking-child", _, Some(messages)) => {
             Box::new(move || Ok(workload.safe_group(messages)?))
         }
         ("raw", _, Some(messages)) => Box::new(move || Ok(code(workload.raw_group(messages))?)),
-        ("safe" | "kill-switch", "all-to-all", _) => Box::new(|| Ok(workload.safe_all_to_all()?)),
+        ("safe" | "blocking-child", "all-to-all", _) => {
+            Box::new(|| Ok(workload.safe_all_to_all()?))
+        }
         ("raw", "all-to-all", _) => Box::new(|| Ok(code(workload.raw_all_to_all())?)),
-        ("safe" | "kill-switch", "all-reduce", _) => Box::new(|| Ok(workload.safe_all_reduce()?)),
-        ("safe" | "kill-switch", "elsewhere", _) => Box::new(|| Ok(workload.safe_all_reduce_on()?)),
+        ("safe" | "blocking-child", "all-reduce", _) => {
+            Box::new(|| Ok(workload.safe_all_reduce()?))
+        }
+        ("safe" | "blocking-child", "elsewhere", _) => {
+            Box::new(|| Ok(workload.safe_all_reduce_on()?))
+        }
         ("raw", "all-reduce" | "elsewhere", _) => Box::new(|| Ok(code(workload.raw_all_reduce())?)),
         _ => {
             return Err(
-                "the way is raw, safe, kill-switch or driver; what is a number of messages, all-to-all, \
+                "the way is raw, safe, blocking-child or driver; what is a number of messages, all-to-all, \
                          all-reduce or elsewhere"
                     .into(),
             );
@@ -115,7 +121,7 @@ fn table() -> Outcome<()> {
         let mut lines = Vec::new();
         let ways = match ending {
             // What one that blocks returns.
-            "success" => &["raw", "safe", "kill-switch"][..],
+            "success" => &["raw", "safe", "blocking-child"][..],
             _ => &["raw", "safe"],
         };
         for &way in ways {

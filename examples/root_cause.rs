@@ -10,13 +10,12 @@
 //! with, and the program compares them. It ends with exit code 0 when all of them name the process that was killed, in
 //! the same words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaContext;
 use nccl::launch::{Fleet, Output, Signal};
 use nccl::{ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
@@ -24,13 +23,19 @@ use nccl_tools::perf;
 const RANKS: usize = 8;
 /// Nothing here takes as long.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long what an ended rank has said may be on its way.
+const MOMENT: Duration = Duration::from_millis(200);
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
-        [word] if word == "rank" => rank(),
+        // As people read it.
+        [word] if word == "rank" => rank().map_err(|error| {
+            eprintln!("{error}");
+            std::process::exit(1)
+        }),
         [number] => launch(number.parse()?),
         _ => launch(any()),
     }
@@ -41,7 +46,7 @@ fn main() -> Outcome {
 fn rank() -> Outcome {
     perf::install(RANKS)?; // the emulator, where there is no GPU
     let world = World::join(Rendezvous::from_env()?)?;
-    let stream = CudaContext::new(world.local_rank())?.new_stream()?;
+    let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("sum").stream(&stream).build()?;
     let mut y = stream.alloc_zeros::<f32>(1 << 20)?;
     for turn in 0.. {
@@ -81,26 +86,51 @@ fn launch(victim: usize) -> Outcome {
         command
     })?;
     let mut said: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut until_all_say = |word: &str, ranks: usize| -> Outcome {
+    let mut until_all_say = |word: &str, ranks: &[usize]| -> Outcome {
         let deadline = Instant::now() + PATIENCE;
-        let mut done = 0;
-        while done < ranks {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (rank, line) = lines
-                .recv_timeout(left)
-                .map_err(|_| format!("{done} of {ranks} ranks said {word:?}"))?;
-            done += usize::from(line == word);
-            said.entry(rank).or_default().push(line);
+        let mut silent: BTreeSet<usize> = ranks.iter().copied().collect();
+        while !silent.is_empty() {
+            // Asked before the lines are read: what an ended rank has said comes within a moment.
+            let pids = fleet.pids();
+            match lines.recv_timeout(MOMENT) {
+                Ok((rank, line)) => {
+                    if line == word {
+                        silent.remove(&rank);
+                    }
+                    said.entry(rank).or_default().push(line);
+                }
+                Err(_) => {
+                    let ended: Vec<usize> = silent
+                        .iter()
+                        .copied()
+                        .filter(|&rank| pids[rank].is_none())
+                        .collect();
+                    if ended.is_empty() && Instant::now() < deadline {
+                        continue;
+                    }
+                    for rank in &ended {
+                        for line in said.get(rank).into_iter().flatten() {
+                            eprintln!("[{rank}] {line}");
+                        }
+                    }
+                    return Err(format!(
+                        "ranks {silent:?} have not said {word:?}, and of them {ended:?} have ended"
+                    )
+                    .into());
+                }
+            }
         }
         Ok(())
     };
 
-    until_all_say("works", RANKS)?;
+    let everybody: Vec<usize> = (0..RANKS).collect();
+    until_all_say("works", &everybody)?;
     let pid = fleet.pids()[victim].ok_or("it is not there")?;
     println!("{RANKS} ranks work. kill -9 {pid}, which is rank {victim}.\n");
     let begun = Instant::now();
     fleet.signal(victim, Signal::KILL);
-    until_all_say("said all", RANKS - 1)?;
+    let others: Vec<usize> = (0..RANKS).filter(|&rank| rank != victim).collect();
+    until_all_say("said all", &others)?;
     let took = begun.elapsed();
     let report = fleet.wait();
 

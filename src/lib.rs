@@ -53,7 +53,7 @@ pub mod testing;
 pub mod traffic;
 pub mod verify;
 
-/// The example in the README is compiled and run with the tests.
+/// The example in the README is compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -66,7 +66,7 @@ impl Workload {
         Self::in_mode(LaunchMode::NonBlocking, ending, tracking)
     }
 
-    /// The same in another launch mode. [`LaunchMode::KillSwitch`] goes with [`Ending::Success`], which is what a
+    /// The same in another launch mode. [`LaunchMode::BlockingChild`] goes with [`Ending::Success`], which is what a
     /// communicator that blocks returns.
     ///
     /// # Errors

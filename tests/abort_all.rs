@@ -152,8 +152,8 @@ fn those_of_other_processes_end_as_well_and_tell_the_reason() {
                 let error = wait_in_vain(comm).unwrap_err();
                 let fault = error.fault().ok_or("a cause that all know")?;
                 assert_eq!(
-                    (fault.rank(), fault.cause()),
-                    (0, "the service is shutting down")
+                    (fault.culprit(), fault.cause()),
+                    (Some(0), "the service is shutting down")
                 );
             }
         }

@@ -293,7 +293,10 @@ fn who_awaits_on_a_device_that_fails_for_good_is_told_what_all_ranks_are() {
         };
         let error = error.expect_err("the device of rank 0 has failed");
         let fault = error.fault().ok_or_else(|| error.to_string())?;
-        assert_eq!((fault.rank(), fault.class()), (0, FaultClass::Failed));
+        assert_eq!(
+            (fault.culprit(), fault.class()),
+            (Some(0), FaultClass::Failed)
+        );
         let RootCause::CallFailed {
             cuda: Some(719), ..
         } = fault.root()

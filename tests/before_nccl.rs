@@ -61,7 +61,11 @@ fn same_fault(
     rank: usize,
 ) -> Outcome {
     let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
-    assert_eq!((fault.class(), fault.rank()), (class, rank), "{error}");
+    assert_eq!(
+        (fault.class(), fault.culprit()),
+        (class, Some(rank)),
+        "{error}"
+    );
     assert_eq!(other.fault().as_ref(), Some(fault));
     let says = format!("{fault}\n{:?}\n{:?}", fault.root(), fault.evidence());
     for other in world.all_gather("fault", says.as_bytes())? {
@@ -115,7 +119,11 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                 .unwrap_err();
             if class == FaultClass::Gone {
                 let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
-                assert_eq!((fault.class(), fault.rank()), (class, culprit), "{error}");
+                assert_eq!(
+                    (fault.class(), fault.culprit()),
+                    (class, Some(culprit)),
+                    "{error}"
+                );
                 assert!(fault.to_string().contains("no weights"), "{fault}");
                 beside.all_gather("fault", b"")?;
                 return Ok(());

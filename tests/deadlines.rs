@@ -209,7 +209,7 @@ fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
             assert!(error.is_timeout(), "{error}");
             assert!(begun.elapsed() < SOON);
             let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(error.is_timeout(), "for the same reason: {error}");
         }
         world.barrier("end")?;
         comm.abort("the other rank did")?;

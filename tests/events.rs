@@ -20,7 +20,9 @@ fn told(event: &WorldEvent) -> String {
         WorldEvent::Answers { rank, .. } => format!("answers {rank}"),
         WorldEvent::Coordinator { rank, .. } => format!("coordinator {rank}"),
         WorldEvent::Gone { rank, .. } => format!("gone {rank}"),
-        WorldEvent::Fault { fault, .. } => format!("fault {:?} {}", fault.class(), fault.rank()),
+        WorldEvent::Fault { fault, .. } => {
+            format!("fault {:?} {:?}", fault.class(), fault.culprit())
+        }
         WorldEvent::WentOn { epoch, .. } => format!("epoch {epoch}"),
         WorldEvent::Ended { .. } => String::from("ended"),
         other => format!("{other:?}"),
@@ -97,7 +99,7 @@ fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_whic
             "joined 3",
             "coordinator 1",
             "gone 0",
-            "fault Gone 0",
+            "fault Gone Some(0)",
         ] {
             assert!(all.contains(told), "{told}: {all}");
         }

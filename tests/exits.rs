@@ -188,6 +188,39 @@ fn a_process_whose_peer_is_gone_exits_soon() {
     ended_well(&ended, begun, 0);
 }
 
+/// The error comes before the abort is over; `main` returns it, with everything alive, while NCCL still has the communicator.
+#[test]
+fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
+    if !support::needs_emulator("an abort that takes long on purpose") {
+        return;
+    }
+    let begun = Instant::now();
+    let ended = Ranks::new(2).outcome(|world| -> Result<()> {
+        let context = support::device(&world)?;
+        let stream = context.new_stream()?;
+        let comm = world
+            .communicator("ending")
+            .stream(&stream)
+            .timeout(Duration::from_secs(20))
+            .build()?;
+        let mut buffer = comm.buffer::<f32>(1000)?;
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?
+            .wait()?;
+        let aborts = faults::at_call("ncclCommAbort").delay(Duration::from_millis(700));
+        world.barrier("ready")?;
+        if world.rank() == 1 {
+            let _ = comm.abort("it is time");
+        }
+        let request = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
+        let error = request.and_then(|request| request.wait()).unwrap_err();
+        assert!(error.to_string().contains("it is time"), "{error}");
+        assert_eq!(comm.state(), nccl::CommunicatorState::Aborting);
+        std::mem::forget((aborts, comm, buffer));
+        exit(3)
+    });
+    ended_well(&ended, begun, 3);
+}
+
 /// The other rank never launches: the replay, and what is behind it, waits until the exit aborts.
 #[test]
 fn a_process_with_work_that_never_ends_exits_soon() {

@@ -44,6 +44,15 @@ fn to_oneself(comm: &Communicator) -> nccl::Result<()> {
     .wait()
 }
 
+/// An error is handed out before the abort has come back from NCCL.
+fn becomes_aborted(comm: &Communicator) {
+    let begun = Instant::now();
+    while comm.state() != CommunicatorState::Aborted {
+        assert!(begun.elapsed() < LIMIT, "it is {}", comm.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -103,6 +112,7 @@ fn captured_meanwhile(
             error.to_string().contains("that capture is void"),
             "{error}"
         );
+        assert!(error.fault().is_some(), "all ranks say why: {error}");
         error
     })
 }
@@ -110,7 +120,11 @@ fn captured_meanwhile(
 /// The other rank is told of it.
 fn is_told_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
     let error = all_reduce(comm, stream).unwrap_err();
-    assert_eq!(error.fault().expect("a cause").rank(), 0, "{error}");
+    assert_eq!(
+        error.fault().expect("a cause").culprit(),
+        Some(0),
+        "{error}"
+    );
 }
 
 #[test]
@@ -139,7 +153,7 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
             issued.map(drop).unwrap_err()
         };
         captured_meanwhile(&stream, "ncclSend", true, work);
-        assert_eq!(comm.state(), CommunicatorState::Aborted);
+        becomes_aborted(&comm);
         assert_eq!(away.clone_dtoh(&y)?, [0; 4]);
         world.barrier("over")?;
         Ok(())
@@ -189,16 +203,75 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     });
 }
 
+/// An abort needs the lock, and what ends the wait may be the program's own next call.
+#[test]
+fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        to_oneself(&comm)?;
+        all_reduce(&comm, &stream)?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        // SAFETY: the buffers are used on one stream, and by operations alone.
+        unsafe { stream.context().disable_event_tracking() };
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
+        let mut z = stream.alloc_zeros::<f32>(4)?;
+        stream.synchronize()?;
+        let held = faults::at_call("ncclSend").on_other_threads().hang();
+        std::thread::scope(|scope| -> Outcome {
+            let issues = scope.spawn(|| {
+                let issued = comm.group(|group| {
+                    group.isend(&x, 0)?;
+                    group.irecv(&mut y, 0)
+                });
+                issued.map(drop).unwrap_err()
+            });
+            assert!(held.wait_for_hits(1, LIMIT));
+            stream.begin_capture(RELAXED)?;
+            drop(held);
+            // Busy while the call is under way.
+            let begun = Instant::now();
+            let refused = loop {
+                let brief = comm.within(Duration::from_millis(50));
+                let issued = brief.all_reduce_in_place(&mut z, ReduceOp::Sum);
+                let error = issued.map(drop).unwrap_err();
+                if !matches!(error.kind(), ErrorKind::Busy { .. }) {
+                    break error;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(3), "{error}");
+            };
+            assert_eq!(
+                refusal(&refused),
+                Some(StreamRefusal::Capturing),
+                "{refused}"
+            );
+            assert!(!issues.is_finished());
+            ends_without_graph(&stream);
+            let error = issues.join().expect("no panic");
+            let reason = refusal(&error);
+            assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
+            Ok(())
+        })?;
+        becomes_aborted(&comm);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
 /// NCCL has put the operation on the device, and the capture begins while this crate asks whether it has.
 #[test]
 fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
     if !support::needs_emulator("work that runs late on purpose") {
         return;
     }
-    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
-        return;
-    }
     ranks_as_processes(2, |world: World| -> Outcome {
+        let world = world.with_launch_mode(nccl::LaunchMode::NonBlocking);
         let (stream, comm) = start(&world, LIMIT)?;
         let away = stream.context().new_stream()?;
         let mut y = away.clone_htod(&[1f32; 1000])?;
@@ -264,8 +337,8 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
             issued.map(drop).unwrap_err()
         };
         captured_meanwhile(&s, "ncclSend", true, work);
-        assert_eq!(a.state(), CommunicatorState::Aborted);
-        assert_eq!(b.state(), CommunicatorState::Aborted);
+        becomes_aborted(&a);
+        becomes_aborted(&b);
         world.barrier("over")?;
         Ok(())
     });
@@ -434,11 +507,8 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
     if !support::needs_emulator("a call that hangs on purpose") {
         return;
     }
-    // With calls that block there is no launch under way behind them.
-    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
-        return;
-    }
     ranks_as_processes(2, |world: World| -> Outcome {
+        let world = world.with_launch_mode(nccl::LaunchMode::NonBlocking);
         let context = support::device(&world)?;
         let make = |name| -> Result<_, Box<dyn std::error::Error>> {
             let stream = context.new_stream()?;
@@ -476,8 +546,8 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
             let error = group.join().expect("no panic");
             assert!(error.to_string().contains("stop"), "{error}");
         });
-        assert_eq!(x.state(), CommunicatorState::Aborted);
-        assert_eq!(y.state(), CommunicatorState::Aborted);
+        becomes_aborted(&x);
+        becomes_aborted(&y);
         world.barrier("aborted")?;
         Ok(())
     });
@@ -488,10 +558,8 @@ fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked(
     if !support::needs_emulator("calls that are counted") {
         return;
     }
-    if support::launch_mode() != nccl::LaunchMode::NonBlocking {
-        return;
-    }
     ranks_as_processes(2, |world: World| -> Outcome {
+        let world = world.with_launch_mode(nccl::LaunchMode::NonBlocking);
         let (stream, comm) = start(&world, LIMIT)?;
         if world.rank() == 1 {
             world.barrier("revoked")?;
@@ -540,6 +608,55 @@ fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
         world.barrier("asked")?;
         comm.abort("over")?;
         assert!(comm.as_raw().is_none());
+        Ok(())
+    });
+}
+
+/// In global mode a capture forbids all threads of the process to ask whether work is done, unless they have said that they
+/// mind their own.
+#[test]
+fn a_global_capture_outlives_what_is_done_with_communicators_meanwhile() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let [finalized, aborted] = ["finalized", "aborted"].map(|name| -> nccl::Result<_> {
+            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            comm.build()
+        });
+        let (finalized, aborted) = (finalized?, aborted?);
+        let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
+        let captured = stream.context().new_stream()?;
+        // Connected, so that NCCL allocates nothing more.
+        for comm in [&comm, &finalized, &aborted] {
+            sum(comm, &stream)?;
+        }
+        world.barrier("ready")?;
+        let (over, wait) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| -> Outcome {
+            let captured = &captured;
+            let captures = scope.spawn(move || {
+                let global = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+                captured.begin_capture(global)?;
+                let _ = begun.send(());
+                // Both ranks, or the one that failed.
+                let _ = wait.recv();
+                captured.end_capture(NO_FLAGS).map(drop)
+            });
+            begins.recv()?;
+            world.barrier("captures")?;
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            let request = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
+            while !request.is_complete()? {
+                std::thread::yield_now();
+            }
+            finalized.finalize()?;
+            world.barrier("finalized")?;
+            aborted.abort("not needed")?;
+            world.barrier("aborted")?;
+            drop(over);
+            Ok(captures.join().expect("no panic")?)
+        })?;
+        assert_eq!(stream.clone_dtoh(&y)?, [11.0; 100]);
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
 //! What is special about the launch modes: what ends a thread that is inside NCCL, what the ranks have to
-//! agree on, and what is refused. The tests of the operations themselves run in both (`tests/kill_switch.rs`).
+//! agree on, and what is refused. The tests of the operations themselves run in both (`tests/non_blocking.rs`).
 
 mod support;
 
@@ -32,9 +32,9 @@ fn start<'a>(
         .communicator("switched")
         .stream(&stream)
         .timeout(LIMIT)
-        .launch_mode(LaunchMode::KillSwitch);
+        .launch_mode(LaunchMode::BlockingChild);
     let comm = set(builder).build()?;
-    assert_eq!(comm.launch_mode(), Some(LaunchMode::KillSwitch));
+    assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
     Ok((stream, comm))
 }
 
@@ -180,7 +180,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                     .communicator("brief")
                     .stream(&stream)
                     .timeout(LIMIT)
-                    .launch_mode(LaunchMode::KillSwitch)
+                    .launch_mode(LaunchMode::BlockingChild)
                     .build();
                 let comm = match comm {
                     Ok(comm) => comm,
@@ -226,7 +226,7 @@ fn a_group_that_waits_for_one_communicator_ends_with_another_of_its_communicator
         let two = one.split("other", Some(0), 0)?.expect("a colour was given");
         assert_eq!(
             two.launch_mode(),
-            Some(LaunchMode::KillSwitch),
+            Some(LaunchMode::BlockingChild),
             "as its parent"
         );
         // So that only the other one waits.
@@ -290,7 +290,8 @@ fn a_group_has_the_shortest_limit_of_its_communicators() {
 fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
     ranks_as_threads(1, |world| -> Outcome {
         let (stream, blocks) = start(&world, |builder| builder)?;
-        let other = world.communicator("polled").stream(&stream).build()?;
+        let other = world.communicator("polled").stream(&stream);
+        let other = other.launch_mode(LaunchMode::NonBlocking).build()?;
         for both in [[&blocks, &other], [&other, &blocks]] {
             let mut ys = [stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?];
             let error = nccl::group(|group| {
@@ -307,7 +308,7 @@ fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
                 "{text}"
             );
             assert!(
-                text.contains("\"switched\" is of launch mode KillSwitch")
+                text.contains("\"switched\" is of launch mode BlockingChild")
                     && text.contains("\"polled\" of NonBlocking"),
                 "{text}"
             );
@@ -327,7 +328,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
     ranks_as_processes(3, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let mode = match world.rank() {
-            1 => LaunchMode::KillSwitch,
+            1 => LaunchMode::BlockingChild,
             _ => LaunchMode::NonBlocking,
         };
         let begun = Instant::now();
@@ -344,14 +345,17 @@ fn ranks_that_choose_differently_all_hear_who_did() {
         } else {
             "rank 1 ("
         };
-        assert!(text.contains(odd) && text.contains("KillSwitch"), "{text}");
+        assert!(
+            text.contains(odd) && text.contains("BlockingChild"),
+            "{text}"
+        );
         // The same of a split.
         let comm = world.communicator("all").stream(&stream).build()?;
         let split = comm.split_with("mixed part", Some(0), 0, |builder| {
             builder.launch_mode(mode)
         });
         let text = split.map(drop).unwrap_err().to_string();
-        assert!(text.contains("KillSwitch"), "{text}");
+        assert!(text.contains("BlockingChild"), "{text}");
         comm.finalize()?;
         Ok(())
     });
@@ -367,7 +371,7 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
             let limit = Duration::from_millis(500);
             let begun = Instant::now();
             let error = builder
-                .launch_mode(LaunchMode::KillSwitch)
+                .launch_mode(LaunchMode::BlockingChild)
                 .init_timeout(limit)
                 .build()
                 .unwrap_err();
@@ -383,28 +387,157 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
     });
 }
 
+/// What brings a thread back that was too long inside NCCL ends kernels as well: of other operations of the communicator.
 #[test]
-fn the_default_is_not_to_block_and_a_world_can_have_another() {
-    ranks_as_threads(1, |world| -> Outcome {
-        let stream = support::device(&world)?.new_stream()?;
-        assert_eq!(LaunchMode::default(), LaunchMode::NonBlocking);
-        let comm = world.communicator("as usual").stream(&stream).build()?;
-        assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
-        let world = world.with_launch_mode(LaunchMode::KillSwitch);
-        let comm = world.communicator("switched").stream(&stream).build()?;
-        assert_eq!(comm.launch_mode(), Some(LaunchMode::KillSwitch));
-        let own = world.communicator("own").stream(&stream);
-        let comm = own.launch_mode(LaunchMode::NonBlocking).build()?;
-        assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
-        Ok(())
-    });
+fn what_ends_because_another_call_was_too_long_is_no_success() {
+    if !support::needs_emulator("messages whose first contact can be seen to wait") {
+        return;
+    }
+    for _ in 0..5 {
+        ranks_as_processes(2, |world| -> Outcome {
+            let (stream, comm) = start(&world, |builder| builder)?;
+            let mut y = stream.clone_htod(&[1f32; 1 << 10])?;
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            world.barrier("connected")?;
+            if world.rank() == 0 {
+                // The other rank comes to neither.
+                let waiting = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                let other = comm.within(Duration::from_millis(300));
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let stream = stream.context().new_stream().expect("a stream");
+                        let x = stream.clone_htod(&[1u8; 8]).expect("memory");
+                        let sent = other.on(&stream).group(|group| group.isend(&x, 1));
+                        assert!(sent.is_err_and(|error| error.is_timeout()));
+                    });
+                    let begun = Instant::now();
+                    while begun.elapsed() < LIMIT {
+                        match waiting.is_complete() {
+                            Ok(false) => std::hint::spin_loop(),
+                            Ok(true) => panic!("nobody else was in it"),
+                            Err(_) => return,
+                        }
+                    }
+                    panic!("it does not end");
+                });
+            }
+            fault(&comm);
+            world.barrier("both heard")?;
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn the_default_is_a_blocking_child_and_a_world_can_have_another() {
+    Ranks::new(1)
+        .variable(support::LAUNCH_MODE, "default")
+        .threads(|world| -> Outcome {
+            let stream = support::device(&world)?.new_stream()?;
+            let comm = world.communicator("as usual").stream(&stream).build()?;
+            assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
+            let world = world.with_launch_mode(LaunchMode::NonBlocking);
+            let comm = world.communicator("polled").stream(&stream).build()?;
+            assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
+            let own = world.communicator("own").stream(&stream);
+            let comm = own.launch_mode(LaunchMode::BlockingChild).build()?;
+            assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
+            Ok(())
+        });
+}
+
+#[test]
+fn the_variable_sets_the_mode_where_the_program_sets_none() {
+    for (value, mode) in [
+        ("non-blocking", LaunchMode::NonBlocking),
+        ("blocking-child", LaunchMode::BlockingChild),
+    ] {
+        Ranks::new(2)
+            .variable(support::LAUNCH_MODE, "default")
+            .variable("NCCL_RUN_LAUNCH_MODE", value)
+            .threads(move |world| -> Outcome {
+                let stream = support::device(&world)?.new_stream()?;
+                let comm = world.communicator("as said").stream(&stream).build()?;
+                assert_eq!(comm.launch_mode(), Some(mode));
+                for asked in [LaunchMode::BlockingChild, LaunchMode::NonBlocking] {
+                    let name = format!("asked for {asked}");
+                    let own = world.communicator(&name).stream(&stream);
+                    let comm = own.launch_mode(asked).build()?;
+                    assert_eq!(comm.launch_mode(), Some(asked));
+                }
+                Ok(())
+            });
+    }
+    Ranks::new(1)
+        .variable(support::LAUNCH_MODE, "default")
+        .variable("NCCL_RUN_LAUNCH_MODE", "fast")
+        .threads(|world| -> Outcome {
+            let stream = support::device(&world)?.new_stream()?;
+            let made = world.communicator("none").stream(&stream).build();
+            let text = made.map(drop).unwrap_err().to_string();
+            assert!(text.contains("NCCL_RUN_LAUNCH_MODE=fast"), "{text}");
+            assert!(text.contains("blocking-child or non-blocking"), "{text}");
+            Ok(())
+        });
+}
+
+/// Rank 1 alone has what stands against it; none was asked for a mode.
+fn agree_not_to_block(world: &World, is_older: bool) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let library = match is_older {
+        true => {
+            // SAFETY: the emulator's library, of which the table says less than it can.
+            let loaded = Box::leak(Box::new(unsafe { nccl_sys::Loader::new().load() }?));
+            // SAFETY: as above.
+            unsafe { nccl::Library::from_api(loaded.api, Version::new(2, 25, 1)) }?
+        }
+        false => nccl::Library::load()?,
+    };
+    let comm = world.communicator("agreed").stream(&stream);
+    let comm = comm.library(&library).without_preflight().build()?;
+    assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
+    let mut y = stream.clone_htod(&[1f32])?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    // A split asks for no mode either.
+    let part = comm.split("part", Some(0), 0)?.expect("a color was given");
+    assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
+    part.finalize()?;
+    comm.finalize()?;
+    // Where another rank insists, all hear that this one cannot.
+    let comm = world.communicator("insisting").stream(&stream);
+    let comm = comm.library(&library).without_preflight();
+    let comm = match world.rank() {
+        0 => comm.launch_mode(LaunchMode::BlockingChild),
+        _ => comm,
+    };
+    let text = comm.build().map(drop).unwrap_err().to_string();
+    assert!(
+        text.contains("rank 1 (") && text.contains("BlockingChild"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn ranks_agree_on_what_all_can_with_other_variables_and_releases() {
+    for older in [false, true] {
+        Ranks::new(2)
+            .variable(support::LAUNCH_MODE, "default")
+            .processes(move |world| -> Outcome {
+                if world.rank() == 1 && !older {
+                    // SAFETY: this process runs this test alone, and no other thread of it reads its environment now.
+                    unsafe { std::env::set_var("NCCL_COMM_BLOCKING", "0") };
+                }
+                agree_not_to_block(&world, world.rank() == 1 && older)
+            });
+    }
 }
 
 #[test]
 fn a_world_of_one_rank_without_nccl_knows_both_modes() {
     ranks_as_threads(1, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let world = World::single().with_launch_mode(LaunchMode::KillSwitch);
+        let world = World::single().with_launch_mode(LaunchMode::BlockingChild);
         let comm = world.communicator("alone").stream(&stream).build()?;
         let mut y = stream.clone_htod(&[1.0f32, 2.0])?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -459,7 +592,7 @@ fn a_file_that_contradicts_a_mode_is_found_and_named() {
                 if let Err(error) = made {
                     let text = error.to_string();
                     assert!(text.contains(&format!("{variable}={value}")), "{text}");
-                    assert!(text.contains("KillSwitch"), "{text}");
+                    assert!(text.contains("BlockingChild"), "{text}");
                 }
                 Ok(())
             });
@@ -478,7 +611,7 @@ fn a_release_whose_aborts_cannot_be_relied_on_is_refused_with_what_is_needed() {
             let stream = support::device(&world)?.new_stream()?;
             let builder = world.communicator("old").stream(&stream);
             let error = builder
-                .launch_mode(LaunchMode::KillSwitch)
+                .launch_mode(LaunchMode::BlockingChild)
                 .build()
                 .unwrap_err();
             let ErrorKind::Unsupported { needs, found, .. } = error.kind() else {
@@ -540,7 +673,7 @@ fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
         // They cannot ask each other first whether all come.
         let stream = support::device(&world)?.new_stream()?;
         let builder = support::strangers(&world, "alone")?.stream(&stream);
-        let comm = builder.launch_mode(LaunchMode::KillSwitch).build()?;
+        let comm = builder.launch_mode(LaunchMode::BlockingChild).build()?;
         if world.rank() == 0 {
             let limit = Duration::from_millis(300);
             let (y, begun) = (stream.alloc_zeros::<f32>(4)?, Instant::now());

@@ -10,7 +10,7 @@ use nccl::{
     CapturedPlan, Communicator, ErrorKind, FaultClass, LaunchMode, OperationKind, ReduceOp, World,
 };
 use nccl_emulator::faults;
-use support::{ranks_as_processes, ranks_as_threads};
+use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -418,8 +418,8 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             // front.
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
-                (fault.rank(), fault.class()),
-                (1, FaultClass::TimedOut),
+                (fault.culprit(), fault.class()),
+                (Some(1), FaultClass::TimedOut),
                 "{error}"
             );
             let operation = fault.operation().unwrap_or_default();
@@ -608,6 +608,72 @@ fn plans_buffers_streams_and_communicators_may_go_in_any_order() {
     });
 }
 
+/// What NCCL has of a plan goes before the communicator, and that before the parent that shares its abort flag. As many times as
+/// `NCCL_TEST_ROUNDS` says; a few where a sanitizer or valgrind looks at each.
+#[test]
+fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
+    let asked = std::env::var("NCCL_TEST_ROUNDS").map(|rounds| rounds.parse());
+    let rounds = match (asked, std::env::var_os("NCCL_TEST_PATIENCE")) {
+        (Ok(rounds), _) => rounds.expect("a number of rounds"),
+        (Err(_), None) => 60,
+        (Err(_), Some(_)) => 8,
+    };
+    Ranks::new(2)
+        .deadline(4 * support::DEADLINE)
+        .threads(move |world| -> Outcome {
+            let context = support::device(&world)?;
+            let stream = context.new_stream()?;
+            let round = |number: usize| -> Outcome {
+                let comm = world
+                    .communicator(&format!("round {number}"))
+                    .stream(&stream)
+                    .build()?;
+                let mut plan = sum_plan(&comm, &stream, 100)?;
+                plan.launch()?.wait()?;
+                let mut parts: Vec<Box<dyn std::any::Any>> = vec![Box::new(plan), Box::new(comm)];
+                if number % 2 == 1 {
+                    parts.reverse();
+                }
+                parts.into_iter().for_each(drop);
+                Ok(())
+            };
+            // What is made once per process is there after the first rounds.
+            (0..4).try_for_each(round)?;
+            world.barrier("begun")?;
+            let before = left();
+            world.barrier("counted")?;
+            (4..rounds).try_for_each(round)?;
+            world.barrier("over")?;
+            let now = left();
+            assert!(
+                now.0 <= before.0 && now.1 <= before.1,
+                "descriptors and threads: {before:?} at first, {now:?} after {rounds} rounds"
+            );
+            world.barrier("counted")?;
+            assert_eq!(nccl::leaked_communicators(), 0);
+            nothing_was_caught();
+            Ok(())
+        });
+}
+
+/// How many descriptors and threads the process has, once these numbers stay the same for a while: what was dropped ends in the
+/// background.
+fn left() -> (usize, usize) {
+    let count = |of: &str| {
+        let entries = std::fs::read_dir(format!("/proc/self/{of}")).expect("a directory");
+        entries.count()
+    };
+    let (mut known, mut since) = ((count("fd"), count("task")), Instant::now());
+    while since.elapsed() < Duration::from_millis(2500) {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = (count("fd"), count("task"));
+        if now != known {
+            (known, since) = (now, Instant::now());
+        }
+    }
+    known
+}
+
 /// Nobody can wait for the replay or abort it any more: the communicator ends as a dropped one does.
 #[test]
 fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
@@ -655,7 +721,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
             }
             assert!(begun.elapsed() >= limit, "{:?}", begun.elapsed());
             // Of the communicator, and of the one that is its switch.
-            let switched = support::launch_mode() == LaunchMode::KillSwitch;
+            let switched = support::launch_mode() == LaunchMode::BlockingChild;
             assert_eq!(aborts.hits(), 1 + u64::from(switched));
             stream.synchronize()?;
         }

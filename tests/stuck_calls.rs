@@ -45,8 +45,8 @@ fn go_in_for_ever(comm: &Communicator) {
 fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
     let fault = fault(comm)?;
     assert_eq!(
-        (fault.rank(), fault.class()),
-        (rank, FaultClass::TimedOut),
+        (fault.culprit(), fault.class()),
+        (Some(rank), FaultClass::TimedOut),
         "{fault}"
     );
     assert!(fault.cause().contains(words), "{fault}");

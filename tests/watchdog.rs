@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cgroup::Group;
 use nccl::RootCause;
 use nccl::cudarc::driver::{CudaStream, sys};
-use nccl::{Communicator, ErrorKind, FaultClass, ReduceOp, Timeouts, recorder};
+use nccl::{Communicator, ErrorKind, FaultClass, LaunchMode, ReduceOp, Timeouts, recorder};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{needs_emulator, ranks_as_processes, ranks_as_threads};
@@ -37,7 +37,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         }
         let fault = fault(&comm)?;
         assert_eq!(fault.class(), FaultClass::TimedOut);
-        assert_eq!(fault.rank(), 1);
+        assert_eq!(fault.culprit(), Some(1));
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.starts_with("all_reduce #"), "{operation}");
         assert!(operation.ends_with(" of f32 × 64, sum"), "{operation}");
@@ -118,7 +118,12 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         let error = first.wait_timeout(SOON).unwrap_err();
         assert!(error.is_timeout(), "{error}");
         let error = second.wait_timeout(SOON).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        // It ended with the first one, whose limit passed.
+        let ErrorKind::TimedOut { what, limit } = error.kind() else {
+            return Err(error.into());
+        };
+        assert_eq!(*limit, LIMIT);
+        assert!(what.starts_with("all_reduce #3 of "), "{what}");
         assert!(error.to_string().contains("running for"), "{error}");
         Ok(())
     });
@@ -152,6 +157,39 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
     });
 }
 
+/// The watchdog looks every quarter of a second at most, and operations that follow each other closely have no marks of their own.
+#[test]
+fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_operation() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    const MOMENT: Duration = Duration::from_millis(20);
+    if !needs_emulator("a stream that is held up") {
+        return;
+    }
+    ranks_as_threads(2, |world| -> Outcome {
+        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let mut y = stream.alloc_zeros::<f32>(64)?;
+        let gate = Gate::closed_on(&stream)?;
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+        // Until looks are far apart.
+        std::thread::sleep(LIMIT / 2);
+        drop(gate);
+        stream.synchronize()?;
+        for pause in [Duration::ZERO, Duration::from_millis(3), Duration::ZERO] {
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+            std::thread::sleep(pause);
+        }
+        stream.synchronize()?;
+        std::thread::sleep(MOMENT);
+        let gate = Gate::closed_on(&stream)?;
+        std::thread::sleep(LIMIT + LIMIT / 2);
+        drop(gate);
+        stream.synchronize()?;
+        assert_eq!(comm.fault(), None);
+        comm.finalize()?;
+        Ok(())
+    });
+}
+
 #[test]
 fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
     if !needs_emulator("a stream that is held up") {
@@ -170,7 +208,10 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
         unattended(if world.rank() == 0 { &patient } else { &comm })?;
         let fault = fault(&comm)?;
         assert!(begun.elapsed() >= 2 * LIMIT, "{:?}", begun.elapsed());
-        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::TimedOut));
+        assert_eq!(
+            (fault.culprit(), fault.class()),
+            (Some(1), FaultClass::TimedOut)
+        );
         let cause = fault.cause();
         assert!(cause.contains("the operation was queued for"), "{cause}");
         assert!(cause.contains("not this communicator's"), "{cause}");
@@ -228,7 +269,10 @@ fn a_replay_that_hangs_is_called_a_replay() {
             plan.launch()?;
         }
         let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::TimedOut));
+        assert_eq!(
+            (fault.culprit(), fault.class()),
+            (Some(1), FaultClass::TimedOut)
+        );
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.contains("replay"), "{operation}");
         let cause = fault.cause();
@@ -253,7 +297,11 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
         stream.synchronize()?;
         assert!(begun.elapsed() < SOON);
         let fault = fault(&comm)?;
-        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::Failed));
+        // It says that a peer failed, and not which.
+        assert_eq!(
+            (fault.culprit(), fault.reported_by(), fault.class()),
+            (None, Some(1), FaultClass::Failed)
+        );
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.contains("all_reduce"), "{operation}");
         Ok(())
@@ -463,6 +511,8 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         return;
     }
     ranks_as_processes(2, |world| -> Outcome {
+        // Where calls block, the thread that guards them is the first that cannot be had.
+        let world = world.with_launch_mode(LaunchMode::NonBlocking);
         let stream = support::device(&world)?.new_stream()?;
         world.barrier("ready")?;
         let own = std::process::id();
@@ -492,7 +542,10 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
             }
         }
         let fault = error.fault().ok_or(text)?;
-        assert_eq!((fault.rank(), fault.class()), (1, FaultClass::Failed));
+        assert_eq!(
+            (fault.culprit(), fault.class()),
+            (Some(1), FaultClass::Failed)
+        );
         let root = RootCause::ResourceExhausted {
             resource: String::from("threads or processes"),
         };

@@ -20,6 +20,8 @@ pub(crate) struct Comparison {
     pub(crate) memcpy: Vec<f64>,
     /// MPI that sends nothing before the receiver is there; empty where that is not measured.
     pub(crate) meeting: Vec<f64>,
+    /// The same as `ours`, called by the safe crate; empty where that is not measured.
+    pub(crate) by_crate: Vec<f64>,
 }
 
 /// A median, and the least and the greatest.
@@ -43,14 +45,18 @@ impl Spread {
 impl Comparison {
     /// Ours over theirs, round by round: what disturbs a round disturbs both.
     pub(crate) fn ratio(&self, others: &[f64]) -> Spread {
-        let ratios: Vec<f64> = self
-            .ours
-            .iter()
-            .zip(others)
-            .map(|(ours, other)| ours / other)
-            .collect();
-        Spread::of(&ratios)
+        ratio(&self.ours, others)
     }
+
+    /// The safe crate over the C functions, likewise.
+    pub(crate) fn crate_ratio(&self) -> Spread {
+        ratio(&self.by_crate, &self.ours)
+    }
+}
+
+fn ratio(some: &[f64], others: &[f64]) -> Spread {
+    let ratios: Vec<f64> = some.iter().zip(others).map(|(a, b)| a / b).collect();
+    Spread::of(&ratios)
 }
 
 /// Those that take turns.
@@ -78,11 +84,17 @@ pub(crate) fn all(ranks: usize, options: &Options, teams: &mut Teams) -> Outcome
     for team in all.chain(&mut teams.meeting) {
         team.time(Operation::AllToAll, options.max, 1)?;
     }
+    teams
+        .ours
+        .time(Operation::AllToAllByCrate, options.max, 1)?;
     let mut results = Vec::new();
     for (operation, bytes) in cases {
         let all = [&mut teams.ours, &mut teams.theirs].into_iter();
         for team in all.chain(&mut teams.meeting) {
             team.check(operation, bytes)?;
+        }
+        if operation == Operation::AllToAll {
+            teams.ours.check(Operation::AllToAllByCrate, bytes)?;
         }
         let done = compare(operation, ranks, bytes, options, teams)?;
         eprintln!(
@@ -104,38 +116,67 @@ fn compare(
     options: &Options,
     teams: &mut Teams,
 ) -> Outcome<Comparison> {
-    let meets = operation == Operation::AllToAll && bytes / ranks < EAGER;
-    let competitors = match teams.meeting {
-        Some(_) if meets => 4,
-        _ => 3,
-    };
-    let mut turn = |competitor: usize, count: usize| match (competitor, &mut teams.meeting) {
-        (0, _) => teams.ours.time(operation, bytes, count),
-        (1, _) => teams.theirs.time(operation, bytes, count),
-        (3, Some(meeting)) => meeting.time(operation, bytes, count),
-        _ => teams.theirs.time(Operation::Memcpy, bytes, count),
-    };
-    let mut counts = [0; 4];
-    for (competitor, count) in counts.iter_mut().enumerate().take(competitors) {
-        *count = repetitions(options.turn, |count| turn(competitor, count))?;
-    }
-    let mut times: [Vec<f64>; 4] = Default::default();
-    for round in 0..options.rounds {
-        for place in 0..competitors {
-            let competitor = (round + place) % competitors;
-            times[competitor].push(turn(competitor, counts[competitor])?);
+    let mut competitors = vec![Competitor::Ours, Competitor::Mpi, Competitor::Memcpy];
+    if operation == Operation::AllToAll {
+        competitors.push(Competitor::Crate);
+        if teams.meeting.is_some() && bytes / ranks < EAGER {
+            competitors.push(Competitor::Meeting);
         }
     }
-    let [ours, mpi, memcpy, meeting] = times;
-    Ok(Comparison {
+    let mut turn = |competitor: Competitor, count: usize| match (competitor, &mut teams.meeting) {
+        (Competitor::Ours, _) => teams.ours.time(operation, bytes, count),
+        (Competitor::Crate, _) => teams.ours.time(Operation::AllToAllByCrate, bytes, count),
+        (Competitor::Meeting, Some(meeting)) => meeting.time(operation, bytes, count),
+        (Competitor::Mpi | Competitor::Meeting, _) => teams.theirs.time(operation, bytes, count),
+        (Competitor::Memcpy, _) => teams.theirs.time(Operation::Memcpy, bytes, count),
+    };
+    let mut counts = Vec::new();
+    for &competitor in &competitors {
+        counts.push(repetitions(options.turn, |count| turn(competitor, count))?);
+    }
+    let mut done = Comparison {
         operation,
         ranks,
         bytes,
-        ours,
-        mpi,
-        memcpy,
-        meeting,
-    })
+        ours: Vec::new(),
+        mpi: Vec::new(),
+        memcpy: Vec::new(),
+        meeting: Vec::new(),
+        by_crate: Vec::new(),
+    };
+    // What one leaves in the caches is there for the next: each follows each.
+    let mut random = fastrand::Rng::with_seed(bytes as u64);
+    let mut order: Vec<usize> = (0..competitors.len()).collect();
+    for _ in 0..options.rounds {
+        random.shuffle(&mut order);
+        for &at in &order {
+            let time = turn(competitors[at], counts[at])?;
+            done.times(competitors[at]).push(time);
+        }
+    }
+    Ok(done)
+}
+
+/// Who takes a turn.
+#[derive(Clone, Copy)]
+enum Competitor {
+    Ours,
+    Mpi,
+    Memcpy,
+    Meeting,
+    Crate,
+}
+
+impl Comparison {
+    fn times(&mut self, competitor: Competitor) -> &mut Vec<f64> {
+        match competitor {
+            Competitor::Ours => &mut self.ours,
+            Competitor::Mpi => &mut self.mpi,
+            Competitor::Memcpy => &mut self.memcpy,
+            Competitor::Meeting => &mut self.meeting,
+            Competitor::Crate => &mut self.by_crate,
+        }
+    }
 }
 
 /// How many fit into a turn.

@@ -11,12 +11,14 @@
 //! For each number of ranks there are two teams of processes, ours and MPI's, and with 2 ranks a third one: MPI that
 //! does not send eagerly. Rank i of all is bound to the same core. They connect to this program and sleep until they
 //! are told to do an operation a number of times. For each operation and size, the emulator, MPI (both, for short
-//! messages) and memcpy (by MPI's ranks, all at once) take turns, in another order each round. A turn begins behind a
+//! messages) and memcpy (by MPI's ranks, all at once) take turns, in a random order each round. A turn begins behind a
 //! barrier, and is as long as from when its first rank begins until its last is done.
 //!
-//! - `operation`: what they do; `team`: processes that do what they are told; `rank`: ours; `options`: the command line;
+//! - `operation`: what they do; `team`: processes that do what they are told; `rank`: ours, `by_crate`: by
+//!   the safe crate; `options`: the command line;
 //! - `compare`: what is measured; `page`, `chart`: what becomes of it.
 
+mod by_crate;
 mod chart;
 mod compare;
 mod operation;

@@ -4,6 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     AllToAll,
+    /// The same, called by the safe crate instead of the C function.
+    AllToAllByCrate,
     AllReduce,
     /// One message to and one from the other rank of a pair, in a group.
     SendRecv,
@@ -12,8 +14,9 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::AllToAll,
+        Self::AllToAllByCrate,
         Self::AllReduce,
         Self::SendRecv,
         Self::Memcpy,
@@ -22,6 +25,7 @@ impl Operation {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AllToAll => "all-to-all",
+            Self::AllToAllByCrate => "all-to-all-by-crate",
             Self::AllReduce => "all-reduce",
             Self::SendRecv => "send+recv",
             Self::Memcpy => "memcpy",

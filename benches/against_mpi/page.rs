@@ -38,6 +38,7 @@ pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]
     );
     how(&mut page, options, results);
     verdicts(&mut page, results);
+    by_crate(&mut page, results);
     eager(&mut page, results);
     page += "![Time over size](against-mpi.svg)\n";
     for &ranks in &options.ranks {
@@ -68,12 +69,12 @@ fn how(page: &mut String, options: &Options, results: &[Comparison]) {
         "## How this was measured\n\n\
          Ranks are processes of one machine, rank i of every program bound to core i modulo {cores} (each says where it \
          is; another place would end the run). The emulator's are called by NCCL's C functions, 20 operations and then a \
-         `cuStreamSynchronize`, as in nccl-tests; MPI's by {}: `MPI_Alltoall` and `MPI_Allreduce` of floats, \
+         `cuStreamSynchronize`, as in nccl-tests, and by the safe crate; MPI's by {}: `MPI_Alltoall` and `MPI_Allreduce` of floats, \
          `MPI_Sendrecv` of bytes (`benches/mpi/all_to_all.c`). memcpy is the C library's, by all of MPI's ranks at the \
          same time, in memory of malloc's. Sizes are bytes of a rank's send buffer. Buffers shift from one operation to \
          the next through {} MiB, as in nccl-tests, so none stays in a first-level cache. Before a size is timed, one \
          operation of each program is checked, element by element.\n\n\
-         They take turns in one run, for short messages with an Open MPI that is not eager as well, {} turns each for each line, in another order each round; those that wait \
+         They take turns in one run, for short messages with an Open MPI that is not eager as well, {} turns each for each line, in a random order each round; those that wait \
          sleep outside of NCCL and MPI. A turn takes about {} ms, or three operations; it is from when its first rank \
          begins, behind a barrier, until its last one is done, by one monotonic clock, divided by the number of \
          operations. Times are medians of the turns, in brackets the least and the greatest; ratios are medians of the \
@@ -186,6 +187,15 @@ fn goals() -> Vec<Goal> {
             "",
         ),
         goal(
+            "all-to-all by the safe crate over the C functions",
+            AllToAll,
+            2,
+            0..=ALL,
+            |one| one.crate_ratio().median,
+            (1.1, 1.0),
+            "",
+        ),
+        goal(
             "all-reduce ≥ 1 MiB over memcpy",
             AllReduce,
             2,
@@ -244,6 +254,26 @@ fn verdicts(page: &mut String, results: &[Comparison]) {
     *page += "\n";
 }
 
+/// What the safe crate adds.
+fn by_crate(page: &mut String, results: &[Comparison]) {
+    *page += "## By the safe crate\n\n\
+              `Communicator::all_to_all` in the default launch mode, with the flight recorder and the watchdog, in the same \
+              processes as the C functions and in turns with them; after 20 the stream is synchronized and the last request waited for, as in the benchmark examples.\n\n\
+              | all-to-all | ranks | C functions (µs) | safe crate (µs) | safe crate / C functions |\n|--:|--:|--:|--:|--:|\n";
+    for row in results.iter().filter(|one| !one.by_crate.is_empty()) {
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} |",
+            size(row.bytes),
+            row.ranks,
+            spread(Spread::of(&row.ours), 1e6),
+            spread(Spread::of(&row.by_crate), 1e6),
+            spread(row.crate_ratio(), 1.0)
+        );
+    }
+    *page += "\n";
+}
+
 /// What a short message costs when both sides have to meet for it.
 fn eager(page: &mut String, results: &[Comparison]) {
     let rows: Vec<_> = results
@@ -297,7 +327,7 @@ fn table(page: &mut String, operation: Operation, ranks: usize, rows: &[&Compari
     }
     let name = match operation {
         Operation::SendRecv => "Send and receive in a group",
-        Operation::AllToAll => "All-to-all",
+        Operation::AllToAll | Operation::AllToAllByCrate => "All-to-all",
         Operation::AllReduce => "All-reduce, sum of floats",
         Operation::Memcpy => "memcpy",
     };

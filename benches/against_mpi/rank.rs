@@ -1,4 +1,4 @@
-//! The ranks that use the emulator, by NCCL's C functions. What they are told is what `benches/mpi/all_to_all.c`
+//! The ranks that use the emulator, by NCCL's C functions or by the safe crate. What they are told is what `benches/mpi/all_to_all.c`
 //! is told, and they answer alike.
 
 use std::ffi::{c_char, c_void};
@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use nccl::Request;
 use nccl::cudarc::driver::{CudaContext, result};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Reduction, ncclUniqueId};
 use nccl_tools::raw::operations::Stream;
@@ -13,10 +14,11 @@ use nccl_tools::raw::{Address, Comm, Memory};
 use nccl_tools::{machine, nccl_call, perf};
 
 use super::Outcome;
+use super::by_crate::ByCrate;
 use super::operation::Operation;
 
 /// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
-const BATCH: usize = 20;
+pub(crate) const BATCH: usize = 20;
 
 struct Rank {
     rank: usize,
@@ -29,6 +31,7 @@ struct Rank {
     from: Memory,
     to: Memory,
     scalar: Memory,
+    by_crate: ByCrate,
 }
 
 /// Is rank `rank` of `ranks` until the driver is gone.
@@ -57,7 +60,8 @@ pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outco
         let digits = hex.get(2 * at..2 * at + 2).ok_or("too short an id")?;
         *byte = u8::from_str_radix(digits, 16)? as c_char;
     }
-    let (rank, init) = Rank::new(rank, ranks, room, id)?;
+    let by_crate = ByCrate::new(rank, ranks, &format!("{socket}-crate"))?;
+    let (rank, init) = Rank::new(rank, ranks, room, id, by_crate)?;
     writeln!(driver, "ready {}", init.as_nanos())?;
     for line in lines {
         let answer = rank.obey(&line?)?;
@@ -79,7 +83,13 @@ fn succeed(code: u32, function: &str) -> Outcome {
 
 impl Rank {
     /// The rank, and how long its `ncclCommInitRank` took.
-    fn new(rank: usize, ranks: usize, room: usize, id: ncclUniqueId) -> Outcome<(Self, Duration)> {
+    fn new(
+        rank: usize,
+        ranks: usize,
+        room: usize,
+        id: ncclUniqueId,
+        by_crate: ByCrate,
+    ) -> Outcome<(Self, Duration)> {
         let context = CudaContext::new(rank)?;
         let cuda = context.new_stream()?;
         let mut comm = Comm::NULL;
@@ -100,6 +110,7 @@ impl Rank {
             from: allocate(room)?,
             to: allocate(room)?,
             scalar: allocate(size_of::<f32>())?,
+            by_crate,
         };
         Ok((this, init))
     }
@@ -123,9 +134,16 @@ impl Rank {
     fn time(&self, operation: Operation, bytes: usize, count: usize) -> Outcome<String> {
         self.barrier()?;
         let begun = now();
+        if operation == Operation::AllToAllByCrate {
+            for turn in 0..count {
+                let done = self.start_by_crate(bytes, turn)?;
+                self.by_crate.settle(turn, count, &done)?;
+            }
+            return Ok(format!("{begun} {}", now()));
+        }
         for turn in 0..count {
             self.start(operation, bytes, turn)?;
-            if (turn + 1) % BATCH == 0 {
+            if (turn + 1).is_multiple_of(BATCH) {
                 self.cuda.synchronize()?;
             }
         }
@@ -144,8 +162,7 @@ impl Rank {
 
     /// Enqueues one operation on `bytes`. Buffers shift from one to the next as in nccl-tests.
     fn start(&self, operation: Operation, bytes: usize, turn: usize) -> Outcome {
-        let shift = bytes * (turn % (self.room / bytes).max(1));
-        let (from, to) = (self.from.from(shift), self.to.from(shift));
+        let (from, to) = self.places(bytes, turn);
         let (x, y, stream) = (from.pointer(), to.pointer(), self.stream.raw());
         let (kind, sum, count) = (
             Kind::ncclFloat32,
@@ -169,8 +186,22 @@ impl Rank {
                 nccl_call!(ncclRecv(y, bytes, kind, peer, comm, stream));
                 succeed(nccl_call!(ncclGroupEnd()), "ncclGroupEnd")
             }
+            Operation::AllToAllByCrate => Err("the crate has a loop of its own".into()),
             Operation::Memcpy => Err("copies are made by the other program".into()),
         }
+    }
+
+    fn places(&self, bytes: usize, turn: usize) -> (Memory, Memory) {
+        let shift = bytes * (turn % (self.room / bytes).max(1));
+        (self.from.from(shift), self.to.from(shift))
+    }
+
+    /// As [`start`](Self::start), an all-to-all by the safe crate.
+    fn start_by_crate(&self, bytes: usize, turn: usize) -> Outcome<Request> {
+        let (from, to) = self.places(bytes, turn);
+        let (from, to) = (from.pointer().addr() as u64, to.pointer().addr() as u64);
+        // SAFETY: the memory is as long, and the two streams are not used at the same time.
+        unsafe { self.by_crate.start(from, to, bytes / size_of::<f32>()) }
     }
 
     fn is_right(&self, operation: Operation, bytes: usize) -> Outcome<bool> {
@@ -187,12 +218,17 @@ impl Rank {
             result::memcpy_htod_sync(from, &sent)?;
             result::memcpy_htod_sync(to, &received)?;
         }
-        self.start(operation, bytes, 0)?;
+        match operation {
+            Operation::AllToAllByCrate => self.start_by_crate(bytes, 0)?.wait()?,
+            _ => self.start(operation, bytes, 0)?,
+        }
         self.cuda.synchronize()?;
         // SAFETY: as above.
         unsafe { result::memcpy_dtoh_sync(&mut received, to) }?;
         let expected = |index: usize| match operation {
-            Operation::AllToAll => element(index / part, self.rank * part + index % part),
+            Operation::AllToAll | Operation::AllToAllByCrate => {
+                element(index / part, self.rank * part + index % part)
+            }
             Operation::AllReduce => (0..self.ranks).map(|rank| element(rank, index)).sum(),
             Operation::SendRecv | Operation::Memcpy => element(self.rank ^ 1, index),
         };
@@ -204,7 +240,7 @@ impl Rank {
 }
 
 /// What `rank` sends at `index`: sums of it are exact.
-fn element(rank: usize, index: usize) -> f32 {
+pub(crate) fn element(rank: usize, index: usize) -> f32 {
     (rank + 1) as f32 + (index % 251) as f32
 }
 

@@ -12,6 +12,8 @@
 //! times, and take turns, in another order each round. A turn begins behind a barrier, and is as long as from when its
 //! first rank begins until its last is done. Every operation is checked, element by element, before it is timed.
 
+#[path = "../against_mpi/by_crate.rs"]
+mod by_crate;
 #[path = "../against_mpi/operation.rs"]
 mod operation;
 mod page;

@@ -37,6 +37,7 @@
 //! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |
 //! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
+//! | `NCCL_EMULATOR_QUIET` | for [`install_unless_gpu`]: 1, no line on stderr when it installs the emulator | 0 |
 //!
 //! # Limits
 //!
@@ -106,6 +107,10 @@ pub fn install() -> Result<Installation, InstallError> {
 
 /// [`install()`], unless the machine has a GPU that works. The question is put to CUDA in a child
 /// process, because a driver that failed to start stays broken for its process.
+///
+/// When it installs the emulator, one line on stderr says so, with the reason: a server in a container without its GPUs
+/// would otherwise work, on the CPU. Use it in tests and for work on a laptop, as a dev-dependency or behind a feature; a
+/// program for production that finds no GPU should fail.
 ///
 /// ```
 /// println!("{}", nccl_emulator::install_unless_gpu()?);
@@ -203,6 +208,19 @@ impl Emulator {
     /// ```
     pub fn nccl(mut self, library: impl Into<PathBuf>) -> Self {
         self.wishes.nccl = Some(library.into());
+        self
+    }
+
+    /// Without the line on stderr with which [`install_unless_gpu`](Self::install_unless_gpu) says that it installs the
+    /// emulator: for programs that say so themselves.
+    ///
+    /// ```
+    /// let choice = nccl_emulator::Emulator::new().quiet().install_unless_gpu()?;
+    /// eprintln!("{choice}");
+    /// # Ok::<(), nccl_emulator::InstallError>(())
+    /// ```
+    pub fn quiet(mut self) -> Self {
+        self.wishes.quiet = true;
         self
     }
 

@@ -75,6 +75,8 @@ pub(crate) struct Wishes {
     pub(crate) strict: Option<bool>,
     pub(crate) version: Option<Version>,
     pub(crate) nccl: Option<PathBuf>,
+    /// No line on stderr where the emulator is chosen.
+    pub(crate) quiet: bool,
 }
 
 static OPTIONS: OnceLock<Options> = OnceLock::new();

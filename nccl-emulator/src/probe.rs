@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::fmt;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ use crate::options::Wishes;
 const DRIVERS: [&str; 3] = ["/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg"];
 /// Forces the choice.
 const CHOICE: &str = "NCCL_EMULATOR";
+/// Leaves out the line that says what was chosen.
+const QUIET: &str = "NCCL_EMULATOR_QUIET";
 /// How long the driver may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -80,8 +83,17 @@ pub(crate) fn install_unless_gpu(wishes: &Wishes) -> Result<Choice, InstallError
             installation,
         });
     }
+    let quiet = is_quiet()? || wishes.quiet;
     let emulate = |reason: String| {
         let installation = install::install(wishes)?;
+        if !quiet {
+            // Nobody may be reading.
+            let _ = writeln!(
+                std::io::stderr(),
+                "nccl-emulator: no GPU is used, CUDA and NCCL are emulated on the CPU: {reason} ({CHOICE}=0 uses the real \
+                 libraries or fails, {QUIET}=1 leaves this line out)"
+            );
+        }
         Ok(Choice::Emulator {
             reason,
             installation,
@@ -115,6 +127,19 @@ pub(crate) fn install_unless_gpu(wishes: &Wishes) -> Result<Choice, InstallError
             reason: format!("CUDA finds {count}"),
         }),
         Err(reason) => emulate(format!("{driver} exists, but {reason}")),
+    }
+}
+
+/// Whether the environment asks for no line.
+fn is_quiet() -> Result<bool, InstallError> {
+    match std::env::var(QUIET).as_deref().map(str::trim) {
+        Ok("1") => Ok(true),
+        Ok("" | "0") | Err(_) => Ok(false),
+        Ok(other) => Err(InstallError::BadOption {
+            name: QUIET,
+            value: other.into(),
+            expected: "1 or 0".into(),
+        }),
     }
 }
 

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op, ncclWaitSignalDesc_t};
-use ranks::{Process, Rank, is_child_of, last_error, nccl, wait_until};
+use ranks::{Process, Rank, children, is_child_of, last_error, nccl, wait_until};
 use real::windows::{Buffers, COUNTS, Collective, LARGEST, MACHINE, Shown, over_windows};
 use real::{on_each, version};
 
@@ -387,6 +387,46 @@ fn ranks_put_to_each_other_and_wait_for_signals() {
         source.end(&rank);
         target.end(&rank);
         rank.destroy();
+    });
+}
+
+/// The arrangement of launch mode `BlockingChild` of the crate nccl.
+#[test]
+fn a_blocking_child_of_an_idle_parent_puts_and_waits_for_signals() {
+    const EACH: usize = 10_000;
+    let name = "a_blocking_child_of_an_idle_parent_puts_and_waits_for_signals";
+    on_each(name, 2, &[MACHINE], |process| {
+        let id = process.id("all");
+        let shared = children::config(|config| (config.blocking, config.splitShare) = (0, 1));
+        let parent = children::parent(id, process.ranks, process.rank, shared);
+        if lacks_signals() {
+            return parent.destroy();
+        }
+        let mut own = children::config(|config| (config.blocking, config.splitShare) = (1, 0));
+        let (mut comm, key) = (null_mut(), parent.rank);
+        let code = nccl!(ncclCommSplit(parent.comm, 0, key, &mut comm, &mut own));
+        assert!(matches!(code, 0 | 7), "{}", last_error());
+        assert_eq!(parent.settle(), 0, "{}", last_error());
+        let rank = children::described(&parent, comm);
+        let peer = 1 - rank.rank;
+        let (source, target) = (Shown::new(&rank, EACH), Shown::new(&rank, EACH));
+        for turn in 0..3 {
+            source.write(0, &vec![10 * rank.rank as u8 + turn; EACH]);
+            let code = put(&rank, &source, EACH, peer, &target, 0);
+            assert_eq!(code, 0, "{}", last_error());
+            wait(&rank, &mut [from(peer, 1)]);
+            let found = target.read(0, EACH);
+            let expected = 10 * peer as u8 + turn;
+            assert!(found.iter().all(|&byte| byte == expected), "turn {turn}");
+            process.meet(&format!("read {turn}"));
+        }
+        source.end(&rank);
+        target.end(&rank);
+        assert_eq!(parent.state(), 0, "{}", last_error());
+        rank.destroy();
+        parent.destroy();
+        let violations = nccl_emulator::violations();
+        assert!(violations.is_empty(), "{violations:?}");
     });
 }
 

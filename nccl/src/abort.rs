@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::communicator::lock;
+use crate::forked;
 
 /// Ends the communicator it was given to, from any thread, even while it is still being made.
 ///
@@ -96,6 +97,10 @@ impl Signal {
     fn give(&self) {
         // Before the followers are asked: one that comes later looks at this.
         if self.given.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // In a forked child nothing looks at them, and the lock may have been held at the fork.
+        if forked::is_child() {
             return;
         }
         let followers = std::mem::take(&mut *lock(&self.followers));

@@ -4,6 +4,9 @@
 //! returns that error and does nothing else. It says nothing about an operation here, so what an operation needs calls the
 //! driver itself.
 
+use std::ffi::CStr;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
@@ -52,6 +55,80 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
         // The default stream, while a stream that waits for it is capturing.
         Err(error) => error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
     }
+}
+
+/// While it lives, no call of this thread breaks a capture of the program's, as CUDA's default mode has it for calls that
+/// may wait for the device: a capture in global mode forbids them to all threads.
+pub(crate) struct Relaxed {
+    before: sys::CUstreamCaptureMode,
+    /// The mode is the thread's.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    #[inline]
+    pub(crate) fn begin() -> Self {
+        let before = exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        Self {
+            before,
+            _of_this_thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for Relaxed {
+    #[inline]
+    fn drop(&mut self) {
+        exchange(self.before);
+    }
+}
+
+/// Gives this thread another capture mode; returns the one before.
+#[inline]
+fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+    // SAFETY: `mode` is a valid place; the call changes the state of this thread only.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    mode
+}
+
+/// The driver's library; other names that cudarc tries are links to it.
+pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
+
+/// Whether the driver's library is there: cudarc panics where it is not. Its own question exists in one of its ways of linking
+/// only, which the program chooses.
+pub(crate) fn is_present() -> bool {
+    static IS_THERE: AtomicBool = AtomicBool::new(false);
+    if IS_THERE.load(Ordering::Relaxed) {
+        return true;
+    }
+    let is_there = [LIBRARY, c"libcuda.so"].iter().any(|name| {
+        // SAFETY: loads the driver, as every call into it does; it is never closed.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        !handle.is_null()
+    });
+    IS_THERE.store(is_there, Ordering::Relaxed);
+    is_there
+}
+
+/// Has no call of this thread break a capture of the program's, as long as the thread lives. Nothing where there is no driver.
+pub(crate) fn relax_this_thread() {
+    if is_present() {
+        exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    }
+}
+
+/// Whether an event was reached; asked without breaking a capture of the program's.
+#[inline]
+pub(crate) fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
+    let _relaxed = Relaxed::begin();
+    event.try_is_complete()
+}
+
+/// What the driver says of the work on a stream, asked without breaking a capture on another one.
+pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
+    let _relaxed = Relaxed::begin();
+    // SAFETY: the stream lives; the call waits for nothing.
+    unsafe { sys::cuStreamQuery(stream.cu_stream()) }
 }
 
 /// Held while a lease is [`heard`], so that two of them do not take each other's errors.

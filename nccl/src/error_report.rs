@@ -53,6 +53,12 @@ pub struct ReportedOperation {
     pub communicator: String,
     /// The rank that reports, in the communicator.
     pub rank: usize,
+    /// The same in the world, where that is another number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub world_rank: Option<usize>,
+    /// Which rank the launcher started it as, where that is not its number in the world.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launcher_rank: Option<usize>,
     /// The number of ranks of the communicator.
     pub world_size: usize,
     /// The host that reports.
@@ -97,6 +103,8 @@ impl Error {
             kind: operation.kind().to_string(),
             communicator: operation.communicator().to_owned(),
             rank: operation.rank(),
+            world_rank: Some(operation.world_rank()).filter(|rank| *rank != operation.rank()),
+            launcher_rank: operation.launcher_rank(),
             world_size: operation.world_size(),
             host: operation.host().to_owned(),
             pid: operation.pid(),
@@ -123,9 +131,10 @@ impl Error {
     /// Printing an error with `{:#}` ends with it.
     ///
     /// ```
-    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
-    /// assert_eq!(error.help(), "docs/errors.md#load");
-    /// assert!(format!("{error:#}").ends_with("docs/errors.md#load"));
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let error = nccl::device(1000).unwrap_err();
+    /// assert_eq!(error.help(), "docs/errors.md#no_such_device");
+    /// assert!(format!("{error:#}").ends_with("docs/errors.md#no_such_device"));
     /// ```
     #[must_use]
     pub fn help(&self) -> String {
@@ -141,6 +150,8 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::InvalidConfig { .. } => "invalid_config",
         ErrorKind::Nccl(_) => "nccl",
         ErrorKind::Cuda { .. } => "cuda",
+        ErrorKind::NoDriver { .. } => "no_driver",
+        ErrorKind::NoSuchDevice { .. } => "no_such_device",
         ErrorKind::Length { .. } => "length",
         ErrorKind::NoBuffer { .. } => "no_buffer",
         ErrorKind::WrongReduction { .. } => "wrong_reduction",
@@ -163,6 +174,7 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::Busy { .. } => "busy",
         ErrorKind::Aborted { .. } => "aborted",
         ErrorKind::Closed { .. } => "closed",
+        ErrorKind::Forked { .. } => "forked",
         ErrorKind::Rendezvous { .. } => "rendezvous",
         ErrorKind::Launch { .. } => "launch",
         ErrorKind::Preflight { .. } => "preflight",
@@ -201,8 +213,8 @@ mod tests {
                 assert!(section.contains(part), "{name} lacks {part:?}");
             }
         }
-        // The last is about roots.
-        assert_eq!(sections.len(), names.len() + 1, "a section too many");
+        // The last two are about the numbers of ranks, and about roots.
+        assert_eq!(sections.len(), names.len() + 2, "a section too many");
     }
 
     #[test]
@@ -256,11 +268,60 @@ mod tests {
             assert!(anchor.is_empty() || found, "{link} leads nowhere");
         }
     }
-    use crate::supervision::Cause;
+    use crate::supervision::{Cause, Roster};
+
+    #[test]
+    fn one_fault_gives_errors_of_one_kind_on_all_ranks() {
+        let limit = std::time::Duration::from_secs(2);
+        let time_ran_out = || {
+            Error::new(ErrorKind::TimedOut {
+                what: String::from("the operation"),
+                limit,
+            })
+        };
+        let aborted = || {
+            Error::new(ErrorKind::Aborted {
+                reason: String::from("the others did"),
+            })
+        };
+        let failed = || Error::new(ErrorKind::NotWeighed(crate::DataType::INT8));
+        let of = |cause| Arc::new(Fault::here(cause, ("tp", &Roster::default()), 0, 0));
+        let late = of(Cause::from(&time_ran_out()));
+        for (seen, own) in [(time_ran_out(), true), (aborted(), false), (failed(), true)] {
+            let error = seen.because_of(&late, own, None);
+            let is_it = matches!(error.kind(), ErrorKind::TimedOut { limit: passed, .. } if *passed == limit);
+            assert!(is_it && error.is_timeout(), "{error:?}");
+        }
+        let asked = of(Cause::asked("enough"));
+        for (seen, own) in [
+            (time_ran_out(), false),
+            (aborted(), true),
+            (failed(), false),
+        ] {
+            let error = seen.because_of(&asked, own, None);
+            let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
+            assert!(is_it && !error.is_timeout(), "{error:?}");
+        }
+        // The rank on which something failed has seen more than the others.
+        let broken = of(Cause::from(&failed()));
+        let error = failed().because_of(&broken, true, None);
+        assert!(
+            matches!(error.kind(), ErrorKind::NotWeighed(_)),
+            "{error:?}"
+        );
+        // What ends another communicator with this one is not that time ran out there.
+        let other = Cause::from(&aborted().because_of(&late, false, None));
+        assert_eq!(of(other).class(), crate::FaultClass::Asked);
+    }
 
     #[test]
     fn an_error_with_its_fault_goes_through_json_and_has_the_fault_at_the_end_of_its_chain() {
-        let fault = Arc::new(Fault::here(Cause::asked("enough"), "model/tp", 3, 1));
+        let fault = Arc::new(Fault::here(
+            Cause::asked("enough"),
+            ("model/tp", &Roster::default()),
+            3,
+            1,
+        ));
         let error = Error::new(ErrorKind::Aborted {
             reason: String::new(),
         });

@@ -16,26 +16,34 @@ use crate::error::{Error, Result};
 use crate::library::Library;
 use crate::rendezvous::{Latecomer, Lateness};
 use crate::stats;
-use crate::supervision::{Fault, FaultClass};
+use crate::supervision::recorder::Identity;
+use crate::supervision::{Fault, FaultClass, Roster};
 
 /// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
 pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
     let class = fault.class();
     stats::faults(class).count();
     let (operation, seq) = fault.operation_and_sequence();
+    let roster = fault.roster();
+    let world_ranks = roster.world_ranks();
+    let named = fault.culprit().or(fault.reported_by());
     macro_rules! tell {
         ($level:ident) => {
             tracing::$level!(
                 name: "nccl.fault",
                 target: "nccl",
                 comm = fault.communicator(),
+                world_ranks,
                 on_rank,
                 nranks,
                 class = class.name(),
                 role = fault.role().name(),
-                rank = fault.rank(),
-                host = fault.host(),
-                pid = fault.pid(),
+                rank = fault.culprit(),
+                host = fault.culprit().map(|_| fault.host()),
+                pid = fault.culprit().map(|_| fault.pid()),
+                reported_by = fault.reported_by(),
+                world_rank = named.and_then(|rank| roster.other_world_rank(rank)),
+                launcher_rank = named.and_then(|rank| roster.launcher_rank(rank)),
                 epoch = fault.epoch(),
                 operation,
                 seq,
@@ -53,9 +61,11 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
 }
 
 /// Some ranks have not entered an operation, or have at last, as rank `on_rank` of the world hears; `told` counts
-/// of how many the log of that rank was told. One line for each of the first, then fewer.
-pub(crate) fn late(lateness: &Lateness, on_rank: usize, told: &AtomicU64) {
+/// of how many the log of that rank was told. One line for each of the first, then fewer. One rank warns of it; for the
+/// others it is a matter of debugging.
+pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &AtomicU64) {
     let subject = &lateness.subject;
+    let is_teller = lateness.teller == on_rank;
     for one in &lateness.late {
         let Latecomer {
             place,
@@ -69,23 +79,38 @@ pub(crate) fn late(lateness: &Lateness, on_rank: usize, told: &AtomicU64) {
             ..
         } = one;
         let (behind_ms, more) = (millis(*behind), lateness.more);
+        let world_ranks = roster.world_ranks();
+        let world_rank = roster.other_world_rank(*place);
+        let launcher_rank = roster.launcher_rank(*place);
+        let who = format!("rank {place} ({}{host}, pid {pid})", roster.others(*place));
+        let named = roster.named(&subject.name);
         if *has_entered {
-            tracing::info!(
-                name: "nccl.straggler.entered",
-                target: "nccl",
-                comm = &*subject.name,
-                op = %subject.kind,
-                seq = subject.sequence,
-                rank = place,
-                host,
-                pid,
-                behind_ms,
-                on_rank,
-                "rank {place} ({host}, pid {pid}) has entered {} #{} on {:?} at last, {behind_ms} ms behind",
-                subject.kind,
-                subject.sequence,
-                subject.name
-            );
+            macro_rules! tell {
+                ($level:ident) => {
+                    tracing::$level!(
+                        name: "nccl.straggler.entered",
+                        target: "nccl",
+                        comm = &*subject.name,
+                        world_ranks,
+                        op = %subject.kind,
+                        seq = subject.sequence,
+                        rank = place,
+                        world_rank,
+                        launcher_rank,
+                        host,
+                        pid,
+                        behind_ms,
+                        on_rank,
+                        "{who} has entered {} #{} on {named} at last, {behind_ms} ms behind",
+                        subject.kind,
+                        subject.sequence,
+                    )
+                };
+            }
+            match is_teller {
+                true => tell!(info),
+                false => tell!(debug),
+            }
             continue;
         }
         stats::STRAGGLERS.count();
@@ -97,37 +122,50 @@ pub(crate) fn late(lateness: &Lateness, on_rank: usize, told: &AtomicU64) {
             true => "has not entered",
             false => "does not answer, and may not have entered",
         };
-        tracing::warn!(
-            name: "nccl.straggler",
-            target: "nccl",
-            comm = &*subject.name,
-            op = %subject.kind,
-            seq = subject.sequence,
-            rank = place,
-            host,
-            pid,
-            behind_ms,
-            phase,
-            last,
-            answers,
-            more,
-            on_rank,
-            count,
-            "rank {place} ({host}, pid {pid}) {what} {} #{} on {:?}, in which others have waited for {behind_ms} ms",
-            subject.kind,
-            subject.sequence,
-            subject.name
-        );
+        macro_rules! tell {
+            ($level:ident) => {
+                tracing::$level!(
+                    name: "nccl.straggler",
+                    target: "nccl",
+                    comm = &*subject.name,
+                    world_ranks,
+                    op = %subject.kind,
+                    seq = subject.sequence,
+                    rank = place,
+                    world_rank,
+                    launcher_rank,
+                    host,
+                    pid,
+                    behind_ms,
+                    phase,
+                    last,
+                    answers,
+                    more,
+                    on_rank,
+                    count,
+                    "{who} {what} {} #{} on {named}, in which others have waited for {behind_ms} ms",
+                    subject.kind,
+                    subject.sequence,
+                )
+            };
+        }
+        match is_teller {
+            true => tell!(warn),
+            false => tell!(debug),
+        }
     }
 }
 
 /// Around the making of a communicator.
-pub(crate) fn init_span(comm: &str, rank: usize, nranks: usize) -> Span {
+pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: usize) -> Span {
     tracing::info_span!(
         target: "nccl",
         "nccl.comm.init",
         comm,
+        world_ranks = roster.world_ranks(),
         rank,
+        world_rank = roster.other_world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
         nranks,
         nccl.version = Empty,
         lib.path = Empty
@@ -140,8 +178,18 @@ pub(crate) fn recover_span(epoch: u64) -> Span {
 }
 
 /// Around an abort.
-pub(crate) fn abort_span(comm: &str, rank: usize, nranks: usize) -> Span {
-    tracing::info_span!(target: "nccl", "nccl.comm.abort", comm, rank, nranks)
+pub(crate) fn abort_span(of: &Identity) -> Span {
+    let (rank, roster) = (of.rank, &of.roster);
+    tracing::info_span!(
+        target: "nccl",
+        "nccl.comm.abort",
+        comm = &*of.name,
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.other_world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks = of.world_size
+    )
 }
 
 /// Says in the span of an init which library it is.
@@ -157,15 +205,18 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
     let elapsed_ms = millis(took);
     match made {
         Ok(comm) => {
-            let home = comm.inner.tracked.track().identity.home.as_ref();
-            if let Some(took) = home.and_then(|home| home.mends()) {
+            let Identity { home, roster, .. } = &comm.inner.tracked.track().identity;
+            if let Some(took) = home.as_ref().and_then(|home| home.mends()) {
                 stats::RECOVER.add(took);
             }
             tracing::info!(
                 name: "nccl.comm.ready",
                 target: "nccl",
                 comm = name,
+                world_ranks = roster.world_ranks(),
                 rank = comm.rank(),
+                world_rank = roster.other_world_rank(comm.rank()),
+                launcher_rank = roster.launcher_rank(comm.rank()),
                 nranks = comm.world_size(),
                 elapsed_ms,
                 "communicator ready"
@@ -183,7 +234,8 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
 }
 
 /// An abort is over.
-pub(crate) fn aborted(comm: &str, rank: usize, nranks: usize, freed: bool, took: Duration) {
+pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
+    let (rank, roster) = (of.rank, &of.roster);
     stats::ABORT.add(took);
     let (count, result) = match freed {
         true => (&stats::FREED, "freed"),
@@ -193,9 +245,12 @@ pub(crate) fn aborted(comm: &str, rank: usize, nranks: usize, freed: bool, took:
     tracing::info!(
         name: "nccl.comm.aborted",
         target: "nccl",
-        comm,
+        comm = &*of.name,
+        world_ranks = roster.world_ranks(),
         rank,
-        nranks,
+        world_rank = roster.other_world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks = of.world_size,
         result,
         elapsed_ms = millis(took),
         "a communicator was aborted"
@@ -203,14 +258,17 @@ pub(crate) fn aborted(comm: &str, rank: usize, nranks: usize, freed: bool, took:
 }
 
 /// NCCL has not given a communicator back.
-pub(crate) fn leaked_communicator(comm: &str, rank: usize, why: &str) {
+pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     stats::LEAKED_COMMUNICATORS.count();
     tracing::error!(
         name: "nccl.leak",
         target: "nccl",
         what = "communicator",
         comm,
+        world_ranks = roster.world_ranks(),
         rank,
+        world_rank = roster.other_world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
         why,
         "a communicator is leaked: {why}"
     );

@@ -65,10 +65,7 @@ pub(crate) fn call<T: Send + 'static>(
             None => std::mem::forget(result),
         }
     };
-    std::thread::Builder::new()
-        .name(String::from("nccl-call"))
-        .spawn(run)
-        .map_err(NotBack::NoThread)?;
+    threads::spawn("nccl-call", run).map_err(NotBack::NoThread)?;
 
     let (state, bell) = &*shared;
     let mut state = lock(state);

@@ -112,7 +112,7 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
              launch mode of {other:?} promises that its calls end, so they cannot be in one group"
         ),
         (Some(_), _) => format!(
-            "communicator {name:?} is of launch mode KillSwitch, which blocks, and {other:?} of NonBlocking, \
+            "communicator {name:?} is of launch mode BlockingChild, which blocks, and {other:?} of NonBlocking, \
              so they cannot be in one group: make both in the same mode, or issue their operations in groups \
              of their own"
         ),

@@ -13,6 +13,7 @@ use once_cell::sync::OnceCell;
 
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::recorded::Function;
 
 /// A loaded libnccl; cheap to clone.
@@ -60,9 +61,9 @@ pub enum Capability {
     Float8,
     /// Communicators that know their name in NCCL's own messages (2.27.3).
     CommunicatorName,
-    /// Calls that block and can be ended all the same ([`LaunchMode::KillSwitch`](crate::LaunchMode::KillSwitch),
+    /// Calls that block and can be ended all the same ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild),
     /// 2.26.2): `ncclCommSplit`, and an abort that comes back.
-    KillSwitch,
+    BlockingChild,
 }
 
 impl Capability {
@@ -79,7 +80,7 @@ impl Capability {
         Self::TrustworthyAbort,
         Self::Float8,
         Self::CommunicatorName,
-        Self::KillSwitch,
+        Self::BlockingChild,
     ];
 
     /// The first release that has it.
@@ -96,7 +97,7 @@ impl Capability {
             Self::TrustworthyAbort => Version::new(2, 26, 2),
             Self::Float8 => Version::new(2, 24, 3),
             Self::CommunicatorName => Version::new(2, 27, 3),
-            Self::KillSwitch => Version::new(2, 26, 2),
+            Self::BlockingChild => Version::new(2, 26, 2),
         }
     }
 }
@@ -109,7 +110,7 @@ impl fmt::Display for Capability {
             Self::TrustworthyAbort => "an abort that always comes back",
             Self::Float8 => "8-bit floats",
             Self::CommunicatorName => "communicator names in NCCL's messages",
-            Self::KillSwitch => "calls that block and can be ended",
+            Self::BlockingChild => "calls that block and can be ended",
         };
         write!(f, "{what} (NCCL ≥ {})", self.since())
     }
@@ -124,7 +125,8 @@ impl Library {
     /// Loads libnccl, or returns the one that this process uses already.
     ///
     /// Tried in order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded,
-    /// `libnccl.so.2` and `libnccl.so` by the linker's search, `$NCCL_HOME/lib`.
+    /// `libnccl.so.2` and `libnccl.so` by the linker's search, `$NCCL_HOME/lib`. The operator of the
+    /// program answers for what these name, as for `LD_LIBRARY_PATH`.
     ///
     /// # Errors
     /// [`ErrorKind::Load`] numbers every place that was tried, with the linker's reason.
@@ -139,8 +141,11 @@ impl Library {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn load() -> Result<Self> {
+        forked::check()?;
         LOADED
-            .get_or_try_init(|| open(&sys::Loader::new()))
+            // SAFETY: the environment's file is the operator's word, as with any program that the linker starts; what the
+            // linker finds by NCCL's own name is taken for NCCL. No libnccl is closed, because its threads would lose their code.
+            .get_or_try_init(|| unsafe { open(&sys::Loader::new()) })
             .cloned()
     }
 
@@ -150,17 +155,25 @@ impl Library {
     /// As [`load`](Self::load); also when the process uses another libnccl already, because two copies
     /// in one process disagree about everything.
     ///
+    /// # Safety
+    /// The file is NCCL, or does what NCCL does: opening it runs its initializers, and this crate calls the functions that
+    /// it has by NCCL's names. No part of the program closes the library afterwards.
+    ///
     /// ```
-    /// assert!(nccl::Library::load_from("/no/such/file").is_err());
+    /// // SAFETY: there is no such file.
+    /// let loaded = unsafe { nccl::Library::load_from("/no/such/file") };
+    /// assert!(loaded.is_err());
     /// ```
-    pub fn load_from(path: impl AsRef<Path>) -> Result<Self> {
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
+        forked::check()?;
         let wanted = path.as_ref();
         if let Some(loaded) = LOADED.get()
             && loaded.path() == wanted
         {
             return Ok(loaded.clone());
         }
-        let library = open(&sys::Loader::new().path(wanted))?;
+        // SAFETY: by the caller's promise.
+        let library = unsafe { open(&sys::Loader::new().path(wanted)) }?;
         Ok(LOADED.get_or_init(|| library).clone())
     }
 
@@ -267,7 +280,7 @@ impl Library {
     pub fn has(&self, capability: Capability) -> bool {
         let symbol = match capability {
             Capability::NativeAllToAll => self.0.api.ncclAlltoAll.is_some(),
-            Capability::KillSwitch => self.0.api.ncclCommSplit.is_some(),
+            Capability::BlockingChild => self.0.api.ncclCommSplit.is_some(),
             _ => true,
         };
         symbol && self.0.version >= capability.since()
@@ -329,6 +342,7 @@ impl Library {
         &self,
         get: impl FnOnce(&sys::Api) -> std::result::Result<F, sys::MissingFunction>,
     ) -> Result<F> {
+        forked::check()?;
         get(&self.0.api)
             .map_err(|missing| self.unsupported(missing.function.to_owned(), missing.needs))
     }
@@ -354,9 +368,10 @@ impl Library {
     }
 }
 
-fn open(loader: &sys::Loader) -> Result<Library> {
-    // SAFETY: whoever names a file, or lets the linker find one by NCCL's own name, takes it for NCCL;
-    // nobody closes a libnccl, whose threads would lose their code.
+/// # Safety
+/// As for [`sys::Loader::load`].
+unsafe fn open(loader: &sys::Loader) -> Result<Library> {
+    // SAFETY: by the caller's promise.
     let loaded = unsafe { loader.load() }?;
     Library::wrap(loaded)
 }

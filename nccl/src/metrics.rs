@@ -23,6 +23,7 @@ use ::metrics::{
 
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::stats::{CommunicatorStats, Durations, Stats, WorldStats, stats};
 
 /// Passes [`stats()`](crate::stats()) on to the recorder, once.
@@ -112,6 +113,9 @@ impl Stop {
 impl Drop for Sampler {
     /// Waits for the sample that is being taken, and takes the last.
     fn drop(&mut self) {
+        if forked::is_child() {
+            return;
+        }
         *lock(&self.stop.stopped) = true;
         self.stop.bell.notify_all();
         if let Some(thread) = self.thread.take()

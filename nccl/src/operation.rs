@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::DataType;
+use crate::supervision::Roster;
 use crate::supervision::recorder::RecordedReduction;
 
 /// Which operation of NCCL was asked for.
@@ -162,6 +163,7 @@ pub struct Operation {
     pub(crate) pid: u32,
     /// Of the world that made the communicator; 0 where there is none.
     pub(crate) epoch: u64,
+    pub(crate) roster: Arc<Roster>,
     pub(crate) sequence: Option<u64>,
     /// Which plan of the communicator a replay is of, if that is known.
     pub(crate) plan: Option<u64>,
@@ -219,6 +221,35 @@ impl Operation {
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// The rank that reports, in the world of the [`epoch`](Self::epoch); the same as [`rank`](Self::rank) where the
+    /// communicator was made without a world.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// eprintln!("rank {} of the world", operation.world_rank());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world_rank(&self) -> usize {
+        self.roster.world_rank(self.rank)
+    }
+
+    /// Which rank the launcher started the process as that reports, where that is not its
+    /// [`world_rank`](Self::world_rank), as after a recovery; `None` where both are the same, or no launcher started it.
+    ///
+    /// ```
+    /// # fn example(error: &nccl::Error) {
+    /// # let Some(operation) = error.operation() else { return };
+    /// let printed = operation.launcher_rank().unwrap_or(operation.world_rank());
+    /// eprintln!("in the lines that begin with [{printed}]");
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self) -> Option<usize> {
+        self.roster.launcher_rank(self.rank)
     }
 
     /// The number of ranks of the communicator.
@@ -449,7 +480,7 @@ impl fmt::Display for What<'_> {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name(f)?;
-        write!(f, " on {:?} (", &*self.communicator)?;
+        write!(f, " on {} (", self.roster.named(&self.communicator))?;
         if let (Some(data_type), Some(count)) = (self.shape.data_type, self.shape.count) {
             write!(f, "{data_type} × {count}")?;
             if self.kind.counts_blocks() {
@@ -477,8 +508,9 @@ impl fmt::Display for Operation {
         }
         write!(
             f,
-            ") failed on rank {} ({}, pid {}) after {:.1} s",
+            ") failed on rank {} ({}{}, pid {}) after {:.1} s",
             self.rank,
+            self.roster.others(self.rank),
             self.host,
             self.pid,
             self.elapsed.as_secs_f64()
@@ -509,6 +541,7 @@ mod tests {
             host: "node-a".into(),
             pid: 4021,
             epoch: 0,
+            roster: Arc::default(),
             sequence: Some(42),
             shape: Shape {
                 count: Some(4096),

@@ -20,7 +20,9 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 
 use crate::driver;
 use crate::events;
+use crate::forked;
 use crate::rendezvous;
+use crate::threads;
 use crate::time::deadline_after;
 
 /// How long work on a stream may go on after the memory that it uses was dropped.
@@ -92,9 +94,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the process is exiting, so that CUDA and NCCL must not be called any more.
+/// Whether the process is exiting, or a forked child, so that CUDA and NCCL must not be called any more.
 pub(crate) fn is_closed() -> bool {
-    CLOSED.load(Ordering::Acquire)
+    CLOSED.load(Ordering::Acquire) || forked::is_child()
 }
 
 /// Whether the process is exiting: what has not come to an orderly end is to be aborted.
@@ -134,9 +136,7 @@ pub(crate) fn take(remains: Box<dyn Remains>, limit: Duration) {
     state.generation += 1;
     state.busy_since = None;
     let generation = state.generation;
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-reaper"))
-        .spawn(move || run(generation));
+    let spawned = threads::spawn("nccl-reaper", move || run(generation));
     match spawned {
         Ok(_) => state.running = true,
         Err(error) => {
@@ -162,15 +162,12 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
     register_exit();
     PENDING.fetch_add(1, Ordering::AcqRel);
     let (sender, receiver) = std::sync::mpsc::sync_channel::<T>(1);
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-reaper"))
-        .spawn(move || {
-            relax_capture_mode();
-            if let Ok(with) = receiver.recv() {
-                work(with);
-            }
-            PENDING.fetch_sub(1, Ordering::AcqRel);
-        });
+    let spawned = threads::spawn("nccl-reaper", move || {
+        if let Ok(with) = receiver.recv() {
+            work(with);
+        }
+        PENDING.fetch_sub(1, Ordering::AcqRel);
+    });
     if let Err(error) = spawned {
         PENDING.fetch_sub(1, Ordering::AcqRel);
         events::no_thread("for a dropped communicator", &error);
@@ -188,7 +185,6 @@ fn leak(entry: Entry) {
 
 /// The thread.
 fn run(generation: u64) {
-    relax_capture_mode();
     let mut pause = SHORTEST;
     let mut state = lock(&STATE);
     while state.generation == generation && !is_closed() {
@@ -256,6 +252,24 @@ fn look_at(entries: Vec<Entry>) -> (Vec<Box<dyn Remains>>, Vec<Entry>) {
     (over, left)
 }
 
+/// Something that the exit of the process waits for, for a while.
+#[derive(Debug)]
+pub(crate) struct Pending(());
+
+impl Pending {
+    pub(crate) fn begin() -> Self {
+        register_exit();
+        PENDING.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        PENDING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// A thread that may call CUDA and NCCL.
 pub(crate) struct Working;
 
@@ -272,13 +286,6 @@ impl Drop for Working {
     fn drop(&mut self) {
         AT_WORK.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-/// In the default mode, a call of this thread would break a capture that another thread has begun.
-pub(crate) fn relax_capture_mode() {
-    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: `mode` is a valid place; the call changes the state of this thread only.
-    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
 }
 
 /// Has [`at_exit`] run when the process exits.
@@ -317,6 +324,10 @@ extern "C" fn at_unknown_exit() {
 /// and CUDA's own exit handlers, registered before ours and so run after it, must not find our threads
 /// inside of it.
 extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
+    // What it would end and take leave of is the parent's.
+    if forked::is_child() {
+        return;
+    }
     for (limit, then) in AT_EXIT.into_iter().zip([&HURRY, &CLOSED]) {
         let deadline = Instant::now() + limit;
         while PENDING.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
@@ -379,10 +390,8 @@ impl Behind {
 
 /// Whether the device of the stream failed, so that nothing runs on it any more.
 fn has_failed(stream: &CudaStream) -> bool {
-    // SAFETY: the stream lives; the call waits for nothing.
-    let code = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
     !matches!(
-        code,
+        driver::query(stream),
         sys::CUresult::CUDA_SUCCESS
             | sys::CUresult::CUDA_ERROR_NOT_READY
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED

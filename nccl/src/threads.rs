@@ -4,10 +4,10 @@
 //! that nobody watches over is not issued.
 
 use std::io;
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use crate::error::{Error, ErrorKind};
-use crate::{events, preflight};
+use crate::{driver, events, preflight};
 
 /// How the sentence begins by which such an error is known.
 const STARTING: &str = "starting a thread ";
@@ -42,7 +42,22 @@ pub(crate) fn are_exhausted(kind: &ErrorKind) -> bool {
     }
 }
 
-/// As [`Scope::spawn`], which panics where there is no thread.
+/// Starts a thread that may call CUDA and NCCL, and breaks no capture of the program's.
+pub(crate) fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    Builder::new().name(name.to_owned()).spawn(relaxed(work))
+}
+
+fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    || {
+        driver::relax_this_thread();
+        work()
+    }
+}
+
+/// As [`spawn`], in a scope, whose own function panics where there is no thread.
 pub(crate) fn scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -51,7 +66,7 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
     #[cfg(test)]
     scarcity::take()?;
     let builder = Builder::new().name(name.to_owned());
-    builder.spawn_scoped(scope, work)
+    builder.spawn_scoped(scope, relaxed(work))
 }
 
 /// Runs `work` on so many threads, this one among them, or on fewer where there are no more: each takes of what is
@@ -120,6 +135,33 @@ mod tests {
             done.sort_unstable();
             assert_eq!(done, Vec::from_iter(0..100), "with {threads:?} threads");
         }
+    }
+
+    #[test]
+    fn threads_that_call_cuda_break_no_capture_of_the_program() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        use cudarc::driver::sys::CUstreamCaptureMode as Mode;
+        let _context = crate::device(0).expect("a device");
+        fn mode() -> Mode {
+            let mut mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            let exchange = cudarc::driver::sys::cuThreadExchangeStreamCaptureMode;
+            // SAFETY: a valid place.
+            unsafe { exchange(&mut mode) }.result().expect("the mode");
+            mode
+        }
+        let relaxed = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let spawned = spawn("nccl-test", mode).expect("a thread");
+        assert_eq!(spawned.join().expect("no panic"), relaxed);
+        std::thread::scope(|scope| {
+            let spawned = scoped(scope, "nccl-test", mode).expect("a thread");
+            assert_eq!(spawned.join().expect("no panic"), relaxed);
+        });
+        let deadline = crate::time::deadline_after(std::time::Duration::from_secs(20));
+        let called = crate::expendable::call(deadline, || false, mode, drop);
+        assert_eq!(called.expect("it comes back"), relaxed);
+        // That of the program's thread is the program's again.
+        drop(driver::Relaxed::begin());
+        assert_eq!(mode(), Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     }
 
     #[test]

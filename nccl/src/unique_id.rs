@@ -7,7 +7,7 @@ use nccl_sys as sys;
 
 use crate::communicator::Timeouts;
 use crate::time::deadline_after;
-use crate::{Error, Library, Result, expendable, ffi};
+use crate::{Error, Library, Result, expendable, ffi, forked};
 
 /// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and given to all.
 ///
@@ -63,6 +63,8 @@ impl UniqueId {
     pub(crate) fn within(library: &Library, limit: Duration) -> Result<Self> {
         const CALL: &str = "ncclGetUniqueId";
         let get = library.function(sys::Api::ncclGetUniqueId)?;
+        // NCCL starts a thread for it.
+        forked::begin()?;
         if !crate::local::is(library) {
             crate::preflight::nccl_starts();
         }

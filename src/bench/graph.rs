@@ -26,6 +26,7 @@ pub(super) fn time(
         .collect();
     collective.capture(shape, placement, &iterations)?;
     ranks.barrier()?;
+    collective.align()?;
     let begun = Instant::now();
     for _ in 0..launches {
         collective.launch()?;

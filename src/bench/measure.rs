@@ -52,6 +52,7 @@ pub(super) fn measure(
     collective.start(shape, placement, &[0])?;
     collective.finish()?;
     ranks.barrier()?;
+    collective.align()?;
 
     let timed = match options.graph {
         0 => time(options, ranks, collective, shape, placement)?,

@@ -3,7 +3,7 @@
 //! [`sweep`] drives a [`Collective`] through the sizes, together with the other [`Ranks`], and hands
 //! each row to a [`Reporter`] on rank 0. For one row:
 //!
-//! 1. the data is written, one untimed operation is run, and all ranks meet;
+//! 1. the data is written, one untimed operation is run, and all ranks meet, on the host and then on the device;
 //! 2. `-n` iterations are enqueued and waited for once, by the host's steady clock; each iteration uses
 //!    another place of the buffers, so that caches do not flatter it;
 //! 3. the times of the ranks become one, by `-a`;
@@ -114,6 +114,13 @@ pub trait Collective {
     /// # Errors
     /// When it failed, or did not finish in time.
     fn finish(&mut self) -> Result<(), Failure>;
+
+    /// Meets the other ranks on the device, after they have met on the host: over sockets one leaves a meeting some ten
+    /// microseconds after another, which a short row would be charged with.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start) and [`finish`](Self::finish).
+    fn align(&mut self) -> Result<(), Failure>;
 
     /// How many elements at the beginning of the buffer that received are not what the ranks sent in
     /// `repetition`.

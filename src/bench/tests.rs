@@ -47,6 +47,7 @@ impl Ranks for ThreadRank {
 /// What a rank's collective was asked to do.
 #[derive(Default)]
 struct Asked {
+    meetings: usize,
     shifts: Vec<Vec<u64>>,
     finishes: usize,
     marks: Vec<usize>,
@@ -192,6 +193,11 @@ impl Collective for Vectors {
     fn copy(&mut self, _bytes: u64, _shift: u64) -> Result<(), Failure> {
         self.asked.copies += 1;
         std::thread::sleep(std::time::Duration::from_micros(200));
+        Ok(())
+    }
+
+    fn align(&mut self) -> Result<(), Failure> {
+        self.asked.meetings += 1;
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! One host, or all ranks of a launcher.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -24,10 +25,12 @@ pub(super) fn run(options: &CheckOptions) -> ExitCode {
     }
     let lookup = |name: &str| {
         let given = options.explicit.iter().find(|(given, _)| *given == name);
-        let given = given.map(|(_, value)| value.clone());
-        given.or_else(|| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        let given = given.map(|(_, value)| OsString::from(value));
+        // An empty secret is an error to ranks, and here.
+        let secret = matches!(name, "NCCL_RUN_SECRET" | "NCCL_RUN_SECRET_FILE");
+        given.or_else(|| std::env::var_os(name).filter(|value| secret || !value.is_empty()))
     };
-    let launcher = Launcher::detect(lookup);
+    let launcher = Launcher::detect(|name| lookup(name)?.into_string().ok());
     if launcher.is_none() {
         return one_host(options);
     }

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::report::{self, Entry, Style};
 use options::Command;
-pub use timeline::{summary, write_beside};
+pub use timeline::{clean, summary, write_beside};
 
 /// Nothing could be checked: wrong arguments, or nothing to read.
 const COULD_NOT_CHECK: u8 = 3;

@@ -35,22 +35,8 @@ fn ask(
 
 /// The job that meets there; the rest about it is in our own environment.
 fn at(address: &str) -> Result<Rendezvous, String> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let rendezvous = Rendezvous::observer(address).map_err(|error| error.to_string());
-    let mut rendezvous = rendezvous?;
-    if let Some(job) = variable("NCCL_RUN_JOB") {
-        rendezvous = rendezvous.job(job);
-    }
-    if let Some(epoch) = variable("NCCL_RUN_EPOCH").and_then(|epoch| epoch.parse().ok()) {
-        rendezvous = rendezvous.epoch(epoch);
-    }
-    if let Some(secret) = variable("NCCL_RUN_SECRET") {
-        rendezvous = rendezvous.secret(secret);
-    } else if let Some(path) = variable("NCCL_RUN_SECRET_FILE") {
-        let secret = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
-        rendezvous = rendezvous.secret(secret);
-    }
-    Ok(rendezvous)
+    let rendezvous = Rendezvous::observer(address).and_then(Rendezvous::job_from_env);
+    rendezvous.map_err(|error| error.to_string())
 }
 
 /// The job whose rank this process is.
@@ -110,8 +96,9 @@ pub fn summary(timeline: &Timeline) -> String {
     clean(&text)
 }
 
-/// Names come from programs: nothing of them moves a terminal's cursor.
-fn clean(text: &str) -> String {
+/// `text` for a terminal. Names in it come from programs: nothing of them moves the cursor.
+#[must_use]
+pub fn clean(text: &str) -> String {
     let visible = |character: char| match character {
         '\n' => '\n',
         control if control.is_control() => '\u{fffd}',
@@ -129,13 +116,28 @@ fn write(path: &Path, replace: bool, content: &str) -> Result<(), String> {
             .open(path),
         false => File::create_new(path),
     };
-    let written = open().and_then(|mut file| file.write_all(content.as_bytes()));
+    let written = open().and_then(|file| fill(path, file, content));
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => format!(
             "{} is there already: name another file with --out, or this one to replace it",
             path.display()
         ),
         _ => format!("{}: {error}", path.display()),
+    })
+}
+
+/// Writes a file, or leaves none: a page that is cut off looks like one that is whole.
+fn fill(path: &Path, mut file: File, content: &str) -> io::Result<()> {
+    let is_file = file.metadata()?.is_file();
+    let mut write = || {
+        file.write_all(content.as_bytes())?;
+        // Some file systems say only then that they are full; a pipe cannot do it.
+        if is_file { file.sync_all() } else { Ok(()) }
+    };
+    write().inspect_err(|_| {
+        if is_file {
+            let _ = std::fs::remove_file(path);
+        }
     })
 }
 
@@ -157,8 +159,8 @@ fn fresh(directory: &Path, name: &str, extension: &str, content: &str) -> io::Re
         };
         let path = directory.join(name);
         match File::create_new(&path) {
-            Ok(mut file) => {
-                file.write_all(content.as_bytes())?;
+            Ok(file) => {
+                fill(&path, file, content)?;
                 return Ok(path);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use nccl::LaunchMode;
+use nccl::{Communicator, LaunchMode};
 
 use super::pair::{LIMIT, Pair};
 use super::{Setting, Sheet};
+use crate::machine;
 use crate::raw::operations::{Stream, connect, exchange};
 use crate::raw::{Comm, Rank, Result, settle};
 
@@ -36,12 +37,74 @@ pub fn host_time(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         Ok(times) => sheet.times("replay of a graph", times),
         Err(why) => sheet.unavailable("replay of a graph", why),
     }
-    for mode in [LaunchMode::NonBlocking, LaunchMode::KillSwitch] {
-        let name = match mode == LaunchMode::default() {
-            true => String::from("safe crate, default"),
-            false => format!("safe crate, {mode}"),
+    for mode in [LaunchMode::BlockingChild, LaunchMode::NonBlocking] {
+        let name = match mode {
+            LaunchMode::BlockingChild => String::from("safe crate, default"),
+            _ => format!("safe crate, {mode}"),
         };
         sheet.times(name, safe_exchanges(rank, mode, repetitions)?);
+    }
+    Ok(())
+}
+
+/// How many times what is compared alternates.
+const ROUNDS: usize = 10;
+
+/// What the safe crate's default costs over the C functions on a blocking communicator: medians of alternated runs, each
+/// on a communicator that is used for all of them. Each rank is bound to a core, where there are enough.
+///
+/// # Errors
+/// NCCL's and CUDA's.
+pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
+    let repetitions = if setting.short { 50 } else { 2000 };
+    let is_bound = machine::cores()?.len() >= rank.world.size();
+    if is_bound {
+        machine::bind(rank.world.rank())?;
+    }
+    sheet.add("a rank is bound to a core", is_bound, "");
+    let raw = Comm::new(rank, "blocking", true)?;
+    connect(rank, raw)?;
+    let comm = rank.world.communicator("safe, default");
+    let comm = comm.stream(&rank.stream).build()?;
+    let mut rounds = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let mut of_raw = exchanges(rank, raw, repetitions)?;
+        let mut of_safe = safe_exchanges_on(rank, &comm, repetitions)?;
+        let median = |times: &mut Vec<Duration>| {
+            times.sort_unstable();
+            times[times.len() / 2].as_secs_f64() * 1e6
+        };
+        rounds.push((median(&mut of_raw), median(&mut of_safe)));
+    }
+    comm.finalize()?;
+    let sorted = |of: fn(&(f64, f64)) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let shown = |value: f64| (value * 100.0).round() / 100.0;
+    for (what, of, unit) in [
+        (
+            "blocking, C functions",
+            (|both: &(f64, f64)| both.0) as fn(&(f64, f64)) -> f64,
+            "us",
+        ),
+        ("safe crate, default", |both| both.1, "us"),
+        ("ratio", |both| both.1 / both.0, ""),
+    ] {
+        let values = sorted(of);
+        sheet.add(
+            format!("{what}, median of {ROUNDS}"),
+            shown(values[ROUNDS / 2]),
+            unit,
+        );
+        // Two of ten medians lie outside on average.
+        sheet.add(format!("{what}, second lowest"), shown(values[1]), unit);
+        sheet.add(
+            format!("{what}, second highest"),
+            shown(values[ROUNDS - 2]),
+            unit,
+        );
     }
     Ok(())
 }
@@ -51,6 +114,16 @@ fn safe_exchanges(rank: &Rank, mode: LaunchMode, repetitions: usize) -> Result<V
     let name = format!("safe, {mode}");
     let comm = rank.world.communicator(&name);
     let comm = comm.stream(&rank.stream).launch_mode(mode).build()?;
+    let times = safe_exchanges_on(rank, &comm, repetitions)?;
+    comm.finalize()?;
+    Ok(times)
+}
+
+fn safe_exchanges_on(
+    rank: &Rank,
+    comm: &Communicator,
+    repetitions: usize,
+) -> Result<Vec<Duration>> {
     let memory = |byte| rank.stream.clone_htod(&[byte; BYTES]);
     let (x, mut y) = (memory(1u8)?, memory(0u8)?);
     let peer = 1 - rank.world.rank();
@@ -70,7 +143,6 @@ fn safe_exchanges(rank: &Rank, mode: LaunchMode, repetitions: usize) -> Result<V
         }
     }
     ended(rank)?;
-    comm.finalize()?;
     Ok(times)
 }
 

@@ -63,6 +63,11 @@ pub const MEASUREMENTS: &[Measurement] = &[
         launch::host_time,
     ),
     measurement(
+        "launch-ratio",
+        "host time of the safe crate's default over a blocking communicator, ten alternated runs",
+        launch::ratio,
+    ),
+    measurement(
         "init-cost",
         "time and device memory of a communicator, and of a parent with a child",
         cost::init,

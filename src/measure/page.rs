@@ -1,5 +1,6 @@
 //! All measurements one after another, as a page for `docs/results`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -92,18 +93,70 @@ fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
     Ok(text)
 }
 
-/// NCCL's own account of the first init.
+/// NCCL's own account of the inits, by the function that made the communicators: means in milliseconds of all lines. Each
+/// line says hundredths of a second, so that means of few say little.
 fn timings(logs: &Path) -> Result<String> {
+    let mut accounts: BTreeMap<String, (u32, Vec<(String, f64)>)> = BTreeMap::new();
     for entry in fs::read_dir(logs)? {
         let log = fs::read_to_string(entry?.path()).unwrap_or_default();
-        let line = log
-            .lines()
-            .find_map(|line| line.split_once("Init timings - "));
-        if let Some((_, said)) = line {
-            return Ok(format!(
-                "\nNCCL's own account of the first one, in seconds: `{said}`\n"
-            ));
+        for (function, parts) in log.lines().filter_map(account) {
+            let (count, sums) = accounts.entry(function).or_default();
+            *count += 1;
+            if sums.is_empty() {
+                *sums = parts;
+            } else {
+                for ((_, sum), (_, seconds)) in sums.iter_mut().zip(parts) {
+                    *sum += seconds;
+                }
+            }
         }
     }
-    Ok(String::new())
+    let mut text = String::new();
+    for (function, (count, sums)) in accounts {
+        let parts: Vec<String> = sums
+            .iter()
+            .map(|(part, seconds)| format!("{part} {:.1}", seconds * 1e3 / f64::from(count)))
+            .collect();
+        text += &format!(
+            "\nNCCL's own account (\"Init timings\"), means of {count} calls of `{function}` in milliseconds: {}.\n",
+            parts.join(", ")
+        );
+    }
+    Ok(text)
+}
+
+/// The function and the seconds by part, of a line such as `… Init timings - ncclCommSplit: rank 0 nranks 2 total 0.04
+/// (kernels 0.00, alloc 0.01)`.
+fn account(line: &str) -> Option<(String, Vec<(String, f64)>)> {
+    let (_, said) = line.split_once("Init timings - ")?;
+    let (function, said) = said.split_once(':')?;
+    let (_, said) = said.split_once(" total ")?;
+    let (total, parts) = said.trim_end().strip_suffix(')')?.split_once(" (")?;
+    let parts = parts.split(", ").map(|part| part.split_once(' '));
+    let parts = std::iter::once(Some(("total", total))).chain(parts);
+    let parts: Option<Vec<_>> = parts
+        .map(|part| part.and_then(|(name, seconds)| Some((name.to_owned(), seconds.parse().ok()?))))
+        .collect();
+    Some((function.to_owned(), parts?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::account;
+
+    #[test]
+    fn an_account_of_an_init_is_read_by_its_parts() {
+        let line = "vm:1:2 [0] NCCL INFO Init timings - ncclCommSplit: rank 0 nranks 2 total 0.04 (kernels 0.00, rest 0.01)";
+        let (function, parts) = account(line).expect("it has the form");
+        assert_eq!(function, "ncclCommSplit");
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|(name, seconds)| (name.as_str(), *seconds))
+            .collect();
+        assert_eq!(parts, [("total", 0.04), ("kernels", 0.0), ("rest", 0.01)]);
+        assert!(account("vm:1:2 [0] NCCL INFO Init COMPLETE").is_none());
+        assert!(
+            account("Init timings - ncclCommSplit: rank 0 total 0.04 (kernels many)").is_none()
+        );
+    }
 }

@@ -84,6 +84,15 @@ pub enum Spawn {
     Threads,
 }
 
+/// Where the process of a rank may run (`--bind_to`), in the words of `mpirun`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindTo {
+    /// On one core, which no other rank of the host has.
+    Core,
+    /// Wherever the kernel likes.
+    None,
+}
+
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -133,6 +142,8 @@ pub struct Options {
     pub gpus: u32,
     /// `--ranks`, or the product of `-t` and `-g` where one of them was given.
     pub ranks: Option<usize>,
+    /// `--bind_to`; `None` where nothing was said.
+    pub bind_to: Option<BindTo>,
     /// `--spawn`, or threads after `-t`; `None` where nothing was said.
     pub spawn: Option<Spawn>,
     /// `--memcpy_ratio`
@@ -181,6 +192,7 @@ impl Default for Options {
             threads: 1,
             gpus: 1,
             ranks: None,
+            bind_to: None,
             spawn: None,
             memcpy_ratio: true,
             operators: Vec::new(),
@@ -359,6 +371,13 @@ fn apply(
             options.spawn = Some(match option.text.to_str() {
                 Some("threads") => Spawn::Threads,
                 _ => Spawn::Processes,
+            });
+        }
+        Name::BindTo => {
+            option.one_of(&["core", "none"])?;
+            options.bind_to = Some(match option.text.to_str() {
+                Some("core") => BindTo::Core,
+                _ => BindTo::None,
             });
         }
         Name::MemcpyRatio => pending.memcpy_ratio = Some(option.switch()?),

@@ -37,6 +37,7 @@ pub(crate) enum Name {
     Help,
     Ranks,
     Spawn,
+    BindTo,
     MemcpyRatio,
     Algorithm,
     RanksPerNode,
@@ -101,6 +102,7 @@ pub(crate) const TABLE: &[Entry] = table! {
     DeviceCtas Some('V'), "device_cta_count", "N", "accepted: belongs to -D";
     Ranks None, "ranks", "N", "number of ranks (one per GPU, or 4 emulated ones)";
     Spawn None, "spawn", "HOW", "processes or threads (processes)";
+    BindTo None, "bind_to", "WHAT", "processes to a core each: core or none (core on the emulator, given the cores)";
     MemcpyRatio None, "memcpy_ratio", "0/1", "compare with an interleaved memcpy (1; 0 with -G)";
     Algorithm None, "algo", "NAMES", "ways to measure, with commas, or all (auto)";
     RanksPerNode None, "ranks_per_node", "N", "take every N ranks for a node, for ways that differ between nodes (by hosts)";

@@ -54,7 +54,8 @@ const EMULATED_DEVICES: usize = 8;
 /// # Errors
 /// When the choice that the environment makes cannot be had.
 pub fn install(devices: usize) -> Result<Emulation, Failure> {
-    let mut emulator = nccl_emulator::Emulator::new();
+    // The header of each program says it.
+    let mut emulator = nccl_emulator::Emulator::new().quiet();
     // Unless the person wants to see what happens with another number.
     if devices > EMULATED_DEVICES && std::env::var_os("NCCL_EMULATOR_DEVICES").is_none() {
         emulator = emulator.devices(devices as u32);

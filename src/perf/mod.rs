@@ -9,6 +9,7 @@
 //! Buffers, data, events and graphs are the same for all operations (`runner`), driven by the method in
 //! [`bench`](mod@crate::bench).
 
+mod binding;
 mod choice;
 mod devices;
 mod failure;

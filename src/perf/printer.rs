@@ -28,6 +28,8 @@ pub(super) struct Facts {
     pub(super) library_text: String,
     /// How the ranks came about.
     pub(super) ranks_text: String,
+    /// Where they may run.
+    pub(super) binding: String,
     /// The emulator, if this is one.
     pub(super) emulator: Option<String>,
 }
@@ -154,13 +156,15 @@ impl Printer {
         let Facts {
             library_text,
             ranks_text,
+            binding,
             emulator,
             ..
         } = &self.facts;
         let mut text = format!(
             "# Program              : {}, with the output of nccl-tests\n\
              # Library              : {library_text}\n\
-             # Ranks                : {ranks_text}\n",
+             # Ranks                : {ranks_text}\n\
+             # Binding              : {binding}\n",
             BUILD.line()
         );
         if let Some(emulator) = emulator {

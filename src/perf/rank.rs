@@ -46,6 +46,7 @@ pub(super) struct Common {
     pub(super) emulation: Emulation,
     /// How the ranks came about.
     pub(super) ranks_text: String,
+    pub(super) binding: String,
     /// Ranks on this host.
     pub(super) local_ranks: usize,
     /// Whether somebody else than this program started the ranks.
@@ -82,6 +83,7 @@ fn facts(common: &Common, library: &Library) -> Result<Facts, Failure> {
         library: library.version().code() as u32,
         library_text: format!("NCCL {} at {}", library.version(), library.path().display()),
         ranks_text: common.ranks_text.clone(),
+        binding: common.binding.clone(),
         emulator,
     })
 }
@@ -104,6 +106,9 @@ fn measure<O: Operation>(
     )?;
     devices::check_sizes(&options, devices::total_memory(ordinal)?)?;
     let context = CudaContext::new(ordinal).map_err(cuda("opening the device"))?;
+    // Two events for each buffer of an operation would be timed as well, which nccl-tests does not have.
+    // SAFETY: all that touches memory of the device is on one stream.
+    unsafe { context.disable_event_tracking() };
     let own = Device::of(
         &context,
         world.rank(),

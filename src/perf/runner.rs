@@ -1,11 +1,11 @@
 //! An operation under measurement: buffers, data, events, graphs, waiting, and the copy to compare with.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cudarc::driver::sys::CUevent_flags;
-use cudarc::driver::{CudaEvent, DriverError};
-use nccl::{CapturedPlan, Communicator, Erased, ErasedMut, Group, OwnedBuffer, Request};
+use cudarc::driver::{CudaEvent, CudaSlice, DriverError};
+use nccl::{CapturedPlan, Communicator, Erased, ErasedMut, Group, OwnedBuffer, ReduceOp, Request};
 
 use super::memory::Buffers;
 use super::operation::{Call, Operands, Operation};
@@ -18,9 +18,6 @@ use crate::verify::Data;
 
 /// Bytes that are made, moved and compared at a time.
 const PIECE: usize = 4 << 20;
-
-/// How long a rank waits for its operations without sleeping.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// An operation with buffers of bytes; their element type changes from row to row.
 pub(super) struct Runner<O, B: OwnedBuffer> {
@@ -35,6 +32,8 @@ pub(super) struct Runner<O, B: OwnedBuffer> {
     /// Data on its way to and from the device, in pieces.
     staging: Vec<u8>,
     self_test: SelfTest,
+    /// One element, to meet with.
+    meeting: CudaSlice<u8>,
 }
 
 impl<O: Operation, B: OwnedBuffer<Element = u8>> Runner<O, B> {
@@ -49,6 +48,7 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Runner<O, B> {
             operation,
             staging: vec![0; PIECE.min(rank.buffer_bytes)],
             self_test: SelfTest::from_environment()?,
+            meeting: cuda(rank.stream.alloc_zeros(1))?,
             buffers: Buffers::Free(first, second),
             pending: None,
             events: Vec::new(),
@@ -240,17 +240,21 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
         let Some(request) = self.pending.take() else {
             return Ok(());
         };
-        // The request's event is recorded at the first question, behind all that was enqueued. At
-        // first as nccl-tests does it: ask, and let others have the core.
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            if request.is_complete()? {
-                return Ok(());
-            }
-            std::thread::yield_now();
-        }
-        // From here on it is no matter of microseconds; this looks for errors, too, and ends with -T.
-        Ok(request.wait()?)
+        // As programs wait: the emulator does the work in the thread that waits, where it would otherwise share a core with the
+        // thread that asks. What does not end is ended by the watchdog after -T, and the request tells.
+        let synchronized = self.rank.stream.synchronize();
+        request.wait()?;
+        cuda(synchronized)
+    }
+
+    fn align(&mut self) -> Result<(), Failure> {
+        let mut place = self.meeting.slice_mut(..);
+        let met = self
+            .rank
+            .communicator
+            .all_reduce_in_place(&mut place, ReduceOp::Sum)?;
+        self.pending = Some(met);
+        self.finish()
     }
 
     fn count_wrong(&mut self, shape: Shape, _: Placement, repetition: u64) -> Result<u64, Failure> {

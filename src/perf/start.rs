@@ -7,13 +7,14 @@ use std::process::{Command, ExitCode};
 
 use nccl::{Library, Rendezvous, World};
 
+use super::binding;
 use super::choice::choose;
 use super::devices::{self, Emulation};
 use super::operation::Operation;
 use super::rank::{self, Common};
 use crate::failure::{Exit, Failure};
 use crate::json;
-use crate::options::{self, Options, Spawn};
+use crate::options::{self, BindTo, Options, Spawn};
 use crate::plot;
 use crate::progress;
 use crate::spawn::{Job, Launcher, Outcome, lifeline, threads};
@@ -101,6 +102,9 @@ fn one_rank<O: Operation>(
     }
     let local_ranks = launcher.local_world_size(lookup).unwrap_or(1);
     let emulation = devices::install(local_ranks + devices::first_device()?)?;
+    // Before anything else: the threads of the libraries shall be on the same core.
+    let place = (launcher.local_rank(lookup), local_ranks);
+    let binding = binding::bind(options.bind_to, emulation, place)?;
     // Before the others wait for this one.
     Library::load()?;
     // Variables that make no sense are bad input; ranks that do not come are not.
@@ -120,6 +124,7 @@ fn one_rank<O: Operation>(
         options,
         emulation,
         ranks_text: format!("{ranks} processes, started by {}", launcher.name()),
+        binding,
         local_ranks,
         launched,
         json,
@@ -155,12 +160,16 @@ fn start<O: Operation + 'static>(program: &str, options: Options) -> Result<Exit
         .transpose()?;
     match options.spawn.unwrap_or(Spawn::Processes) {
         Spawn::Processes => start_processes(program, ranks, emulation, json.as_deref()),
+        Spawn::Threads if options.bind_to == Some(BindTo::Core) => Err(Failure::usage(
+            "--bind_to core binds processes, and the ranks are threads: leave out one of the two",
+        )),
         Spawn::Threads => {
             let common = Common {
                 program: program.to_owned(),
                 options,
                 emulation,
                 ranks_text: format!("{ranks} threads of one process"),
+                binding: String::from("none: the ranks are threads"),
                 local_ranks: ranks,
                 launched: false,
                 json,

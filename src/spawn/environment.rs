@@ -117,6 +117,13 @@ impl Launcher {
         }
     }
 
+    /// Which of the ranks of this host this process is, from 0, if this launcher tells.
+    pub fn local_rank(self, lookup: impl Fn(&str) -> Option<String>) -> Option<usize> {
+        let &(_, _, [_, _, local_rank, _]) =
+            VARIABLES.iter().find(|(launcher, ..)| *launcher == self)?;
+        lookup(local_rank)?.parse().ok()
+    }
+
     /// How many ranks this launcher put on this host, if it tells; never fewer than the local rank
     /// needs.
     pub fn local_world_size(self, lookup: impl Fn(&str) -> Option<String>) -> Option<usize> {
@@ -171,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_ranks_on_a_host_is_understood_in_every_launchers_way() {
+    fn the_place_of_a_rank_on_its_host_is_understood_in_every_launchers_way() {
         let torchrun = [
             ("WORLD_SIZE", "16"),
             ("LOCAL_WORLD_SIZE", "8"),
@@ -183,6 +190,10 @@ mod tests {
         );
         let slurm = [("SLURM_TASKS_PER_NODE", "4(x2),3"), ("SLURM_LOCALID", "2")];
         assert_eq!(Launcher::Slurm.local_world_size(among(&slurm)), Some(4));
+        let local_rank = |launcher: Launcher, set| launcher.local_rank(among(set));
+        assert_eq!(local_rank(Launcher::Torchrun, &torchrun), Some(3));
+        assert_eq!(local_rank(Launcher::Slurm, &slurm), Some(2));
+        assert_eq!(local_rank(Launcher::OpenMpi, &[]), None);
         let bare = [("WORLD_SIZE", "2"), ("LOCAL_RANK", "5")];
         assert_eq!(Launcher::Torchrun.local_world_size(among(&bare)), Some(6));
         assert_eq!(Launcher::OpenMpi.local_world_size(among(&[])), None);

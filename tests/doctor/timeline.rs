@@ -1,11 +1,14 @@
 //! Recordings of several ranks become one page; what cannot be read is said.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nccl::recorder::{self, Timeline};
+use nccl::{Rendezvous, World};
 use serde_json::{Value, json};
 
-use super::{doctor, run};
+use super::{doctor, doctor_behind, run, text};
 
 /// A recording of one rank of two, as its process would have left it.
 fn recording(rank: u64, calls: u64) -> String {
@@ -122,4 +125,58 @@ fn where_there_is_no_recording_that_is_said_with_the_reasons() {
         said.contains("it is empty") && said.contains("/nowhere/at/all"),
         "{said}"
     );
+}
+
+#[test]
+fn a_job_is_asked_with_the_secret_of_the_file_as_its_ranks_read_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    let socket = directory.path().join("world");
+    std::fs::write(&secret, "hush\n").unwrap();
+    let rank = Rendezvous::unix(&socket, 0, 1).unwrap().secret("hush");
+    let _world = World::join(rank).unwrap();
+    let ask = |mode: u32| {
+        std::fs::set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
+        let address = format!("unix:{}", socket.display());
+        let page = directory.path().join("page.html").display().to_string();
+        let mut command = doctor(&["timeline", "--rendezvous", &address, "--out", &page]);
+        command.env("NCCL_RUN_SECRET_FILE", &secret);
+        run(command)
+    };
+    let output = ask(0o600);
+    assert!(output.status.success(), "{output:?}");
+    let output = ask(0o644);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stderr).contains("chmod 600"), "{output:?}");
+}
+
+#[test]
+fn of_a_page_that_a_full_disk_does_not_take_no_piece_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = directory.path().display().to_string();
+    write(directory.path(), "rank-0.pid-5000.json", &recording(0, 3));
+    let output = run(doctor(&["timeline", "--out", "/dev/full", &faults]));
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stderr).contains("No space left"), "{output:?}");
+    assert!(Path::new("/dev/full").exists());
+
+    let full = directory.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    // A file system of one page, which only this process sees.
+    let script = "mount -t tmpfs -o size=4k full $0 || exit 99
+        cd $0; \"$@\"; code=$?; echo left: $(ls -A); exit $code";
+    let at = full.display().to_string();
+    let before = ["unshare", "--mount", "sh", "-c", script, &at];
+    for out in [&[][..], &["--out", "page.html"]] {
+        let arguments = [&["timeline"], out, &[&faults]].concat();
+        let output = run(doctor_behind(&before, &arguments));
+        if output.status.code() == Some(99) || output.stderr.starts_with(b"unshare:") {
+            let why = text(&output.stderr);
+            println!("NOT TESTED: no file system can be mounted here: {why}");
+            return;
+        }
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(text(&output.stderr).contains("No space left"), "{output:?}");
+        assert!(text(&output.stdout).ends_with("left:\n"), "{output:?}");
+    }
 }

@@ -541,7 +541,7 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
                 .expect_err("nobody answers"),
         };
         let fault = error.fault().unwrap_or_else(|| panic!("{error}"));
-        assert_eq!(fault.rank(), 0, "{error}");
+        assert_eq!(fault.culprit(), Some(0), "{error}");
         assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
         world.barrier("told")?;
         Ok(())

@@ -138,7 +138,7 @@ pub(crate) fn rank(row: &'static Row) {
     nccl::install_panic_hook();
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
     let world = on_the_host(|| World::join(rendezvous)).expect("the ranks meet");
-    let world = world.with_launch_mode(support::launch_mode());
+    let world = support::in_launch_mode(world);
     let stream = support::device(&world)
         .and_then(|context| context.new_stream())
         .expect("a stream");
@@ -168,11 +168,13 @@ pub(crate) fn rank(row: &'static Row) {
             Some(fault) => {
                 let root = serde_json::to_value(fault.root()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
-                let (class, rank, pid) = (fault.class(), fault.rank(), fault.pid());
+                let class = fault.class();
+                let culprit = match fault.culprit() {
+                    Some(rank) => format!("rank {rank} (pid {})", fault.pid()),
+                    None => String::from("no rank"),
+                };
                 let evidence = fault.evidence().join("; ");
-                println!(
-                    "ended: {class:?} {kind} of rank {rank} (pid {pid}): {root}; {fault}; {evidence}"
-                );
+                println!("ended: {class:?} {kind} of {culprit}: {root}; {fault}; {evidence}");
             }
             None => println!("refused: {}", error.to_string().replace('\n', " ")),
         },

@@ -160,7 +160,11 @@ fn wrong(stage: &Stage, row: &Row, said: &str, others: Option<&String>) -> Optio
                 let fault_of = format!("rank {rank} (pid {}): ", stage.pid(*rank));
                 of.starts_with(&fault_of)
             };
-            if !culprits.iter().any(named) {
+            let is_right = match culprits {
+                [] => of.starts_with("no rank: "),
+                _ => culprits.iter().any(named),
+            };
+            if !is_right {
                 return Some(format!("it is of none of {culprits:?}"));
             }
             // Where several are at fault together, all of them, and nobody else.

@@ -38,7 +38,7 @@ impl Cast {
 pub(crate) enum Ends {
     /// Every rank that lives is told this, the same on all.
     Cause {
-        /// The ranks of which one is at fault, whichever it is.
+        /// The ranks of which one is at fault, whichever it is; none where no rank is to be named as the culprit.
         culprits: &'static [usize],
         class: FaultClass,
         /// `RootCause`, as its form for serde names it.
@@ -181,8 +181,11 @@ impl Row {
                 says,
             } => {
                 let culprits: Vec<_> = culprits.iter().map(usize::to_string).collect();
-                let culprits = culprits.join(" or ");
-                let mut told = format!("`{class:?}`, `{root}`, rank {culprits}");
+                let culprit = match &culprits[..] {
+                    [] => String::from("no rank"),
+                    ranks => format!("rank {}", ranks.join(" or ")),
+                };
+                let mut told = format!("`{class:?}`, `{root}`, {culprit}");
                 for (at, says) in says.iter().enumerate() {
                     let _ = write!(told, "{} `{says}`", if at == 0 { ":" } else { "," });
                 }

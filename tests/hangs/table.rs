@@ -77,6 +77,9 @@ pub(crate) enum Ends {
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
+    /// Their calls fail, with no rank as the cause, and with this one as the first that ran out of time: it may have waited
+    /// for them.
+    ToldFirst,
     /// Their calls fail, with the rank as the cause for which this one waits, and which does not come.
     ToldOfPeer,
     /// Their call fails as well, whether or not they know why.
@@ -103,7 +106,7 @@ pub(crate) enum Bound {
 impl Bound {
     /// With the limits of these tests.
     pub(crate) fn time(self) -> Duration {
-        let sentinel = OPERATION + Duration::from_secs(2) + abort() + Duration::from_secs(4);
+        let sentinel = OPERATION + Duration::from_secs(2) + abort() + Duration::from_secs(6);
         match self {
             Self::AtOnce => Duration::ZERO,
             Self::Init => INIT + abort() + CONFIRM,
@@ -128,19 +131,17 @@ impl Bound {
             Self::Abort => "abort",
             Self::InitAndAbort => "init + 2 s + abort",
             Self::OrderlyEnd => "finalize + 1 s + abort",
-            Self::Sentinel => "operation + 2 s + abort + 3 s",
+            Self::Sentinel => "operation + 2 s + abort + 5 s",
             Self::DefaultOperation => "30 s",
         }
     }
 }
 
-/// What is different in launch mode `KillSwitch`.
+/// What is different in launch mode `BlockingChild`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KillSwitch {
-    /// Nothing: the call is made by the same code, and the row is not tried again.
+pub(crate) enum BlockingChild {
+    /// Nothing.
     Same,
-    /// Nothing, although it is called another way: tried again.
-    Alike,
     /// What comes of it.
     Other(Ends, Bound, Others),
 }
@@ -155,7 +156,7 @@ pub(crate) struct Row {
     pub(crate) ends: Ends,
     pub(crate) bound: Bound,
     pub(crate) others: Others,
-    kill_switch: KillSwitch,
+    in_child: BlockingChild,
 }
 
 const fn row(
@@ -172,37 +173,31 @@ const fn row(
         ends,
         bound,
         others,
-        kill_switch: KillSwitch::Same,
+        in_child: BlockingChild::Same,
     }
 }
 
 impl Row {
-    /// As it is in `mode`; none for one that is not tried there.
-    pub(crate) fn of(self, mode: LaunchMode) -> Option<Self> {
-        match (mode, self.kill_switch) {
-            (LaunchMode::KillSwitch, KillSwitch::Same) => None,
-            (LaunchMode::KillSwitch, KillSwitch::Other(ends, bound, others)) => Some(Self {
+    /// As it is in `mode`.
+    pub(crate) fn of(self, mode: LaunchMode) -> Self {
+        match (mode, self.in_child) {
+            (LaunchMode::BlockingChild, BlockingChild::Other(ends, bound, others)) => Self {
                 ends,
                 bound,
                 others,
                 ..self
-            }),
-            _ => Some(self),
+            },
+            _ => self,
         }
     }
 
-    /// Whether the page has a line of its own for launch mode `KillSwitch`.
+    /// Whether the page has a line of its own for each launch mode.
     pub(crate) fn differs(&self) -> bool {
-        matches!(self.kill_switch, KillSwitch::Other(..))
-    }
-
-    const fn alike(mut self) -> Self {
-        self.kill_switch = KillSwitch::Alike;
-        self
+        matches!(self.in_child, BlockingChild::Other(..))
     }
 
     const fn other(mut self, ends: Ends, bound: Bound, others: Others) -> Self {
-        self.kill_switch = KillSwitch::Other(ends, bound, others);
+        self.in_child = BlockingChild::Other(ends, bound, others);
         self
     }
 
@@ -257,6 +252,7 @@ impl Row {
         };
         let others = match self.others {
             Others::Told => "fail with this rank as the cause",
+            Others::ToldFirst => "fail without a cause, this rank ran out of time first",
             Others::ToldOfPeer => "fail with the rank as the cause that did not come",
             Others::Fail => "fail",
             Others::Unharmed => "go on",
@@ -291,7 +287,7 @@ pub(crate) const ROWS: &[Row] = {
         OperationAndAbort, OrderlyEnd, Sentinel,
     };
     use Ends::{Error, Process, Returns};
-    use Others::{Fail, Told, ToldOfPeer, Unharmed};
+    use Others::{Fail, Told, ToldFirst, ToldOfPeer, Unharmed};
     use Program as P;
     const OUT: &str = "TimedOut";
     const INSIDE: Ends = Process("a thread has been inside");
@@ -311,16 +307,14 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, NOT_BACK),
             Init,
             Told,
-        )
-        .alike(),
+        ),
         row(
             P::Build,
             "ncclCommGetAsyncError",
             Error(OUT, NOT_BACK),
             Init,
             Told,
-        )
-        .alike(),
+        ),
         row(P::Build, "ncclCommSplit", Returns, Init, Unharmed).other(
             Error(OUT, NOT_BACK),
             Init,
@@ -347,7 +341,6 @@ pub(crate) const ROWS: &[Row] = {
             OperationAndAbort,
             ToldOfPeer,
         )
-        .alike()
         .on_rank(0),
         row(
             P::First,
@@ -357,7 +350,7 @@ pub(crate) const ROWS: &[Row] = {
             Unharmed,
         )
         .other(Returns, AtOnce, Unharmed),
-        row(P::AllReduce, "ncclAllReduce", INSIDE, Sentinel, Told).alike(),
+        row(P::AllReduce, "ncclAllReduce", INSIDE, Sentinel, Told),
         row(P::AllReduce, "cuStreamIsCapturing", INSIDE, Sentinel, Told),
         row(
             P::AllReduceElsewhere,
@@ -373,10 +366,10 @@ pub(crate) const ROWS: &[Row] = {
             Sentinel,
             Told,
         ),
-        row(P::Group, "ncclGroupStart", INSIDE, Sentinel, Told).alike(),
-        row(P::Group, "ncclSend", INSIDE, Sentinel, Told).alike(),
-        row(P::Group, "ncclRecv", INSIDE, Sentinel, Told).alike(),
-        row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told).alike(),
+        row(P::Group, "ncclGroupStart", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclSend", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclRecv", INSIDE, Sentinel, Told),
+        row(P::Group, "ncclGroupEnd", INSIDE, Sentinel, Told),
         row(P::Wait, "cuEventRecord", INSIDE, Sentinel, ToldOfPeer),
         row(P::Wait, "cuEventQuery", INSIDE, Sentinel, ToldOfPeer),
         row(
@@ -399,8 +392,7 @@ pub(crate) const ROWS: &[Row] = {
             Error(OUT, "ncclCommAbort"),
             Abort,
             Told,
-        )
-        .alike(),
+        ),
         row(
             P::AbortLent,
             "ncclCommAbort",
@@ -412,59 +404,52 @@ pub(crate) const ROWS: &[Row] = {
         row(
             P::AbortOwned,
             "ncclCommAbort",
-            Error("Aborted", "replay"),
+            Error(OUT, "replay"),
             OperationAndAbort,
             ToldOfPeer,
-        )
-        .alike(),
+        ),
         row(
             P::Finalize,
             "ncclCommFinalize",
             Error(OUT, "finalize"),
             OrderlyEnd,
-            Told,
-        )
-        .alike(),
+            ToldFirst,
+        ),
         row(
             P::Finalize,
             "ncclCommGetAsyncError",
             Error(OUT, "finalize"),
             OrderlyEnd,
             Unharmed,
-        )
-        .alike(),
+        ),
         row(
             P::Finalize,
             "ncclCommDestroy",
             Error(OUT, "finalize"),
             OrderlyEnd,
             Unharmed,
-        )
-        .alike(),
+        ),
         row(
             P::DropCommunicator,
             "ncclCommFinalize",
             Returns,
             AtOnce,
             Unharmed,
-        )
-        .alike(),
+        ),
         row(
             P::DropCommunicator,
             "ncclCommDestroy",
             Returns,
             AtOnce,
             Unharmed,
-        )
-        .alike(),
+        ),
         row(
             P::DropCommunicator,
             "ncclCommAbort",
             Returns,
             AtOnce,
             Unharmed,
-        )
-        .alike(),
+        ),
         row(
             P::Buffer,
             "ncclMemAlloc",
@@ -541,22 +526,21 @@ pub(crate) const ROWS: &[Row] = {
             "ncclCommShrink",
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
-            Told,
-        )
-        .other(Returns, Init, Unharmed),
+            ToldFirst,
+        ),
         row(
             P::Shrink,
             "ncclCommGetAsyncError",
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
-            Told,
+            ToldFirst,
         ),
         row(
             P::ShrinkAborting,
             "ncclCommShrink",
             Error(OUT, "ncclCommShrink"),
             InitAndAbort,
-            Told,
+            ToldFirst,
         )
         .other(Returns, Init, Unharmed),
         row(
@@ -566,7 +550,7 @@ pub(crate) const ROWS: &[Row] = {
             Abort,
             Told,
         )
-        .other(Error("InvalidConfig", "block"), AtOnce, Unharmed),
+        .other(Returns, Abort, Told),
         row(
             P::Grow,
             "ncclCommGetUniqueId",

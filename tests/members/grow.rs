@@ -50,9 +50,14 @@ fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
 
 #[test]
 fn a_part_of_a_world_grows_to_all_of_it_and_the_old_one_stays() {
-    ranks_as_threads(4, |world| grow_to_all(world, 3, None));
-    ranks_as_processes(4, |world| grow_to_all(world, 1, None));
-    ranks_as_processes(3, |world| grow_to_all(world, 2, None));
+    ranks_as_threads(4, |world| grow_to_all(polled(world), 3, None));
+    ranks_as_processes(4, |world| grow_to_all(polled(world), 1, None));
+    ranks_as_processes(3, |world| grow_to_all(polled(world), 2, None));
+}
+
+/// In the launch mode in which NCCL grows a communicator.
+fn polled(world: World) -> World {
+    world.with_launch_mode(LaunchMode::NonBlocking)
 }
 
 #[test]
@@ -64,17 +69,17 @@ fn on_an_old_library_a_new_communicator_is_made() {
     }
     Ranks::new(3)
         .variable("NCCL_EMULATOR_VERSION", "2.28.7")
-        .processes(|world| grow_to_all(world, 2, Some("2.29.2")));
+        .processes(|world| grow_to_all(polled(world), 2, Some("2.29.2")));
 }
 
 #[test]
 fn where_calls_block_a_new_communicator_is_made() {
-    ranks_as_processes(3, |world| {
-        grow_to_all(
-            world.with_launch_mode(LaunchMode::KillSwitch),
-            2,
-            Some("block"),
-        )
+    let blocking = |world: World| world.with_launch_mode(LaunchMode::BlockingChild);
+    ranks_as_threads(4, move |world| {
+        grow_to_all(blocking(world), 3, Some("block"))
+    });
+    ranks_as_processes(3, move |world| {
+        grow_to_all(blocking(world), 2, Some("block"))
     });
 }
 
@@ -87,7 +92,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
             Some(part) => {
                 let grown = part.grow(&world, "whole")?;
                 assert!(
-                    grown.way.to_string().contains("of rank 0: it brings"),
+                    grown.way.to_string().contains("on rank 0: it brings"),
                     "{}",
                     grown.way
                 );
@@ -168,7 +173,10 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
     for rank in &mut ranks {
         assert!(rank.says("old: ").contains("111"));
         let way = rank.says("way: ");
-        assert!(way.contains("by ncclCommGrow"), "{way}");
+        match support::launch_mode() {
+            LaunchMode::NonBlocking => assert!(way.contains("by ncclCommGrow"), "{way}"),
+            _ => assert!(way.contains("its calls block"), "{way}"),
+        }
     }
     ranks.push({
         assert!(new.says("right: ").contains("1111"));
@@ -222,7 +230,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
         let told = world.all_gather("cause", fault.to_string().as_bytes())?;
         assert_eq!(told[0], told[1], "one cause");
         if on < 2 {
-            assert_eq!(fault.rank(), on, "{fault}");
+            assert_eq!(fault.culprit(), Some(on), "{fault}");
         } else {
             assert!(fault.to_string().contains("rank 2"), "{fault}");
         }
@@ -247,7 +255,7 @@ fn a_grow_that_fails_ends_what_was_to_grow_for_one_cause() {
         ("ncclCommGrow", 1),
         ("ncclCommGrow", 2),
     ] {
-        ranks_as_processes(3, move |world| failing_grow(world, call, on));
+        ranks_as_processes(3, move |world| failing_grow(polled(world), call, on));
     }
 }
 
@@ -311,7 +319,7 @@ fn a_rank_that_dies_while_a_communicator_grows_is_the_cause_and_the_others_go_on
     const RANKS: usize = 3;
     let test = name(&|| ());
     if let Some((role, world)) = apart::rank(&test, RANKS) {
-        survive_a_grow(world, role.parse().expect("a rank")).expect("two are left");
+        survive_a_grow(polled(world), role.parse().expect("a rank")).expect("two are left");
         return;
     }
     if !support::needs_emulator("a rank that dies in a chosen call") {

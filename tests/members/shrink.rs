@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nccl::{CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ShrinkWay, World};
+use nccl::{
+    CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ShrinkWay, Timeouts, World,
+};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
@@ -49,29 +51,41 @@ fn a_rank_that_lives_is_left_out_and_the_parent_stays() {
 }
 
 #[test]
-fn where_calls_block_a_new_communicator_is_made() {
-    ranks_as_processes(3, |world| -> Outcome {
-        let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream);
-        let comm = comm.launch_mode(LaunchMode::KillSwitch).build()?;
-        assert_eq!(sum(&comm, &stream)?, 111.0);
-        if world.rank() > 0 {
-            let shrunk = comm.shrink("both", &[0])?;
-            assert!(shrunk.way.to_string().contains("block"), "{}", shrunk.way);
-            let both = shrunk.communicator;
-            assert_eq!(both.launch_mode(), Some(LaunchMode::KillSwitch));
-            assert_eq!(sum(&both, &stream)?, 11.0);
-            both.finalize()?;
-        }
-        let error = comm.revoke("not here").unwrap_err();
-        assert!(
-            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
-            "{error}"
-        );
-        assert_eq!(sum(&comm, &stream)?, 111.0);
-        comm.finalize()?;
-        Ok(())
-    });
+fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_ended() {
+    for mode in [LaunchMode::NonBlocking, LaunchMode::BlockingChild] {
+        ranks_as_processes(3, move |world| -> Outcome {
+            let stream = support::device(&world)?.new_stream()?;
+            let comm = world.communicator("all").stream(&stream);
+            let comm = comm.launch_mode(mode).build()?;
+            assert_eq!(sum(&comm, &stream)?, 111.0);
+            if world.rank() > 0 {
+                let shrunk = comm.shrink("both", &[0])?;
+                assert_eq!(shrunk.way, ShrinkWay::Native);
+                let both = shrunk.communicator;
+                assert_eq!(both.launch_mode(), Some(mode));
+                assert_eq!(sum(&both, &stream)?, 11.0);
+                both.finalize()?;
+            }
+            assert_eq!(sum(&comm, &stream)?, 111.0);
+            world.barrier("the old one is of use")?;
+            if let Err(error) = comm.revoke("enough") {
+                assert!(error.to_string().contains("revoked it: enough"), "{error}");
+            }
+            if world.rank() > 0 {
+                let shrunk = comm.shrink("both again", &[0])?;
+                match mode {
+                    LaunchMode::NonBlocking => assert_eq!(shrunk.way, ShrinkWay::Native),
+                    _ => assert!(shrunk.way.to_string().contains("aborted"), "{}", shrunk.way),
+                }
+                let both = shrunk.communicator;
+                assert_eq!(both.launch_mode(), Some(mode));
+                assert_eq!(sum(&both, &stream)?, 11.0);
+                both.finalize()?;
+            }
+            world.barrier("over")?;
+            Ok(())
+        });
+    }
 }
 
 #[test]
@@ -99,7 +113,7 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let fault = comm.fault().expect("just seen").to_string();
-            assert!(fault.contains("ranks [2] are left out"), "{fault}");
+            assert!(fault.contains("rank 2 is left out"), "{fault}");
             return Ok(());
         }
         let mut y = stream.clone_htod(&[1f32; 100])?;
@@ -107,7 +121,14 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
         std::thread::sleep(Duration::from_millis(100));
         assert!(!stuck.is_complete()?);
         let shrunk = comm.shrink_aborting("two", &[2])?;
-        assert_eq!(shrunk.way, ShrinkWay::Native);
+        match support::launch_mode() {
+            LaunchMode::NonBlocking => assert_eq!(shrunk.way, ShrinkWay::Native),
+            _ => assert!(
+                shrunk.way.to_string().contains("its idle parent ends"),
+                "{}",
+                shrunk.way
+            ),
+        }
         assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
         let error = stuck.wait().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
@@ -183,7 +204,16 @@ fn ranks_that_want_to_leave_out_others_are_told() {
 
 /// Rank 3 of four is to be left out, and `ncclCommShrink` fails on rank 1.
 fn failing_shrink(world: World, aborting: bool) -> Outcome {
-    let (stream, comm) = start(&world, LIMIT)?;
+    /// Longer than an abort may take: one that waits for this is leaked.
+    const CONFIRM: Duration = Duration::from_secs(20);
+    let stream = support::device(&world)?.new_stream()?;
+    let timeouts = Timeouts::new().confirm(CONFIRM);
+    let comm = world
+        .communicator("all")
+        .stream(&stream)
+        .timeouts(timeouts)
+        .build()?;
+    assert_eq!(sum(&comm, &stream)?, 1111.0);
     let untouched = world.communicator("untouched").stream(&stream).build()?;
     if world.rank() == 1 {
         faults::at_call("ncclCommShrink").nth(1).fail(3).keep();
@@ -197,6 +227,8 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         };
         let error = shrunk.map(drop).expect_err("it fails on one").to_string();
         assert!(error.contains("rank 1"), "{error}");
+        assert!(!error.contains("did not confirm"), "{error}");
+        assert!(begun.elapsed() < CONFIRM, "{:?}", begun.elapsed());
     }
     // On the one that is left out as well: nothing is left of it.
     while comm.state() != State::Aborted {
@@ -204,7 +236,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         std::thread::sleep(Duration::from_millis(1));
     }
     let fault = comm.fault().expect("all ranks know why");
-    assert_eq!(fault.rank(), 1, "{fault}");
+    assert_eq!(fault.culprit(), Some(1), "{fault}");
     let told = world.all_gather("cause", fault.to_string().as_bytes())?;
     assert!(
         told.iter().all(|told| *told == told_by(&fault)),
@@ -231,8 +263,150 @@ fn a_shrink_that_fails_ends_what_was_to_shrink_for_one_cause() {
     if !support::needs_emulator("calls that fail on purpose") {
         return;
     }
-    for aborting in [false, true] {
-        ranks_as_processes(4, move |world| failing_shrink(world, aborting));
+    ranks_as_processes(4, |world| failing_shrink(world, false));
+    // Where calls block, `ncclCommShrink` has no part in a shrink that aborts.
+    ranks_as_processes(4, |world| {
+        failing_shrink(world.with_launch_mode(LaunchMode::NonBlocking), true)
+    });
+}
+
+/// As it is when NCCL has an asynchronous error on rank 1 of four, and has not yet noticed it on the others.
+fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
+    const REFUSED: &str = "NCCL refused: remote error";
+    let (stream, comm) = start(&world, LIMIT)?;
+    assert_eq!(sum(&comm, &stream)?, 1111.0);
+    let untouched = world.communicator("untouched").stream(&stream).build()?;
+    if revoked {
+        world.barrier("it is of use")?;
+        if let Err(error) = comm.revoke("enough") {
+            assert!(error.to_string().contains("revoked it: enough"), "{error}");
+        }
+    }
+    if world.rank() == 1 {
+        let remote_error = 6;
+        let refusal = faults::at_call("ncclCommShrink").nth(1).fail(remote_error);
+        refusal.keep();
+    }
+    world.barrier("it refuses now")?;
+    let begun = Instant::now();
+    if world.rank() < 3 {
+        let shrunk = match aborting {
+            true => comm.shrink_aborting("three", &[3])?,
+            false => comm.shrink("three", &[3])?,
+        };
+        let ShrinkWay::Anew { why, .. } = &shrunk.way else {
+            panic!("{}", shrunk.way);
+        };
+        assert_eq!(why, REFUSED);
+        assert_eq!(shrunk.communicator.launch_mode(), comm.launch_mode());
+        assert_eq!(sum(&shrunk.communicator, &stream)?, 111.0);
+        assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+        shrunk.communicator.finalize()?;
+    }
+    // On the one that is left out as well, which hears why.
+    while comm.state() != State::Aborted {
+        assert!(begun.elapsed() < LIMIT / 2, "{}", comm.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let fault = comm.fault().expect("all ranks know why").to_string();
+    let expected = match (revoked, aborting) {
+        (true, _) => "enough",
+        (_, true) => "rank 3 is left out",
+        _ => REFUSED,
+    };
+    assert!(fault.contains(expected), "{fault}");
+    world.barrier("over")?;
+    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(sum(&untouched, &stream)?, 1111.0);
+    Ok(())
+}
+
+#[test]
+fn where_nccl_refuses_on_one_rank_all_leave_its_call_and_make_a_new_communicator() {
+    use LaunchMode::{BlockingChild, NonBlocking};
+    if !support::needs_emulator("calls that fail on purpose") {
+        return;
+    }
+    let in_mode = |mode, aborting, revoked| {
+        ranks_as_processes(4, move |world| {
+            refused_shrink(world.with_launch_mode(mode), aborting, revoked)
+        });
+    };
+    in_mode(NonBlocking, false, false);
+    in_mode(BlockingChild, false, false);
+    // Where calls block, `ncclCommShrink` has no part in these.
+    in_mode(NonBlocking, true, false);
+    in_mode(NonBlocking, false, true);
+}
+
+/// A rank of three is killed that shared nothing with the others but sockets; what they do behind it depends on `role`.
+fn go_on_over_sockets(role: &str, world: World) -> Outcome {
+    let (stream, comm) = start(&world, LIMIT)?;
+    assert_eq!(sum(&comm, &stream)?, 111.0);
+    if role.contains("revoke") {
+        world.barrier("it is of use")?;
+        if let Err(error) = comm.revoke("enough") {
+            assert!(error.to_string().contains("revoked it: enough"), "{error}");
+        }
+        println!("working");
+        while world.departed().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    } else {
+        println!("working");
+        while sum(&comm, &stream).is_ok() {}
+    }
+    let shrunk = match role.contains("aborting") {
+        true => comm.shrink_aborting("both", &[1])?,
+        false => comm.shrink("both", &[1])?,
+    };
+    println!("way: {}", shrunk.way);
+    println!("right: {}", sum(&shrunk.communicator, &stream)?);
+    let next = world.next_epoch(LIMIT)?;
+    let both = next.communicator("both").stream(&stream).build()?;
+    println!("right: {}", sum(&both, &stream)?);
+    assert_eq!(nccl::leaked_communicators(), 0);
+    Ok(())
+}
+
+#[test]
+fn after_a_death_over_sockets_new_communicators_are_made() {
+    use LaunchMode::{BlockingChild, NonBlocking};
+    const RANKS: usize = 3;
+    const SOCKETS: [(&str, &str); 2] = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")];
+    let test = name(&|| ());
+    if let Some((role, world)) = apart::rank(&test, RANKS) {
+        let mode = match role.contains("NonBlocking") {
+            true => NonBlocking,
+            false => BlockingChild,
+        };
+        go_on_over_sockets(&role, world.with_launch_mode(mode)).expect("two are left");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    for mode in [NonBlocking, BlockingChild] {
+        for what in ["shrink", "aborting", "revoke"] {
+            let role = format!("{mode} {what}");
+            let mut ranks = apart::start(&test, &role, RANKS, &SOCKETS);
+            apart::all_say(&mut ranks, "working");
+            ranks.remove(1).kill();
+            for mut rank in ranks {
+                let way = rank.says("way: ");
+                println!("{role}: {way}");
+                let why = match (mode, what) {
+                    // What was revoked has no connections whose end NCCL could notice.
+                    (NonBlocking, "revoke") => "by ncclCommShrink",
+                    _ => "aborted",
+                };
+                assert!(way.contains(why), "{role}: {way}");
+                for _ in 0..2 {
+                    assert!(rank.says("right: ").contains("11"), "{role}");
+                }
+                rank.succeeds(LIMIT);
+            }
+        }
     }
 }
 

@@ -156,6 +156,50 @@ fn a_failed_job_is_started_again_as_often_as_asked() {
 }
 
 #[test]
+fn ranks_that_outlive_a_death_may_go_on_and_give_the_exit_code() {
+    // Rank 1 is killed, rank 2 too if it is told so, and the others work on for longer than anybody lingers.
+    let text = "case $NCCL_RUN_RANK in
+        1) kill -KILL $$;;
+        2) sleep 1; [ $SECOND = killed ] && kill -KILL $$; exit $SECOND;;
+        *) sleep 2; echo still here;;
+        esac";
+    for (second, code) in [("0", 0), ("5", 5), ("killed", 0)] {
+        let mut command = script("-n 4 --keep-others --linger 0", text);
+        command.env("SECOND", second);
+        let run = Running::start(command).finish();
+        assert_eq!(run.code, code, "{second}: {run:?}");
+        assert_eq!(run.stdout().matches("still here").count(), 2, "{run:?}");
+        assert!(run.report().starts_with("rank 1 ("), "{run:?}");
+        assert!(
+            run.report().contains("died first: killed by SIGKILL"),
+            "{run:?}"
+        );
+    }
+    // Of nobody but the dead, there is theirs.
+    let alone = run("-n 1 --keep-others", "kill -KILL $$");
+    assert_eq!(alone.code, 137, "{alone:?}");
+    let well = run("-n 2 --keep-others", "exit 0");
+    assert_eq!((well.code, &well.stderr[..]), (0, ""), "{well:?}");
+}
+
+#[test]
+fn the_report_repeats_no_escape_sequence_of_a_rank() {
+    let run = run(
+        "-n 2",
+        r"[ $NCCL_RUN_RANK = 1 ] || exec sleep 30
+        printf '\033]0;title\007\033[2Jall is well\r[0] forged\n' >&2; printf '\033[31mred\n' >&2; exit 3",
+    );
+    assert_eq!(run.code, 3, "{run:?}");
+    let report = run.report();
+    assert!(
+        report.contains("[0] forged") && report.contains("[31mred"),
+        "{run:?}"
+    );
+    let control = |c: char| c.is_control() && c != '\n';
+    assert!(!report.contains(control), "{run:?}");
+}
+
+#[test]
 fn the_oom_killer_is_named() {
     let Some(group) = Group::new("memory", 48 << 20) else {
         println!(

@@ -122,6 +122,35 @@ fn a_reader_that_stands_still_does_not_hide_what_is_said_on_standard_error() {
 }
 
 #[test]
+fn a_failure_is_told_although_nobody_ever_reads_standard_output() {
+    let text = "if [ $NCCL_RUN_RANK = 0 ]; then yes; else sleep 0.3; exit 3; fi";
+    let mut running = Running::start(script("-n 2 --linger 0 --grace 100ms", text));
+    let held = running.take_stdout();
+    let run = running.finish();
+    drop(held);
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.report().starts_with("rank 1 ("), "{run:?}");
+    assert!(
+        run.report()
+            .contains("is lost: its reader took nothing for 3.0 s"),
+        "{run:?}"
+    );
+    assert!(run.took < Duration::from_secs(20), "{run:?}");
+}
+
+#[test]
+fn a_reader_that_comes_late_loses_nothing_of_ranks_that_ended_well() {
+    let text = "head -c 200000 /dev/zero | tr '\\0' x";
+    let mut running = Running::start(script("-n 2 --no-prefix", text));
+    let mut late = running.take_stdout();
+    std::thread::sleep(Duration::from_secs(4));
+    let read = std::thread::spawn(move || std::io::copy(&mut late, &mut std::io::sink()));
+    let run = running.finish();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(read.join().unwrap().unwrap(), 400_000);
+}
+
+#[test]
 fn a_rank_may_close_its_streams_and_go_on() {
     let notes = Notes::new();
     let text = format!(
@@ -164,6 +193,23 @@ fn every_rank_has_its_own_files_if_asked() {
         );
         assert_eq!(read(&format!("rank-{rank}.stderr")), "err");
     }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_any_more_is_told_once_and_the_ranks_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    for rank in 0..2 {
+        let log = directory.path().join(format!("rank-{rank}.stdout"));
+        std::os::unix::fs::symlink("/dev/full", log).unwrap();
+    }
+    let options = format!("-n 2 --log-dir {}", directory.path().display());
+    let run = run(&options, "echo first; sleep 0.2; echo second; echo err >&2");
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(run.stdout().matches("second").count(), 2, "{run:?}");
+    let told = "stdout ends here, and is not written any more: No space left on device";
+    assert_eq!(run.stderr.matches(told).count(), 1, "{run:?}");
+    let other = directory.path().join("rank-1.stderr");
+    assert_eq!(std::fs::read_to_string(other).unwrap(), "err\n");
 }
 
 #[test]

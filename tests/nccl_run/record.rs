@@ -1,5 +1,7 @@
 //! `--record`: what the ranks of a job did last, when one of them is killed.
 
+use std::process::Command;
+
 use nccl::{ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
 
@@ -83,4 +85,64 @@ fn when_a_rank_is_killed_the_others_leave_recordings_and_one_page_shows_who_is_b
     run(["timeline.html", "trace.json"]);
     // Another run into the same directory replaces nothing, and is not mixed with the first.
     run(["timeline.2.html", "trace.2.json"]);
+}
+
+#[test]
+fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_left() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let full = directory.path().join("full");
+    std::fs::create_dir(&full).expect("a directory");
+    // A file system of one page, which only these processes see, and a file that takes it.
+    let script = "mount -t tmpfs -o size=4k full $0 || exit 99
+        head -c $TAKEN /dev/zero > $0/other
+        \"$@\"; code=$?; echo left: $(ls -A $0); exit $code";
+    let nccl_run = options_only(&format!("-n 3 --record {}", full.display()));
+    let none = format!(
+        "no rank has left a recording, and none can be written to {}: No space left",
+        full.display()
+    );
+    let some = format!(
+        "the timeline cannot be written to {}: No space left",
+        full.display()
+    );
+    // Either no recording has room, or that of one rank.
+    for (taken, told, left) in [
+        ("4096", none, "left: other\n"),
+        ("0", some, "left: other rank-"),
+    ] {
+        let mut command = in_the_environment_of(&nccl_run, "unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&full)
+            .arg(nccl_run.get_program())
+            .args(nccl_run.get_args())
+            .arg("--")
+            .arg(std::env::current_exe().expect("this test"))
+            .args(["--exact", "record::a_recorded_rank", "--nocapture"])
+            .env("NCCL_TEST_RECORDED", "1")
+            .env("TAKEN", taken);
+        let run = Running::start(command).finish();
+        if run.code == 99 || run.stderr.starts_with("unshare:") {
+            let why = run.stderr;
+            println!("NOT TESTED: no file system can be mounted here: {why}");
+            return;
+        }
+        assert_eq!(run.code, 137, "{run:?}");
+        assert_eq!(run.stderr.matches(&told).count(), 1, "{told}: {run:?}");
+        assert_eq!(run.stderr.matches("No space").count(), 1, "{run:?}");
+        assert!(run.stdout().contains(left), "{run:?}");
+        assert!(!run.stdout().contains(".part"), "{run:?}");
+    }
+}
+
+/// Another program in the same environment.
+fn in_the_environment_of(command: &Command, program: &str) -> Command {
+    let mut other = Command::new(program);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(name, value),
+            None => other.env_remove(name),
+        };
+    }
+    other
 }

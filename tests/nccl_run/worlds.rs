@@ -1,8 +1,10 @@
 //! Ranks that find each other under nccl-run.
 
 use nccl::launch::Signal;
-use nccl::{Rendezvous, World};
-use nccl_tools::testing::{Role, again, end_with, name};
+use nccl::{Observer, Rendezvous, World, WorldEvent};
+use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -48,6 +50,43 @@ fn ranks_find_each_other() {
 }
 
 #[test]
+fn ranks_find_each_other_whatever_the_shell_around_says_of_torchruns_variables() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let world = join()?;
+            let says = |name: &str| std::env::var(name).unwrap_or_default();
+            let all = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].map(says);
+            println!(
+                "rank {} of {}: {}",
+                world.rank(),
+                world.size(),
+                all.join(" ")
+            );
+            Ok::<(), String>(())
+        });
+    }
+    let mut command = under("-np 2 --no-prefix", &test);
+    for (name, value) in [
+        ("RANK", "7"),
+        ("WORLD_SIZE", "9"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "3"),
+        ("MASTER_ADDR", "10.0.0.1"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_RESTART_COUNT", "4"),
+    ] {
+        command.env(name, value);
+    }
+    let run = Running::start(command).finish();
+    assert_eq!(run.code, 0, "{run:?}");
+    for rank in 0..2 {
+        let line = format!("rank {rank} of 2: {rank} 2 {rank} 2\n");
+        assert!(run.stdout().contains(&line), "{run:?}");
+    }
+}
+
+#[test]
 fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
     let test = name(&|| ());
     if Role::of(&test) != Role::Test {
@@ -66,11 +105,7 @@ fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
     let secret = directory.path().join("secret");
     std::fs::write(&secret, "between us").unwrap();
     std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = free_port();
     let node = |node: usize| {
         let options = format!(
             "-n 2 --nodes 2 --node-rank {node} --rendezvous tcp:127.0.0.1:{port} --secret-file {}",
@@ -90,6 +125,48 @@ fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
         "{second:?}"
     );
     assert!(!first.stderr.contains("no secret"), "{first:?}");
+}
+
+#[test]
+fn a_secret_that_is_no_text_keeps_strangers_out() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let world = join()?;
+            // Until the test has looked.
+            world.barrier("over").map_err(|error| error.to_string())
+        });
+    }
+    let secret = OsStr::from_bytes(b"\xff\xfe\x80binary");
+    let port = free_port();
+    let address = format!("tcp:127.0.0.1:{port}");
+    let options = format!("-n 1 --nodes 2 --node-rank 0 --rendezvous {address} --job binary");
+    let mut command = under(&options, &test);
+    command.env("NCCL_RUN_SECRET", secret);
+    let launched = Running::start(command);
+    let rank = Rendezvous::from_variables(|name| {
+        Some(match name {
+            "NCCL_RUN_RANK" => "1".into(),
+            "NCCL_RUN_WORLD_SIZE" => "2".into(),
+            "NCCL_RUN_RENDEZVOUS" => address.clone().into(),
+            "NCCL_RUN_JOB" => "binary".into(),
+            "NCCL_RUN_SECRET" => secret.to_owned(),
+            _ => return None::<OsString>,
+        })
+    });
+    let world = World::join(rank.unwrap()).unwrap();
+    let stranger = Rendezvous::observer(&address).unwrap().job("binary");
+    let error = Observer::join(stranger).unwrap_err().to_string();
+    assert!(error.contains("secret"), "{error}");
+    world.barrier("over").unwrap();
+    let run = launched.finish();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(!run.stderr.contains("no secret"), "{run:?}");
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 #[test]
@@ -169,4 +246,51 @@ fn ranks_that_join_are_told_that_one_died_before_it_joined() {
         assert_eq!(run.stderr.matches(told).count(), 2, "{run:?}");
         assert!(run.took < Duration::from_secs(8), "{run:?}");
     }
+}
+
+#[test]
+fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
+    let test = name(&|| ());
+    if Role::of(&test) != Role::Test {
+        end_with(|| {
+            let world = join()?;
+            let pids = world.all_gather("pid", &std::process::id().to_ne_bytes());
+            let pids = pids.map_err(|error| error.to_string())?;
+            let pid = |rank: usize| {
+                let bytes = pids[rank].as_slice().try_into();
+                bytes.map(u32::from_ne_bytes).map_err(|_| "four bytes")
+            };
+            if world.rank() == 0 {
+                send(pid(3)?, Signal::STOP);
+                std::thread::sleep(Duration::from_millis(300));
+                send(pid(0)?, Signal::KILL);
+            }
+            let mut events = world.events();
+            let error = world.barrier("work").expect_err("rank 0 is gone");
+            println!("{error}");
+            if world.rank() == 3 {
+                let limit = Duration::from_secs(20);
+                while let Some(event) = events.next_within(limit) {
+                    if let WorldEvent::CutOff { why, .. } = event {
+                        println!("{why}");
+                        break;
+                    }
+                }
+                return Ok(());
+            }
+            let next = world.next_epoch_leaving_behind(Duration::from_secs(4));
+            let next = next.map_err(|error| error.to_string())?;
+            send(pid(3)?, Signal::CONT);
+            eventually("rank 3 has ended", || !pid(3).is_ok_and(lives));
+            next.barrier("end").map_err(|error| error.to_string())
+        });
+    }
+    let run = Running::start(under("-n 4 --linger 60s", &test)).finish();
+    assert_eq!(run.code, 137, "{run:?}");
+    let said = run.stdout();
+    assert!(
+        said.contains("[3] cut off from ranks 1-2: on this host one side stands still or did"),
+        "{run:?}"
+    );
+    assert!(!said.contains("partition"), "{run:?}");
 }

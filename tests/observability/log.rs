@@ -23,7 +23,7 @@ fn one_does_not_come(world: World) -> Outcome {
         let late = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
         let error = late.unwrap_err();
         // Rank 0 did not come.
-        assert_eq!(error.fault().unwrap().rank(), 0, "{error}");
+        assert_eq!(error.fault().unwrap().culprit(), Some(0), "{error}");
     }
     let fault = await_fault(&comm)?;
     let events = await_seen("nccl.fault", NAME, 2);
@@ -94,6 +94,46 @@ fn only_what_is_listed() -> Outcome {
     }
     assert!(names.contains("nccl.library"), "{names:?}");
     Ok(())
+}
+
+/// Rank 1's device hangs, and nothing shows that.
+fn a_device_hangs(world: World) -> Outcome {
+    const NAME: &str = "observed/unknown";
+    subscribe();
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world.communicator(NAME).stream(&stream).build()?;
+    let comm = comm.within(Duration::from_millis(300));
+    let mut y = stream.alloc_zeros::<f32>(4)?;
+    let error = comm
+        .all_reduce_in_place(&mut y, ReduceOp::Sum)
+        .and_then(|request| request.wait())
+        .unwrap_err();
+    let fault = error.fault().ok_or("all ranks know how it ended")?;
+    assert_eq!(*fault.root(), nccl::RootCause::Unknown);
+    assert_eq!(fault.culprit(), None, "{fault}");
+    let text = error.to_string();
+    let first = fault.reported_by().ok_or("a rank ran out of time first")?;
+    let says = format!("root cause: not found (first to run out of time: rank {first} (");
+    assert!(text.contains(&says), "{text}");
+    assert!(!text.contains("did not call the same operation"), "{text}");
+    let [told] = &await_seen("nccl.fault", NAME, 1)[..] else {
+        return Err("one event".into());
+    };
+    for absent in ["rank", "host", "pid"] {
+        assert_eq!(told.fields.get(absent), None, "{absent} of {told:?}");
+    }
+    assert_eq!(told.fields["reported_by"], first.to_string());
+    only_what_is_listed()
+}
+
+#[test]
+fn the_event_of_a_fault_that_nothing_explains_names_no_culprit() {
+    if !support::needs_emulator("a device that hangs on purpose") {
+        return;
+    }
+    support::Ranks::new(2)
+        .variable("NCCL_EMULATOR_FAULTS", "run=AllReduce,rank=1,action=hang")
+        .processes(a_device_hangs);
 }
 
 fn a_program_aborts(world: World) -> Outcome {

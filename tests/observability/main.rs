@@ -7,6 +7,7 @@ mod log;
 mod metrics;
 mod numbers;
 mod page;
+mod ranks;
 mod recovering;
 mod seen;
 mod sources;

@@ -22,8 +22,9 @@ fn sources(directory: &Path, into: &mut Vec<PathBuf>) -> Outcome {
 
 /// One use of a macro of `tracing`.
 struct Said {
-    /// `None` where a macro of the crate's own fills it in.
-    level: Option<String>,
+    /// Those of its uses where it is in a macro `tell` of the crate's own, which takes the level.
+    levels: Vec<String>,
+    in_tell: bool,
     name: String,
     target: String,
     fields: Vec<String>,
@@ -35,6 +36,11 @@ fn find(tokens: TokenStream, found: &mut Vec<Said>) {
     for (at, token) in tokens.iter().enumerate() {
         if let TokenTree::Group(group) = token {
             find(group.stream(), found);
+        }
+        if let ("tell", Some(level)) = (&token.to_string()[..], level_of(&tokens[at + 1..]))
+            && let Some(said) = found.last_mut().filter(|said| said.in_tell)
+        {
+            said.levels.push(level);
         }
         if token.to_string() != "tracing" {
             continue;
@@ -53,15 +59,28 @@ fn find(tokens: TokenStream, found: &mut Vec<Said>) {
         if group.delimiter() == Delimiter::Parenthesis {
             let is_span = which.ends_with("_span");
             let level = (!own).then(|| which.trim_end_matches("_span").to_owned());
-            found.push(arguments(group.stream(), level, is_span));
+            let said = arguments(group.stream(), level.into_iter().collect(), is_span);
+            found.push(Said {
+                in_tell: own,
+                ..said
+            });
         }
     }
 }
 
-fn arguments(tokens: TokenStream, level: Option<String>, is_span: bool) -> Said {
+/// The level of a use of `tell`, by what follows its name.
+fn level_of(rest: &[TokenTree]) -> Option<String> {
+    let [bang, TokenTree::Group(group), ..] = rest else {
+        return None;
+    };
+    (bang.to_string() == "!").then(|| group.stream().to_string())
+}
+
+fn arguments(tokens: TokenStream, levels: Vec<String>, is_span: bool) -> Said {
     let text = |token: &TokenTree| token.to_string().trim_matches('"').to_owned();
     let mut said = Said {
-        level,
+        levels,
+        in_tell: false,
         name: String::new(),
         target: String::new(),
         fields: Vec::new(),
@@ -107,10 +126,7 @@ fn the_page_lists_what_the_sources_say() -> Outcome {
             assert!(!one.name.is_empty(), "{place}: an event without a name");
             assert_eq!(one.target, "nccl", "{place}: {}", one.name);
             let entry = said.entry(one.name).or_default();
-            match one.level {
-                Some(level) => entry.levels.insert(level),
-                None => ["error", "warn"].map(|level| entry.levels.insert(level.into()))[0],
-            };
+            entry.levels.extend(one.levels);
             entry.fields.extend(one.fields);
         }
     }

@@ -110,3 +110,39 @@ fn under_srun_it_is_one_rank() {
         ]
     });
 }
+
+#[test]
+fn the_header_says_on_which_cores_the_ranks_run() {
+    let cores = nccl_tools::machine::cores().expect("cores").len();
+    let too_many = cores + 1;
+    for (arguments, said) in [
+        ("--ranks 1", format!("each rank to one of {cores} cores")),
+        (
+            "--ranks 1 --bind-to none",
+            String::from("none: --bind_to none"),
+        ),
+        (
+            &*format!("--ranks {too_many}"),
+            format!("none: {too_many} ranks on this host, of which this one may use {cores} cores"),
+        ),
+        (
+            "--spawn threads",
+            String::from("none: the ranks are threads"),
+        ),
+    ] {
+        let run = finish(
+            command(&format!("-b 1k -e 1k {arguments}"))
+                .spawn()
+                .unwrap(),
+        )
+        .expect(0);
+        let line = format!("# Binding              : {said}\n");
+        assert!(run.stdout.contains(&line), "{line}{run:#?}");
+    }
+    let refused = format!("-b 1k -e 1k --ranks {too_many} --bind-to core");
+    let run = finish(command(&refused).spawn().unwrap());
+    assert!(
+        run.stderr.contains("--bind_to core cannot be had"),
+        "{run:#?}"
+    );
+}

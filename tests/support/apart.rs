@@ -97,7 +97,7 @@ pub fn rejoin(devices: usize) -> World {
     perf::install(devices).unwrap_or_else(|failure| panic!("{failure}"));
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
     let world = World::rejoin(rendezvous).expect("the others go on");
-    world.with_launch_mode(super::launch_mode())
+    super::in_launch_mode(world)
 }
 
 /// In a rank: its role and its world; `None` in the test itself.
@@ -126,7 +126,7 @@ pub fn rank_from(
     meeting(Some(&role));
     let world = World::join(rendezvous).expect("the ranks meet");
     meeting(None);
-    Some((role, world.with_launch_mode(super::launch_mode())))
+    Some((role, super::in_launch_mode(world)))
 }
 
 /// Reads until each of them says `word`; those lines.

@@ -57,18 +57,35 @@ fn patience() -> u32 {
     times.ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
-/// The variable that has a test file run in another launch mode: `kill-switch` or `non-blocking`.
+/// The variable that has a test file run in another launch mode: `blocking-child`, `non-blocking`, or
+/// `default`, in which none is asked for.
 pub const LAUNCH_MODE: &str = "NCCL_TEST_LAUNCH_MODE";
 
-/// The launch mode of the worlds that tests are given: `NonBlocking`, unless [`LAUNCH_MODE`] says otherwise. The
-/// tests of `tests/kill_switch.rs` are those of other files, in the mode that is in its name.
-pub fn launch_mode() -> LaunchMode {
+/// The launch mode that [`LAUNCH_MODE`] asks for, or the name of the test file: the tests of `tests/non_blocking.rs` are
+/// those of other files, in the mode that is in its name.
+fn asked_for() -> Option<LaunchMode> {
     match std::env::var(LAUNCH_MODE).as_deref() {
-        Ok("kill-switch") => LaunchMode::KillSwitch,
-        Ok("non-blocking") => LaunchMode::NonBlocking,
-        Ok(other) => panic!("{LAUNCH_MODE} is kill-switch or non-blocking, not {other}"),
-        Err(_) if env!("CARGO_CRATE_NAME") == "kill_switch" => LaunchMode::KillSwitch,
-        Err(_) => LaunchMode::NonBlocking,
+        Ok("blocking-child") => Some(LaunchMode::BlockingChild),
+        Ok("non-blocking") => Some(LaunchMode::NonBlocking),
+        Ok("default") => None,
+        Ok(other) => {
+            panic!("{LAUNCH_MODE} is blocking-child, non-blocking or default, not {other}")
+        }
+        Err(_) if env!("CARGO_CRATE_NAME") == "non_blocking" => Some(LaunchMode::NonBlocking),
+        Err(_) => None,
+    }
+}
+
+/// The launch mode of the communicators of the worlds that tests are given.
+pub fn launch_mode() -> LaunchMode {
+    asked_for().unwrap_or(LaunchMode::BlockingChild)
+}
+
+/// The world in the launch mode that is asked for.
+pub fn in_launch_mode(world: World) -> World {
+    match asked_for() {
+        Some(mode) => world.with_launch_mode(mode),
+        None => world,
     }
 }
 
@@ -102,7 +119,10 @@ pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorB
     let id = world.broadcast(name, 0, id.as_bytes())?;
     let id = nccl::UniqueId::from_bytes(id.try_into().expect("as many bytes as were given"));
     let builder = Communicator::builder(name, id, world.rank(), world.size());
-    Ok(builder.launch_mode(launch_mode()))
+    Ok(match asked_for() {
+        Some(mode) => builder.launch_mode(mode),
+        None => builder,
+    })
 }
 
 /// Whether this runs on the emulator; otherwise says that the test is left out because it needs `what`.
@@ -293,7 +313,7 @@ impl Ranks {
                     install(self.ranks);
                     let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
                     let world = World::join(rendezvous).map_err(|error| error.to_string())?;
-                    body(world.with_launch_mode(launch_mode())).verdict()?;
+                    body(in_launch_mode(world)).verdict()?;
                     nothing_was_used_after_its_end()
                 })
             }
@@ -370,7 +390,7 @@ fn threads_of_this_process<V: Verdict>(
     end_with(|| {
         install(ranks);
         let worlds = World::threads(ranks).into_iter();
-        let worlds = worlds.map(|world| world.with_launch_mode(launch_mode()));
+        let worlds = worlds.map(in_launch_mode);
         let ended = rank_threads::run(worlds.collect(), Some(deadline), move |_, world| {
             body(world).verdict()
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ReduceOp, World};
+use nccl::{Communicator, FaultClass, ReduceOp, World};
 
 /// A communicator of all ranks, on a stream of its own.
 pub fn start(
@@ -37,6 +37,12 @@ pub fn work_until_the_end(comm: &Communicator, stream: &Arc<CudaStream>) {
         }
         if let Err(error) = all_reduce(comm, stream) {
             let fault = error.fault().expect("a cause that all ranks know");
+            let text = error.to_string();
+            let is_gone = fault.class() == FaultClass::Gone;
+            assert!(
+                !is_gone || !text.contains("left open"),
+                "the dead write no more: {text}"
+            );
             println!("ended: {:?} {fault}", fault.class());
             println!("error: {}", error.to_string().replace('\n', " "));
             return;

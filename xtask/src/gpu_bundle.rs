@@ -75,7 +75,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "isolated_hosts", "it needs no GPU"),
     (
         "test",
-        "kill_switch",
+        "non_blocking",
         "tests that are there already, in the mode of launch_modes",
     ),
     ("test", "launch", "it needs no GPU"),

@@ -15,6 +15,7 @@ mod feature_mixes;
 mod foreign_clients;
 mod gpu_bundle;
 mod header;
+mod house;
 mod real_nccl;
 mod sanitize;
 mod slim;
@@ -73,6 +74,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "fail if NVIDIA's assembler refuses the kernels of the crate `nccl`",
         run: check_ptx::run,
+    },
+    Chore {
+        name: "house",
+        arguments: "[--tree DIRECTORY]",
+        purpose: "count files, lines of code and circles of each crate, of this tree or of another one",
+        run: house::run,
     },
     Chore {
         name: "check-symbols",

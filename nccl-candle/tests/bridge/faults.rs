@@ -30,7 +30,7 @@ fn survivor(world: &World) -> Outcome {
                 .and_then(Error::nccl)
                 .expect("nccl's error");
             let fault = error.fault().expect("a fault");
-            assert_eq!(fault.rank(), 1, "{fault}");
+            assert_eq!(fault.culprit(), Some(1), "{fault}");
             assert!(matches!(fault.root(), RootCause::Died { .. }), "{fault}");
             // And beside the call, for those whose types lose it.
             let last = comm.last_error().expect("the last error");

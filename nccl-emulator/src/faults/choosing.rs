@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::in_force::{COUNT, FAULTS, LATE_NANOS, lock, read_environment};
-use super::rule::{Caller, Rule};
+use super::rule::{Caller, Name, Rule};
 use super::specification::{self, SpecificationError};
-use super::{Action, FaultGuard, Point, useless};
+use super::{Action, FaultGuard, Point};
 use crate::options;
 
 /// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what
@@ -31,6 +31,7 @@ pub fn at_call(function: &str) -> Fault {
     Fault {
         point: Point::Call(function.to_owned()),
         rank: None,
+        communicator: None,
         nth: None,
         thread: None,
     }
@@ -54,6 +55,7 @@ pub fn at_operation(name: &str) -> Fault {
     Fault {
         point,
         rank: None,
+        communicator: None,
         nth: None,
         thread: None,
     }
@@ -74,14 +76,14 @@ pub fn at_operation(name: &str) -> Fault {
 pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     let faults = specification::parse(text)?.build();
     if options::is_real()
-        && let Some(rule) = faults
+        && let Some(problem) = faults
             .rules
             .iter()
-            .find(|rule| rule.point.is_of_emulators_nccl())
+            .find_map(|rule| rule.is_useless_on_nvidias())
     {
         return Err(SpecificationError {
             entry: text.to_owned(),
-            problem: useless(&rule.point),
+            problem,
         });
     }
     LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
@@ -99,6 +101,7 @@ pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
 pub struct Fault {
     point: Point,
     rank: Option<i32>,
+    communicator: Option<Name>,
     nth: Option<u64>,
     thread: Option<Caller>,
 }
@@ -114,6 +117,23 @@ impl Fault {
     #[must_use]
     pub fn rank(mut self, rank: i32) -> Self {
         self.rank = Some(rank);
+        self
+    }
+
+    /// Only on communicators of this name (`commName`), or, with a `*` at the end, of names that begin like this: so that
+    /// tests that are threads of one process do not disturb each other. With [`rank`](Self::rank), that rank of these.
+    ///
+    /// A group counts for each communicator in it. Names are known from 2.27.3 on; the crate `nccl` gives those of its
+    /// communicators. What belongs to no communicator, like `ncclGetUniqueId` and the driver's functions, is not struck.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_operation("AllReduce").communicator("model/tp").rank(1).stall();
+    /// let of_a_test = faults::at_call("ncclGroupEnd").communicator("my_test/*").fail(3);
+    /// ```
+    #[must_use]
+    pub fn communicator(mut self, name: &str) -> Self {
+        self.communicator = Some(Name::new(name));
         self
     }
 
@@ -219,15 +239,17 @@ impl Fault {
     }
 
     fn install(self, action: Action) -> FaultGuard {
-        assert!(
-            !(options::is_real() && self.point.is_of_emulators_nccl()),
-            "{}",
-            useless(&self.point)
-        );
-        install(Arc::new(Rule {
+        let rule = Rule {
             thread: self.thread,
+            communicator: self.communicator,
             ..Rule::new(self.point, self.rank, self.nth, action)
-        }))
+        };
+        if options::is_real()
+            && let Some(reason) = rule.is_useless_on_nvidias()
+        {
+            panic!("{reason}");
+        }
+        install(Arc::new(rule))
     }
 }
 

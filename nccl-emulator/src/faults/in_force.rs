@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::rule::Rule;
 use super::specification::{self, SpecificationError};
-use super::useless;
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
@@ -68,9 +67,11 @@ pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
 pub(crate) fn check_for_nvidias() -> Result<(), String> {
     check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
     let faults = lock(&FAULTS);
-    let mut points = faults.rules.iter().map(|rule| &rule.point);
-    let nowhere = points.find(|point| point.is_of_emulators_nccl());
-    nowhere.map_or(Ok(()), |point| Err(useless(point)))
+    let useless = faults
+        .rules
+        .iter()
+        .find_map(|rule| rule.is_useless_on_nvidias());
+    useless.map_or(Ok(()), Err)
 }
 
 /// Whether there are any faults: asked before anything else.

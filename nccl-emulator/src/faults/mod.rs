@@ -2,7 +2,7 @@
 //!
 //! For tests of what is built on NCCL. A fault sits at a function of NCCL's or of the CUDA driver's
 //! ([`at_call`]), and strikes when it is called; or at an operation ([`at_operation`]), and strikes when the operation begins
-//! to run on its stream. It may be limited to one rank and to the n-th time. [`late`] makes every
+//! to run on its stream. It may be limited to one rank, to communicators by name, and to the n-th time. [`late`] makes every
 //! operation begin late: what is only right because the work was quick, goes wrong.
 //!
 //! ```
@@ -17,16 +17,25 @@
 //! separated by semicolons:
 //!
 //! ```text
-//! NCCL_EMULATOR_FAULTS="call=ncclGroupEnd,rank=1,nth=3,action=hang; run=AllReduce,action=delay=50ms; late=2ms"
+//! NCCL_EMULATOR_FAULTS="call=ncclGroupEnd,rank=1,nth=3,action=hang; run=AllReduce,comm=tp,action=delay=50ms; late=2ms"
 //! ```
+//!
+//! Faults are the process's: `rank(1)` is rank 1 of every communicator in it. Tests that run as threads of one process, as those of
+//! `cargo test` do, give their communicators names of their own, and limit their faults to them
+//! ([`communicator`](Fault::communicator), `comm=NAME` or `comm=PREFIX*`).
 //!
 //! | action | a call | an operation |
 //! |---|---|---|
 //! | `delay=TIME` | begins later | begins later |
 //! | `hang` | hangs; not even an abort ends it | never begins; an abort ends it |
-//! | `stall` | hangs until its communicator is aborted | as `hang` |
+//! | `stall` | hangs until its communicator is aborted, from another thread | as `hang` |
 //! | `fail=CODE` | returns the code, or counts as failed in its group | never begins; the communicator reports the code |
 //! | `kill` | the process ends by SIGKILL | the process ends by SIGKILL |
+//!
+//! A `stall` at a call ends when `ncclCommAbort` is called meanwhile on that communicator, or on one that shares its abort flag. The
+//! crate `nccl` does so in its launch mode `BlockingChild`, where the parent of the communicator is aborted. In `NonBlocking` no call
+//! waits, and none may come while another is inside: there a stalled call is one that does not come back, and ends the
+//! process, as `hang` does.
 //!
 //! Functions of the driver have no rank and no communicator: a fault at one strikes every caller, and
 //! nothing but the end of the fault ends its `stall`. They are named without the version that some have
@@ -61,7 +70,7 @@ use std::time::Duration;
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
 pub(crate) use in_force::{any, check_environment, check_for_nvidias, lateness};
-pub(crate) use rule::OperationFault;
+pub(crate) use rule::{OperationFault, Subject};
 pub use specification::SpecificationError;
 #[cfg(feature = "real-nccl")]
 pub(crate) use strikes::check_call_until;
@@ -75,13 +84,6 @@ enum Point {
     Operation(Option<String>),
 }
 
-impl Point {
-    /// Whether it is where only the emulator's own NCCL has it.
-    fn is_of_emulators_nccl(&self) -> bool {
-        matches!(self, Self::Operation(_))
-    }
-}
-
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -90,11 +92,6 @@ impl fmt::Display for Point {
             Self::Operation(Some(name)) => write!(f, "the operation {name}"),
         }
     }
-}
-
-/// Why a fault at this point does nothing on NVIDIA's own library.
-fn useless(point: &Point) -> String {
-    format!("a fault at {point} strikes nothing: on NVIDIA's own library only calls can be struck")
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,11 +19,44 @@ pub(super) enum Caller {
     AnyBut(ThreadId),
 }
 
+/// A rank of a communicator that a call or an operation concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject<'c> {
+    pub(crate) rank: i32,
+    /// The communicator's (`commName`), where it has one.
+    pub(crate) name: Option<&'c str>,
+}
+
+/// Names of communicators: one, or all that begin alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    Is(String),
+    BeginsWith(String),
+}
+
+impl Name {
+    /// `tp`, or `model/*`.
+    pub(super) fn new(text: &str) -> Self {
+        match text.strip_suffix('*') {
+            Some(prefix) => Self::BeginsWith(prefix.to_owned()),
+            None => Self::Is(text.to_owned()),
+        }
+    }
+
+    fn is_of(&self, subject: &Subject<'_>) -> bool {
+        subject.name.is_some_and(|name| match self {
+            Self::Is(own) => name == own,
+            Self::BeginsWith(prefix) => name.starts_with(prefix),
+        })
+    }
+}
+
 /// A fault, and what came of it.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) point: Point,
     pub(super) rank: Option<i32>,
+    pub(super) communicator: Option<Name>,
     pub(super) nth: Option<u64>,
     pub(super) thread: Option<Caller>,
     pub(super) action: Action,
@@ -56,6 +89,7 @@ impl Rule {
         Self {
             point,
             rank,
+            communicator: None,
             nth,
             thread: None,
             action,
@@ -65,9 +99,19 @@ impl Rule {
         }
     }
 
+    /// Whether it is on this rank of this communicator.
+    fn is_on(&self, subject: &Subject<'_>) -> bool {
+        self.rank.is_none_or(|rank| rank == subject.rank)
+            && self
+                .communicator
+                .as_ref()
+                .is_none_or(|name| name.is_of(subject))
+    }
+
     /// Whether it strikes now; counts this time.
-    pub(super) fn strikes(&self, ranks: &[i32]) -> bool {
-        if self.rank.is_some_and(|rank| !ranks.contains(&rank)) {
+    pub(super) fn strikes(&self, subjects: &[Subject<'_>]) -> bool {
+        let is_limited = self.rank.is_some() || self.communicator.is_some();
+        if is_limited && !subjects.iter().any(|subject| self.is_on(subject)) {
             return false;
         }
         let here = thread::current().id();
@@ -86,6 +130,21 @@ impl Rule {
         lock(&self.state).hits += 1;
         self.changed.notify_all();
         true
+    }
+
+    /// Why it would never strike on NVIDIA's own library.
+    pub(super) fn is_useless_on_nvidias(&self) -> Option<String> {
+        match (&self.point, &self.communicator) {
+            (Point::Operation(_), _) => Some(format!(
+                "a fault at {} strikes nothing: on NVIDIA's own library only calls can be struck",
+                self.point
+            )),
+            (Point::Call(_), Some(_)) => Some(format!(
+                "a fault at {} of a named communicator strikes nothing: on NVIDIA's own library names are not known",
+                self.point
+            )),
+            (Point::Call(_), None) => None,
+        }
     }
 
     pub(super) fn is_released(&self) -> bool {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::in_force::Faults;
-use super::rule::Rule;
+use super::rule::{Name, Rule};
 use super::{Action, Point};
 
 /// What is wrong with a specification of faults.
@@ -31,6 +31,7 @@ pub(super) struct Specification {
 struct Entry {
     point: Point,
     rank: Option<i32>,
+    communicator: Option<Name>,
     nth: Option<u64>,
     action: Action,
 }
@@ -39,12 +40,10 @@ impl Specification {
     /// Fresh faults.
     pub(super) fn build(&self) -> Faults {
         let rule = |entry: &Entry| {
-            Arc::new(Rule::new(
-                entry.point.clone(),
-                entry.rank,
-                entry.nth,
-                entry.action,
-            ))
+            Arc::new(Rule {
+                communicator: entry.communicator.clone(),
+                ..Rule::new(entry.point.clone(), entry.rank, entry.nth, entry.action)
+            })
         };
         Faults {
             rules: self.entries.iter().map(rule).collect(),
@@ -105,6 +104,7 @@ pub(super) fn parse(text: &str) -> Result<Specification, SpecificationError> {
 
 fn parse_entry(entry: &str) -> Result<Entry, String> {
     let (mut point, mut rank, mut nth, mut action) = (None, None, None, None);
+    let mut communicator = None;
     for field in entry.split(',').map(str::trim) {
         let (key, value) = field
             .split_once('=')
@@ -130,6 +130,7 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
                         .map_err(|_| format!("\"{value}\" is no rank"))?,
                 )
             }
+            "comm" => communicator = Some(Name::new(value)),
             "nth" => match value.parse() {
                 Ok(n @ 1..) => nth = Some(n),
                 _ => {
@@ -139,7 +140,11 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
                 }
             },
             "action" => action = Some(parse_action(value)?),
-            _ => return Err(format!("\"{key}\" is none of call, run, rank, nth, action")),
+            _ => {
+                return Err(format!(
+                    "\"{key}\" is none of call, run, rank, comm, nth, action"
+                ));
+            }
         }
     }
     let point = point.ok_or("it says neither call=FUNCTION nor run=OPERATION")?;
@@ -154,6 +159,11 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
         {
             return Err(format!("{function} belongs to no rank"));
         }
+        (Point::Call(function), _)
+            if communicator.is_some() && (!of_nccl || function == "ncclGetUniqueId") =>
+        {
+            return Err(format!("{function} belongs to no communicator"));
+        }
         (_, Action::Fail(code)) if of_nccl && !(1..=8).contains(&code) => {
             return Err(format!("\"{code}\" is no error code of NCCL (1 to 8)"));
         }
@@ -162,6 +172,7 @@ fn parse_entry(entry: &str) -> Result<Entry, String> {
     Ok(Entry {
         point,
         rank,
+        communicator,
         nth,
         action,
     })
@@ -217,6 +228,7 @@ mod tests {
             Entry {
                 point,
                 rank: Some(1),
+                communicator: None,
                 nth: Some(3),
                 action: Action::Hang
             }
@@ -247,6 +259,10 @@ mod tests {
                 "belongs to no rank",
             ),
             ("call=cuEventQuery,rank=0,action=hang", "belongs to no rank"),
+            (
+                "call=cuEventQuery,comm=tp,action=hang",
+                "belongs to no communicator",
+            ),
             ("call=cuEventQuery_v2,action=hang", "has a function"),
             ("call=ncclSend,action=fail=9", "no error code of NCCL"),
             ("hang", "key=value"),

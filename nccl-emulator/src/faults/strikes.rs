@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::in_force::{FAULTS, any, lock};
-use super::rule::{OperationFault, Rule};
+use super::rule::{OperationFault, Rule, Subject};
 use super::{Action, Point};
 use crate::nccl::{AbortFlag, Code};
 use cuda_emulator::driver::CUresult;
 
-fn striking(point: impl Fn(&Point) -> bool, ranks: &[i32]) -> Vec<Arc<Rule>> {
+fn striking(point: impl Fn(&Point) -> bool, subjects: &[Subject<'_>]) -> Vec<Arc<Rule>> {
     let rules: Vec<_> = lock(&FAULTS)
         .rules
         .iter()
@@ -18,23 +18,25 @@ fn striking(point: impl Fn(&Point) -> bool, ranks: &[i32]) -> Vec<Arc<Rule>> {
         .collect();
     rules
         .into_iter()
-        .filter(|rule| rule.strikes(ranks))
+        .filter(|rule| rule.strikes(subjects))
         .collect()
 }
 
-/// Lets faults strike that sit at this call. `ranks` are those that it concerns.
+/// Lets faults strike that sit at this call, which concerns `subjects`.
 ///
 /// # Errors
 /// The code of a fault that makes it fail.
 pub(crate) fn check_call(
     function: &str,
-    ranks: &[i32],
+    subjects: &[Subject<'_>],
     abort: Option<&AbortFlag>,
 ) -> Result<(), Code> {
     if !any() {
         return Ok(());
     }
-    check_call_until(function, ranks, &|| abort.is_some_and(AbortFlag::is_raised))
+    check_call_until(function, subjects, &|| {
+        abort.is_some_and(AbortFlag::is_raised)
+    })
 }
 
 /// As [`check_call`], of a call whose communicator is aborted once `aborted` says so.
@@ -43,13 +45,13 @@ pub(crate) fn check_call(
 /// The code of a fault that makes it fail.
 pub(crate) fn check_call_until(
     function: &str,
-    ranks: &[i32],
+    subjects: &[Subject<'_>],
     aborted: &dyn Fn() -> bool,
 ) -> Result<(), Code> {
     let mut result = Ok(());
     for rule in striking(
         |point| matches!(point, Point::Call(name) if name == function),
-        ranks,
+        subjects,
     ) {
         match rule.action {
             Action::Delay(by) => std::thread::sleep(by),
@@ -91,12 +93,12 @@ fn strike_driver_call(function: &str) -> Result<(), CUresult> {
 }
 
 /// The faults that strike an operation which is about to begin, if any.
-pub(crate) fn check_operation(name: &str, rank: i32) -> Option<OperationFault> {
+pub(crate) fn check_operation(name: &str, subject: Subject<'_>) -> Option<OperationFault> {
     let matches = |point: &Point| match point {
         Point::Operation(wanted) => wanted.as_deref().is_none_or(|wanted| wanted == name),
         Point::Call(_) => false,
     };
-    let rules = striking(matches, &[rank]);
+    let rules = striking(matches, &[subject]);
     if rules.is_empty() {
         return None;
     }

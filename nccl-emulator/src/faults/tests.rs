@@ -11,7 +11,9 @@ const FUNCTION: &str = "ncclCommSuspend";
 #[test]
 fn a_fault_strikes_the_chosen_rank_the_chosen_time_only() {
     let guard = at_call("ncclCommResume").rank(1).nth(2).fail(6);
-    let call = |rank| check_call("ncclCommResume", &[rank], None).map_err(Code::number);
+    let call = |rank| {
+        check_call("ncclCommResume", &[Subject { rank, name: None }], None).map_err(Code::number)
+    };
     assert_eq!(
         [call(1), call(0), call(1), call(1)],
         [Ok(()), Ok(()), Err(6), Ok(())]
@@ -27,16 +29,55 @@ fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
     let patience = Duration::from_secs(5);
     std::thread::scope(|scope| {
         let guard = at_call(FUNCTION).hang();
-        let hung = scope.spawn(|| check_call(FUNCTION, &[0], Some(&abort)).is_ok());
+        let hung = scope.spawn(|| check_call(FUNCTION, &[], Some(&abort)).is_ok());
         assert!(guard.wait_for_hits(1, patience));
         std::thread::sleep(Duration::from_millis(20));
         assert!(!hung.is_finished());
         drop(guard);
         assert!(hung.join().unwrap());
         let guard = at_call(FUNCTION).stall();
-        let stalled = scope.spawn(|| check_call(FUNCTION, &[0], Some(&abort)).is_ok());
+        let stalled = scope.spawn(|| check_call(FUNCTION, &[], Some(&abort)).is_ok());
         assert!(guard.wait_for_hits(1, patience));
         abort.raise();
         assert!(stalled.join().unwrap());
     });
+}
+
+#[test]
+fn a_fault_strikes_the_communicators_of_its_name_only() {
+    let call = |rank, name| {
+        let subject = Subject { rank, name };
+        check_call("ncclCommMemStats", &[subject], None).map_err(Code::number)
+    };
+    let guard = at_call("ncclCommMemStats")
+        .communicator("tp")
+        .rank(1)
+        .fail(6);
+    assert_eq!(call(1, Some("tp")), Err(6));
+    for (rank, name) in [
+        (0, Some("tp")),
+        (1, Some("tp2")),
+        (1, Some("dp")),
+        (1, None),
+    ] {
+        assert_eq!(call(rank, name), Ok(()), "{rank} {name:?}");
+    }
+    // Of a group, one communicator has to be both.
+    let group = [
+        Subject {
+            rank: 0,
+            name: Some("tp"),
+        },
+        Subject {
+            rank: 1,
+            name: Some("dp"),
+        },
+    ];
+    assert!(check_call("ncclCommMemStats", &group, None).is_ok());
+    assert_eq!(guard.hits(), 1);
+    drop(guard);
+    let guards = specify("call=ncclCommMemStats,comm=test/*,action=fail=5").expect("a fault");
+    assert_eq!(call(0, Some("test/tp")), Err(5));
+    assert_eq!(call(0, Some("tests")), Ok(()));
+    drop(guards);
 }

@@ -315,6 +315,27 @@ fn apply_environment(config: &mut ncclConfig_t) {
     }
 }
 
+/// The name that a config gives to its communicator, if it can be read.
+///
+/// # Safety
+/// As [`parse`].
+pub(crate) unsafe fn name(config: *const ncclConfig_t) -> Option<String> {
+    // SAFETY: the caller's promise.
+    let resolved = unsafe { resolve(config, super::version::current()) };
+    // SAFETY: the caller's promise.
+    unsafe { name_in(&resolved.ok()?) }
+}
+
+/// # Safety
+/// The strings are valid.
+unsafe fn name_in(resolved: &ncclConfig_t) -> Option<String> {
+    (!resolved.commName.is_null()).then(|| {
+        // SAFETY: the caller's promise.
+        let name = unsafe { CStr::from_ptr(resolved.commName) };
+        name.to_string_lossy().into_owned()
+    })
+}
+
 /// The configuration that a call's config argument means; null is all defaults.
 ///
 /// # Safety
@@ -323,11 +344,8 @@ fn apply_environment(config: &mut ncclConfig_t) {
 pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     // SAFETY: the caller's promise.
     let resolved = unsafe { resolve(config, super::version::current())? };
-    let name = (!resolved.commName.is_null()).then(|| {
-        // SAFETY: the caller's promise.
-        let name = unsafe { CStr::from_ptr(resolved.commName) };
-        name.to_string_lossy().into_owned()
-    });
+    // SAFETY: the caller's promise.
+    let name = unsafe { name_in(&resolved) };
     if let Some(name) = &name {
         info!(subsystem::ENV, "Comm config Comm name set to {name}");
     }

@@ -534,7 +534,11 @@ fn struck(
     // Until NVIDIA's group has been told.
     let under_way = UnderWay::new(subjects);
     let call = &under_way.0;
-    let struck = faults::check_call_until(entry.name, &ranks, &|| call.is_aborted());
+    let subjects = ranks
+        .into_iter()
+        .map(|rank| faults::Subject { rank, name: None });
+    let subjects: Vec<_> = subjects.collect();
+    let struck = faults::check_call_until(entry.name, &subjects, &|| call.is_aborted());
     let struck = match struck {
         _ if call.is_ended.load(Ordering::SeqCst) => Some(Struck::Ended {
             is_freed: !call.is_awaited.load(Ordering::SeqCst),

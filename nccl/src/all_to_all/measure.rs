@@ -18,6 +18,7 @@ use cudarc::driver::CudaSlice;
 use super::model::{CostModel, Nodes};
 use crate::communicator::{Communicator, Copy, Frame};
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reduce::ReduceOp;
 use crate::request::Request;
@@ -56,6 +57,7 @@ impl CostModel {
     /// # }
     /// ```
     pub fn measure(comm: &Communicator, nodes: Nodes) -> Result<Self> {
+        forked::check()?;
         let mut bench = Bench::new(comm)?;
         let mut model = Self::published();
         let (rank, local) = (comm.rank(), nodes.ranks_per_node());

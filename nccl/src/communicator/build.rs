@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 
 use super::builder::{CommunicatorBuilder, Origin};
 use super::everybody::Birth;
+use super::from_outside::FromOutside;
 use super::grow::{self, GrowWay};
-use super::init::{Plan, Prepared};
+use super::init::{Plan, Prepared, roster_of};
+use super::launch_mode::{Wish, wish};
 use super::meeting::{Agreed, Meeting};
 use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
-use crate::library::Library;
+use crate::forked;
+use crate::library::{Capability, Library};
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::preflight::Settings;
@@ -63,7 +66,8 @@ impl CommunicatorBuilder<'_> {
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
         let epoch = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
-        let span = events::init_span(name, rank, world_size);
+        let roster = Arc::new(roster_of(self.company.as_ref()));
+        let span = events::init_span((name, &roster), rank, world_size);
         let _entered = span.enter();
         let made = self.build_until(parent).map_err(|error| {
             error.during(|| Operation {
@@ -74,6 +78,7 @@ impl CommunicatorBuilder<'_> {
                 host: crate::host::name(),
                 pid: std::process::id(),
                 epoch,
+                roster: Arc::clone(&roster),
                 sequence: None,
                 plan: None,
                 shape: Shape::default(),
@@ -84,12 +89,17 @@ impl CommunicatorBuilder<'_> {
         made
     }
 
-    fn build_until(self, parent: Option<&Communicator>) -> Result<(Communicator, Option<GrowWay>)> {
+    fn build_until(
+        mut self,
+        parent: Option<&Communicator>,
+    ) -> Result<(Communicator, Option<GrowWay>)> {
+        forked::begin()?;
+        self.timeouts = FromOutside::of_process()?.over(self.timeouts);
         let deadline = deadline_after(self.timeouts.init);
         let (birth, signal) = self.begin();
         let agreed = match self.origin {
             Origin::Given(id) => Agreed {
-                prepared: self.prepare(false, signal, &birth)?.0,
+                prepared: self.prepare(false, signal, &birth)?.0.alone(),
                 id,
                 way: None,
                 growing: None,
@@ -117,7 +127,6 @@ impl CommunicatorBuilder<'_> {
                 let meeting = Meeting {
                     world,
                     name: self.name,
-                    mode: self.mode,
                     parent,
                     deadline,
                     signal: &signal,
@@ -155,12 +164,15 @@ impl CommunicatorBuilder<'_> {
 
     /// What the ranks compare before they start.
     fn about(&self) -> Settings {
-        let mut settings = Settings::new().launch_mode(self.mode);
+        let mut settings = Settings::new();
         if let Some(stream) = &self.stream {
             settings = settings.stream(stream);
         }
         match self.wanted_library() {
-            Ok(library) => settings.library(&library),
+            Ok(library) => match wish(self.mode, &library) {
+                Ok((wish, _)) => settings.library(&library).wish(wish),
+                Err(_) => settings.library(&library),
+            },
             // Which `prepare` tells.
             Err(_) => settings,
         }
@@ -202,6 +214,8 @@ impl CommunicatorBuilder<'_> {
             })
         })?;
         let library = self.wanted_library()?;
+        let (wish, obstacle) = wish(self.mode, &library)?;
+        wish.alone().refuse_contradictions()?;
         let plan = Plan {
             library: library.clone(),
             name: self.name,
@@ -209,14 +223,14 @@ impl CommunicatorBuilder<'_> {
             world_size: self.world_size,
             stream,
             config: &self.config,
-            mode: self.mode,
+            wish,
             timeouts: self.timeouts,
             abort_signal,
             company: self.company.clone(),
+            members: self.members.clone(),
             birth: Arc::clone(birth),
         };
-        self.mode.refuse_contradictions()?;
-        let prepared = plan.prepare()?;
+        let prepared = plan.prepare()?.with_obstacle(obstacle);
         let limit = self.timeouts.init.min(self.timeouts.operation / 2);
         let id = makes_id
             .then(|| UniqueId::within(&library, limit))
@@ -225,28 +239,32 @@ impl CommunicatorBuilder<'_> {
     }
 }
 
-/// The ranks split the communicator that carries their data together, or none does.
+/// The mode in which ranks with these wishes make a communicator, of which `who` tells.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidConfig`] when a rank, of which `who` tells, sent another mode.
-pub(super) fn same_mode(
-    mode: LaunchMode,
-    sent: Option<&u8>,
-    who: impl FnOnce() -> String,
-) -> Result<()> {
-    let its = sent.copied().and_then(LaunchMode::of_code);
-    if its == Some(mode) {
-        return Ok(());
-    }
-    let its = its.map_or_else(
-        || String::from("one that is unknown here"),
-        |its| its.to_string(),
-    );
-    Err(Error::new(ErrorKind::InvalidConfig {
-        field: "launch_mode",
-        reason: format!(
-            "{} makes it in launch mode {its}, and this rank in {mode}: choose the same on all ranks",
-            who()
-        ),
-    }))
+/// [`ErrorKind::InvalidConfig`] when a rank cannot take part in the mode that another one asked for.
+pub(super) fn common_mode(
+    wishes: &[Option<Wish>],
+    who: impl Fn(usize) -> String,
+) -> Result<LaunchMode> {
+    Wish::agree(wishes).map_err(|(mode, odd)| {
+        let asking = wishes.iter().position(|wish| *wish == Some(Wish::Asked(mode)));
+        let asking = asking.map_or_else(|| String::from("another rank"), &who);
+        let odd_one = who(odd);
+        let reason = match wishes[odd] {
+            Some(Wish::Asked(other)) => format!(
+                "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
+            ),
+            Some(_) => format!(
+                "{odd_one} cannot make it in launch mode {mode}, for which {asking} asks: its NCCL is older than \
+                 {}, or a variable of NCCL's contradicts it; choose no mode, or NonBlocking",
+                Capability::BlockingChild.since()
+            ),
+            None => format!("{odd_one} makes it in a launch mode that is unknown here"),
+        };
+        Error::new(ErrorKind::InvalidConfig {
+            field: "launch_mode",
+            reason,
+        })
+    })
 }

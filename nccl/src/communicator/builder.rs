@@ -40,11 +40,13 @@ pub struct CommunicatorBuilder<'a> {
     pub(super) world_size: usize,
     pub(super) stream: Option<Arc<CudaStream>>,
     pub(super) config: Config,
-    pub(super) mode: LaunchMode,
+    pub(super) mode: Option<LaunchMode>,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signals: Vec<AbortSignal>,
     pub(super) library: Option<Library>,
     pub(super) company: Option<Company>,
+    /// Which ranks of the world its ranks are, where there is no way to others.
+    pub(super) members: Option<Arc<[usize]>>,
     pub(super) checks: bool,
 }
 
@@ -84,10 +86,13 @@ impl<'a> CommunicatorBuilder<'a> {
             let ranks = members.iter().map(|&member| ranks[member]).collect();
             (Arc::clone(line), ranks)
         });
+        let world = parent.world_ranks();
+        let world_ranks = members.iter().map(|&member| world.get(member).copied());
         Self {
+            members: world_ranks.collect(),
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
-            mode: inner.launch_mode().unwrap_or_default(),
+            mode: inner.asked_mode,
             library: Some(inner.library.clone()),
             abort_signals: vec![inner.abort_signal.clone()],
             company,
@@ -101,7 +106,7 @@ impl<'a> CommunicatorBuilder<'a> {
         Self {
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
-            mode: inner.launch_mode().unwrap_or_default(),
+            mode: inner.asked_mode,
             // What serves a world of one rank is of no use for more.
             library: Some(&inner.library)
                 .filter(|library| !local::is(library))
@@ -129,11 +134,12 @@ impl<'a> CommunicatorBuilder<'a> {
             world_size,
             stream: None,
             config: Config::new(),
-            mode: LaunchMode::default(),
+            mode: None,
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,
             company: None,
+            members: None,
             checks: true,
         }
     }
@@ -176,8 +182,10 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How NCCL is called: [`LaunchMode::NonBlocking`] unless set, here or for the world
-    /// ([`World::with_launch_mode`]). All ranks have to choose alike.
+    /// How NCCL is called. Unless set, here or for the world ([`World::with_launch_mode`]), the ranks agree on
+    /// [`LaunchMode::BlockingChild`] where all can do that, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that
+    /// ask for different modes get an error; ranks that come together with a [`UniqueId`](crate::UniqueId) cannot
+    /// agree, and all have to be alike.
     ///
     /// A split has the mode of the communicator that it is split from.
     ///
@@ -189,7 +197,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// let comm = world
     ///     .communicator("demo")
     ///     .stream(&stream)
-    ///     .launch_mode(nccl::LaunchMode::KillSwitch)
+    ///     .launch_mode(nccl::LaunchMode::NonBlocking)
     ///     .build()?;
     /// let mut y = stream.clone_htod(&[1.0f32; 8])?;
     /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
@@ -197,7 +205,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # }
     /// ```
     pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.mode = mode;
+        self.mode = Some(mode);
         self
     }
 

@@ -59,13 +59,12 @@ impl Inner {
         else {
             return Ok(());
         };
-        let name = |rank: usize| board.name_of(rank);
         let broken = |broken: Broken| Error::rendezvous(broken.0);
         match agree::compare(&digests).map_err(broken)? {
             Compared::Same | Compared::Failed(..) => Ok(()),
             Compared::Gone(_) if self.interrupted() => Err(self.out_of_use()),
             Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
-                reason: format!("{} is gone", name(rank)),
+                reason: format!("{} is gone", board.name_of(rank)),
             })),
             Compared::Different => {
                 let told = agree::encode(&entries);
@@ -74,7 +73,8 @@ impl Inner {
                 let lists = lists.unwrap_or_default();
                 let lists = lists.iter().map(|list| agree::decode(list));
                 let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
-                let difference = agree::difference(&lists, name).replace(" captured ", " called ");
+                let difference =
+                    agree::difference(&lists, agree::Done::Called, |ranks| board.names_of(ranks));
                 Err(Error::new(ErrorKind::CallsDiffer { number, difference }))
             }
         }

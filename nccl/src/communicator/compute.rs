@@ -48,24 +48,28 @@ impl Inner {
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let before = |error: Error| self.conclude_before(error.during(&describe));
-        let launched = {
+        let (launched, left) = {
             let (handle, _) = self.handle.take(Some(kind), limit).map_err(before)?;
             self.ready(&handle).map_err(before)?;
             let _inside = inside::enter(self, Place::Issue, limit);
             self.prepare(&handle, frame).map_err(before)?;
-            let lent = Lent;
+            let lent = Lent::of(self);
             let launched = launch();
-            let left = self.leave(frame, &handle.join);
+            let left = frame.leave(self, &handle.join);
             std::mem::forget(lent);
-            match left {
-                Left::Ordered(ordered) => launched.and(ordered),
+            (launched, left)
+        };
+        let ordered = match left {
+            Left::Ordered(ordered) => ordered,
+            Left::InCapture => {
+                let lent = Lent::of(self);
                 // NCCL has no part in it, and does not wait for the end of the capture.
-                Left::Captured(_) | Left::StillCaptured { .. } => {
-                    launched.and(Err(order::captured(order::OPERATION)))
-                }
+                let _ = self.outlast(frame, self.patience_with_captures());
+                std::mem::forget(lent);
+                Err(order::captured(order::OPERATION))
             }
         };
-        launched.map_err(|error| {
+        launched.and(ordered).map_err(|error| {
             let error = error.during(&describe);
             self.abandon(&error, frame);
             self.conclude(error).during(describe)

@@ -20,8 +20,10 @@ use super::{Inner, SharedLaunch, State, Timeouts, lock};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
+use crate::forked;
 use crate::library::Capability;
 use crate::supervision::Cause;
+use crate::threads;
 use crate::time::deadline_after;
 
 struct Everybody {
@@ -245,6 +247,9 @@ impl fmt::Display for AbortReport {
 /// # }
 /// ```
 pub fn abort_all(reason: &str) -> AbortReport {
+    if forked::is_child() {
+        return AbortReport::default();
+    }
     let (births, mut lives) = {
         let mut everybody = lock(&EVERYBODY);
         everybody.births.retain(|birth| !birth.is_over());
@@ -354,9 +359,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             continue;
         }
         let members: Vec<_> = same.iter().map(Arc::as_ptr).collect();
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-abort"))
-            .spawn(move || free_in_a_group(&same));
+        let spawned = threads::spawn("nccl-abort", move || free_in_a_group(&same));
         match spawned {
             Ok(_) => in_groups.extend(members),
             Err(error) => events::no_thread("for aborts", &error),
@@ -367,7 +370,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             let in_group = in_groups.contains(&Arc::as_ptr(inner));
             let end = move || match (begun, in_group) {
                 (true, true) => {
-                    let span = events::abort_span(&inner.name, inner.rank, inner.world_size);
+                    let span = events::abort_span(&inner.tracked.track().identity);
                     let _entered = span.enter();
                     let freed = inner.phase.wait_freed(inner.timeouts.abort);
                     inner.conclude_end(freed)
@@ -375,10 +378,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
                 (true, false) => inner.carry_out_abort(),
                 (false, _) => inner.wait_for_the_end(),
             };
-            let name = String::from("nccl-abort");
-            let spawned = std::thread::Builder::new()
-                .name(name)
-                .spawn_scoped(scope, end);
+            let spawned = threads::scoped(scope, "nccl-abort", end);
             if let Err(error) = spawned {
                 events::no_thread("to abort a communicator", &error);
                 end();
@@ -402,9 +402,8 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);
-                let spawned = std::thread::Builder::new()
-                    .name(String::from("nccl-abort"))
-                    .spawn(move || inner.phase.end(&inner, inner.timeouts.abort));
+                let end = move || inner.phase.end(&inner, inner.timeouts.abort);
+                let spawned = threads::spawn("nccl-abort", end);
                 if let Err(error) = spawned {
                     events::no_thread("for an abort", &error);
                 }
@@ -414,7 +413,10 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let Some((first, _)) = taken.first() else {
         return;
     };
-    taken.iter().for_each(|(inner, _)| inner.destroy_plans());
+    for (inner, _) in &taken {
+        inner.destroy_plans();
+        inner.look_for_the_end();
+    }
     let raws: Vec<RawComm> = taken.iter().map(|&(_, raw)| raw).collect();
     let launches = taken.iter().filter_map(|(inner, _)| inner.shared_launch());
     let mut launches: Vec<Arc<SharedLaunch>> = launches.collect();

@@ -25,10 +25,10 @@ use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 use crate::supervision::inside::{self, Place};
-use crate::time::deadline_after;
 
 /// See the module.
 pub(crate) struct Frame<'a> {
@@ -54,10 +54,8 @@ pub(crate) struct Frame<'a> {
 pub(super) enum Left {
     /// No capture was in the way.
     Ordered(Result<()>),
-    /// There was one, which has ended.
-    Captured(Result<()>),
-    /// There is one; all buffers are of the operation's own stream and need no order, or not.
-    StillCaptured { is_home: bool },
+    /// There is one, made void, whose end is to be waited for.
+    InCapture,
 }
 
 /// What only some frames need. Apart from the frame, which is small so that it can be moved.
@@ -118,6 +116,7 @@ impl<'a> Frame<'a> {
     /// The check of [`Frame::new`].
     #[inline]
     pub(crate) fn admit(on: &CudaStream) -> Result<()> {
+        forked::check()?;
         if on.context().is_managing_stream_synchronization() {
             order::not_capturing(order::OPERATION, on)?;
         }
@@ -190,10 +189,16 @@ impl<'a> Frame<'a> {
     // messages and collectives otherwise.
     #[inline(always)]
     pub(crate) fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
-        let (address, guard) = match self.is_tracked {
-            false => buffer.lease(self.stream),
-            true => self.lease_tracked(buffer),
-        };
+        if self.is_tracked {
+            return self.lease_tracked(buffer);
+        }
+        let (address, guard) = buffer.lease(self.stream);
+        self.keep(guard);
+        address
+    }
+
+    #[inline(always)]
+    fn keep(&mut self, guard: SyncOnDrop<'a>) {
         // By its parts: a guard that is moved has to be put into memory, for every message.
         match &*ManuallyDrop::new(guard) {
             // Does nothing when it is dropped.
@@ -201,7 +206,6 @@ impl<'a> Frame<'a> {
             &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
             &SyncOnDrop::Sync(stream) => self.rest.guards.push(SyncOnDrop::Sync(stream)),
         }
-        address
     }
 
     /// Records a message.
@@ -310,30 +314,36 @@ impl<'a> Frame<'a> {
     }
 
     /// After the operation, on every path: the streams of its buffers wait for it, and so does whatever uses the buffers next
-    /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void, and this waits
-    /// for its end, no longer than half the limit of an abort: an event that is recorded in it would order nothing.
+    /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void: an event that is
+    /// recorded in it would order nothing. To be called inside of a call of the communicator's.
     #[inline]
     pub(super) fn leave(&self, inner: &Inner, join: &CudaEvent) -> Left {
-        let needs_order = !self.rest.foreign.is_empty() || !self.rest.guards.is_empty();
-        if !needs_order {
-            let is_captured = {
-                let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
-                order::is_captured(self.on)
-            };
-            return match is_captured {
+        if self.needs_no_order() {
+            return match order::is_captured(self.on) {
                 false => Left::Ordered(Ok(())),
-                true => self.leave_a_capture(inner, join),
+                true => Left::InCapture,
             };
         }
-        match self.order_behind(inner, join) {
-            Some(ordered) => Left::Ordered(ordered),
-            None => self.leave_a_capture(inner, join),
-        }
+        let ordered = self.order_behind(inner, join);
+        ordered.map_or(Left::InCapture, Left::Ordered)
+    }
+
+    /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
+    #[inline]
+    pub(super) fn needs_no_order(&self) -> bool {
+        self.rest.foreign.is_empty() && self.rest.guards.is_empty()
+    }
+
+    fn is_captured(&self, inner: &Inner) -> bool {
+        let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
+        order::is_captured(self.on)
     }
 
     /// `None` if a capture has taken the events, or may have.
     fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Option<Result<()>> {
         let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
+        // A group over several devices has bound the last one's.
+        let _ = driver::bind(self.on.context());
         if order::is_captured(self.on) {
             return None;
         }
@@ -342,19 +352,28 @@ impl<'a> Frame<'a> {
         (!order::is_captured(self.on)).then_some(ordered)
     }
 
+    /// Waits for the end of the capture that was in the way, and does then what [`leave`](Self::leave) could not. `None` if it
+    /// has not ended at the deadline. Nothing of the communicator is used, whose lock is not to be held.
     #[cold]
-    fn leave_a_capture(&self, inner: &Inner, join: &CudaEvent) -> Left {
-        let deadline = deadline_after(inner.timeouts.abort / 2);
+    pub(super) fn outlast(&self, inner: &Inner, deadline: Instant) -> Option<Result<()>> {
         let mut backoff = Backoff::new();
-        loop {
-            if let Some(ordered) = self.order_behind(inner, join) {
-                return Left::Captured(ordered);
-            }
+        while self.is_captured(inner) {
             if Instant::now() >= deadline {
-                let is_home = self.rest.foreign.is_empty() && self.rest.guards.is_empty();
-                return Left::StillCaptured { is_home };
+                return None;
             }
             backoff.pause();
+        }
+        if self.needs_no_order() {
+            return Some(Ok(()));
+        }
+        let join = driver::new_event(&inner.context, None);
+        match join.map_err(Error::cuda("creating an event (cuEventCreate)")) {
+            Ok(join) => match self.order_behind(inner, &join) {
+                Some(ordered) => Some(ordered),
+                // Another capture has begun.
+                None => self.outlast(inner, deadline),
+            },
+            Err(error) => Some(Err(error)),
         }
     }
 
@@ -374,14 +393,16 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
+    // Apart, so that its result is in no message's way where cudarc orders nothing.
     #[inline(never)]
-    fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> (CUdeviceptr, SyncOnDrop<'a>) {
+    fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
         let stream = self.stream;
-        let (leased, ordered) = driver::heard(stream.context(), || buffer.lease(stream));
+        let ((address, guard), ordered) = driver::heard(stream.context(), || buffer.lease(stream));
         if let Err(error) = ordered {
             self.rest.unordered.get_or_insert(error);
         }
-        leased
+        self.keep(guard);
+        address
     }
 
     #[cold]

@@ -14,6 +14,7 @@ use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
 use crate::library::Library;
+use crate::threads;
 
 impl Native for Arc<Inner> {
     type Raw = RawComm;
@@ -33,6 +34,9 @@ impl Native for Arc<Inner> {
         // NCCL waits for graphs that hold the communicator. Whoever captured one had the lock, so that it is
         // in the list by now.
         self.destroy_plans();
+        if way == Way::Abort {
+            self.look_for_the_end();
+        }
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| lock(&launch.0));
         if way == Way::Abort && self.revoke_instead(raw) {
@@ -162,15 +166,13 @@ fn finalize_blocking(
     let (entered, inside) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
     let (library, switch) = (library.clone(), Arc::clone(switch));
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-finalize"))
-        .spawn(move || {
-            let finalizing = switch.finalizing();
-            let _ = entered.send(());
-            let finalized = call_finalize(&library, raw);
-            drop(finalizing);
-            let _ = sender.send(finalized);
-        });
+    let spawned = threads::spawn("nccl-finalize", move || {
+        let finalizing = switch.finalizing();
+        let _ = entered.send(());
+        let finalized = call_finalize(&library, raw);
+        drop(finalizing);
+        let _ = sender.send(finalized);
+    });
     // Without a thread it is aborted; with one, nobody may take it for drained before that has begun.
     if spawned.is_err() || inside.recv().is_err() {
         return Err(Unsettled::Interrupted);
@@ -236,11 +238,9 @@ pub(super) fn apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<mpsc::Receiver<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            // Nobody listens any more if the deadline has passed.
-            let _ = sender.send(work());
-        })?;
+    threads::spawn(name, move || {
+        // Nobody listens any more if the deadline has passed.
+        let _ = sender.send(work());
+    })?;
     Ok(receiver)
 }

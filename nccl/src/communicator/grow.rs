@@ -29,7 +29,7 @@ use super::meeting::Said;
 use super::slot::Slot;
 use super::start::{Patience, Sent, as_int, came_back};
 use super::state::{Left, Way};
-use super::{Communicator, CommunicatorBuilder, Inner, LaunchMode, State};
+use super::{Communicator, CommunicatorBuilder, Inner, State};
 use crate::abort::AbortSignal;
 use crate::driver;
 use crate::error::{Error, Result};
@@ -107,12 +107,13 @@ impl Communicator {
     /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
     /// why.
     ///
-    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
+    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2) in launch mode
+    /// [`NonBlocking`](crate::LaunchMode::NonBlocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
-    /// use nccl::{Communicator, GrowWay, Library, UniqueId, World};
+    /// use nccl::{Communicator, GrowWay, LaunchMode, Library, UniqueId, World};
     ///
     /// std::thread::scope(|scope| {
     ///     for world in World::threads(2) {
@@ -120,7 +121,8 @@ impl Communicator {
     ///             let stream = cudarc::driver::CudaContext::new(world.rank())?.new_stream()?;
     ///             if world.rank() == 0 {
     ///                 let id = UniqueId::new(&Library::load()?)?;
-    ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream).build()?;
+    ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
+    ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
     ///                 let grown = one.grow(&world, "both")?;
     ///                 assert_eq!(grown.way, GrowWay::Native);
     ///             } else {
@@ -153,9 +155,6 @@ pub(super) fn cannot_grow(
     if let Err(error) = prepared.library().function(sys::Api::ncclCommGrow) {
         return Some(error.kind().to_string());
     }
-    if prepared.mode() != LaunchMode::NonBlocking {
-        return Some(String::from("its calls block, and could not be ended"));
-    }
     let parent = &parent?.inner;
     if local::is(&parent.library) {
         return Some(String::from(
@@ -166,9 +165,6 @@ pub(super) fn cannot_grow(
     if parent.phase.get() != State::Ready {
         let state = parent.phase.get().text();
         return Some(format!("the communicator is {state}"));
-    }
-    if parent.blocks {
-        return Some(String::from("its calls block, and could not be ended"));
     }
     if rank != world.rank() {
         return Some(format!(
@@ -191,6 +187,13 @@ pub(super) fn cannot_grow(
             "NCCL_COMM_ID is set in its environment, with which NCCL makes no token to grow",
         ));
     }
+    if parent.blocks {
+        return Some(String::from(match parent.switch {
+            // On 2.32.3 the ranks of a child that is split from a communicator that has grown wait for each other.
+            Some(_) => "its calls block, and NCCL cannot split a child from what has grown",
+            None => "its calls block, and could not be ended",
+        }));
+    }
     None
 }
 
@@ -198,7 +201,7 @@ pub(super) fn cannot_grow(
 pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
     said.iter().find(|said| said.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
-        let why = format!("of rank {rank}: {why}");
+        let why = format!("on rank {rank}: {why}");
         Some(GrowWay::Anew { why })
     };
     let Some(parent) = &said[0].parent else {

@@ -30,15 +30,18 @@ static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
 /// Whether it looks; who finds that it does not, wakes it.
 static AWAKE: AtomicBool = AtomicBool::new(false);
 
-/// From now on calls on this communicator are guarded.
-///
-/// # Errors
-/// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread to do it.
-pub(super) fn watch(switch: &Arc<Switch>) -> Result<()> {
+/// From now on calls on this communicator are guarded, by the thread that [`ensure`] has started.
+pub(super) fn watch(switch: &Arc<Switch>) {
     let mut switches = SWITCHES.lock();
     switches.retain(|switch| switch.strong_count() > 0);
     switches.push(Arc::downgrade(switch));
-    drop(switches);
+}
+
+/// Starts the thread, if it does not run.
+///
+/// # Errors
+/// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread to do it.
+pub(super) fn ensure() -> Result<()> {
     let mut thread = THREAD.lock();
     if thread.is_none() {
         let spawned = std::thread::Builder::new()
@@ -117,9 +120,7 @@ fn pull(switch: &Arc<Switch>) {
         return;
     }
     let pulled = Arc::clone(switch);
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-abort"))
-        .spawn(move || pulled.pull());
+    let spawned = threads::spawn("nccl-abort", move || pulled.pull());
     if let Err(error) = spawned {
         // It blocks those who wait for the guard, but the flag is up before that.
         crate::events::no_thread("to end a call; the guard does it itself", &error);

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::Inner;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::ffi;
+use crate::forked;
 use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::supervision::Cause;
@@ -72,13 +73,14 @@ impl Turn {
     /// For an operation, which waits for others no longer than its `limit`. Whether it had to wait.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with who has the lock.
+    /// [`ErrorKind::Busy`] with who has the lock; [`ErrorKind::Forked`].
     #[inline]
     pub(crate) fn take(
         &self,
         kind: Option<OperationKind>,
         limit: Duration,
     ) -> Result<(Guard<'_>, bool)> {
+        forked::check()?;
         let (handle, waited) = match self.handle.try_lock() {
             Some(handle) => (handle, false),
             None => (self.wait(limit)?, true),

@@ -3,7 +3,7 @@
 //! It is [`Inner`] from before NCCL is asked, so that whatever ends communicators ends this one as well. Until
 //! it is ready, the thread that makes it has NCCL's pointer, and frees it when it comes to nothing.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,13 @@ use nccl_sys as sys;
 use super::everybody::Birth;
 use super::free::within;
 use super::handle::{Handle, RawComm, Turn, Unsettled};
+use super::launch_mode::{self, Obstacle, Wish};
 use super::lost::Noticed;
 use super::revoke::Revocation;
 use super::start::{Patience, as_int, settle_apart, start, start_split};
 use super::state::{Left, Phase};
 use super::switch::Switch;
-use super::{Inner, LaunchMode, Pins, Timeouts, guard, order};
+use super::{IDLE_PARENT, Inner, LaunchMode, Pins, Timeouts, guard, order};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::driver;
@@ -31,10 +32,10 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
 use crate::stats::Counting;
-use crate::supervision::Board;
 use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::supervision::watchdog;
+use crate::supervision::{Board, Roster};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -46,17 +47,24 @@ pub(super) struct Plan<'a> {
     pub(super) world_size: usize,
     pub(super) stream: Arc<CudaStream>,
     pub(super) config: &'a Config,
-    pub(super) mode: LaunchMode,
+    pub(super) wish: Wish,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
     /// The way to the other ranks, and which of its ranks they are.
     pub(super) company: Option<Company>,
+    /// The same, where there is no way.
+    pub(super) members: Option<Arc<[usize]>>,
     /// The call that makes it.
     pub(super) birth: Arc<Birth>,
 }
 
 /// The way to the other ranks of a communicator, and which of its ranks they are, in order.
 pub(super) type Company = (Arc<Line>, Arc<[usize]>);
+
+/// Which ranks of the world, and of its launcher, these are.
+pub(super) fn roster_of(company: Option<&Company>) -> Roster {
+    company.map_or_else(Roster::default, |(line, members)| Roster::of(line, members))
+}
 
 /// What passed the checks of this rank alone.
 pub(super) struct Prepared {
@@ -68,11 +76,12 @@ pub(super) struct Prepared {
     timeouts: Timeouts,
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
+    wish: Wish,
+    /// Why not `BlockingChild`, where no mode was asked for.
+    obstacle: Option<Obstacle>,
     mode: LaunchMode,
-    configs: Configs,
+    configs: AnyConfigs,
     is_zero_cta: bool,
-    phase: Arc<Phase>,
-    switch: Option<Arc<Switch>>,
     join: CudaEvent,
     pins_stream: Arc<CudaStream>,
     company: Option<Company>,
@@ -82,6 +91,7 @@ pub(super) struct Prepared {
     /// For the recorder: the rank of a world that makes it, and who its ranks are there.
     home: Option<Arc<Home>>,
     members: Option<Arc<[usize]>>,
+    roster: Arc<Roster>,
 }
 
 /// Begins to make a communicator, which need not be ready when it comes back.
@@ -104,22 +114,19 @@ impl Plan<'_> {
         }
         order::admit(WHAT, &self.stream, &context)?;
         let (pins_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
-        self.mode.admit(&self.library)?;
-        let configs = Configs::new(self.config, self.mode, &self.library, self.name)?;
-        let phase = Arc::new(Phase::new());
-        let switch = match self.mode {
-            LaunchMode::NonBlocking => None,
-            LaunchMode::KillSwitch => {
-                let switch = Switch::new(&self.library, &self.abort_signal, &phase);
-                let switch = Arc::new(switch);
-                guard::watch(&switch)?;
-                Some(switch)
-            }
-        };
+        let mode = self.wish.alone();
+        mode.admit(&self.library)?;
+        if mode == LaunchMode::BlockingChild {
+            guard::ensure()?;
+        }
+        let configs = AnyConfigs::new(self.config, mode, &self.library, self.name)?;
         let company = self.company.as_ref();
         Ok(Prepared {
             home: company.map(|(line, _)| Arc::clone(line.home())),
-            members: company.map(|(_, members)| Arc::clone(members)),
+            members: company
+                .map(|(_, members)| Arc::clone(members))
+                .or(self.members),
+            roster: Arc::new(roster_of(company)),
             library: self.library,
             name: Arc::from(self.name),
             rank: self.rank,
@@ -128,11 +135,11 @@ impl Plan<'_> {
             timeouts: self.timeouts,
             abort_signal: self.abort_signal,
             context,
-            mode: self.mode,
+            wish: self.wish,
+            obstacle: None,
+            mode,
             configs,
             is_zero_cta: self.config.is_zero_cta(),
-            phase,
-            switch,
             join,
             pins_stream,
             // Alone, there is nobody to tell.
@@ -176,8 +183,32 @@ impl Prepared {
         self
     }
 
-    pub(super) fn mode(&self) -> LaunchMode {
-        self.mode
+    pub(super) fn with_obstacle(mut self, obstacle: Option<Obstacle>) -> Self {
+        self.obstacle = obstacle;
+        self
+    }
+
+    pub(super) fn wish(&self) -> Wish {
+        self.wish
+    }
+
+    /// What stands against `BlockingChild` here.
+    pub(super) fn obstacle(&self) -> Option<&Obstacle> {
+        self.obstacle.as_ref()
+    }
+
+    /// To be made in `mode`, which this rank's wish admits.
+    pub(super) fn in_mode(mut self, mode: LaunchMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// To be made without an agreement of the ranks on the mode.
+    pub(super) fn alone(self) -> Self {
+        if let Some(obstacle) = &self.obstacle {
+            launch_mode::not_by_default(&self.name, self.rank, &obstacle.to_string());
+        }
+        self
     }
 
     pub(super) fn library(&self) -> &Library {
@@ -205,10 +236,10 @@ impl Prepared {
     ) -> Result<Arc<Inner>> {
         let started = Instant::now();
         events::uses(&self.library);
-        let configs = self.configs;
+        let configs = self.configs.of(self.mode);
         let birth = Arc::clone(&self.birth);
         let begin = self.begin.take();
-        let blocks = self.switch.is_some();
+        let blocks = self.mode == LaunchMode::BlockingChild;
         let inner = self.into_inner(Some(id), blocks);
         // What happens to the others meanwhile ends this, too.
         inner.come_under_protection();
@@ -248,7 +279,13 @@ impl Prepared {
 
     /// The communicator before NCCL is asked; with the token that its ranks have in common.
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
-        let phase = self.phase;
+        let phase = Arc::new(Phase::new());
+        let switch = (self.mode == LaunchMode::BlockingChild).then(|| {
+            let switch = Switch::new(&self.library, &self.abort_signal, &phase);
+            let switch = Arc::new(switch);
+            guard::watch(&switch);
+            switch
+        });
         self.birth.lives(&phase);
         let counting = Counting::new(&self.name, self.world_size, &phase);
         let identity = Identity {
@@ -258,10 +295,12 @@ impl Prepared {
             key: id.map(Board::key_of),
             home: self.home,
             members: self.members,
+            roster: Arc::clone(&self.roster),
         };
         let (tracked, recorder) = Tracked::new(identity, &phase, counting.tally());
         let board = self.company.zip(id).map(|((line, members), id)| {
             let confirm = self.timeouts.confirm;
+            let members = (members, self.roster);
             Board::new(&line, &self.name, id, members, self.rank, confirm)
         });
         let handle = Handle {
@@ -291,12 +330,20 @@ impl Prepared {
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
             kept: AtomicUsize::new(0),
+            asked_mode: match self.wish {
+                Wish::Asked(mode) if blocks == (mode == LaunchMode::BlockingChild) => Some(mode),
+                _ => None,
+            },
+            in_use: Mutex::default(),
+            ending: Mutex::default(),
+            is_unsettled: AtomicBool::new(false),
+            lends_to_proxies: AtomicBool::new(false),
             launch: Mutex::new(None),
             revocation: Revocation::default(),
             handle: Turn::new(handle),
             board,
             blocks,
-            switch: self.switch,
+            switch,
             pins: Some(Pins {
                 stream: self.pins_stream,
             }),
@@ -330,7 +377,7 @@ impl Inner {
         };
         let here = |error| (Left::Here(raw), error);
         started.map_err(here)?;
-        let settled = |call| {
+        let settled = |call: &'static str| {
             let switch = self.switch.clone();
             let settled = settle_apart(library, raw, switch, call, deadline, &interrupted);
             settled.map_err(|unsettled| {
@@ -339,8 +386,11 @@ impl Inner {
                     Unsettled::Lost => Left::Lost,
                     _ => Left::Here(raw),
                 };
-                let error = unsettled.into_error("joining the ranks", self.timeouts.init);
-                (left, error)
+                let what = match call {
+                    SPLIT => "joining the ranks in launch mode BlockingChild (ncclCommSplit), to which all of them have to come,",
+                    _ => "joining the ranks",
+                };
+                (left, unsettled.into_error(what, self.timeouts.init))
             })
         };
         settled(CALL)?;
@@ -354,10 +404,6 @@ impl Inner {
         let (Some(switch), Some(config)) = (&self.switch, &configs.child) else {
             return Ok(raw);
         };
-        // NCCL has read its files by now, and put what they set into the environment.
-        LaunchMode::KillSwitch
-            .refuse_contradictions()
-            .map_err(here)?;
         start_split(library, raw, rank, switch, config, patience())?;
         settled(SPLIT)?;
         let child = switch.take_child();
@@ -429,24 +475,45 @@ struct Configs {
     child: Option<sys::ncclConfig_t>,
 }
 
-impl Configs {
+/// The configurations that a communicator can be made from.
+struct AnyConfigs {
+    plain: sys::ncclConfig_t,
+    /// Of an idle parent, where the mode may need one.
+    parent: Option<sys::ncclConfig_t>,
+}
+
+impl AnyConfigs {
+    /// For `mode`, and for `NonBlocking`, on which ranks that were asked for none may agree.
     fn new(config: &Config, mode: LaunchMode, library: &Library, name: &str) -> Result<Self> {
-        let own = config.to_raw(library, name)?;
-        Ok(match mode {
-            LaunchMode::NonBlocking => Self { own, child: None },
-            LaunchMode::KillSwitch => {
+        let plain = config.to_raw(library, name)?;
+        let parent = match mode {
+            LaunchMode::NonBlocking => None,
+            LaunchMode::BlockingChild => {
                 // NCCL's messages are to tell the two apart.
-                let mut parent = config.to_raw(library, &format!("{name}.switch"))?;
+                let mut parent = config.to_raw(library, &format!("{name}{IDLE_PARENT}"))?;
                 parent.splitShare = 1;
-                let mut child = own;
+                Some(parent)
+            }
+        };
+        Ok(Self { plain, parent })
+    }
+
+    fn of(&self, mode: LaunchMode) -> Configs {
+        match (mode, self.parent) {
+            (LaunchMode::BlockingChild, Some(parent)) => {
+                let mut child = self.plain;
                 child.blocking = 1;
                 child.splitShare = 0;
-                Self {
+                Configs {
                     own: parent,
                     child: Some(child),
                 }
             }
-        })
+            _ => Configs {
+                own: self.plain,
+                child: None,
+            },
+        }
     }
 }
 

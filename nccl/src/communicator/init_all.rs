@@ -115,7 +115,8 @@ impl Communicator {
             }
         }
         // The one that failed first is not one that was told to give up.
-        let told = |error: &Error| matches!(error.kind(), ErrorKind::Aborted { .. });
+        let told =
+            |error: &Error| error.is_told() || matches!(error.kind(), ErrorKind::Aborted { .. });
         errors.sort_by_key(told);
         match errors.into_iter().next() {
             None => Ok(comms),

@@ -18,18 +18,16 @@
 //! holds pointers into memory that is only borrowed, and this function must not return: it ends the
 //! process.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
 use super::frame::{Frame, Left};
 use super::handle::{Backoff, Handle, RawComm, Unsettled, settle};
-use super::lifecycle::Outcome;
 use super::{Communicator, Inner, check, order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::ffi::Progress;
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
@@ -54,8 +52,8 @@ enum Refused {
     Signalled(Error),
     /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
     Underway(Error),
-    /// NCCL was asked, and a capture that does not end has taken the work, for which NCCL waits.
-    Captured(Error),
+    /// NCCL was asked, and another thread's capture may have taken the work; why the calls failed, if they did.
+    InCapture(Option<Error>),
 }
 
 impl Communicator {
@@ -103,9 +101,21 @@ impl Communicator {
                 inner.abandon(&error, frame);
                 error
             }
-            Refused::Captured(error) => {
+            Refused::InCapture(failed) => {
+                let lent = Lent::of(inner);
+                let has_ended = inner
+                    .outlast(frame, inner.patience_with_captures())
+                    .is_some();
+                let is_settled = failed.is_none();
+                let error = failed.unwrap_or_else(|| order::captured(order::OPERATION));
                 let error = error.during(describe);
-                inner.abort_in_background(&error);
+                match is_settled && !has_ended {
+                    // The capture has all of the work, and NCCL waits for it.
+                    true => inner.abort_in_background(&error),
+                    // What has not settled may still come to the stream.
+                    false => inner.abandon(&error, frame),
+                }
+                std::mem::forget(lent);
                 error
             }
         };
@@ -161,7 +171,7 @@ impl Inner {
         self.prepare(handle, frame).map_err(Refused::Before)?;
 
         // 2. and 3.
-        let lent = Lent;
+        let lent = Lent::of(self);
         handle.sequence += 1;
         let calls = Calls {
             library: &self.library,
@@ -208,29 +218,29 @@ impl Inner {
         }
 
         // 4. On every path.
-        let left = self.leave(frame, &handle.join);
+        let left = frame.leave(self, &handle.join);
         std::mem::forget(lent);
         match left {
             Left::Ordered(ordered) => launched.and(ordered).map_err(Refused::Underway),
-            // What has not settled may still come to the stream.
-            Left::StillCaptured { .. } if launched.is_ok() => {
-                Err(Refused::Captured(order::captured(order::OPERATION)))
-            }
-            Left::Captured(_) | Left::StillCaptured { .. } => {
-                let captured = order::captured(order::OPERATION);
-                Err(Refused::Underway(launched.err().unwrap_or(captured)))
-            }
+            Left::InCapture => Err(Refused::InCapture(launched.err())),
         }
     }
 
-    /// The second half of the joins. Ends the process if that cannot be had, because a capture on the stream does not end.
-    #[inline]
-    pub(super) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Left {
-        let left = frame.leave(self, join);
-        if let Left::StillCaptured { is_home: false } = left {
-            self.end_the_process("a capture on the stream of an operation did not end");
+    /// Until when the end of another thread's capture is waited for.
+    pub(super) fn patience_with_captures(&self) -> Instant {
+        deadline_after(self.timeouts.abort / 2)
+    }
+
+    /// The second half of the joins after the end of another thread's capture; `None` if that does not come and they are not needed.
+    /// Ends the process if they cannot be had. To be called without the lock: an abort needs that.
+    #[cold]
+    pub(super) fn outlast(&self, frame: &Frame<'_>, deadline: Instant) -> Option<Result<()>> {
+        let ordered = frame.outlast(self, deadline);
+        if ordered.is_none() && !frame.needs_no_order() {
+            let limit = self.timeouts.abort;
+            end_the_process(FatalReport::new(self, FatalCause::Captured { limit }));
         }
-        left
+        ordered
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
@@ -286,8 +296,10 @@ impl Inner {
         interrupted: impl Fn() -> bool,
     ) -> Result<()> {
         let deadline = later(started, limit);
-        settle(&self.library, raw, "launch", deadline, interrupted)
-            .map_err(|unsettled| not_put(unsettled, limit))
+        settle(&self.library, raw, "launch", deadline, interrupted).map_err(|unsettled| {
+            self.left_unsettled();
+            not_put(unsettled, limit)
+        })
     }
 
     pub(crate) fn interrupted(&self) -> bool {
@@ -299,12 +311,13 @@ impl Inner {
     /// whatever it still put on the operation's. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
     pub(super) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
-        let lent = Lent;
-        if self.abort(reason) == Outcome::Leaked {
-            self.end_the_process("NCCL did not give the communicator back");
+        let lent = Lent::of(self);
+        let limit = self.timeouts.abort;
+        if !self.end_for(reason) {
+            end_the_process(FatalReport::new(self, FatalCause::NotFreed { limit }));
         }
         if !self.left_again(frame) && !self.is_over(frame) {
-            self.end_the_process("work of an aborted operation did not end");
+            end_the_process(FatalReport::new(self, FatalCause::NotEnded { limit }));
         }
         std::mem::forget(lent);
     }
@@ -315,11 +328,15 @@ impl Inner {
         let Some(handle) = self.handle.take_until(deadline) else {
             return false;
         };
+        let inside = inside::enter(self, Place::Look, self.timeouts.abort);
         let left = frame.leave(self, &handle.join);
-        matches!(
-            left,
-            Left::Ordered(Ok(())) | Left::Captured(Ok(())) | Left::StillCaptured { is_home: true }
-        )
+        drop((inside, handle));
+        match left {
+            Left::Ordered(ordered) => ordered.is_ok(),
+            Left::InCapture => self
+                .outlast(frame, self.patience_with_captures())
+                .is_none_or(|ordered| ordered.is_ok()),
+        }
     }
 
     /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
@@ -340,19 +357,6 @@ impl Inner {
         }
         true
     }
-
-    fn end_the_process(&self, why: &str) -> ! {
-        // Nobody may be reading, and this is the last word.
-        let _ = writeln!(
-            std::io::stderr(),
-            "nccl: rank {} of {:?}: {why} within {:?} and may still use memory that was lent to it; \
-             ending the process",
-            self.rank,
-            &*self.name,
-            self.timeouts.abort
-        );
-        std::process::abort();
-    }
 }
 
 /// The error for an operation that did not get onto its stream.
@@ -362,12 +366,18 @@ pub(super) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {
 }
 
 /// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.
-pub(super) struct Lent;
+pub(super) struct Lent<'i>(&'i Inner);
 
-impl Drop for Lent {
+impl<'i> Lent<'i> {
+    pub(super) fn of(inner: &'i Inner) -> Self {
+        Self(inner)
+    }
+}
+
+impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            std::process::abort();
+            end_the_process(FatalReport::new(self.0, FatalCause::Panicked));
         }
     }
 }

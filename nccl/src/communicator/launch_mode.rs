@@ -2,27 +2,33 @@
 //! environment contradicts it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nccl_sys::Version;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::{Capability, Library};
+use crate::preflight;
 
 /// How a communicator calls NCCL, and how a call that does not come back is ended.
 ///
-/// The operations, deadlines and errors are the same in both; all ranks of a communicator have to choose
-/// alike. A captured plan ([`Communicator::capture`](crate::Communicator::capture)) calls NCCL once, when it
-/// is made, and costs the same in both: it is the fast path in either.
+/// The operations, timeouts and errors are the same in both; all ranks of a communicator use the same. A captured
+/// plan ([`Communicator::capture`](crate::Communicator::capture)) calls NCCL once, when it is made.
 ///
-/// | | `NonBlocking` | `KillSwitch` |
+/// | | `BlockingChild` | `NonBlocking` |
 /// |---|---|---|
-/// | inside NCCL | one communicator, `blocking = 0` | a blocking one for the data, split from an idle non-blocking one that shares its abort flag |
-/// | a call | puts its work on a thread of NCCL's, and is polled until that is done | does its work itself, and returns when that is done |
-/// | what ends it | it looks at deadline and signals between polls | a thread of this crate's aborts the idle communicator, whose flag the call looks at |
-/// | costs | a thread of NCCL's for every group | memory and start-up time of a second communicator, until the end |
-/// | covered by NCCL's documentation | yes | each call is, their combination is not |
-/// | needs NCCL | ≥ 2.18.1 | ≥ 2.26.2 |
+/// | inside NCCL | a blocking communicator for the data, split from an idle non-blocking one that shares its abort flag | one communicator, `blocking = 0` |
+/// | a call | does its work in the calling thread, and returns when that is done | puts its work on a thread of NCCL's, and is polled until that is done |
+/// | what ends it | a thread of this crate's aborts the idle parent, whose flag the call looks at | it looks at deadline and signals between polls |
+/// | costs | memory and start-up time of a second communicator | a thread of NCCL's for every group |
+/// | covered by NCCL's documentation | each call is, their combination is not | yes |
+/// | needs NCCL | ≥ 2.26.2 | ≥ 2.18.1 |
 ///
-/// Choose `NonBlocking`, the default, unless the host's time per group matters, plans cannot be used, and it
-/// was measured to be less with `KillSwitch` on the machine in question.
+/// Unless a mode is set ([`CommunicatorBuilder::launch_mode`](crate::CommunicatorBuilder::launch_mode),
+/// [`World::with_launch_mode`](crate::World::with_launch_mode), or the variable `NCCL_RUN_LAUNCH_MODE=blocking-child` or
+/// `non-blocking` where the program sets none), the ranks agree on `BlockingChild` where the library of every rank can
+/// do that and no variable of NCCL's contradicts it, and on `NonBlocking` otherwise. On NCCL 2.32.3 a grouped exchange
+/// of 8 bytes took 149 µs of host time in `NonBlocking` and 7 µs in `BlockingChild` (`docs/results/host_costs.md`).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,77 +40,55 @@ use crate::library::{Capability, Library};
 /// let comm = world
 ///     .communicator("demo")
 ///     .stream(&stream)
-///     .launch_mode(LaunchMode::KillSwitch)
+///     .launch_mode(LaunchMode::NonBlocking)
 ///     .build()?;
-/// assert_eq!(comm.launch_mode(), Some(LaunchMode::KillSwitch));
+/// assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LaunchMode {
     /// One communicator whose calls return at once; the only arrangement that NCCL's documentation covers.
     ///
     /// NCCL starts and joins a thread for every group, which takes tens of microseconds of the host's time.
-    #[default]
     NonBlocking,
-    /// A blocking communicator for the data, and beside it an idle one that only shares its abort flag.
+    /// A blocking communicator for the data, split from an idle parent that shares its abort flag; used where the
+    /// ranks can and no other mode is set.
     ///
     /// A call works in the thread that makes it, without polling. When its limit passes, or the
-    /// communicator is aborted, the idle communicator is aborted first: that raises the flag at which NCCL
-    /// looks wherever it waits. Only when no thread is inside any more is the other one aborted, because NCCL
+    /// communicator is aborted, the idle parent is aborted first: that raises the flag at which NCCL
+    /// looks wherever it waits. Only when no thread is inside any more is the child aborted, because NCCL
     /// frees a blocking communicator under a thread that is inside it. A call that does not come back all the
     /// same, because NCCL does not look at the flag there, cannot be given up as a poll can: the process ends
     /// after the abort limit, with a sentence on stderr.
-    KillSwitch,
+    BlockingChild,
 }
 
 impl LaunchMode {
-    /// For messages between ranks.
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::NonBlocking => 0,
-            Self::KillSwitch => 1,
-        }
-    }
-
-    pub(crate) fn of_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(Self::NonBlocking),
-            1 => Some(Self::KillSwitch),
-            _ => None,
-        }
-    }
-
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library cannot keep the promise of this mode.
     pub(super) fn admit(self, library: &Library) -> Result<()> {
         match self {
-            Self::KillSwitch if !library.has(Capability::KillSwitch) => Err(library.unsupported(
-                String::from("launch mode KillSwitch"),
-                Capability::KillSwitch.since(),
-            )),
+            Self::BlockingChild if !library.has(Capability::BlockingChild) => Err(library
+                .unsupported(
+                    String::from("launch mode BlockingChild"),
+                    Capability::BlockingChild.since(),
+                )),
             _ => Ok(()),
         }
     }
 
-    /// NCCL's environment beats its configuration: refuses what contradicts how this mode uses NCCL.
-    ///
-    /// NCCL's files of settings are not looked at here, but by the checks of all ranks before a start; and
-    /// once NCCL has read them, what they set is found here as well.
+    /// NCCL's environment and files of settings beat its configuration: refuses what contradicts how this mode uses
+    /// NCCL.
     pub(super) fn refuse_contradictions(self) -> Result<()> {
-        for (variable, field) in [
-            ("NCCL_COMM_BLOCKING", "blocking"),
-            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "splitShare"),
-        ] {
-            if let Ok(value) = std::env::var(variable)
+        for (variable, field) in CONTRADICTING {
+            if let Some((value, origin)) = preflight::variable(variable)
                 && let Some(does) = self.contradiction_of(variable, &value)
             {
                 return Err(Error::new(ErrorKind::InvalidConfig {
                     field,
-                    reason: format!(
-                        "{variable}={value} in the environment {does}; unset {variable}"
-                    ),
+                    reason: format!("{variable}={value} in {origin} {does}; unset {variable}"),
                 }));
             }
         }
@@ -121,20 +105,20 @@ impl LaunchMode {
             (Self::NonBlocking, "NCCL_COMM_BLOCKING", 1) => {
                 Some("makes NCCL's calls block, so that no deadline could end them")
             }
-            (Self::KillSwitch, "NCCL_COMM_BLOCKING", 1) => Some(
-                "makes the idle communicator of launch mode KillSwitch block as well, so that no deadline \
+            (Self::BlockingChild, "NCCL_COMM_BLOCKING", 1) => Some(
+                "makes the idle communicator of launch mode BlockingChild block as well, so that no deadline \
                  could end its calls",
             ),
-            (Self::KillSwitch, "NCCL_COMM_BLOCKING", 0) => Some(
-                "makes the communicator for the data of launch mode KillSwitch not block, so that it would \
+            (Self::BlockingChild, "NCCL_COMM_BLOCKING", 0) => Some(
+                "makes the communicator for the data of launch mode BlockingChild not block, so that it would \
                  not be what was asked for",
             ),
             (_, "NCCL_COMM_SPLIT_SHARE_RESOURCES", 1) => Some(
                 "makes communicators that are split from each other end together: an abort of one is an \
                  abort of all",
             ),
-            (Self::KillSwitch, "NCCL_COMM_SPLIT_SHARE_RESOURCES", 0) => Some(
-                "takes from the idle communicator of launch mode KillSwitch the abort flag that it is there \
+            (Self::BlockingChild, "NCCL_COMM_SPLIT_SHARE_RESOURCES", 0) => Some(
+                "takes from the idle communicator of launch mode BlockingChild the abort flag that it is there \
                  to share, so that nothing could end a call",
             ),
             _ => None,
@@ -142,11 +126,187 @@ impl LaunchMode {
     }
 }
 
+/// How NCCL's name of the idle parent of `BlockingChild` ends; before is that of the communicator.
+pub(crate) const IDLE_PARENT: &str = " (idle parent)";
+
+/// Variables that can contradict a mode, and the field of the configuration that each overrides.
+const CONTRADICTING: [(&str, &str); 2] = [
+    ("NCCL_COMM_BLOCKING", "blocking"),
+    ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "splitShare"),
+];
+
+/// Sets the mode where the program sets none.
+const VARIABLE: &str = "NCCL_RUN_LAUNCH_MODE";
+
+/// What one rank brings to the choice of the mode; as it travels between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// The program asked for it, or [`VARIABLE`].
+    Asked(LaunchMode),
+    /// None was asked for, and this rank can do both.
+    Either,
+    /// None was asked for, and this rank cannot do `BlockingChild`.
+    OnlyNonBlocking,
+}
+
+impl Wish {
+    /// For messages between ranks.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Asked(LaunchMode::NonBlocking) => 0,
+            Self::Asked(LaunchMode::BlockingChild) => 1,
+            Self::Either => 2,
+            Self::OnlyNonBlocking => 3,
+        }
+    }
+
+    pub(crate) fn of_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Asked(LaunchMode::NonBlocking)),
+            1 => Some(Self::Asked(LaunchMode::BlockingChild)),
+            2 => Some(Self::Either),
+            3 => Some(Self::OnlyNonBlocking),
+            _ => None,
+        }
+    }
+
+    /// The mode without other ranks.
+    pub(crate) fn alone(self) -> LaunchMode {
+        match self {
+            Self::Asked(mode) => mode,
+            Self::Either => LaunchMode::BlockingChild,
+            Self::OnlyNonBlocking => LaunchMode::NonBlocking,
+        }
+    }
+
+    /// Whether a rank with this wish can take part in `mode`.
+    fn admits(self, mode: LaunchMode) -> bool {
+        match self {
+            Self::Asked(asked) => asked == mode,
+            Self::Either => true,
+            Self::OnlyNonBlocking => mode == LaunchMode::NonBlocking,
+        }
+    }
+
+    /// The mode of each rank where they do not agree: what was asked for, as far as it can take part.
+    pub(crate) fn modes(wishes: &[Option<Self>]) -> Vec<Option<LaunchMode>> {
+        let asked = Self::agree(wishes).unwrap_or_else(|(mode, _)| mode);
+        let mode_of = |wish: Self| match wish.admits(asked) {
+            true => asked,
+            false => wish.alone(),
+        };
+        wishes.iter().map(|wish| wish.map(mode_of)).collect()
+    }
+
+    /// The mode that all ranks with these wishes use.
+    ///
+    /// # Errors
+    /// The mode that was asked for, and the first rank that cannot take part in it.
+    pub(crate) fn agree(
+        wishes: &[Option<Self>],
+    ) -> std::result::Result<LaunchMode, (LaunchMode, usize)> {
+        let asked = wishes.iter().flatten().find_map(|wish| match wish {
+            Self::Asked(mode) => Some(*mode),
+            _ => None,
+        });
+        let all_can = || wishes.iter().all(|wish| *wish == Some(Self::Either));
+        let mode = asked.unwrap_or(match all_can() {
+            true => LaunchMode::BlockingChild,
+            false => LaunchMode::NonBlocking,
+        });
+        let odd = wishes
+            .iter()
+            .position(|wish| !wish.is_some_and(|wish| wish.admits(mode)));
+        odd.map_or(Ok(mode), |rank| Err((mode, rank)))
+    }
+}
+
+/// Why a rank that was asked for no mode does not use `BlockingChild`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    Release { found: Version },
+    Variable { text: String, does: &'static str },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Release { found } => write!(
+                f,
+                "NCCL {found} is older than {}",
+                Capability::BlockingChild.since()
+            ),
+            Self::Variable { text, does } => write!(f, "{text} {does}"),
+        }
+    }
+}
+
+/// The mode that was asked for, or what stands against `BlockingChild` on this rank.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] when [`VARIABLE`] is set to something else than a mode.
+pub(super) fn wish(
+    asked: Option<LaunchMode>,
+    library: &Library,
+) -> Result<(Wish, Option<Obstacle>)> {
+    if let Some(mode) = asked.map_or_else(by_variable, |mode| Ok(Some(mode)))? {
+        return Ok((Wish::Asked(mode), None));
+    }
+    Ok(match obstacle(library) {
+        None => (Wish::Either, None),
+        Some(obstacle) => (Wish::OnlyNonBlocking, Some(obstacle)),
+    })
+}
+
+fn by_variable() -> Result<Option<LaunchMode>> {
+    let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    match value.to_str() {
+        Some("blocking-child") => Ok(Some(LaunchMode::BlockingChild)),
+        Some("non-blocking") => Ok(Some(LaunchMode::NonBlocking)),
+        _ => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "launch_mode",
+            reason: format!(
+                "{VARIABLE}={} in the environment is no launch mode: set it to blocking-child or non-blocking",
+                value.to_string_lossy()
+            ),
+        })),
+    }
+}
+
+fn obstacle(library: &Library) -> Option<Obstacle> {
+    if !library.has(Capability::BlockingChild) {
+        let found = library.version();
+        return Some(Obstacle::Release { found });
+    }
+    CONTRADICTING.iter().find_map(|(variable, _)| {
+        let (value, origin) = preflight::variable(variable)?;
+        let does = LaunchMode::BlockingChild.contradiction_of(variable, &value)?;
+        // What contradicts both modes is an error in either.
+        LaunchMode::NonBlocking
+            .contradiction_of(variable, &value)
+            .is_none()
+            .then(|| Obstacle::Variable {
+                text: format!("{variable}={value} in {origin}"),
+                does,
+            })
+    })
+}
+
+/// Says once per process why ranks that were asked for no mode use `NonBlocking`.
+pub(super) fn not_by_default(comm: &str, rank: usize, why: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, rank, why, "launch mode NonBlocking instead of BlockingChild");
+    }
+}
+
 impl fmt::Display for LaunchMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NonBlocking => "NonBlocking",
-            Self::KillSwitch => "KillSwitch",
+            Self::BlockingChild => "BlockingChild",
         })
     }
 }
@@ -158,7 +318,7 @@ fn integer(text: &str) -> Option<i64> {
     if text.is_empty() {
         return None;
     }
-    Some(crate::preflight::number(text).unwrap_or(0))
+    Some(preflight::number(text).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -181,7 +341,7 @@ mod tests {
 
     #[test]
     fn each_mode_refuses_what_contradicts_it_and_nothing_else() {
-        use LaunchMode::{KillSwitch, NonBlocking};
+        use LaunchMode::{BlockingChild, NonBlocking};
         const BLOCKING: &str = "NCCL_COMM_BLOCKING";
         const SHARING: &str = "NCCL_COMM_SPLIT_SHARE_RESOURCES";
         for (mode, variable, value, refused) in [
@@ -189,20 +349,53 @@ mod tests {
             (NonBlocking, BLOCKING, 1, true),
             (NonBlocking, SHARING, 0, false),
             (NonBlocking, SHARING, 1, true),
-            (KillSwitch, BLOCKING, 0, true),
-            (KillSwitch, BLOCKING, 1, true),
-            (KillSwitch, SHARING, 0, true),
-            (KillSwitch, SHARING, 1, true),
+            (BlockingChild, BLOCKING, 0, true),
+            (BlockingChild, BLOCKING, 1, true),
+            (BlockingChild, SHARING, 0, true),
+            (BlockingChild, SHARING, 1, true),
             // NCCL leaves out values that make no sense.
-            (KillSwitch, BLOCKING, 7, false),
-            (KillSwitch, SHARING, -1, false),
+            (BlockingChild, BLOCKING, 7, false),
+            (BlockingChild, SHARING, -1, false),
             (NonBlocking, "NCCL_DEBUG", 1, false),
         ] {
             let found = mode.contradiction(variable, Some(value));
             assert_eq!(found.is_some(), refused, "{mode} {variable}={value}");
         }
-        for mode in [NonBlocking, KillSwitch] {
-            assert_eq!(LaunchMode::of_code(mode.code()), Some(mode));
+    }
+
+    #[test]
+    fn the_ranks_agree_on_what_was_asked_for_and_else_on_what_all_can() {
+        use LaunchMode::{BlockingChild, NonBlocking};
+        use Wish::{Asked, Either, OnlyNonBlocking};
+        for (wishes, agreed) in [
+            (&[Either, Either][..], Ok(BlockingChild)),
+            (&[Either, OnlyNonBlocking], Ok(NonBlocking)),
+            (&[Either, Asked(NonBlocking)], Ok(NonBlocking)),
+            (&[OnlyNonBlocking, Asked(NonBlocking)], Ok(NonBlocking)),
+            (&[Either, Asked(BlockingChild)], Ok(BlockingChild)),
+            (
+                &[OnlyNonBlocking, Asked(BlockingChild)],
+                Err((BlockingChild, 0)),
+            ),
+            (
+                &[Asked(NonBlocking), Either, Asked(BlockingChild)],
+                Err((NonBlocking, 2)),
+            ),
+        ] {
+            let sent: Vec<_> = wishes
+                .iter()
+                .map(|wish| Wish::of_code(wish.code()))
+                .collect();
+            assert_eq!(Wish::agree(&sent), agreed, "{wishes:?}");
+        }
+        assert_eq!(Wish::agree(&[Some(Either), None]), Err((NonBlocking, 1)));
+        for wish in [
+            Either,
+            OnlyNonBlocking,
+            Asked(NonBlocking),
+            Asked(BlockingChild),
+        ] {
+            assert!(wish.admits(wish.alone()));
         }
     }
 }

@@ -11,9 +11,10 @@ use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::lost::Noticed;
 use super::state::Retired;
-use super::{Communicator, Inner, State, everybody};
-use crate::error::{Error, ErrorKind, Result};
+use super::{Communicator, Inner, State, everybody, lock};
+use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, Fault};
@@ -58,11 +59,15 @@ impl Communicator {
     /// ```
     pub fn finalize(&self) -> Result<()> {
         let started = Instant::now();
+        let (rank, roster) = (self.inner.rank, self.inner.roster());
         let span = tracing::info_span!(
             target: "nccl",
             "nccl.comm.finalize",
             comm = &*self.inner.name,
-            rank = self.inner.rank,
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.other_world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
             nranks = self.inner.world_size
         );
         let _entered = span.enter();
@@ -101,6 +106,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self, reason: &str) -> Result<()> {
+        forked::check()?;
         let started = Instant::now();
         match self.inner.abort(reason) {
             Outcome::Freed => Ok(()),
@@ -144,20 +150,33 @@ impl Inner {
         }
     }
 
+    /// Aborts, and waits until NCCL has let go of what it was lent; whether it has.
+    pub(crate) fn end_for<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) -> bool {
+        self.abort_in_background(why);
+        self.wait_until_let_go()
+    }
+
+    /// It is being ended: waits until NCCL has let go of what it was lent, no longer than an end may take.
+    fn wait_until_let_go(&self) -> bool {
+        let deadline = deadline_after(self.timeouts.orderly_end());
+        while !self.phase.has_let_go() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.phase.has_let_go() && self.phase.get() != State::Leaked
+    }
+
     /// As [`carry_out_abort`](Self::carry_out_abort), without waiting for the end of it.
     pub(super) fn carry_out_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-abort"))
-            .spawn(move || inner.carry_out_abort());
+        let spawned = threads::spawn("nccl-abort", move || inner.carry_out_abort());
         if let Err(error) = spawned {
             events::no_thread("for an abort", &error);
             let _ = self.conclude_end(false);
         }
     }
 
-    /// The error to hand out. When the communicator is being aborted, waits for the end of that, on all
-    /// ranks that can be reached: before, they may still write into memory that was lent. Then it says
+    /// The error to hand out. When the communicator is being aborted, waits until NCCL has let go of lent memory, on all
+    /// ranks that can be reached: before, they may still write into it. Then it says
     /// what all of them say. An error by which the device is lost begins that.
     #[cold]
     pub(crate) fn conclude(self: &Arc<Self>, error: Error) -> Error {
@@ -169,11 +188,15 @@ impl Inner {
                 | ErrorKind::Queued { .. }
                 | ErrorKind::Nccl(_)
                 | ErrorKind::Cuda { .. }
+                | ErrorKind::Stream {
+                    reason: StreamRefusal::CapturedMeanwhile,
+                    ..
+                }
         ) || threads::are_exhausted(error.kind());
         if !follows || !self.phase.get().is_aborted() {
             return error;
         }
-        self.wait_for_the_end();
+        self.wait_until_let_go();
         let Some(board) = &self.board else {
             return error;
         };
@@ -211,11 +234,17 @@ impl Inner {
             return false;
         }
         let _ = self.aborting_since.set(Instant::now());
+        *lock(&self.ending) = Some(reaper::Pending::begin());
+        let roster = self.roster();
+        let world_ranks = roster.world_ranks();
         tracing::warn!(
             name: "nccl.comm.aborting",
             target: "nccl",
             comm = &*self.name,
+            world_ranks,
             rank = self.rank,
+            world_rank = roster.other_world_rank(self.rank),
+            launcher_rank = roster.launcher_rank(self.rank),
             nranks = self.world_size,
             reason = &*reason,
             "aborting a communicator"
@@ -229,7 +258,8 @@ impl Inner {
                 Some(board) => board.announce(*cause),
                 // Nobody else tells of it.
                 None => {
-                    let fault = Fault::here(*cause, &self.name, self.rank, self.epoch());
+                    let place = (&*self.name, &**self.roster());
+                    let fault = Fault::here(*cause, place, self.rank, self.epoch());
                     events::fault(&fault, self.rank, self.world_size);
                 }
             }
@@ -238,7 +268,7 @@ impl Inner {
     }
 
     pub(super) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
-        let span = events::abort_span(&self.name, self.rank, self.world_size);
+        let span = events::abort_span(&self.tracked.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
         let limit = self.timeouts.abort;
@@ -253,13 +283,7 @@ impl Inner {
             return;
         }
         let inner = Arc::clone(self);
-        let destroy = move || {
-            reaper::relax_capture_mode();
-            inner.plans.destroy_all();
-        };
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-graphs"))
-            .spawn(destroy);
+        let spawned = threads::spawn("nccl-graphs", move || inner.plans.destroy_all());
         if let Err(error) = spawned {
             events::no_thread("to destroy the graphs of a communicator", &error);
             self.plans.destroy_all();
@@ -279,6 +303,7 @@ impl Inner {
     }
 
     fn finalize(self: &Arc<Self>) -> Result<()> {
+        forked::check()?;
         if !self.phase.begin_finalize() {
             return Err(self.out_of_use());
         }
@@ -361,20 +386,22 @@ impl Inner {
         if let Some(board) = &self.board
             && board.is_at_fault()
         {
-            board.conclude(freed);
+            board.conclude(freed, self.needs_the_whole_end());
         }
+        lock(&self.ending).take();
         let took = self.aborting_since.get().map(Instant::elapsed);
-        let (rank, nranks) = (self.rank, self.world_size);
-        events::aborted(&self.name, rank, nranks, freed, took.unwrap_or_default());
+        let identity = &self.tracked.track().identity;
+        events::aborted(identity, freed, took.unwrap_or_default());
         if freed {
             self.phase.aborted();
             Outcome::Freed
         } else {
             if self.phase.leaked() {
                 everybody::leaks();
+                let roster = self.roster();
                 let (held, limit) = (self.held_abort(), self.timeouts.abort);
                 let why = format!("{held} did not come back within {limit:?}");
-                events::leaked_communicator(&self.name, self.rank, &why);
+                events::leaked_communicator((&self.name, roster), self.rank, &why);
             }
             Outcome::Leaked
         }
@@ -408,7 +435,7 @@ pub(crate) fn end_struck(struck: Vec<(Arc<Inner>, bool)>) {
         let freed = matches!(inner.phase.get(), State::Finalized | State::Aborted);
         // One that was finalized before has nothing left to end.
         if let Some(board) = &inner.board {
-            board.conclude(freed);
+            board.conclude(freed, inner.needs_the_whole_end());
         }
     }
 }

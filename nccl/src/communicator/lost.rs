@@ -112,9 +112,7 @@ impl Inner {
             return true;
         }
         let all = begun.clone();
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-abort"))
-            .spawn(move || everybody::end_together(all));
+        let spawned = threads::spawn("nccl-abort", move || everybody::end_together(all));
         if let Err(error) = spawned {
             events::no_thread("to abort the communicators of a lost context", &error);
             for (inner, _) in begun {

@@ -11,9 +11,10 @@
 
 use std::time::Instant;
 
-use super::build::same_mode;
+use super::build::common_mode;
 use super::grow::{GrowWay, Growing, cannot_grow, way};
 use super::init::Prepared;
+use super::launch_mode::{self, Wish};
 use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::error::{Error, Result};
@@ -25,7 +26,6 @@ use crate::unique_id::UniqueId;
 pub(super) struct Meeting<'m> {
     pub(super) world: &'m World,
     pub(super) name: &'m str,
-    pub(super) mode: LaunchMode,
     /// The communicator that is to grow; none on a rank that is new, or of a communicator that is.
     pub(super) parent: Option<&'m Communicator>,
     pub(super) deadline: Instant,
@@ -48,7 +48,10 @@ pub(super) struct Said {
     pub(super) failed: Option<String>,
     /// The fault that this is, as it travels.
     pub(super) fault: Vec<u8>,
+    /// Its wish for a launch mode.
     pub(super) mode: u8,
+    /// What stands against `BlockingChild` on this rank.
+    pub(super) obstacle: Option<String>,
     /// Sealed; of rank 0, if it has one by now.
     pub(super) token: Vec<u8>,
     /// The communicator that it brought: which, and of how many ranks.
@@ -72,7 +75,7 @@ impl Said {
         put_index(&mut to, self.mode.into());
         put_bytes(&mut to, &self.token);
         put_bytes(&mut to, &self.fault);
-        for text in [&self.failed, &self.cannot_grow] {
+        for text in [&self.failed, &self.cannot_grow, &self.obstacle] {
             put_index(&mut to, text.is_some().into());
             put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
         }
@@ -93,7 +96,7 @@ impl Said {
             let text = fields.text().ok()?;
             Some(is_there.then_some(text))
         };
-        let (failed, cannot_grow) = (text()?, text()?);
+        let (failed, cannot_grow, obstacle) = (text()?, text()?, text()?);
         let parent = match fields.0.is_empty() {
             true => None,
             false => {
@@ -108,6 +111,7 @@ impl Said {
             token,
             parent,
             cannot_grow,
+            obstacle,
         })
     }
 }
@@ -121,7 +125,8 @@ impl<'m> Meeting<'m> {
         let Self { world, name, .. } = self;
         let own = match &prepared {
             Ok((prepared, id)) => Said {
-                mode: self.mode.code(),
+                mode: prepared.wish().code(),
+                obstacle: prepared.obstacle().map(ToString::to_string),
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 parent: self.parent.map(|parent| {
                     let key = parent.key().unwrap_or_default();
@@ -139,15 +144,17 @@ impl<'m> Meeting<'m> {
             Ok((prepared, _)) => (prepared, self.all_can(&topic, answers, None)?),
             Err(own) => return Err(self.none_can(&topic, answers, own)),
         };
-        for (rank, one) in said.iter().enumerate() {
-            same_mode(self.mode, Some(&one.mode), || world.describe(rank)).map_err(|error| {
-                let modes: Vec<_> = said
-                    .iter()
-                    .map(|one| LaunchMode::of_code(one.mode))
-                    .collect();
-                let unborn = self.unborn();
-                unborn.struck(error, unborn.differ(&modes))
-            })?;
+        let wishes: Vec<_> = said.iter().map(|one| Wish::of_code(one.mode)).collect();
+        let mode = common_mode(&wishes, |rank| world.describe(rank)).map_err(|error| {
+            let modes = Wish::modes(&wishes);
+            let unborn = self.unborn();
+            unborn.struck(error, unborn.differ(&modes))
+        })?;
+        let prepared = prepared.in_mode(mode);
+        let obstacle = said.iter().position(|one| one.obstacle.is_some());
+        if let (LaunchMode::NonBlocking, Some(rank)) = (mode, obstacle) {
+            let why = said[rank].obstacle.as_deref().unwrap_or_default();
+            launch_mode::not_by_default(name, rank, why);
         }
         let way = way(&said);
         let first = said.first();
@@ -314,6 +321,7 @@ mod tests {
                 token: vec![1, 2, 3],
                 parent,
                 cannot_grow: Some(String::from("it is too old")),
+                obstacle: Some(String::from("a variable")),
             };
             let bytes = said.encode();
             assert_eq!(Said::decode(&bytes).as_ref(), Some(&said));

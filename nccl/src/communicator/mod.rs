@@ -7,7 +7,7 @@
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
 //! - [`builder`](self::builder): what it is made from; `build`: how its ranks come to make it;
-//! - `timeouts`: how long things may take;
+//! - `timeouts`: how long things may take; `from_outside`: what the environment says of that;
 //! - `init`: from before NCCL is asked until it is ready; `start`: the calls for that; `slot`: where NCCL puts
 //!   what it makes in the background;
 //! - `launch_mode`: the two arrangements; `switch` and `guard`: what ends a call that blocks;
@@ -31,6 +31,7 @@ mod compute;
 mod everybody;
 mod frame;
 mod free;
+mod from_outside;
 mod grow;
 mod guard;
 mod handle;
@@ -39,6 +40,7 @@ mod init_all;
 mod issue;
 mod kept;
 mod launch_mode;
+mod let_go;
 mod lifecycle;
 mod lost;
 mod meeting;
@@ -59,7 +61,7 @@ mod together;
 mod warm_up;
 
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -68,11 +70,13 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 pub use builder::CommunicatorBuilder;
 pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
 pub(crate) use frame::Frame;
+pub(crate) use from_outside::{FromOutside, world as world_limit};
 pub use grow::{GrowWay, Grown};
 pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
 pub(crate) use kept::{Kept, Visit};
 pub use launch_mode::LaunchMode;
+pub(crate) use launch_mode::{IDLE_PARENT, Wish};
 pub(crate) use lifecycle::{Why, end_struck, leave_struck};
 pub(crate) use lost::{Noticed, is_lost};
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
@@ -86,15 +90,17 @@ pub(crate) use together::issue_together;
 
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
+use crate::forked::{self, Resident};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::plan::Plans;
+use crate::reaper;
 use crate::request::Mark;
 use crate::stats::Counting;
 use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::watchdog::Overdue;
-use crate::supervision::{Board, Fault};
+use crate::supervision::{Board, Fault, Roster};
 use crate::unique_id::UniqueId;
 use handle::Turn;
 pub(crate) use state::Phase;
@@ -123,9 +129,9 @@ pub(crate) use state::Phase;
 /// ```
 #[derive(Clone)]
 pub struct Communicator {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Resident<Arc<Inner>>,
     /// Where the operations of this clone are put.
-    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) stream: Resident<Arc<CudaStream>>,
     /// How long each may take.
     pub(crate) limit: Duration,
 }
@@ -169,6 +175,16 @@ pub(crate) struct Inner {
     pub(crate) switch: Option<Arc<Switch>>,
     /// How many have it without being able to use it.
     kept: AtomicUsize,
+    /// The launch mode that the program asked for; none where the ranks chose one.
+    pub(crate) asked_mode: Option<LaunchMode>,
+    /// The streams on which operations are not known to be done.
+    pub(crate) in_use: Mutex<Vec<Arc<CudaStream>>>,
+    /// While it is being aborted: the exit of the process waits for that.
+    ending: Mutex<Option<reaper::Pending>>,
+    /// Whether NCCL was left with a launch that had not come to rest.
+    is_unsettled: AtomicBool,
+    /// Whether more than kernels of NCCL's may use lent memory.
+    lends_to_proxies: AtomicBool,
     /// The launch under way that it shares with other communicators.
     launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// What it is to NCCL when it was revoked.
@@ -241,6 +257,28 @@ impl Communicator {
         self.inner.rank
     }
 
+    /// Which rank of the world each of its ranks is, in order: the world of the epoch in which the communicator was made.
+    /// Empty for one that was made without a [`World`](crate::World).
+    ///
+    /// Texts and events say a rank's number in the world beside that in the communicator where they differ.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.world_ranks(), [0]);
+    /// let tp = comm.split("tp", Some(0), 0)?.expect("this rank has a color");
+    /// assert_eq!(tp.world_ranks()[tp.rank()], 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world_ranks(&self) -> &[usize] {
+        let members = self.inner.tracked.track().identity.members.as_deref();
+        members.unwrap_or_default()
+    }
+
     /// The number of ranks.
     ///
     /// ```
@@ -309,14 +347,14 @@ impl Communicator {
     #[must_use]
     pub fn on(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
-            inner: Arc::clone(&self.inner),
-            stream: Arc::clone(stream),
+            inner: self.inner.clone(),
+            stream: Resident::new(Arc::clone(stream)),
             limit: self.limit,
         }
     }
 
     /// The same communicator with another limit for its operations: for the call, and for
-    /// [`Request::wait`](crate::Request::wait).
+    /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment wins over it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -333,7 +371,7 @@ impl Communicator {
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {
         Self {
-            limit,
+            limit: from_outside::operation(limit),
             ..self.clone()
         }
     }
@@ -345,7 +383,7 @@ impl Communicator {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.launch_mode(), Some(nccl::LaunchMode::NonBlocking));
+    /// assert_eq!(comm.launch_mode(), Some(nccl::LaunchMode::BlockingChild));
     /// # Ok(())
     /// # }
     /// ```
@@ -365,9 +403,9 @@ impl Communicator {
             tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
         }
         Self {
-            stream: Arc::clone(&inner.stream),
+            stream: Resident::new(Arc::clone(&inner.stream)),
             limit: inner.timeouts.operation,
-            inner,
+            inner: Resident::new(inner),
         }
     }
 
@@ -389,6 +427,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
+        forked::check().ok()?;
         let board = self.inner.board.as_ref()?;
         if !self.inner.phase.get().is_aborted() {
             return None;
@@ -437,9 +476,16 @@ impl Inner {
     pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
         match (self.blocks, &self.switch) {
             (false, _) => Some(LaunchMode::NonBlocking),
-            (true, Some(_)) => Some(LaunchMode::KillSwitch),
+            (true, Some(_)) => Some(LaunchMode::BlockingChild),
             (true, None) => None,
         }
+    }
+
+    /// Whether NCCL's abort flag is up, also before the communicator counts as aborted.
+    pub(crate) fn is_flag_up(&self) -> bool {
+        self.switch
+            .as_ref()
+            .is_some_and(|switch| switch.is_pulled())
     }
 
     /// The description of an operation that began at `started`.
@@ -458,6 +504,7 @@ impl Inner {
             host: Arc::clone(&self.host),
             pid: std::process::id(),
             epoch: self.epoch(),
+            roster: Arc::clone(self.roster()),
             sequence,
             plan: sequence
                 .filter(|_| kind == OperationKind::Replay)
@@ -465,6 +512,17 @@ impl Inner {
             shape,
             elapsed: started.elapsed(),
         }
+    }
+
+    /// Which ranks of the world, and of its launcher, its ranks are.
+    pub(crate) fn roster(&self) -> &Arc<Roster> {
+        &self.tracked.track().identity.roster
+    }
+
+    /// One of its ranks, as a text about another communicator names it.
+    pub(crate) fn member(&self, rank: usize) -> String {
+        let roster = self.roster();
+        format!("{} of {}", roster.who(&[rank]), roster.named(&self.name))
     }
 
     /// That of the world that made it; 0 where there is none.

@@ -22,6 +22,7 @@ pub(crate) const OPERATION: &str = "the operation's stream";
 const BUFFERS: &str = "the buffer's stream";
 
 const PER_THREAD: sys::CUstream = 0x2 as sys::CUstream;
+const LEGACY: sys::CUstream = 0x1 as sys::CUstream;
 
 /// Whether two handles stand for one stream of one context.
 #[inline]
@@ -130,7 +131,10 @@ pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
 /// in it, and what the operation uses is only borrowed, so that no replay must ever use it.
 #[inline]
 pub(crate) fn is_captured(on: &CudaStream) -> bool {
-    let _ = driver::bind(on.context());
+    // The handle of a default stream means that of the context which is bound: in a group over several devices, the last one's.
+    if on.cu_stream().addr() <= LEGACY.addr() {
+        let _ = driver::bind(on.context());
+    }
     match driver::capture_status(on) {
         Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_) => false,
         Ok(_) => spoil_capture(on),
@@ -183,10 +187,8 @@ fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -
 /// then none does.
 pub(crate) fn is_busy(on: &CudaStream) -> bool {
     let _ = driver::bind(on.context());
-    // SAFETY: the stream lives as long as `on`; the call waits for nothing.
-    let code = unsafe { sys::cuStreamQuery(on.cu_stream()) };
     matches!(
-        code,
+        driver::query(on),
         sys::CUresult::CUDA_ERROR_NOT_READY
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED

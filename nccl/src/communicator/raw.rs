@@ -7,12 +7,14 @@ use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::everybody::Birth;
+use super::from_outside::FromOutside;
 use super::handle::RawComm;
 use super::init::Plan;
 use super::{Communicator, LaunchMode, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::library::Library;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
@@ -100,6 +102,8 @@ impl Communicator {
         stream: &Arc<CudaStream>,
         blocks: bool,
     ) -> Result<Self> {
+        forked::begin()?;
+        let timeouts = FromOutside::of_process()?.over(Timeouts::default());
         let invalid =
             |field, reason: String| Error::new(ErrorKind::InvalidConfig { field, reason });
         let raw = NonNull::new(raw)
@@ -108,7 +112,7 @@ impl Communicator {
         let ask = |call: &'static str, function: Option<Ask>| -> Result<i32> {
             let function = function.ok_or_else(|| ffi::missing(library, call))?;
             let theirs = library.clone();
-            let limit = Timeouts::default().operation;
+            let limit = timeouts.operation;
             let asked = expendable::call(
                 deadline_after(limit),
                 || false,
@@ -142,13 +146,17 @@ impl Communicator {
             world_size: world_size as usize,
             stream: Arc::clone(stream),
             config: &Config::new(),
-            mode: LaunchMode::NonBlocking,
-            timeouts: Timeouts::default(),
+            wish: super::Wish::Asked(LaunchMode::NonBlocking),
+            timeouts,
             abort_signal: AbortSignal::new(),
             company: None,
-            birth: Birth::begin(name, rank as usize, &Timeouts::default()),
+            members: None,
+            birth: Birth::begin(name, rank as usize, &timeouts),
         };
-        Ok(Self::of(plan.prepare()?.adopt(raw, blocks)))
+        let inner = plan.prepare()?.adopt(raw, blocks);
+        // What else was registered with it, or captured, is not known here.
+        inner.lends_to_proxies();
+        Ok(Self::of(inner))
     }
 
     /// NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
@@ -169,6 +177,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn as_raw(&self) -> Option<sys::ncclComm_t> {
+        forked::check().ok()?;
         let pointer = self.inner.handle.pointer();
         pointer.filter(|_| self.inner.phase.get() == State::Ready)
     }

@@ -7,11 +7,11 @@ use cudarc::driver::CudaStream;
 use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
 use super::state::retire;
-use super::{Inner, Pins, State, Switch, Timeouts};
+use super::{Inner, Pins, State, Switch, Timeouts, lock};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::reaper;
-use crate::supervision::{Board, Cause, inside};
+use crate::supervision::{Board, Cause, Roster, inside};
 use crate::time::deadline_after;
 
 /// What is left of a communicator that was dropped.
@@ -21,9 +21,11 @@ struct Remains {
     switch: Option<Arc<Switch>>,
     name: Arc<str>,
     rank: usize,
+    roster: Arc<Roster>,
     timeouts: Timeouts,
     pins: Option<Pins>,
     stream: Arc<CudaStream>,
+    in_use: Vec<Arc<CudaStream>>,
     board: Option<Arc<Board>>,
     abort_signal: AbortSignal,
 }
@@ -41,6 +43,7 @@ impl Drop for Inner {
                     self.pins.take(),
                     Arc::clone(&self.context),
                     Arc::clone(&self.stream),
+                    std::mem::take(&mut *lock(&self.in_use)),
                 ));
             }
             return;
@@ -51,9 +54,11 @@ impl Drop for Inner {
             switch: self.switch.take(),
             name: Arc::clone(&self.name),
             rank: self.rank,
+            roster: Arc::clone(self.roster()),
             timeouts: self.timeouts,
             pins: self.pins.take(),
             stream: Arc::clone(&self.stream),
+            in_use: std::mem::take(&mut *lock(&self.in_use)),
             board: self.board.take(),
             abort_signal: self.abort_signal.clone(),
         };
@@ -83,23 +88,27 @@ fn reap(remains: Remains) {
         },
         |way, raw| free_with(&remains.library, way, raw, switch.map(|switch| &**switch)),
     );
+    let (rank, roster) = (remains.rank, &remains.roster);
     if let Err(unsettled) = retired.settled {
         tracing::warn!(
             name: "nccl.comm.unclean",
             target: "nccl",
             comm = &*remains.name,
-            rank = remains.rank,
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.other_world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
             ?unsettled,
             "a dropped communicator could not be finalized and was aborted"
         );
     }
     if retired.freed.is_err() {
         if let (true, Some(board)) = (at_fault(), &board) {
-            board.conclude(false);
+            board.conclude(false, false);
         }
         let why = "it was dropped, and NCCL did not give it back";
-        crate::events::leaked_communicator(&remains.name, remains.rank, why);
-        std::mem::forget((remains.pins, remains.stream));
+        crate::events::leaked_communicator((&remains.name, roster), rank, why);
+        std::mem::forget((remains.pins, remains.stream, remains.in_use));
     }
     // Only now: what other ranks wait for is over here, and the line may say goodbye.
     drop(board);

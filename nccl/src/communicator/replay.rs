@@ -74,11 +74,15 @@ impl Inner {
         if is_marked {
             watchdog::after(issue);
         }
-        let left = self.leave(frame, join);
+        let left = frame.leave(self, join);
         drop(inside);
+        let has_ended = match &left {
+            Left::Ordered(_) => true,
+            Left::InCapture => self.outlast(frame, self.patience_with_captures()).is_some(),
+        };
         let ordered = match left {
             Left::Ordered(ordered) => ordered,
-            Left::StillCaptured { .. } if launched.is_ok() => {
+            Left::InCapture if launched.is_ok() && !has_ended => {
                 let (kind, now) = (OperationKind::Replay, Instant::now());
                 let error = order::captured(order::OPERATION)
                     .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
@@ -86,9 +90,7 @@ impl Inner {
                 self.abort_in_background(&error);
                 return Err(error);
             }
-            Left::Captured(_) | Left::StillCaptured { .. } => {
-                Err(order::captured(order::OPERATION))
-            }
+            Left::InCapture => Err(order::captured(order::OPERATION)),
         };
         match (launched, ordered) {
             (Ok(()), Ok(())) => Ok(sequence),

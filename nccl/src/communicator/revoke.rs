@@ -7,6 +7,10 @@
 //! on it is to be shrunk, and to be aborted, which happens when the last handle is dropped: a destroy could
 //! wait for ranks that are gone.
 //!
+//! Where calls block, only the abort of the idle parent brings a thread out of the child, and NCCL could shrink a revoked
+//! child only by a call that nothing ends. There both are aborted, which ends and lets go of the same, and a shrink makes
+//! a new communicator.
+//!
 //! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +19,14 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::free::free;
+use super::free::{free, within};
 use super::handle::{RawComm, Unsettled, settle, state};
 use super::lifecycle::{Outcome, Why};
 use super::state::Way;
-use super::{Communicator, Inner, lock};
+use super::{Communicator, Inner, State, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, FaultClass};
@@ -38,19 +43,20 @@ pub(crate) struct Revocation {
 
 impl Communicator {
     /// Ends what is under way on this communicator, on all of its ranks, and all that would come: only
-    /// [`shrink`](Self::shrink) is left, by NCCL's own way, as long as no rank is gone.
+    /// [`shrink`](Self::shrink) is left; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by NCCL's own
+    /// way, as long as no rank is gone.
     ///
     /// Every rank is told, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
     /// fault of the class [`Revoked`](FaultClass::Revoked). This returns when all have stopped, or are gone, or
     /// their time is up (3 s unless set). Any rank may call it, from any thread.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] before NCCL 2.28.7; nothing has happened then.
-    /// [`ErrorKind::InvalidConfig`] when its calls block. [`ErrorKind::Aborted`] when it had ended before, or
+    /// [`ErrorKind::Unsupported`] in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) before NCCL 2.28.7;
+    /// nothing has happened then. [`ErrorKind::InvalidConfig`] when it was made elsewhere and its calls block. [`ErrorKind::Aborted`] when it had ended before, or
     /// ends for another reason at the same moment. [`ErrorKind::TimedOut`] when NCCL did not come back within
     /// the abort limit: it is leaked then.
     ///
-    /// Wraps `ncclCommRevoke`.
+    /// Wraps `ncclCommRevoke`; in [`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild) `ncclCommAbort`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,12 +84,15 @@ impl Communicator {
 
 impl Inner {
     fn revoke(self: &Arc<Self>, reason: &str) -> Result<()> {
-        self.library.function(sys::Api::ncclCommRevoke)?;
-        if self.blocks {
+        forked::check()?;
+        if !self.blocks {
+            self.library.function(sys::Api::ncclCommRevoke)?;
+        }
+        if self.blocks && self.switch.is_none() {
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "blocking",
                 reason: String::from(
-                    "a communicator whose calls block cannot be revoked: abort it",
+                    "a communicator that was made elsewhere and whose calls block cannot be revoked: abort it",
                 ),
             }));
         }
@@ -92,13 +101,23 @@ impl Inner {
             return Err(self.out_of_use());
         }
         match self.carry_out_abort() {
-            Outcome::Freed if self.is_revoked() => Ok(()),
+            Outcome::Freed if self.ended_by_revoke() => Ok(()),
             // Something else has ended it on all ranks, or NCCL refused.
             Outcome::Freed => Err(self.out_of_use()),
             Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
-                what: String::from("ncclCommRevoke"),
+                what: String::from(match self.blocks {
+                    true => "ncclCommAbort",
+                    false => "ncclCommRevoke",
+                }),
                 limit: self.timeouts.abort,
             })),
+        }
+    }
+
+    /// One that is being revoked is of use to a shrink when that is over, which may be later than its errors.
+    pub(super) fn wait_until_revoked(&self) {
+        if !self.blocks && self.phase.get() == State::Aborting && self.is_to_be_revoked() {
+            self.wait_for_the_end();
         }
     }
 
@@ -115,13 +134,7 @@ impl Inner {
     /// Instead of the end of `raw`, where all ranks only want it revoked: whether that is done. On a thread that
     /// may be given up.
     pub(super) fn revoke_instead(&self, raw: RawComm) -> bool {
-        // What all ranks say is right. Before it has come back, what this one said.
-        let fault = self.board.as_ref().and_then(|board| board.fault());
-        let is_to_be = match fault {
-            Some(fault) => fault.class() == FaultClass::Revoked,
-            None => self.revocation.wanted.load(Ordering::Acquire),
-        };
-        if !is_to_be || self.blocks {
+        if self.blocks || !self.is_to_be_revoked() {
             return false;
         }
         match self.revoke_raw(raw) {
@@ -133,6 +146,23 @@ impl Inner {
                 tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", ?unsettled, "not revoked but aborted");
                 false
             }
+        }
+    }
+
+    fn is_to_be_revoked(&self) -> bool {
+        // What all ranks say is right. Before it has come back, what this one said.
+        let fault = self.board.as_ref().and_then(|board| board.fault());
+        match fault {
+            Some(fault) => fault.class() == FaultClass::Revoked,
+            None => self.revocation.wanted.load(Ordering::Acquire),
+        }
+    }
+
+    /// Whether a revoke is why it has ended.
+    fn ended_by_revoke(&self) -> bool {
+        match self.blocks {
+            true => self.is_to_be_revoked(),
+            false => self.is_revoked(),
         }
     }
 
@@ -156,6 +186,28 @@ impl Inner {
             deadline_after(self.timeouts.abort),
             || false,
         )
+    }
+
+    /// Aborts one that was revoked: NCCL does not shrink it any more.
+    pub(super) fn abort_revoked(self: &Arc<Self>) -> Outcome {
+        let inner = Arc::clone(self);
+        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+            // Behind a call that is under way.
+            let _handle = inner.handle.wait_for_it();
+            let freed = match lock(&inner.revocation.kept).take() {
+                Some(raw) => free(&inner.library, Way::Abort, raw).is_ok(),
+                None => true,
+            };
+            if !freed {
+                // NCCL may still use what it was lent.
+                std::mem::forget(Arc::clone(&inner));
+            }
+            freed
+        });
+        match freed {
+            Some(true) => Outcome::Freed,
+            _ => Outcome::Leaked,
+        }
     }
 
     /// The last handle of one that was revoked is dropped.

@@ -6,13 +6,17 @@
 
 use std::time::Instant;
 
-use super::build::same_mode;
+use super::build::common_mode;
+use super::from_outside::FromOutside;
 use super::init::Prepared;
-use super::{Communicator, CommunicatorBuilder, LaunchMode};
+use super::launch_mode::Wish;
+use super::{Communicator, CommunicatorBuilder};
 use crate::error::{Error, Result};
 use crate::events;
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::rendezvous;
+use crate::supervision::Roster;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
@@ -116,6 +120,7 @@ impl Communicator {
         key: i64,
         set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
     ) -> Result<Option<Self>> {
+        forked::check()?;
         let started = Instant::now();
         let made = self
             .split_in(name, Choice { color, key }, set)
@@ -139,6 +144,7 @@ impl Communicator {
         choice: Choice,
         set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
     ) -> Result<Option<Self>> {
+        let outside = FromOutside::of_process()?;
         let choices = self.exchange(&choice.to_bytes())?;
         let choices: Vec<Choice> = choices
             .chunks(Choice::LEN)
@@ -155,7 +161,8 @@ impl Communicator {
             .position(|&member| member == self.rank())
             .map(|rank| {
                 let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
-                let builder = set(builder);
+                let mut builder = set(builder);
+                builder.timeouts = outside.over(builder.timeouts);
                 let (prepared, id) = builder.prepare_split(rank == 0)?;
                 Ok(Part {
                     prepared,
@@ -179,25 +186,26 @@ impl Communicator {
             if answers[member][0] == FAILED {
                 let text = unpack(answers[member]);
                 return Err(Error::rendezvous(format!(
-                    "rank {member} of {:?} cannot take part in {name:?}: {}",
-                    self.name(),
+                    "{} cannot take part in {name:?}: {}",
+                    self.inner.member(member),
                     String::from_utf8_lossy(text)
                 )));
             }
-            let who = || format!("rank {member} of {:?}", self.name());
-            same_mode(prepared.mode(), answers[member].get(MODE), who)?;
         }
+        let wish_of = |&member: &usize| answers[member].get(MODE).copied().and_then(Wish::of_code);
+        let wishes: Vec<_> = members.iter().map(wish_of).collect();
+        let who = |member: usize| self.inner.member(members[member]);
+        let prepared = prepared.in_mode(common_mode(&wishes, who)?);
         let sealed = unpack(answers[members[0]]);
         let id = rendezvous::open(&job, epoch, &short(name), sealed).map_err(|why| {
             Error::rendezvous(format!(
-                "the token of {name:?} from rank {} of {:?} cannot be used: {why}; do all ranks of this \
-                 colour name it alike?",
-                members[0],
-                self.name()
+                "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
+                self.inner.member(members[0])
             ))
         })?;
         let rank = members.iter().position(|&member| member == self.rank());
-        let span = events::init_span(name, rank.unwrap_or_default(), members.len());
+        let roster = self.roster_of(&members);
+        let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
         let _entered = span.enter();
         // When this one ends meanwhile, some ranks may not have come so far.
         let is_void = || self.inner.phase.get().is_aborted();
@@ -207,6 +215,16 @@ impl Communicator {
             false => error,
         })?;
         Ok(Some(Self::of(inner)))
+    }
+
+    /// Which ranks of the world its ranks `members` are.
+    fn roster_of(&self, members: &[usize]) -> Roster {
+        let board = self.inner.board.as_ref();
+        board.map_or_else(Roster::default, |board| {
+            let (line, ranks) = board.line();
+            let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
+            Roster::of(line, &ranks)
+        })
     }
 
     /// The job's name and epoch, where the ranks met in one.
@@ -248,22 +266,22 @@ fn answer(
     prepared: &Option<Result<Part>>,
     seal: impl FnOnce(&UniqueId) -> Vec<u8>,
 ) -> [u8; ANSWER] {
-    let (kind, mode, bytes) = match prepared {
-        None => (READY, LaunchMode::default(), Vec::new()),
+    let (kind, wish, bytes) = match prepared {
+        None => (READY, Wish::Either, Vec::new()),
         Some(Ok(part)) => {
             let id = part.id.as_ref().map(seal);
-            (READY, part.prepared.mode(), id.unwrap_or_default())
+            (READY, part.prepared.wish(), id.unwrap_or_default())
         }
         Some(Err(error)) => {
             let text = error.kind().to_string().into_bytes();
-            (FAILED, LaunchMode::default(), text)
+            (FAILED, Wish::Either, text)
         }
     };
     let mut answer = [0; ANSWER];
     let len = bytes.len().min(ANSWER - HEAD);
     answer[0] = kind;
     answer[1..MODE].copy_from_slice(&(len as u16).to_le_bytes());
-    answer[MODE] = mode.code();
+    answer[MODE] = wish.code();
     answer[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
     answer
 }

@@ -39,11 +39,11 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU8, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 #[cfg(loom)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 #[cfg(not(loom))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -192,6 +192,9 @@ pub(crate) struct Phase {
     /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
     freed: Mutex<Option<bool>>,
     freed_bell: Condvar,
+    /// Whether nothing of NCCL's uses lent memory any more, on any rank that can be reached, although an abort has not come
+    /// back.
+    let_go: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -206,6 +209,7 @@ impl Phase {
             reason: Mutex::new(None),
             freed: Mutex::new(None),
             freed_bell: Condvar::new(),
+            let_go: AtomicBool::new(false),
         }
     }
 
@@ -254,6 +258,16 @@ impl Phase {
     /// The aborting caller waited long enough.
     pub(crate) fn leaked(&self) -> bool {
         self.step(State::Aborting, State::Leaked)
+    }
+
+    /// Nothing of NCCL's uses lent memory any more.
+    pub(crate) fn let_go(&self) {
+        self.let_go.store(true, Ordering::Release);
+    }
+
+    /// Whether an error of an operation may be handed out.
+    pub(crate) fn has_let_go(&self) -> bool {
+        self.let_go.load(Ordering::Acquire) || self.get().is_final()
     }
 
     /// Tells those who wait for it whether NCCL let go of the communicator.

@@ -22,7 +22,7 @@
 //! ended, in nanoseconds since the switch was made, until the guard replaces it by why it ended the call. The
 //! call takes the word back when it comes out, and so learns of that exactly if the guard was first.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,6 @@ use super::handle::{RawComm, Unsettled};
 use super::state::{Phase, Way};
 use crate::abort::AbortSignal;
 use crate::library::Library;
-use crate::time::later;
 
 const NOBODY: u64 = 0;
 /// The guard ended the call because its limit passed.
@@ -53,6 +52,8 @@ pub(crate) struct Switch {
     /// Held by a thread that finalizes the child.
     finalizing: Mutex<()>,
     until: AtomicU64,
+    /// Whether the flag is up, or about to be: what ends on a stream from then on need not have been done.
+    pulled: AtomicBool,
     /// Calls so far; written under the child's lock.
     calls: AtomicU64,
     made: Instant,
@@ -71,6 +72,19 @@ enum Parent {
     Freed,
     /// NCCL did not let go of it.
     Leaked,
+}
+
+/// The parent, under its lock.
+pub(super) struct HeldParent<'s>(MutexGuard<'s, Parent>);
+
+impl HeldParent<'_> {
+    /// NCCL's pointer, unless the parent has ended.
+    pub(super) fn raw(&self) -> Option<RawComm> {
+        match *self.0 {
+            Parent::Idle(raw) => Some(raw),
+            _ => None,
+        }
+    }
 }
 
 /// What a look from outside found.
@@ -93,6 +107,7 @@ impl Switch {
             slot: Mutex::new(None),
             finalizing: Mutex::new(()),
             until: AtomicU64::new(NOBODY),
+            pulled: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             made: Instant::now(),
             abort_signal: abort_signal.clone(),
@@ -131,11 +146,19 @@ impl Switch {
     /// as NCCL likes. Whether NCCL let go of the parent.
     pub(crate) fn pull(&self) -> bool {
         let mut parent = self.parent.lock();
+        // Before the flag, so that a thread which sees an end that the flag brought about sees this as well.
+        self.pulled.store(true, Ordering::SeqCst);
         if let Parent::Idle(raw) = *parent {
             let freed = super::free::free(&self.library, Way::Abort, raw).is_ok();
             *parent = if freed { Parent::Freed } else { Parent::Leaked };
         }
         !matches!(*parent, Parent::Leaked)
+    }
+
+    /// Whether the flag is up, which may be before the communicator counts as aborted: the guard raises it for a call that
+    /// takes too long, and the thread of that call begins the abort when it has come out.
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.pulled.load(Ordering::SeqCst)
     }
 
     /// Lets `end` bring the parent to its end: its own locks are held meanwhile, so that nobody else calls NCCL
@@ -145,6 +168,12 @@ impl Switch {
             Parent::Idle(raw) => Some(end(raw)),
             _ => None,
         }
+    }
+
+    /// The idle parent, which nothing else calls while it is held; for a communicator that is made from it. `None` where
+    /// another thread has it until `deadline`.
+    pub(super) fn hold_parent(&self, deadline: Instant) -> Option<HeldParent<'_>> {
+        self.parent.try_lock_until(deadline).map(HeldParent)
     }
 
     /// The parent, to be destroyed by the caller, who says how that went.
@@ -177,13 +206,13 @@ impl Switch {
     /// A call enters the child, under its lock, and may be there until `limit` after `started`.
     #[inline]
     pub(crate) fn enter(&self, started: Instant, limit: Duration) -> Inside<'_> {
-        let until = later(started, limit).saturating_duration_since(self.made);
+        let started = nanoseconds(started.saturating_duration_since(self.made));
+        let until = started.saturating_add(nanoseconds(limit));
         let calls = self.calls.load(Ordering::Relaxed);
         self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
         // The guard goes to sleep after it has said so and then found this to be nobody; so one of the two
         // sees the other.
-        self.until
-            .store(nanoseconds(until).clamp(1, LATEST), Ordering::SeqCst);
+        self.until.store(until.clamp(1, LATEST), Ordering::SeqCst);
         guard::stay_awake();
         Inside(self)
     }

@@ -28,8 +28,14 @@ enum Refused {
     Before(usize, Error),
     /// NCCL was asked, and no communicator of the group can be used again.
     Underway(usize, Error),
-    /// The same; of those that are true, a capture that does not end has taken the work.
-    Captured(Vec<bool>, usize, Error),
+    /// The same; of those that are true, another thread's capture may have taken the work.
+    InCapture {
+        captured: Vec<bool>,
+        /// Whether all else is on the streams.
+        is_settled: bool,
+        at: usize,
+        error: Error,
+    },
 }
 
 const KIND: OperationKind = OperationKind::Group;
@@ -54,7 +60,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             })
             .collect()),
         Err(refused) => {
-            let (Refused::Before(at, _) | Refused::Underway(at, _) | Refused::Captured(_, at, _)) =
+            let (Refused::Before(at, _) | Refused::Underway(at, _) | Refused::InCapture { at, .. }) =
                 refused;
             let inner = &all[at].comm.inner;
             let describe = || inner.operation(KIND, Shape::default(), None, started);
@@ -67,9 +73,21 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     abandon_all(all, at, &error);
                     error
                 }
-                Refused::Captured(captured, _, error) => {
+                Refused::InCapture {
+                    captured,
+                    is_settled,
+                    error,
+                    ..
+                } => {
                     let error = error.during(describe);
-                    abandon_the_rest(all, &captured, &error);
+                    let lent = Lent::of(inner);
+                    let captured = outlast_all(all, &captured);
+                    match is_settled && captured.contains(&true) {
+                        true => abandon_the_rest(all, &captured, &error),
+                        // What has not settled may still come to the stream.
+                        false => abandon_all(all, at, &error),
+                    }
+                    std::mem::forget(lent);
                     error
                 }
             };
@@ -78,12 +96,28 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     }
 }
 
+/// Waits for the ends of the captures that were in the way, for all of them until one deadline; which have not ended.
+fn outlast_all(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
+    let both = || all.iter().zip(captured);
+    let in_the_way = both().filter(|(_, captured)| **captured);
+    let deadline = in_the_way
+        .map(|(group, _)| group.comm.inner.patience_with_captures())
+        .min();
+    both()
+        .map(|(group, captured)| {
+            let frame = &group.frame;
+            let deadline = deadline.filter(|_| *captured);
+            deadline.is_some_and(|deadline| group.comm.inner.outlast(frame, deadline).is_none())
+        })
+        .collect()
+}
+
 /// All at once: an abort may wait until its neighbours in the group are aborted as well. First that of number
 /// `at`, so that what all ranks tell is what the call returns.
 fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
-    let lent = Lent;
+    let lent = Lent::of(&all[at].comm.inner);
     let first = std::iter::once(&all[at]);
-    let all_of_them = first.chain(all).map(|group| &group.comm.inner);
+    let all_of_them = first.chain(all).map(|group| &*group.comm.inner);
     abort_together(all_of_them, || reason.into());
     for group in all {
         group.comm.inner.abandon(reason, &group.frame);
@@ -93,13 +127,14 @@ fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
 
 /// Aborts all. Those of which a capture that does not end has all the work are not waited for: NCCL waits for that capture.
 fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
-    let lent = Lent;
+    let Some(first) = all.first() else { return };
+    let lent = Lent::of(&first.comm.inner);
     let is_captured = |inner: &Arc<Inner>| {
         let both = all.iter().zip(captured);
         let mut own = both.filter(|(group, _)| Arc::ptr_eq(&group.comm.inner, inner));
         own.all(|(_, captured)| *captured)
     };
-    let inners = || all.iter().map(|group| &group.comm.inner);
+    let inners = || all.iter().map(|group| &*group.comm.inner);
     for inner in inners().filter(|inner| is_captured(inner)) {
         inner.abort_in_background(reason);
     }
@@ -115,7 +150,7 @@ fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
 }
 
 fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused> {
-    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &group.comm.inner).collect();
+    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &*group.comm.inner).collect();
     inners.sort_by_key(|inner| Arc::as_ptr(inner));
     inners.dedup_by_key(|inner| Arc::as_ptr(inner));
     let mut handles: Vec<Guard<'_>> = Vec::with_capacity(inners.len());
@@ -160,7 +195,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let _inside = inside::enter(&first.comm.inner, Place::Issue, first.comm.limit);
 
     // 2. and 3.
-    let lent = Lent;
+    let lent = Lent::of(&first.comm.inner);
     let mut sequences = Vec::with_capacity(all.len());
     let mut tickets = Vec::with_capacity(all.len());
     let company = Company::enter(all, started);
@@ -193,10 +228,19 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             recorded::call_each(batch, &calls, &mut handle.recorder)
         })
     });
-    let launched = match company
-        .leave()
-        .and(made.map_err(|failure| (0, first.comm.inner.failed_inside(failure, first.comm.limit))))
-    {
+    // The abort of one of them brings the thread out of the calls on all.
+    let ended = |at: usize| {
+        let is_ending = |group: &Group<'_>| group.comm.inner.interrupted();
+        let ending = || all.iter().position(is_ending);
+        let at_first = Some(at).filter(|&at| is_ending(&all[at]));
+        at_first.or_else(ending).unwrap_or(at)
+    };
+    let failed = |failure| {
+        let at = ended(0);
+        let Communicator { inner, limit, .. } = all[at].comm;
+        (at, inner.failed_inside(failure, *limit))
+    };
+    let launched = match company.leave().and(made.map_err(failed)) {
         Ok(Progress::Done) => Ok(()),
         Ok(Progress::Pending) => {
             let shares = |launch: Option<Arc<SharedLaunch>>| {
@@ -212,18 +256,20 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                 .enumerate()
                 .try_for_each(|(at, (group, raw))| {
                     // An abort of one waits for all locks, so it ends the wait for each.
-                    let ended = || all.iter().any(|group| group.comm.inner.interrupted());
+                    let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
                     let comm = group.comm;
-                    let settled = comm.inner.settled(*raw, started, comm.limit, ended);
+                    let settled = comm.inner.settled(*raw, started, comm.limit, is_ended);
                     settled.map_err(|error| (at, error))
                 });
-            if settled.is_ok() {
-                shares(None);
+            match settled {
+                Ok(()) => shares(None),
+                Err(_) => inners.iter().for_each(|inner| inner.left_unsettled()),
             }
             settled
         }
         Err(failed) => Err(failed),
     };
+    let launched = launched.map_err(|(at, error)| (ended(at), error));
 
     for (group, (ticket, marked)) in all.iter().zip(tickets) {
         handles[handle_of(group.comm)]
@@ -238,24 +284,25 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
     for (at, group) in all.iter().enumerate() {
         let join = &handles[handle_of(group.comm)].join;
-        let left = group.comm.inner.leave(&group.frame, join);
-        captured.push(matches!(left, Left::StillCaptured { .. }));
+        let left = group.frame.leave(&group.comm.inner, join);
+        captured.push(matches!(left, Left::InCapture));
         let left = match left {
             Left::Ordered(ordered) => ordered,
-            Left::Captured(_) | Left::StillCaptured { .. } => {
-                Err(order::captured(order::OPERATION))
-            }
+            Left::InCapture => Err(order::captured(order::OPERATION)),
         };
         ordered = ordered.and(left.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);
-    // What has not settled may still come to the stream.
-    match (launched, ordered) {
-        (Ok(()), Ok(())) => Ok(sequences),
-        (Ok(()), Err((at, error))) if captured.contains(&true) => {
-            Err(Refused::Captured(captured, at, error))
-        }
-        (Err((at, error)), _) | (Ok(()), Err((at, error))) => Err(Refused::Underway(at, error)),
+    let is_settled = launched.is_ok();
+    match launched.and(ordered) {
+        Ok(()) => Ok(sequences),
+        Err((at, error)) if captured.contains(&true) => Err(Refused::InCapture {
+            captured,
+            is_settled,
+            at,
+            error,
+        }),
+        Err((at, error)) => Err(Refused::Underway(at, error)),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::all_to_all::Algorithm;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::reduce::ReduceOp;
 
 impl Communicator {
@@ -29,6 +30,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn warm_up(&self, limit: Duration) -> Result<()> {
+        forked::check()?;
         let started = Instant::now();
         let left = || limit.saturating_sub(started.elapsed());
         // A stream of its own, so that work on the user's is neither waited for nor timed.

@@ -13,6 +13,8 @@ use super::warning::Class;
 use super::words::Interface;
 use nccl_sys::Version;
 
+use crate::communicator::IDLE_PARENT;
+
 /// What is longer is cut: NCCL's longest line lists the ranks of a ring.
 const LONGEST_LINE: usize = 16 << 10;
 /// Texts that are kept.
@@ -287,7 +289,10 @@ fn fact(process: &mut Process, message: Message<'_>) {
         }
         Message::NoPeerAccess(text) => add(&mut process.no_peer_access, cut(text)),
         Message::Variable { name, value } => put(&mut process.variables, name, cut(value)),
-        Message::Config { field, value } => put(&mut process.config, field, cut(value)),
+        Message::Config { field, value } => {
+            process.has_idle_parents |= field == "Comm name" && value.ends_with(IDLE_PARENT);
+            put(&mut process.config, field, cut(value));
+        }
         Message::Tuning {
             operation,
             algorithm,

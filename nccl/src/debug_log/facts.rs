@@ -57,6 +57,8 @@ pub struct Process {
     pub retries: Vec<Retry>,
     /// What it warned about; the same text once.
     pub warnings: Vec<Warning>,
+    /// It has communicators of launch mode `BlockingChild`, each of which is two to NCCL.
+    pub(super) has_idle_parents: bool,
     /// Warnings beyond the first ones, which are not kept.
     pub more_warnings: u64,
     /// Where in NCCL's source a function first returned an error, and its code (`ncclResult_t`).

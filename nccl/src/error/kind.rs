@@ -58,6 +58,27 @@ pub enum ErrorKind {
         error: DriverError,
     },
 
+    /// There is no CUDA driver.
+    #[error(
+        "there is no CUDA driver here: {looked_for} cannot be loaded ({reason}); it comes with NVIDIA's driver, and into a container \
+         with `--gpus`"
+    )]
+    NoDriver {
+        /// The name of the library.
+        looked_for: &'static str,
+        /// What the dynamic linker says.
+        reason: String,
+    },
+
+    /// A device that this process does not have.
+    #[error("device {ordinal} does not exist: {}", visible(*devices))]
+    NoSuchDevice {
+        /// The device that was given.
+        ordinal: usize,
+        /// The number of devices that the process sees.
+        devices: usize,
+    },
+
     /// A buffer has the wrong number of elements.
     #[error("{buffer} has {given} elements, needed are {needed} ({rule})")]
     Length {
@@ -225,7 +246,8 @@ pub enum ErrorKind {
     #[error("{0} cannot be weighed and added up: f32, f16 and bf16 can")]
     NotWeighed(crate::DataType),
 
-    /// A deadline passed.
+    /// A deadline passed: on this rank, or on another one, which ended the communicator
+    /// ([`Error::fault`](crate::Error::fault)).
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {
         /// What was waited for.
@@ -273,6 +295,17 @@ pub enum ErrorKind {
         state: &'static str,
     },
 
+    /// This process was forked from one that had used this crate. Nothing was done, and what the other process has is as good
+    /// as before.
+    #[error(
+        "this process was forked from process {made_by}, to which everything belongs that was made there: use it there, fork \
+         before the first use, or start a program in the child (exec)"
+    )]
+    Forked {
+        /// The process that used this crate first.
+        made_by: u32,
+    },
+
     /// Ranks could not find each other, or disagree.
     #[error("rendezvous: {reason}")]
     Rendezvous {
@@ -303,6 +336,28 @@ pub enum ErrorKind {
         /// The system's error.
         error: std::io::Error,
     },
+}
+
+/// Which devices there are.
+fn visible(devices: usize) -> String {
+    match devices {
+        0 => String::from("this process sees none; look at CUDA_VISIBLE_DEVICES"),
+        1 => String::from(
+            "this process sees one, which is 0; look at CUDA_VISIBLE_DEVICES, and start no more ranks on a host than it \
+             has devices",
+        ),
+        _ => format!(
+            "this process sees {devices}, which are 0 to {}; look at CUDA_VISIBLE_DEVICES, and start no more ranks on a host \
+             than it has devices",
+            devices - 1
+        ),
+    }
+}
+
+impl ErrorKind {
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::Queued { .. })
+    }
 }
 
 /// Which ranks there are.

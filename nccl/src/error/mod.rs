@@ -18,7 +18,7 @@ use cudarc::driver::DriverError;
 
 use crate::operation::Operation;
 use crate::rendezvous::Unfinished;
-use crate::supervision::Fault;
+use crate::supervision::{Fault, FaultClass};
 
 pub use self::failure::NcclFailure;
 pub use self::kind::{ErrorKind, StreamRefusal};
@@ -53,6 +53,10 @@ struct Inner {
     operation: Option<Operation>,
     /// What ended the communicator on all of its ranks.
     fault: Option<Arc<Fault>>,
+    /// Whether the kind is that of the fault, and not of what this rank saw.
+    is_told: bool,
+    /// What this rank saw, where the kind is that of the fault.
+    seen: Option<ErrorKind>,
     /// What the end of the communicator left open.
     also: Option<String>,
     /// How an exchange between the ranks ended, if it is about one.
@@ -65,6 +69,8 @@ impl Error {
             kind: kind.into(),
             operation: None,
             fault: None,
+            is_told: false,
+            seen: None,
             also: None,
             unfinished: None,
         }))
@@ -100,13 +106,21 @@ impl Error {
         self
     }
 
-    /// Says what ended the communicator on all of its ranks, and what is left open. Only the rank that it
-    /// began with has seen more than that: it keeps its own kind of error.
+    /// Says what ended the communicator on all of its ranks, and what is left open. The kind is one that goes with the
+    /// class of the fault, on all ranks: what a rank saw itself remains where it does, and on the rank that told first.
     pub(crate) fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
-        if !own || matches!(self.0.kind, ErrorKind::Aborted { .. }) {
-            self.0.kind = ErrorKind::Aborted {
-                reason: fault.to_string(),
-            };
+        let told = fault.kind();
+        let remains = match &self.0.kind {
+            ErrorKind::Aborted { .. } => false,
+            // A call that ends a communicator on purpose may itself run out of time.
+            kind if kind.is_timeout() => told.is_timeout() || (own && fault.is_on_purpose()),
+            _ => own && !told.is_timeout(),
+        };
+        if !remains {
+            let seen = std::mem::replace(&mut self.0.kind, told);
+            self.0.is_told = true;
+            self.0.seen =
+                Some(seen).filter(|seen| own && !matches!(seen, ErrorKind::Aborted { .. }));
         }
         self.0.fault = Some(Arc::clone(fault));
         self.0.also = also.map(str::to_owned);
@@ -141,9 +155,9 @@ impl Error {
     /// What went wrong.
     ///
     /// ```
-    /// # use nccl::{ErrorKind, UniqueId};
-    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
-    /// assert!(matches!(error.kind(), ErrorKind::Load(_)));
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let error = nccl::device(1000).unwrap_err();
+    /// assert!(matches!(error.kind(), nccl::ErrorKind::NoSuchDevice { .. }));
     /// ```
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
@@ -153,7 +167,8 @@ impl Error {
     /// The operation in which it arose, if it arose in one.
     ///
     /// ```
-    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let error = nccl::device(1000).unwrap_err();
     /// assert!(error.operation().is_none());
     /// ```
     #[must_use]
@@ -169,7 +184,7 @@ impl Error {
     /// ```
     /// # fn show(error: nccl::Error) {
     /// if let Some(fault) = error.fault() {
-    ///     println!("it began on rank {}: {}", fault.rank(), fault.cause());
+    ///     println!("it began on rank {:?}: {}", fault.culprit(), fault.cause());
     /// }
     /// # }
     /// ```
@@ -178,17 +193,22 @@ impl Error {
         self.0.fault.as_deref()
     }
 
-    /// Whether a deadline passed.
+    /// Whether the kind is that of the fault which another rank, or the program, began.
+    pub(crate) fn is_told(&self) -> bool {
+        self.0.is_told
+    }
+
+    /// Whether a deadline passed: here, or on whichever rank that ended the communicator. The same on all ranks of a
+    /// communicator that was ended ([`FaultClass::TimedOut`](crate::FaultClass::TimedOut)).
     ///
     /// ```
-    /// let error = nccl::Library::load_from("/no/such/libnccl.so.2").unwrap_err();
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let error = nccl::device(1000).unwrap_err();
     /// assert!(!error.is_timeout());
     /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        matches!(
-            self.0.kind,
-            ErrorKind::TimedOut { .. } | ErrorKind::Queued { .. }
-        )
+        let is_of_all = |fault: &Fault| fault.class() == FaultClass::TimedOut;
+        self.0.kind.is_timeout() || self.fault().is_some_and(is_of_all)
     }
 }

@@ -11,6 +11,7 @@ impl Error {
     /// What can be done about it, where that is known.
     pub(crate) fn hint(&self) -> Option<&str> {
         match &self.0.kind {
+            _ if self.is_told() => self.0.fault.as_ref()?.hint(),
             ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),
             ErrorKind::TimedOut { .. } => Some(
                 "a rank that did not call the same operation, or whose process died, makes the \
@@ -56,9 +57,9 @@ impl Error {
             (Some(operation), Some(fault)) => {
                 write!(f, "nccl: {operation}")?;
                 // What this rank saw itself, where that is more than what all tell.
-                let is_the_same = matches!(&self.0.kind, ErrorKind::Aborted { reason } if *reason == fault.to_string());
-                if !is_the_same {
-                    write!(f, "\n  seen here:  {}", self.0.kind)?;
+                let own = (!self.0.is_told).then_some(&self.0.kind);
+                if let Some(seen) = own.or(self.0.seen.as_ref()) {
+                    write!(f, "\n  seen here:  {seen}")?;
                 }
                 write!(f, "\n{}", fault.explain())?;
                 if let (None, Some(hint)) = (fault.hint(), self.hint()) {
@@ -79,8 +80,11 @@ impl Error {
                 }
                 Ok(())
             }
-            (None, _) => {
-                write!(f, "{}", self.0.kind)?;
+            (None, fault) => {
+                match fault.as_ref().filter(|_| self.is_told()) {
+                    Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
+                    None => write!(f, "{}", self.0.kind)?,
+                }
                 if let Some(also) = &self.0.also {
                     write!(f, "; {also}")?;
                 }

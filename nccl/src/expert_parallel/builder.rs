@@ -10,6 +10,7 @@ use super::{ExpertParallel, Staging};
 use crate::all_to_all::Algorithm;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 
 /// Makes an [`ExpertParallel`]; see [`ExpertParallel::builder`].
 ///
@@ -161,6 +162,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// # }
     /// ```
     pub fn build(self) -> Result<ExpertParallel> {
+        forked::check()?;
         let made = self.make();
         // Also when nothing came of it: the other ranks hear of it, and do not wait for this one.
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
@@ -191,7 +193,7 @@ impl<'c> ExpertParallelBuilder<'c> {
                 let (address, _guard) = memory.device_ptr(stream);
                 address
             },
-            _memory: memory,
+            _memory: Resident::new(memory),
         };
         let copies = stream
             .context()
@@ -205,7 +207,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             sizes,
             kernels,
             staging,
-            copies,
+            copies: Resident::new(copies),
             number: MADE.fetch_add(1, Ordering::Relaxed),
         })
     }

@@ -111,7 +111,7 @@ impl ExpertParallel {
         let from = frame.read(expert_out)?;
         let combine = Combine {
             y: self.staging.address,
-            slots: frame.read(&routing.slots)?,
+            slots: frame.read(&*routing.slots)?,
             weights: frame.read(weights)?,
             out: frame.write(out)?,
             tokens,

@@ -168,7 +168,7 @@ impl ExpertParallel {
             return length("the staging memory for a row", given, row_bytes, rule);
         }
         let mut frame = Frame::new(self.comm.stream())?;
-        let tokens = frame.read(&routing.tokens)?;
+        let tokens = frame.read(&*routing.tokens)?;
         let mut permutes = [const { None }; N];
         for ((payload, rows), permute) in payloads.into_iter().zip(rows).zip(&mut permutes) {
             let Some(rows) = rows else {

@@ -39,6 +39,7 @@ pub use routing::Routing;
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::Resident;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
 use kernels::Kernels;
@@ -99,7 +100,7 @@ pub struct ExpertParallel {
     /// Rows in the order of their experts: what a dispatch sends, and what a combine receives.
     staging: Staging,
     /// For copies to the host, which are behind nothing else.
-    copies: Arc<CudaStream>,
+    copies: Resident<Arc<CudaStream>>,
     /// Tells routings of others apart.
     number: u64,
 }
@@ -107,7 +108,7 @@ pub struct ExpertParallel {
 /// Memory that nobody else has, and that is used on the communicator's stream only.
 struct Staging {
     address: CUdeviceptr,
-    _memory: CudaSlice<u8>,
+    _memory: Resident<CudaSlice<u8>>,
 }
 
 impl ExpertParallel {

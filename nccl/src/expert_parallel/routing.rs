@@ -14,6 +14,7 @@ use crate::buffer::SendBuffer;
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
 use crate::request::Request;
@@ -47,13 +48,13 @@ pub struct Routing {
     pub(super) of: u64,
     comm: Communicator,
     sizes: Sizes,
-    copies: Arc<CudaStream>,
+    copies: Resident<Arc<CudaStream>>,
     /// The slot of each entry.
-    pub(super) slots: CudaSlice<i32>,
+    pub(super) slots: Resident<CudaSlice<i32>>,
     /// The token of each slot.
-    pub(super) tokens: CudaSlice<i32>,
+    pub(super) tokens: Resident<CudaSlice<i32>>,
     /// See [`Sizes::counts`].
-    counts: CudaSlice<u32>,
+    counts: Resident<CudaSlice<u32>>,
     pub(super) routed: Option<Routed>,
 }
 
@@ -77,6 +78,7 @@ impl ExpertParallel {
     /// # }
     /// ```
     pub fn routing(&self) -> Result<Routing> {
+        forked::check()?;
         fn zeros<T: DeviceRepr + ValidAsZeroBits>(
             stream: &Arc<CudaStream>,
             len: usize,
@@ -89,10 +91,10 @@ impl ExpertParallel {
             of: self.number,
             comm: self.comm.clone(),
             sizes,
-            copies: Arc::clone(&self.copies),
-            slots: zeros(stream, sizes.max_tokens * sizes.top_k)?,
-            tokens: zeros(stream, sizes.rows())?,
-            counts: zeros(stream, sizes.counts())?,
+            copies: self.copies.clone(),
+            slots: Resident::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
+            tokens: Resident::new(zeros(stream, sizes.rows())?),
+            counts: Resident::new(zeros(stream, sizes.counts())?),
             routed: None,
         })
     }
@@ -140,9 +142,9 @@ impl ExpertParallel {
             let mut frame = Frame::new(self.comm.stream())?;
             let route = Route {
                 topk: frame.read(topk)?,
-                slots: frame.write(slots)?,
-                tokens: frame.write(tokens)?,
-                counts: frame.write(counts)?,
+                slots: frame.write(&mut **slots)?,
+                tokens: frame.write(&mut **tokens)?,
+                counts: frame.write(&mut **counts)?,
                 entries,
             };
             self.exchange_counts(&mut frame, route.counts);
@@ -245,6 +247,7 @@ impl Routing {
     /// # }
     /// ```
     pub fn counts(&self) -> Result<Counts> {
+        forked::check()?;
         let comm = &self.comm;
         let Some(routed) = self.routed else {
             return Err(Error::new(ErrorKind::InvalidConfig {
@@ -261,7 +264,7 @@ impl Routing {
             let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
             let mut numbers = vec![0u32; self.sizes.counts()];
             self.copies
-                .memcpy_dtoh(&self.counts, &mut numbers)
+                .memcpy_dtoh(&*self.counts, &mut numbers)
                 .and_then(|()| self.copies.synchronize())
                 .map(|()| numbers)
         };

@@ -9,7 +9,9 @@ use super::fleet::Fleet;
 use super::output::{Output, Settings};
 use super::watcher::Plan;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::preflight::nccl_variables_for;
+use crate::rendezvous::limits;
 
 /// What to start, and how.
 ///
@@ -313,12 +315,18 @@ impl FleetBuilder {
     /// assert!(error.to_string().contains("rank 0 cannot be started: no-such-program: no directory in PATH"));
     /// ```
     pub fn start(self, command: impl FnMut(usize) -> Command + Send + 'static) -> Result<Fleet> {
+        forked::begin()?;
         let here = self.ranks;
         let (world_size, first_rank) = self.among.unwrap_or((here, 0));
         if here == 0 {
             return Err(Error::launch("a fleet has at least one rank"));
         }
-        if first_rank + here > world_size {
+        limits::size(world_size).map_err(Error::launch)?;
+        limits::job(self.job.as_deref().unwrap_or_default(), self.epoch).map_err(Error::launch)?;
+        if first_rank
+            .checked_add(here)
+            .is_none_or(|end| end > world_size)
+        {
             return Err(Error::launch(format!(
                 "{here} ranks beginning with rank {first_rank} do not fit into a world of {world_size}"
             )));
@@ -434,6 +442,13 @@ mod tests {
                     .rendezvous("unix:/somewhere/else"),
                 "tcp:HOST:PORT",
             ),
+            (Fleet::builder(2).among(4, usize::MAX), "do not fit"),
+            (Fleet::builder(1_000_000_000_000), "1048576 is the most"),
+            (
+                Fleet::builder(2).epoch(u64::MAX),
+                "9223372036854775807 is the last",
+            ),
+            (Fleet::builder(2).job("x".repeat(2049)), "2048 is the most"),
             (
                 Fleet::builder(2).interface("no-such-interface"),
                 "no-such-interface",

@@ -55,6 +55,14 @@ impl Control {
         }
     }
 
+    /// The processes that take part in the world, as far as has been heard.
+    pub(super) fn joined(&self) -> Vec<u32> {
+        let states = self.observers.iter().map(Observer::snapshot);
+        let ranks = states.flat_map(|state| state.ranks);
+        let there = ranks.filter(|rank| rank.has_joined() && rank.end.is_none());
+        there.filter_map(|rank| rank.pid).collect()
+    }
+
     /// Where the ranks listen that are there.
     pub(super) fn doors(&self) -> Vec<String> {
         let doors = self.observers.iter().map(Observer::doors);
@@ -104,9 +112,9 @@ fn rendezvous_at(
     let variables = environment.of(environment.first_rank, epoch, alone);
     Rendezvous::from_variables(|name| {
         match variables.iter().find(|(known, _)| *known == name) {
-            Some((_, value)) => value.as_ref()?.to_str().map(str::to_owned),
+            Some((_, value)) => value.clone(),
             // What the ranks inherit.
-            None => std::env::var(name).ok(),
+            None => std::env::var_os(name),
         }
     })
 }

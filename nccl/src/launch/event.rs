@@ -1,10 +1,12 @@
 //! What happens to a fleet, in order.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::exit::Signal;
+use super::output::Stream;
 use super::report::RankEnd;
 
 /// Events kept for those who have not read them.
@@ -37,6 +39,16 @@ pub enum Event {
     },
     /// A rank's process has ended, and what it said last has been read.
     Exited(Arc<RankEnd>),
+    /// The file that [`log_dir`](super::FleetBuilder::log_dir) keeps of a stream could not be written, on a full disk
+    /// say, and ends there. What the rank prints still goes to the [`Output`](super::Output).
+    LogCut {
+        /// The rank.
+        rank: usize,
+        /// Which of its streams.
+        stream: Stream,
+        /// The system's error.
+        error: Arc<io::Error>,
+    },
     /// What still runs has been sent this signal, because a rank failed or because somebody asked.
     Ending(Signal),
     /// Nothing runs any more.
@@ -65,6 +77,8 @@ pub(super) struct Inner {
     pub(super) interrupted: Option<Signal>,
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
+    /// What ranks printed was not passed on to its end, because its reader took nothing.
+    pub(super) unread: bool,
     pub(super) keeper: Option<u32>,
     /// The attempt that was started last.
     pub(super) epoch: u64,
@@ -72,6 +86,13 @@ pub(super) struct Inner {
     pub(super) finished: bool,
     /// No more will come.
     pub(super) closed: bool,
+}
+
+impl Inner {
+    /// Whether a rank failed of itself, or the fleet was asked to end.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failures.is_empty() || self.interrupted.is_some()
+    }
 }
 
 impl Board {

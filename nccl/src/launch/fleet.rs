@@ -18,6 +18,7 @@ use super::output::wake;
 use super::report::{Report, first_of};
 use super::watcher::{Order, Plan, Watcher, over};
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::rendezvous::Rendezvous;
 
 /// The processes of a world's ranks on this host.
@@ -100,6 +101,9 @@ impl Fleet {
     }
 
     fn order(&self, order: Order) {
+        if forked::is_child() {
+            return;
+        }
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         // A thread that is gone has nothing left to do.
         let _ = orders.send(order);
@@ -108,6 +112,7 @@ impl Fleet {
     }
 
     fn ask(&self, order: impl FnOnce(Sender<Result<u64>>) -> Order) -> Result<u64> {
+        forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.order(order(reply));
         outcome.recv().unwrap_or_else(|_| Err(over()))
@@ -290,6 +295,23 @@ impl Fleet {
         self.ask(|reply| Order::Restart(rank, reply))
     }
 
+    /// The ranks whose processes are known to take part in the world: a rank that was started again alone is one of
+    /// them when the others have taken it in. One that a wrapper has started (`sh -c`, a profiler) is never known.
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(1).start(|_| Command::new("true"))?;
+    /// assert!(fleet.joined().is_empty());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn joined(&self) -> Vec<usize> {
+        let (reply, joined) = mpsc::channel();
+        self.order(Order::Joined(reply));
+        joined.recv().unwrap_or_default()
+    }
+
     /// Starts all ranks again, in the next epoch, and returns that; those that run are ended first.
     ///
     /// # Errors
@@ -341,12 +363,24 @@ impl Fleet {
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Report> {
+        if forked::is_child() {
+            // The parent's children are not to be waited for here.
+            let first = self.environment.first_rank;
+            return Some(Report {
+                first: None,
+                ranks: Vec::new(),
+                left: (first..first + self.environment.here).collect(),
+                interrupted: None,
+                unread: false,
+            });
+        }
         self.board.wait(deadline, |board| {
             (board.finished || board.closed).then(|| Report {
                 first: first_of(&board.failures),
                 ranks: board.ends.iter().flatten().cloned().collect(),
                 left: board.left.clone(),
                 interrupted: board.interrupted,
+                unread: board.unread,
             })
         })
     }
@@ -355,6 +389,10 @@ impl Fleet {
 impl Drop for Fleet {
     /// Kills what runs; takes some seconds at most, when a process cannot be ended.
     fn drop(&mut self) {
+        // The ranks are the parent's.
+        if forked::is_child() {
+            return;
+        }
         self.order(Order::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

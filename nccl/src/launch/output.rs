@@ -34,7 +34,13 @@ pub enum Stream {
 }
 
 impl Stream {
-    pub(super) fn name(self) -> &'static str {
+    /// `stdout` or `stderr`.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Stream::Stderr.name(), "stderr");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",
             Self::Stderr => "stderr",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::exit::{Exit, Signal};
 use super::oom::OomKill;
+use super::watcher::UNREAD;
 
 /// How one process of a rank ended.
 ///
@@ -130,7 +131,8 @@ impl RankEnd {
     }
 
     /// The last lines on its standard error, at most as many as
-    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says.
+    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says. What is no UTF-8, and control characters, are
+    /// U+FFFD.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -248,6 +250,8 @@ pub struct Report {
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
     pub(super) interrupted: Option<Signal>,
+    /// What ranks printed last was not read, and is lost.
+    pub(super) unread: bool,
 }
 
 impl Report {
@@ -407,6 +411,13 @@ impl fmt::Display for Report {
             write!(
                 f,
                 "\n  {left}: still there after SIGKILL, waiting inside the kernel"
+            )?;
+        }
+        if self.unread {
+            write!(
+                f,
+                "\n  what the ranks printed last is lost: its reader took nothing for {}",
+                seconds(UNREAD)
             )?;
         }
         Ok(())

@@ -35,6 +35,8 @@ use restart::Restart;
 
 /// How long after SIGKILL; what is still there then waits inside the kernel.
 const KILL: Duration = Duration::from_secs(5);
+/// How long a fleet that has failed waits for a reader of its output that takes nothing.
+pub(super) const UNREAD: Duration = Duration::from_secs(3);
 /// How often to look for ended ranks where the kernel does not tell (before Linux 5.3, and in some sandboxes).
 const TICK: Duration = Duration::from_millis(20);
 /// Not a rank: somebody has something for us.
@@ -64,6 +66,8 @@ pub(super) enum Order {
     RestartAll(Sender<Result<u64>>),
     /// Pass a signal on, and say when that is done.
     Signal(Option<usize>, Signal, Sender<()>),
+    /// Say which ranks take part in the world.
+    Joined(Sender<Vec<usize>>),
     /// End all.
     Stop(Signal),
     /// End all at once.
@@ -120,7 +124,7 @@ impl Watcher {
             epoll::EventFlags::IN,
         )?;
         let world_size = plan.environment.world_size;
-        let pumps = Pumps::start(&plan.settings.output, world_size, begun, &wake)?;
+        let pumps = Pumps::start(&plan.settings.output, world_size, begun, &wake, &board)?;
         Ok(Self {
             epoch: plan.epoch,
             board,
@@ -271,6 +275,13 @@ impl Watcher {
                     }
                     let _ = done.send(());
                 }
+                Ok(Order::Joined(reply)) => {
+                    let control = self.control.as_ref();
+                    let pids = control.map(Control::joined).unwrap_or_default();
+                    let there = |r: &&Running| !r.has_ended() && pids.contains(&r.id());
+                    let joined = self.running.values().filter(there).map(Running::rank);
+                    let _ = reply.send(joined.collect());
+                }
                 Ok(Order::Stop(signal)) => {
                     // What comes of a failure is not an interruption.
                     if self.stage.is_none() {
@@ -413,10 +424,19 @@ impl Watcher {
                 }
             });
         }
+        let writing = self.pumps.writing_since();
+        let idle = self.running.is_empty() && self.restarts.is_empty();
+        // A reader that is slow loses nothing, however long it takes; unless there is a failure to tell.
+        let unread = idle
+            && writing.is_some_and(|since| now >= since + UNREAD)
+            && self.board.lock().has_failed();
         self.undrained.retain(|(drained, until)| {
             let done = drained.iter().all(|d| d.load(Ordering::Acquire));
-            !(done || *until <= now && !self.pumps.are_writing())
+            !(done || unread || *until <= now && writing.is_none())
         });
+        if unread {
+            self.board.post(None, |board| board.unread = true);
+        }
     }
 
     /// Goes on to the next stage where it is time.
@@ -438,6 +458,7 @@ impl Watcher {
             self.board.post(None, |board| {
                 board.failures.clear();
                 board.interrupted = None;
+                board.unread = false;
             });
             let _ = reply.send(self.start_all().map(|()| self.epoch));
             return;

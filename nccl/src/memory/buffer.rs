@@ -303,7 +303,6 @@ fn allocate(
             driver::bind(&context).map_err(Error::cuda(
                 "binding the context to this thread (cuCtxSetCurrent)",
             ))?;
-            reaper::relax_capture_mode();
             let mut address: *mut c_void = std::ptr::null_mut();
             // SAFETY: `address` is a valid place.
             let code = unsafe { allocate(&mut address, bytes) };

@@ -16,6 +16,7 @@ use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::reaper::{self, Behind, Remains, Turn};
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
@@ -131,6 +132,7 @@ impl Communicator {
             0 => Ok(Ok(Registration::none(Kind::Local))),
             bytes => {
                 let (inner, limit) = (Arc::clone(&self.inner), self.limit);
+                inner.lends_to_proxies();
                 expendable::call(
                     // Waiting for a turn ends by itself.
                     deadline_after(limit.saturating_add(SLACK)),
@@ -139,7 +141,6 @@ impl Communicator {
                         driver::bind(&inner.context).map_err(Error::cuda(
                             "binding the context to this thread (cuCtxSetCurrent)",
                         ))?;
-                        reaper::relax_capture_mode();
                         let (guard, _) = inner.handle.take(None, limit)?;
                         let raw = inner.ready(&guard)?;
                         let mut handle: *mut c_void = std::ptr::null_mut();
@@ -266,6 +267,7 @@ impl<B: OwnedBuffer> Registered<B> {
     /// # }
     /// ```
     pub fn into_inner(self) -> Result<B> {
+        forked::check()?;
         let call = self.handle.kind.undone_by();
         let remains = self.take_apart();
         let limit = remains.comm.limit;
@@ -278,10 +280,7 @@ impl<B: OwnedBuffer> Registered<B> {
             // What it does itself at the deadline, it does a little later.
             deadline_after(limit.saturating_add(SLACK)),
             || false,
-            move || {
-                reaper::relax_capture_mode();
-                remains.let_go(deadline, limit)
-            },
+            move || remains.let_go(deadline, limit),
             drop,
         );
         match let_go {

@@ -19,7 +19,6 @@ use crate::dtype::NcclType;
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 use crate::ffi::Progress;
-use crate::reaper;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
@@ -77,6 +76,7 @@ impl Communicator {
         let range = range_of(buffer.erase_mut());
         let (address, bytes) = (range.start, (range.end - range.start) as usize);
         let (inner, limit) = (Arc::clone(&self.inner), self.limit);
+        inner.lends_to_proxies();
         let made = expendable::call(
             // Waiting for a turn, and for the other ranks, ends by itself.
             deadline_after(limit.saturating_add(SLACK)),
@@ -86,7 +86,6 @@ impl Communicator {
                 let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
                 let bound = driver::bind(&inner.context).map_err(binding);
                 bound.map_err(before)?;
-                reaper::relax_capture_mode();
                 let started = Instant::now();
                 let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
                 let raw = inner.ready(&guard).map_err(before)?;

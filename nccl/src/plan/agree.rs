@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use super::record::Captured;
 use crate::dtype::DataType;
 use crate::recorded::{Function, Kind, Recorded, Reduced};
-use crate::rendezvous::{Broken, Fields, put_index, put_number, ranges};
+use crate::rendezvous::{Broken, Fields, put_index, put_number};
 
 /// One operation of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,6 +243,22 @@ pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
     to
 }
 
+/// What the ranks did with the operations that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    Called,
+    Captured,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Called => "called",
+            Self::Captured => "captured",
+        })
+    }
+}
+
 /// What a rank captured, as far as it was told.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
@@ -261,8 +277,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
 }
 
 /// The first difference, the same sentence on all ranks; `name` says who a rank is.
-pub(crate) fn difference(all: &[Listed], name: impl Fn(usize) -> String) -> String {
-    collective(all, &name)
+pub(crate) fn difference(all: &[Listed], done: Done, name: impl Fn(&[usize]) -> String) -> String {
+    collective(all, done, &name)
         .or_else(|| message(all, &name))
         .unwrap_or_else(|| format!("in what comes after the first {MOST} operations"))
 }
@@ -274,7 +290,7 @@ fn pick(listed: &Listed, wanted: impl Fn(&Entry) -> bool) -> impl Iterator<Item 
         .filter(move |(_, entry)| wanted(entry))
 }
 
-fn collective(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
+fn collective(all: &[Listed], done: Done, name: &impl Fn(&[usize]) -> String) -> Option<String> {
     let of = |listed| -> Vec<(usize, Entry)> {
         let own = pick(listed, |entry| !entry.is_message());
         own.map(|(at, entry)| (at, *entry)).collect()
@@ -298,34 +314,31 @@ fn collective(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String>
     let (usual, _) = parties.remove(0);
     let mut text = String::new();
     for (entry, ranks) in &parties {
-        let who = match ranks[..] {
-            [rank] => name(rank),
-            _ => format!("ranks {}", ranges(ranks)),
-        };
+        let who = name(ranks);
         let before = if text.is_empty() { "" } else { "; " };
         let _ = match (entry, ranks[..].first()) {
             (Some(entry), Some(&rank)) => {
                 let place = lists[rank][at].0;
                 write!(
                     text,
-                    "{before}{who} captured {entry} as operation {place} of {}",
+                    "{before}{who} {done} {entry} as operation {place} of {}",
                     all[rank].total
                 )
             }
             (_, rank) => {
                 let total = rank.map_or(0, |&rank| lists[rank].len());
-                write!(text, "{before}{who} captured only {total} collectives")
+                write!(text, "{before}{who} {done} only {total} collectives")
             }
         };
     }
     let _ = match usual {
         Some(entry) => write!(text, "; the others {entry}"),
-        None => write!(text, "; the others captured no collective there"),
+        None => write!(text, "; the others {done} no collective there"),
     };
     Some(text)
 }
 
-fn message(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
+fn message(all: &[Listed], name: &impl Fn(&[usize]) -> String) -> Option<String> {
     let side = |rank: usize, function, peer| -> Vec<(usize, Entry)> {
         let wanted = move |entry: &Entry| entry.function == function && entry.rank == peer;
         let own = all
@@ -353,7 +366,7 @@ fn message(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
                 )
             };
             let number = at + 1;
-            let (sender, receiver) = (name(from), name(to));
+            let (sender, receiver) = (name(&[from]), name(&[to]));
             match (sent.get(at), received.get(at)) {
                 (Some(one), Some(other)) if one.1.bytes() == other.1.bytes() => {}
                 (Some(one), Some(other)) => {
@@ -391,6 +404,7 @@ fn message(all: &[Listed], name: &impl Fn(usize) -> String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervision::Roster;
 
     fn reduces(count: u64) -> Entry {
         Entry {
@@ -421,7 +435,9 @@ mod tests {
         }
         let lists = all.iter().map(|entries| decode(&encode(entries)).unwrap());
         let lists: Vec<_> = lists.collect();
-        Some(difference(&lists, |rank| format!("rank {rank}")))
+        Some(difference(&lists, Done::Captured, |ranks| {
+            Roster::default().who(ranks)
+        }))
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
 use crate::supervision::watchdog;
+use crate::threads;
 
 /// How long an abort gets to join NCCL's threads before the capture is ended.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -39,6 +40,7 @@ impl Inner {
         // The time of others is not that of this capture.
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
+        self.lends_to_proxies();
         let stream = self.own_stream();
         let inside = inside::enter(self, Place::Capture, limit);
         let capturing = Capturing::begin(stream)?;
@@ -88,9 +90,7 @@ impl Inner {
 
     fn give_up(self: &Arc<Self>, capturing: Capturing<'_>, error: &Error) {
         std::thread::scope(|scope| {
-            let aborting = std::thread::Builder::new()
-                .name(String::from("nccl-abort"))
-                .spawn_scoped(scope, || self.abort(error));
+            let aborting = threads::scoped(scope, "nccl-abort", || self.abort(error));
             if let Ok(aborting) = &aborting {
                 let deadline = Instant::now() + MOMENT.min(self.timeouts.abort / 2);
                 while !aborting.is_finished() && Instant::now() < deadline {

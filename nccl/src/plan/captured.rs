@@ -14,6 +14,7 @@ use crate::communicator::{Communicator, Frame, Kept, NotLaunched, State, lock};
 #[cfg(any(doc, test))]
 use crate::error::ErrorKind;
 use crate::error::Result;
+use crate::forked;
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind};
@@ -183,6 +184,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// # }
     /// ```
     pub fn into_buffers(self) -> Result<B> {
+        forked::check()?;
         let mut plan = ManuallyDrop::new(self);
         // SAFETY: each is taken once, because `plan` is never dropped.
         let (buffers, comm) = unsafe {

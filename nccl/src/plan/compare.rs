@@ -56,9 +56,11 @@ impl Comparison<'_> {
         }
     }
 
-    fn name(&self, rank: usize) -> String {
-        let board = self.comm.inner.board.as_ref();
-        board.map_or_else(|| format!("rank {rank}"), |board| board.name_of(rank))
+    /// One with its host and process, several in short form.
+    fn names(&self, ranks: &[usize]) -> String {
+        let inner = &self.comm.inner;
+        let board = inner.board.as_ref();
+        board.map_or_else(|| inner.roster().who(ranks), |board| board.names_of(ranks))
     }
 
     fn gone(&self, rank: usize) -> Error {
@@ -66,7 +68,7 @@ impl Comparison<'_> {
         match inner.interrupted() {
             true => inner.out_of_use(),
             false => Error::new(ErrorKind::Aborted {
-                reason: format!("{} is gone", self.name(rank)),
+                reason: format!("{} is gone", self.names(&[rank])),
             }),
         }
     }
@@ -89,7 +91,7 @@ impl Comparison<'_> {
             Compared::Failed(..) if failed => Ok(None),
             Compared::Failed(rank, reason) => Ok(Some(format!(
                 "{} captured nothing, because {reason}",
-                self.name(rank)
+                self.names(&[rank])
             ))),
             Compared::Gone(rank) => Err(self.gone(rank)),
             Compared::Different => {
@@ -103,7 +105,11 @@ impl Comparison<'_> {
                 let lists: Vec<_> = lists
                     .collect::<std::result::Result<_, _>>()
                     .map_err(broken)?;
-                Ok(Some(agree::difference(&lists, |rank| self.name(rank))))
+                Ok(Some(agree::difference(
+                    &lists,
+                    agree::Done::Captured,
+                    |ranks| self.names(ranks),
+                )))
             }
         }
     }
@@ -118,7 +124,10 @@ impl Comparison<'_> {
         let failed = all.iter().enumerate().filter_map(|(rank, part)| {
             let reason = part.strip_prefix(b"-")?;
             let reason = String::from_utf8_lossy(reason);
-            Some(format!("{} made none, because {reason}", self.name(rank)))
+            Some(format!(
+                "{} made none, because {reason}",
+                self.names(&[rank])
+            ))
         });
         let failed: Vec<_> = failed.collect();
         Ok((!failed.is_empty()).then(|| failed.join("; ")))
@@ -144,11 +153,8 @@ impl Comparison<'_> {
         parties.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
         let usual = parties.remove(0).0;
         let others = parties.iter().map(|(choice, ranks)| {
-            let who = match ranks[..] {
-                [rank] => self.name(rank),
-                _ => format!("ranks {}", crate::rendezvous::ranges(ranks)),
-            };
-            format!("{who} wants {choice}")
+            let wants = if ranks.len() == 1 { "wants" } else { "want" };
+            format!("{} {wants} {choice}", self.names(ranks))
         });
         let others: Vec<_> = others.collect();
         Ok(Some(format!("{}; the others {usual}", others.join("; "))))

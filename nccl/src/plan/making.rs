@@ -16,6 +16,7 @@ use super::remnant::Remnant;
 use crate::communicator::{Communicator, Kept, admit_buffer};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind};
@@ -64,11 +65,15 @@ impl Communicator {
         record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
     ) -> Result<CapturedPlan<B>> {
         let started = Instant::now();
+        let (rank, roster) = (self.rank(), self.inner.roster());
         let span = tracing::info_span!(
             target: "nccl",
             "nccl.capture",
             comm = self.name(),
-            rank = self.rank(),
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.other_world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
             nranks = self.world_size()
         );
         let _entered = span.enter();
@@ -86,6 +91,7 @@ impl Communicator {
         record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
         started: Instant,
     ) -> Result<CapturedPlan<B>> {
+        forked::check()?;
         let recorded = self.record_plan(&mut buffers, record);
         let number = self.inner.plans.next();
         self.compare_captures(number, &recorded, started)?;

@@ -38,7 +38,7 @@ impl Pace {
         let _ = driver::bind(mark.context());
         let is_over = || {
             let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
-            mark.try_is_complete().map_err(Error::cuda(
+            driver::is_reached(mark).map_err(Error::cuda(
                 "asking whether earlier launches are done (cuEventQuery)",
             ))
         };

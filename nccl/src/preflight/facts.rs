@@ -149,7 +149,7 @@ impl Facts {
     pub(super) fn of_rank(settings: &Settings) -> Self {
         Self {
             protocol: PROTOCOL,
-            launch_mode: settings.launch_mode.code().into(),
+            launch_mode: settings.wish.code().into(),
             library: settings.library.as_ref().map(|library| Loaded {
                 version: library.version().to_string(),
                 path: library.path().display().to_string(),

@@ -43,7 +43,7 @@ pub(crate) use late::nccl_starts;
 // Whoever has no thread says how many there are.
 pub(crate) use limits::thread_limits;
 // NCCL reads the process's environment as it reads its files.
-pub(crate) use variables::number;
+pub(crate) use variables::{number, variable};
 
 pub use report::{Finding, Report, Severity};
 pub use run::host;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use crate::communicator::LaunchMode;
+use crate::communicator::{LaunchMode, Wish};
 use crate::library::Library;
 
 /// What to check: everything, and a device or a library when they are named.
@@ -21,7 +21,7 @@ use crate::library::Library;
 pub struct Settings {
     pub(super) stream: Option<Arc<CudaStream>>,
     pub(super) library: Option<Library>,
-    pub(super) launch_mode: LaunchMode,
+    pub(super) wish: Wish,
     pub(super) local_ranks: usize,
     pub(super) world_size: usize,
 }
@@ -36,7 +36,7 @@ impl Settings {
         Self {
             stream: None,
             library: None,
-            launch_mode: LaunchMode::default(),
+            wish: Wish::Either,
             local_ranks: 1,
             world_size: 1,
         }
@@ -69,13 +69,17 @@ impl Settings {
         self
     }
 
-    /// How NCCL is going to be called: variables that contradict it are found.
+    /// How NCCL is going to be called, unless the ranks agree on that: variables that contradict it are found.
     ///
     /// ```
-    /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::KillSwitch);
+    /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::BlockingChild);
     /// ```
-    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.launch_mode = mode;
+    pub fn launch_mode(self, mode: LaunchMode) -> Self {
+        self.wish(Wish::Asked(mode))
+    }
+
+    pub(crate) fn wish(mut self, wish: Wish) -> Self {
+        self.wish = wish;
         self
     }
 

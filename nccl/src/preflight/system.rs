@@ -23,6 +23,14 @@ pub(super) struct System {
 impl System {
     /// This machine, and this process's environment as it is now.
     pub(super) fn real() -> Self {
+        Self {
+            interfaces: crate::rendezvous::own_addresses().unwrap_or_default(),
+            ..Self::settings()
+        }
+    }
+
+    /// As [`real`](Self::real), without interfaces: enough to find variables.
+    pub(super) fn settings() -> Self {
         let wanted = |name: &str| {
             name.contains("NCCL_")
                 || ["HOME", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR"].contains(&name)
@@ -34,7 +42,7 @@ impl System {
         Self {
             root: PathBuf::from("/"),
             variables: variables.collect(),
-            interfaces: crate::rendezvous::own_addresses().unwrap_or_default(),
+            interfaces: Vec::new(),
             is_super_user: rustix::process::geteuid().is_root(),
         }
     }

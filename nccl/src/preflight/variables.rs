@@ -65,6 +65,14 @@ pub(super) fn gather(system: &System) -> Vec<Variable> {
     found
 }
 
+/// What NCCL finds of this name in this process, and where; `None` for an empty text, which is as good as none.
+pub(crate) fn variable(name: &str) -> Option<(String, String)> {
+    let found = gather(&System::settings());
+    let variable = found.into_iter().find(|found| found.name == name)?;
+    let origin = variable.origin().to_owned();
+    (!variable.value.is_empty()).then_some((variable.value, origin))
+}
+
 /// Whether the file that `NCCL_CONF_FILE` names is not there: NCCL says nothing about that.
 pub(super) fn missing_file(system: &System) -> Option<String> {
     let path = system.variable("NCCL_CONF_FILE")?;

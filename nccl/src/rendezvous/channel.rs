@@ -13,6 +13,7 @@ use super::world::World;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::time::deadline_after;
 
 impl World {
@@ -152,6 +153,7 @@ impl Channel<'_> {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn recv(&self, limit: Duration) -> Result<Option<ChannelMessage>> {
+        forked::check()?;
         let line = &self.world.line;
         let topic = format!("channel/{}", self.name);
         match line.mailbox.receive(&self.name, deadline_after(limit)) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::interface::Interface;
 use super::launcher;
+use super::limits;
 use super::place::Address;
 use super::secret::Secret;
 use super::server::Job;
@@ -43,7 +44,8 @@ impl Rendezvous {
     /// Ranks of one host that meet at the Unix socket `path`, which rank 0 makes.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`.
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
+    /// 1048576.
     ///
     /// ```
     /// assert!(nccl::Rendezvous::unix("/tmp/my-job.sock", 2, 2).is_err());
@@ -56,7 +58,8 @@ impl Rendezvous {
     /// at that one address, never at all of the host's.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`.
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
+    /// 1048576.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?;
@@ -141,7 +144,7 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn from_env() -> Result<Self> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        Self::from_variables(|name| std::env::var_os(name))
     }
 
     /// How long the ranks wait for each other; 60 s unless set.
@@ -157,8 +160,8 @@ impl Rendezvous {
         self
     }
 
-    /// What to call the job: a rank of another job is turned away, and told so. Empty unless set; the
-    /// launcher's own name for it after [`from_env`](Self::from_env), or `NCCL_RUN_JOB`.
+    /// What to call the job, in 2048 bytes at most: a rank of another job is turned away, and told so. Empty unless set;
+    /// the launcher's own name for it after [`from_env`](Self::from_env), or `NCCL_RUN_JOB`.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.job("pretraining-7");
@@ -184,8 +187,8 @@ impl Rendezvous {
     }
 
     /// What the processes of the job know and nobody else; `NCCL_RUN_SECRET`, or the content of the file
-    /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env). Both sides of every connection prove
-    /// that they know it, without sending it.
+    /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
+    /// sides of every connection prove that they know it, without sending it.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret("correct horse");
@@ -291,7 +294,22 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer_from_env() -> Result<Self> {
-        Self::observer_from_variables(|name| std::env::var(name).ok())
+        Self::observer_from_variables(|name| std::env::var_os(name))
+    }
+
+    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt
+    /// and the secret. For a process that is told the address in another way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is not understood;
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the secret's file cannot be read.
+    ///
+    /// ```no_run
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.job_from_env()?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn job_from_env(self) -> Result<Self> {
+        self.job_from_variables(|name| std::env::var_os(name))
     }
 
     /// Where somebody who is new looks for the coordinator.
@@ -306,6 +324,7 @@ impl Rendezvous {
         local_rank: usize,
         address: Address,
     ) -> Result<Self> {
+        limits::size(world_size).map_err(Error::rendezvous)?;
         if rank >= world_size {
             return Err(Error::rendezvous(format!(
                 "rank {rank} of {world_size} does not exist: {}",

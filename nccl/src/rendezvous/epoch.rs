@@ -25,8 +25,9 @@ use super::succession::Loss;
 use super::world::{Open, Origin, World};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::communicator::{Communicator, lock};
+use crate::communicator::{Communicator, FromOutside, lock};
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::time::{deadline_after, later};
 
 /// The topic, in errors.
@@ -176,6 +177,9 @@ impl World {
     /// ```
     #[must_use]
     pub fn departed(&self) -> Vec<(usize, String)> {
+        if forked::is_child() {
+            return Vec::new();
+        }
         let mut departed = self.line.departures();
         departed.sort_by_key(|(rank, _)| *rank);
         let text = |(rank, departure): (usize, Departure)| (rank, departure.to_string());
@@ -201,6 +205,8 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+        rendezvous.job.check()?;
+        FromOutside::of_process()?;
         let begun = Instant::now();
         let deadline = deadline_after(rendezvous.timeout);
         loop {
@@ -235,6 +241,7 @@ impl World {
     }
 
     fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
+        forked::check()?;
         let begun = Instant::now();
         // Which epoch that makes is only known in the end.
         let span = crate::events::recover_span(self.epoch());

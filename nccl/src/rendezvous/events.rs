@@ -15,6 +15,7 @@ use super::inquiry::Lateness;
 use super::message::Departure;
 use super::observer::Shared;
 use crate::communicator::lock;
+use crate::forked;
 use crate::operation::OperationKind;
 use crate::supervision::Fault;
 use crate::time::deadline_after;
@@ -338,6 +339,10 @@ impl Events {
 
     /// The next event, or that there will be none; `None` when there is none before the deadline.
     fn wait(&mut self, deadline: Instant) -> Option<Option<WorldEvent>> {
+        // Nothing happens in a forked child.
+        if forked::is_child() {
+            return Some(None);
+        }
         match &self.source {
             Source::Observer(shared) => {
                 let mut state = shared.state();

@@ -16,6 +16,7 @@ use super::world::World;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::time::deadline_after;
 
 /// The longest text of a failure that is sent, in bytes.
@@ -130,6 +131,9 @@ impl World {
     /// world.phase("load weights");
     /// ```
     pub fn phase(&self, name: &str) {
+        if forked::is_child() {
+            return;
+        }
         crate::supervision::recorder::phase(name);
         self.line.set_phase(name);
         let name = name.to_owned();
@@ -246,6 +250,7 @@ impl Rendezvous {
     pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
+        self.job.check()?;
         if self.rank() > 0 {
             return client::fail(self, chain);
         }

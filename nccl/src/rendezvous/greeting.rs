@@ -24,7 +24,7 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::secret::Secret;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 8;
+pub(super) const VERSION: u64 = 9;
 
 pub(super) const NONCE: usize = 32;
 type Proof = [u8; 32];

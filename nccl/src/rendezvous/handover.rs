@@ -68,6 +68,8 @@ pub(super) struct Doubt {
     out_of_reach: BTreeSet<usize>,
     /// This rank has found that it may not decide.
     pub(super) is_apart: bool,
+    /// All ranks are reached over Unix sockets: no network is between them.
+    pub(super) is_on_one_host: bool,
 }
 
 impl Hub {
@@ -292,7 +294,7 @@ impl State {
                     self.leave(rank, Departure::Lost(how), false);
                 }
                 Action::CutOff { from, with } => {
-                    let why = apart(&from);
+                    let why = apart(&from, self.doubt.is_on_one_host);
                     self.part();
                     for rank in with.into_iter().chain([self.me()]) {
                         let (from, why) = (from.clone(), why.clone());
@@ -414,7 +416,7 @@ impl State {
             let mut from: Vec<_> = suspects.iter().map(|(rank, _)| *rank).collect();
             from.extend(&self.doubt.out_of_reach);
             from.sort_unstable();
-            let why = apart(&from);
+            let why = apart(&from, self.doubt.is_on_one_host);
             if let Some(handover) = &self.handover {
                 handover.mailbox.step(Event::Parted);
             }
@@ -434,14 +436,18 @@ impl State {
 }
 
 /// What is said of those who are out of reach of a side that may not decide.
-pub(super) fn apart(from: &[usize]) -> String {
+pub(super) fn apart(from: &[usize], is_on_one_host: bool) -> String {
     let ranks = super::explain::ranges(from);
     let (who, fault) = match from.len() {
         1 => (format!("rank {ranks}"), "it or this side is at fault"),
         _ => (format!("ranks {ranks}"), "they or this side are at fault"),
     };
+    let how = match is_on_one_host {
+        true => "on this host one side stands still or did (stopped, frozen, no processor)",
+        false => "a partition of the network",
+    };
     format!(
-        "cut off from {who}: a partition of the network, and the ranks on this side are no majority, so that \
-         nobody here can tell whether {fault}"
+        "cut off from {who}: {how}, and the ranks on this side are no majority, so that nobody here can tell \
+         whether {fault}"
     )
 }

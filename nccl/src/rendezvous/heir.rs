@@ -141,6 +141,14 @@ pub(super) struct Heir {
     pub(super) watched: Arc<AtomicBool>,
 }
 
+impl Heir {
+    /// Whether all ranks are reached over Unix sockets.
+    fn is_on_one_host(&self) -> bool {
+        let mut known = self.members.get().into_iter().flatten();
+        known.all(|member| member.is_at_unix_socket())
+    }
+}
+
 /// The connection to the coordinator has ended.
 pub(super) fn bereave(heir: &Heir, loss: Loss) {
     if heir.mailbox.is_closed() {
@@ -190,7 +198,7 @@ fn go_on(heir: &Heir, loss: Loss) {
             Action::Seek(rank) => heir.seek(rank, has_left, None),
             Action::Collect(_) => heir.collect(std::mem::take(&mut actions).into(), has_left),
             Action::CutOff { from, .. } => {
-                mailbox.cut_off(from.clone(), &apart(&from));
+                mailbox.cut_off(from.clone(), &apart(&from, heir.is_on_one_host()));
                 Vec::new()
             }
             _ => Vec::new(),

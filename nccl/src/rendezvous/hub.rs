@@ -113,6 +113,8 @@ impl Hub {
     }
 
     pub(super) fn know(&self, addresses: Vec<Option<String>>) {
+        let mut known = addresses.iter().flatten();
+        lock(&self.state).doubt.is_on_one_host = known.all(|at| at.starts_with("unix:"));
         let _ = self.addresses.set(addresses);
     }
 

@@ -61,6 +61,13 @@ impl Inquiry {
         self.members.iter().position(|&member| member == rank)
     }
 
+    /// The lowest rank that waits.
+    fn teller(&self) -> usize {
+        let waits = |heard: &Heard| matches!(heard, Heard::Entered(_));
+        let place = self.heard.iter().position(waits).unwrap_or_default();
+        self.members.get(place).copied().unwrap_or_default()
+    }
+
     fn first(&self) -> Option<Instant> {
         let entered = self.heard.iter().filter_map(|heard| match heard {
             Heard::Entered(at) => Some(*at),
@@ -270,6 +277,7 @@ impl State {
             ranks: inquiry.members.len(),
             late: late.collect(),
             more: places.len().saturating_sub(LISTED),
+            teller: inquiry.teller(),
         };
         let push = Push::Lateness(Arc::new(lateness));
         let members = inquiry.members.clone();

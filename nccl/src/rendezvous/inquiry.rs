@@ -68,6 +68,8 @@ pub(crate) struct Lateness {
     pub(crate) late: Vec<Latecomer>,
     /// How many more there are, that are not listed.
     pub(crate) more: usize,
+    /// The rank of the world that warns of it, for all: one that waits, and so is known to go on.
+    pub(crate) teller: usize,
 }
 
 /// One of them.
@@ -174,6 +176,7 @@ impl Lateness {
             put_bytes(to, one.last.as_bytes());
         }
         put_index(to, self.more);
+        put_index(to, self.teller);
     }
 
     pub(super) fn take(fields: &mut Fields<'_>) -> Result<Arc<Self>, Broken> {
@@ -198,6 +201,7 @@ impl Lateness {
             ranks,
             late,
             more: fields.index()?,
+            teller: fields.index()?,
         }))
     }
 }

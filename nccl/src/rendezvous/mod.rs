@@ -53,6 +53,7 @@ mod inquiries;
 mod inquiry;
 mod interface;
 mod launcher;
+pub(crate) mod limits;
 mod line;
 mod mailbox;
 mod message;

@@ -22,6 +22,7 @@ use super::succession::Loss;
 use super::world::World;
 use crate::communicator::lock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 use crate::time::deadline_after;
 
 /// Sees everything that becomes of a world's ranks, without being one.
@@ -51,7 +52,7 @@ use crate::time::deadline_after;
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Observer {
-    shared: Arc<Shared>,
+    shared: Resident<Arc<Shared>>,
 }
 
 pub(super) struct Shared {
@@ -117,6 +118,7 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
+        rendezvous.job.check()?;
         // The thread keeps the limit; it ends a little later than its last try.
         let limit = rendezvous.timeout + Duration::from_secs(5);
         let observer = Self::start(rendezvous)?;
@@ -160,6 +162,7 @@ impl Observer {
     }
 
     fn start_with(rendezvous: Rendezvous, numbered: bool) -> Result<Self> {
+        forked::begin()?;
         let mut state = State::default();
         state.board.set_size(rendezvous.world_size);
         state.epoch = rendezvous.job.epoch;
@@ -175,7 +178,9 @@ impl Observer {
             .name(String::from("nccl-observer"))
             .spawn(move || scout::run(&scout))
             .map_err(Error::io("starting an observer's thread"))?;
-        Ok(Self { shared })
+        Ok(Self {
+            shared: Resident::new(shared),
+        })
     }
 
     /// How it stands with every rank, as far as this observer has heard.
@@ -190,6 +195,9 @@ impl Observer {
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> WorldState {
+        if forked::is_child() {
+            return State::default().board.state();
+        }
         lock(&self.shared.state).board.state()
     }
 
@@ -228,6 +236,7 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
+        forked::check()?;
         let mut state = lock(&self.shared.state);
         check_rank(rank, &state)?;
         let entry = (rank, u64::from(pid));
@@ -257,6 +266,7 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
+        forked::check()?;
         let mut state = lock(&self.shared.state);
         check_rank(rank, &state)?;
         let word = Word {
@@ -290,6 +300,9 @@ impl Observer {
 
     /// Whom to ask for recordings.
     pub(super) fn targets(&self) -> (Job, Vec<Target>) {
+        if forked::is_child() {
+            return (State::default().job(&self.shared.rendezvous), Vec::new());
+        }
         let state = lock(&self.shared.state);
         (state.job(&self.shared.rendezvous), state.board.targets())
     }
@@ -520,6 +533,9 @@ impl Observer {
 impl Drop for Observer {
     /// What is still to be told is told first, within two seconds.
     fn drop(&mut self) {
+        if forked::is_child() {
+            return;
+        }
         let deadline = Instant::now() + FAREWELL;
         let mut state = self.shared.state();
         state.stop = true;

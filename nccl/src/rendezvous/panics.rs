@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::hub::cut;
 use super::line::Line;
 use crate::communicator::lock;
+use crate::forked;
 
 /// The longest message that is kept, in bytes.
 const LONGEST: usize = 4096;
@@ -61,6 +62,9 @@ pub fn install_panic_hook() {
 
 /// Everything through which this process talks to other ranks.
 pub(super) fn lines() -> Vec<Arc<Line>> {
+    if forked::is_child() {
+        return Vec::new();
+    }
     lock(&LINES).iter().filter_map(Weak::upgrade).collect()
 }
 
@@ -92,6 +96,9 @@ pub(super) fn of_this_thread() -> String {
 
 /// A line is open from now on.
 pub(super) fn remember(line: Weak<Line>) {
+    if forked::is_child() {
+        return;
+    }
     let mut lines = lock(&LINES);
     lines.retain(|line| line.strong_count() > 0);
     lines.push(line);
@@ -100,6 +107,9 @@ pub(super) fn remember(line: Weak<Line>) {
 /// Tells the others of all worlds that this process is about to abort. On a thread of its own: this one may
 /// hold any lock.
 pub(super) fn tell_all(text: &str) {
+    if forked::is_child() {
+        return;
+    }
     let text = text.to_owned();
     let (done, told) = mpsc::channel();
     let telling = move || {

@@ -30,6 +30,7 @@ use super::request::Request;
 use super::server::Job;
 use super::world::World;
 use crate::communicator::lock;
+use crate::forked;
 use crate::supervision::recorder::{self, Clock, MissingRank, RankRecording, Snapshot, Timeline};
 use crate::time::deadline_after;
 
@@ -126,6 +127,9 @@ impl Observer {
 
 impl Line {
     fn recordings(&self, limit: Duration) -> Timeline {
+        if forked::is_child() {
+            return Timeline::default();
+        }
         let own = recorder::of_place(self.home().place());
         let reference = self.describe(self.rank);
         let (mut here, mut targets) = (Vec::new(), Vec::new());

@@ -1,6 +1,8 @@
 //! What the processes of a job know and nobody else.
 
+use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -19,16 +21,19 @@ impl Secret {
         &self.0
     }
 
-    /// From `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names.
-    pub(super) fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    /// From `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names: any bytes, without the whitespace around
+    /// them. What is set and cannot be read is an error, never a job without a secret.
+    pub(super) fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         match (get("NCCL_RUN_SECRET"), get("NCCL_RUN_SECRET_FILE")) {
             (Some(_), Some(path)) => Err(Error::rendezvous(format!(
                 "both NCCL_RUN_SECRET and NCCL_RUN_SECRET_FILE={path:?} are set: leave one"
             ))),
-            (Some(secret), None) if secret.is_empty() => Err(Error::rendezvous(
-                "NCCL_RUN_SECRET is set and empty: leave it out, or give the job's secret",
-            )),
-            (Some(secret), None) => Ok(Some(Self::new(secret))),
+            (Some(secret), None) => match secret.as_bytes().trim_ascii() {
+                [] => Err(Error::rendezvous(
+                    "NCCL_RUN_SECRET is set and empty: leave it out, or give the job's secret",
+                )),
+                secret => Ok(Some(Self::new(secret))),
+            },
             (None, Some(path)) => Self::from_file(Path::new(&path)).map(Some),
             (None, None) => Ok(None),
         }
@@ -72,7 +77,29 @@ impl fmt::Debug for Secret {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_secret_is_bytes_and_one_that_cannot_be_read_is_an_error() {
+        let variable = |name: &'static str, value: &'static [u8]| {
+            let value = OsStr::from_bytes(value);
+            Secret::from_variables(move |asked| (asked == name).then(|| value.to_owned()))
+        };
+        let bytes = &b"\xff\xfe\x80binary"[..];
+        assert_eq!(
+            variable("NCCL_RUN_SECRET", b"\xff\xfe\x80binary\n").unwrap(),
+            Some(Secret::new(bytes))
+        );
+        for empty in [&b""[..], b" \n"] {
+            let error = variable("NCCL_RUN_SECRET", empty).unwrap_err().to_string();
+            assert!(error.contains("set and empty"), "{error}");
+        }
+        let error = variable("NCCL_RUN_SECRET_FILE", b"/nowhere/\xff").unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+    }
 
     #[test]
     fn a_secret_comes_from_a_variable_or_a_private_file() {
@@ -80,7 +107,7 @@ mod tests {
         std::fs::write(&path, "hush\n").unwrap();
         let read = || {
             Secret::from_variables(|name| {
-                (name == "NCCL_RUN_SECRET_FILE").then(|| path.display().to_string())
+                (name == "NCCL_RUN_SECRET_FILE").then(|| path.clone().into())
             })
         };
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
@@ -91,7 +118,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(read().is_err());
 
-        let both = Secret::from_variables(|_| Some(String::from("x")));
+        let both = Secret::from_variables(|_| Some("x".into()));
         assert!(both.unwrap_err().to_string().contains("leave one"));
         assert_eq!(Secret::from_variables(|_| None).unwrap(), None);
         assert_eq!(format!("{:?}", Secret::new("hush")), "Secret(…)");

@@ -15,6 +15,7 @@ use super::holder::holders;
 use super::interface::{self, Interface, Own};
 use super::reactor::poll;
 use crate::error::{Error, Result};
+use crate::whole_file;
 
 /// Where rank 0 listens, and how the others find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,11 +272,11 @@ pub(super) fn unpublish(path: &Path, at: SocketAddr) {
 
 /// Whole or not at all, so that nobody reads half an address.
 pub(super) fn publish(path: &Path, at: SocketAddr) -> Result<()> {
-    let failed = |error| Error::io(format!("publishing the address in {}", path.display()))(error);
-    let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{}", std::process::id()));
-    std::fs::write(&part, format!("{at}\n")).map_err(failed)?;
-    std::fs::rename(&part, path).map_err(failed)
+    let written = whole_file::write(path, format!("{at}\n").as_bytes());
+    written.map_err(Error::io(format!(
+        "publishing the address in {}",
+        path.display()
+    )))
 }
 
 /// One try; `turn` says which of several ports.

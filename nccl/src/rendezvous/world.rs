@@ -1,5 +1,6 @@
 //! One rank's view of all ranks.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use super::events::Events;
 use super::frame::{Fields, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
 use super::incoming::Answer;
+use super::launcher;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
 use super::message::{Departure, Incomplete};
@@ -19,8 +21,9 @@ use super::process;
 use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
-use crate::communicator::{CommunicatorBuilder, LaunchMode, Timeouts};
+use crate::communicator::{CommunicatorBuilder, FromOutside, LaunchMode, Timeouts, world_limit};
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 use crate::preflight::Checks;
 use crate::supervision::Fault;
 use crate::time::deadline_after;
@@ -45,13 +48,13 @@ pub struct World {
     pub(super) local_rank: usize,
     timeout: Duration,
     /// Its communicators keep it as well.
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Resident<Arc<Line>>,
     /// Of its communicators.
     pub(crate) timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
     pub(super) needs_nccl: bool,
     /// How its communicators call NCCL.
-    pub(super) launch_mode: LaunchMode,
+    pub(super) launch_mode: Option<LaunchMode>,
     /// What the others are told when this value goes.
     farewell: Departure,
     /// Whether what NCCL needs is checked before its communicators are made, and has been.
@@ -102,12 +105,15 @@ impl World {
     }
 
     fn meet(rendezvous: Rendezvous) -> Result<Self> {
+        forked::begin()?;
         if rendezvous.world_size == 0 {
             return Err(Error::rendezvous(
                 "an observer's rendezvous has no rank to join as: use Observer::join",
             ));
         }
-        let deadline = deadline_after(rendezvous.timeout);
+        rendezvous.job.check()?;
+        FromOutside::of_process()?;
+        let deadline = deadline_after(world_limit(rendezvous.timeout));
         let job = rendezvous.job.clone();
         let coordinating = (rendezvous.rank == 0).then(|| {
             let hub = Arc::new(Hub::of_epoch(rendezvous.world_size, job.epoch));
@@ -278,10 +284,10 @@ impl World {
         Self {
             local_rank,
             timeout,
-            line,
+            line: Resident::new(line),
             timeouts: Timeouts::default(),
             needs_nccl: true,
-            launch_mode: LaunchMode::default(),
+            launch_mode: None,
             farewell: Departure::Left,
             checks: Checks::default(),
             origin: None,
@@ -320,15 +326,15 @@ impl World {
     /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose alike.
     ///
     /// ```
-    /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::KillSwitch);
+    /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::BlockingChild);
     /// ```
     #[must_use]
     pub fn with_launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.launch_mode = mode;
+        self.launch_mode = Some(mode);
         self
     }
 
-    pub(crate) fn launch_mode(&self) -> LaunchMode {
+    pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
         self.launch_mode
     }
 
@@ -363,6 +369,8 @@ impl World {
         };
         put_bytes(&mut own, kernel.as_bytes());
         put_number(&mut own, process::kernel_sum());
+        let launched = launcher::own_rank().and_then(|rank| u64::try_from(rank).ok());
+        put_number(&mut own, launched.map_or(0, |rank| rank.saturating_add(1)));
         let parts = self.collect("join", &own, deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];
         for (member, part) in members.iter_mut().zip(&parts) {
@@ -373,7 +381,15 @@ impl World {
                 member.host = String::from_utf8_lossy(host).into_owned();
                 let _ = fields.bytes();
                 member.kernel = fields.number().unwrap_or_default();
+                let launched = fields.number().unwrap_or_default().checked_sub(1);
+                member.launched = launched.and_then(|rank| usize::try_from(rank).ok());
             }
+        }
+        // Processes that were started by hand under a launcher all have its variables of one rank.
+        let launched = members.iter().filter_map(|member| member.launched);
+        let known = launched.clone().count();
+        if launched.collect::<HashSet<_>>().len() < known {
+            members.iter_mut().for_each(|member| member.launched = None);
         }
         let kernel = || {
             let mut fields = Fields(parts.first()?);
@@ -445,6 +461,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
+        forked::check().ok()?;
         self.line.fault().map(|fault| Fault::clone(&fault))
     }
 
@@ -479,7 +496,7 @@ impl World {
     }
 
     pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
+        world_limit(self.timeout)
     }
 
     /// One round of `topic`: gives a part, gets the parts of all.
@@ -556,6 +573,9 @@ impl Drop for World {
     /// Says goodbye: a rank that ends is not a rank that died. One that panics says that. A rank whose
     /// communicators live on takes part in no exchange any more, and stays connected for their sake.
     fn drop(&mut self) {
+        if forked::is_child() {
+            return;
+        }
         let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
         if farewell == Departure::Left && std::thread::panicking() {
             farewell = Departure::Failed(panics::of_this_thread());

@@ -23,6 +23,7 @@ use once_cell::sync::OnceCell;
 use crate::communicator::{self, Backoff, Communicator, Inner, Noticed, lock};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
@@ -44,9 +45,9 @@ use crate::time::deadline_after;
 /// # }
 /// ```
 pub struct Request {
-    inner: Arc<Inner>,
+    inner: Resident<Arc<Inner>>,
     /// `None` stands for the communicator's own stream.
-    stream: Option<Arc<CudaStream>>,
+    stream: Option<Resident<Arc<CudaStream>>>,
     limit: Duration,
     kind: OperationKind,
     shape: Shape,
@@ -87,8 +88,8 @@ impl Request {
     ) -> Self {
         let (inner, stream) = (&comm.inner, &comm.stream);
         Self {
-            inner: Arc::clone(inner),
-            stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| Arc::clone(stream)),
+            inner: inner.clone(),
+            stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| stream.clone()),
             limit: comm.limit,
             kind,
             shape,
@@ -157,7 +158,7 @@ impl Request {
 
     /// The cause that all ranks have, where it is known without waiting for the end.
     fn what_all_say(&self, error: Error) -> Error {
-        match self.inner.phase.get().is_final() {
+        match self.inner.phase.has_let_go() {
             true => self.inner.conclude(error),
             false => error,
         }
@@ -188,7 +189,7 @@ impl Request {
             .map_err(|error| {
                 let error = self.describe(error);
                 if error.is_timeout() {
-                    self.inner.abort(&error);
+                    self.inner.abort_in_background(&error);
                 }
                 self.inner.conclude(error)
             })
@@ -244,6 +245,10 @@ impl Request {
         }
     }
 
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.stream.as_deref().unwrap_or(&self.inner.stream)
+    }
+
     fn timed_out(&self, limit: Duration) -> Error {
         Error::new(ErrorKind::TimedOut {
             what: String::from("the operation"),
@@ -259,6 +264,7 @@ impl Request {
     }
 
     fn poll_once(&self) -> Result<bool> {
+        forked::check()?;
         if self.complete.load(Ordering::Relaxed) {
             return Ok(true);
         }
@@ -269,7 +275,7 @@ impl Request {
             return self.ended();
         }
         let inside = inside::enter(&self.inner, Place::Look, self.limit);
-        let done = self.mark()?.event.try_is_complete().map_err(Error::cuda(
+        let done = driver::is_reached(&self.mark()?.event).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         drop(inside);
@@ -277,8 +283,12 @@ impl Request {
         if self.inner.phase.get().is_aborted() {
             return self.ended();
         }
+        // Another call was too long inside NCCL, and what brings it back ends kernels as well; the abort follows.
+        if done && self.inner.is_flag_up() {
+            return Ok(false);
+        }
         if done {
-            let stream = self.stream.as_ref().unwrap_or(&self.inner.stream);
+            let stream = self.stream();
             self.inner.tracked.track().done(stream, self.sequence);
             self.complete.store(true, Ordering::Relaxed);
         }
@@ -289,7 +299,7 @@ impl Request {
     /// then, the operation is not done.
     #[cold]
     fn ended(&self) -> Result<bool> {
-        if !self.inner.phase.get().is_final() {
+        if !self.inner.phase.has_let_go() {
             return Ok(false);
         }
         match self.inner.overdue.get() {
@@ -310,7 +320,7 @@ impl Request {
     /// The event behind the operation, recorded at the first question.
     fn mark(&self) -> Result<&Arc<Mark>> {
         self.mark.get_or_try_init(|| {
-            let stream = self.stream.as_ref().unwrap_or(&self.inner.stream);
+            let stream = self.stream();
             communicator::not_capturing("the operation's stream", stream)?;
             let pooled = lock(&self.inner.marks).pop();
             let mark = match pooled {
@@ -391,7 +401,7 @@ impl Future for Request {
             Err(error) => {
                 let error = self.describe(error);
                 if !self.inner.ends_if_lost(&error, Noticed::Behind)
-                    || self.inner.phase.get().is_final()
+                    || self.inner.phase.has_let_go()
                 {
                     return Poll::Ready(Err(self.last_word(error)));
                 }
@@ -444,6 +454,10 @@ impl Future for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
+        if forked::is_child() {
+            std::mem::forget(self.mark.take());
+            return;
+        }
         self.ticket = None;
         if let Some(mark) = self.mark.take()
             && Arc::strong_count(&mark) == 1

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::Mark;
 use crate::communicator::{Inner, lock};
 use crate::error::Result;
+use crate::forked;
 use crate::reaper;
 use crate::supervision::inside::{self, Place};
 use crate::threads;
@@ -61,6 +62,10 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        // The lock may have been held at the fork.
+        if forked::is_child() {
+            return;
+        }
         let watched = lock(&POLLER.state).watched.remove(&self.key);
         // Outside the lock: a waker may run anything when it is dropped.
         drop(watched);
@@ -96,10 +101,7 @@ pub(super) fn watch(
 }
 
 fn start(generation: u64) -> std::io::Result<()> {
-    std::thread::Builder::new()
-        .name(String::from("nccl-poller"))
-        .spawn(move || run(generation))
-        .map(drop)
+    threads::spawn("nccl-poller", move || run(generation)).map(drop)
 }
 
 /// The thread does not come back from a call: another one takes its place.
@@ -115,7 +117,6 @@ pub(crate) fn replace() {
 type Look = (u64, Option<Arc<Mark>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
-    reaper::relax_capture_mode();
     let mut busy_since = Instant::now();
     let mut all: Vec<Look> = Vec::new();
     loop {
@@ -182,7 +183,7 @@ fn is_ready(mark: Option<&Mark>, inner: &Inner, deadline: Instant, now: Instant)
     let state = inner.phase.get();
     if state.is_aborted() {
         // What its stream says means nothing any more.
-        return now >= deadline || state.is_final();
+        return now >= deadline || inner.phase.has_let_go();
     }
     if now >= deadline || inner.abort_signal.is_aborted() {
         return true;

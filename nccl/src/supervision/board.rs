@@ -9,17 +9,18 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 
 use super::cause::Waiting;
 use super::docket::{Verdict, Who};
-use super::fault::{Cause, Fault, FaultClass};
+use super::fault::{Cause, Fault};
+use super::roster::Roster;
 use super::trial::{self, Trials};
 use super::watch::{FAULT, Watch};
-use crate::communicator::Inner;
+use crate::communicator::{Inner, lock};
 use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
 use crate::stats;
@@ -36,6 +37,7 @@ pub(crate) struct Board {
     name: Arc<str>,
     /// The ranks of the line that are its ranks, in order.
     members: Arc<[usize]>,
+    roster: Arc<Roster>,
     rank: usize,
     line: Arc<Line>,
     watch: Arc<Watch>,
@@ -49,6 +51,10 @@ pub(crate) struct Board {
     patience: Duration,
     /// Who has not, as a sentence.
     conclusion: OnceLock<Option<String>>,
+    /// Held by the thread that says how far this rank has let go, and waits for what the others say.
+    saying: Mutex<()>,
+    /// Whether all have said how far they had let go, and the end of all aborts is needed as well.
+    needs_more: AtomicBool,
     /// The verdict, with what the ranks were at.
     complete: OnceLock<Arc<Fault>>,
     /// The same, when the world has gone on.
@@ -68,9 +74,55 @@ const GRACE: Duration = Duration::from_millis(250);
 /// More ranks than this do not tell each other what they were at: it would be the square of their number.
 const MANY: usize = 256;
 
-/// What a rank says of its end; behind the first, what it was waiting in.
+/// How far a rank has let go of a communicator that is being aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LetGo {
+    /// Its kernels are over, and nothing else of NCCL's used memory that was lent.
+    Kernels,
+    /// Its kernels are over. More than kernels used memory that was lent, so that it needs the end of all aborts.
+    KernelsAndNeedsAll,
+    /// Its abort has come back, and it needs the end of all others.
+    AllAndNeedsAll,
+    /// Its abort has come back.
+    All,
+    /// Its abort has not come back in time.
+    Nothing,
+}
+
+impl LetGo {
+    /// What a rank says of its end; behind it, what it was waiting in.
+    fn code(self) -> u8 {
+        match self {
+            Self::Nothing => 0,
+            Self::All => 1,
+            Self::AllAndNeedsAll => 2,
+            Self::Kernels => 3,
+            Self::KernelsAndNeedsAll => 4,
+        }
+    }
+
+    /// What was said; `None` of a rank that is gone.
+    fn of(part: &[u8]) -> Option<Self> {
+        Some(match part.first()? {
+            1 => Self::All,
+            2 => Self::AllAndNeedsAll,
+            3 => Self::Kernels,
+            4 => Self::KernelsAndNeedsAll,
+            _ => Self::Nothing,
+        })
+    }
+
+    fn is_of_kernels(self) -> bool {
+        matches!(self, Self::Kernels | Self::KernelsAndNeedsAll)
+    }
+
+    fn needs_all(self) -> bool {
+        matches!(self, Self::KernelsAndNeedsAll | Self::AllAndNeedsAll)
+    }
+}
+
+/// What a rank says that has nothing of the communicator any more.
 pub(super) const FREED: &[u8] = &[1];
-const LEAKED: &[u8] = &[0];
 
 impl Board {
     /// Of the communicator that is made with `id` by `members` of the line, of which this is number
@@ -79,7 +131,7 @@ impl Board {
         line: &Arc<Line>,
         name: &Arc<str>,
         id: &UniqueId,
-        members: Arc<[usize]>,
+        (members, roster): (Arc<[usize]>, Arc<Roster>),
         rank: usize,
         patience: Duration,
     ) -> Arc<Self> {
@@ -88,6 +140,7 @@ impl Board {
             key: Self::key_of(id),
             name: Arc::clone(name),
             members,
+            roster,
             rank,
             line: Arc::clone(line),
             watch,
@@ -97,6 +150,8 @@ impl Board {
             target: OnceLock::new(),
             patience,
             conclusion: OnceLock::new(),
+            saying: Mutex::new(()),
+            needs_more: AtomicBool::new(false),
             complete: OnceLock::new(),
             past: OnceLock::new(),
             told: AtomicBool::new(false),
@@ -108,7 +163,10 @@ impl Board {
             members: &board.members,
             name: &board.name,
         };
-        board.watch.register(&board.key, &who, &board.verdict, weak);
+        if board.watch.register(&board.key, &who, &board.verdict, weak) {
+            // An end that is said twice is waited for in vain: the others do not come again. Nothing was lent yet.
+            let _ = board.conclusion.set(None);
+        }
         board.tell();
         board
     }
@@ -147,6 +205,11 @@ impl Board {
         (&self.line, &self.members)
     }
 
+    /// Which ranks of the world, and of the launcher, its ranks are.
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
     /// Which of its ranks is this one of the line.
     pub(crate) fn place_of(&self, member: usize) -> usize {
         let place = self.members.iter().position(|&other| other == member);
@@ -158,8 +221,21 @@ impl Board {
         let members = self.line.members();
         let known = members.get().zip(self.members.get(rank));
         match known.and_then(|(known, &member)| known.get(member)) {
-            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
-            None => format!("rank {rank}"),
+            Some(Member { host, pid, .. }) => {
+                format!(
+                    "rank {rank} ({}{host}, pid {pid})",
+                    self.roster.others(rank)
+                )
+            }
+            None => self.roster.who(&[rank]),
+        }
+    }
+
+    /// One of them with host and process, several in short form.
+    pub(crate) fn names_of(&self, ranks: &[usize]) -> String {
+        match *ranks {
+            [rank] => self.name_of(rank),
+            _ => self.roster.who(ranks),
         }
     }
 
@@ -181,7 +257,7 @@ impl Board {
         {
             self.watch.set_latest(fault);
             events::fault(fault, self.rank, self.members.len());
-            if !matches!(fault.class(), FaultClass::Asked | FaultClass::Revoked) {
+            if !fault.is_on_purpose() {
                 self.line.home().breaks();
                 if let Some(began) = self.began.get() {
                     stats::DETECT.add(began.elapsed());
@@ -206,7 +282,12 @@ impl Board {
     pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
         let cause = cause.with_words_of_nccl();
         let began = cause.began;
-        let fault = Fault::here(cause, &self.name, self.rank, self.line.job().1);
+        let fault = Fault::here(
+            cause,
+            (&self.name, &self.roster),
+            self.rank,
+            self.line.job().1,
+        );
         let fault = Arc::new(fault);
         if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
             return;
@@ -222,32 +303,70 @@ impl Board {
         }
     }
 
-    /// The communicator was let go of here, or could not be: tells the others, and waits until they
-    /// have said the same. Who has not, as a sentence.
-    pub(crate) fn conclude(&self, freed: bool) -> Option<&str> {
-        let conclusion = self.conclusion.get_or_init(|| {
-            self.await_verdict();
-            if !freed {
-                // Who could not end its own does not wait for others.
-                self.line
-                    .end_alone(&self.key, &self.members, LEAKED, self.patience);
-                self.await_own();
-                return None;
+    /// This rank has let go so far: tells the others, and waits until they have said how far they have. Whether that is
+    /// all; otherwise it is to be called again with the end of the abort here.
+    pub(crate) fn let_go(&self, so_far: LetGo) -> bool {
+        let _saying = lock(&self.saying);
+        if self.conclusion.get().is_some() {
+            return true;
+        }
+        self.await_verdict();
+        if so_far == LetGo::Nothing {
+            // A rank that could not end its own does not wait for others.
+            let part = [so_far.code()];
+            end_alone(&self.line, &self.key, &self.members, &part, self.patience);
+            self.await_own();
+            return self.conclusion.set(None).is_ok();
+        }
+        if self.needs_more.load(Ordering::Acquire) {
+            return !so_far.is_of_kernels() && self.end_of_all(so_far);
+        }
+        let part = [&[so_far.code()], self.standing().as_bytes()].concat();
+        let ended = self
+            .line
+            .end(&self.key, &self.members, &part, self.patience, None);
+        self.line.catch_up();
+        // When the line was lost before this rank's own fault came back, that is all there is.
+        if let Some(own) = self.announced.get() {
+            let _ = self.verdict.set(Arc::clone(own));
+            self.tell();
+        }
+        self.complete(&ended);
+        let has_all = |ended: &Ended| match ended {
+            Ended::All(parts) => {
+                let said = || parts.iter().filter_map(|part| LetGo::of(part));
+                !(said().any(LetGo::needs_all) && said().any(LetGo::is_of_kernels))
             }
-            let part = [FREED, self.standing().as_bytes()].concat();
-            let unheard = self
-                .line
-                .end(&self.key, &self.members, &part, self.patience, None);
-            self.line.catch_up();
-            // When the line was lost before this rank's own fault came back, that is all there is.
-            if let Some(own) = self.announced.get() {
-                let _ = self.verdict.set(Arc::clone(own));
-                self.tell();
-            }
-            self.complete(&unheard);
-            self.sentence(&unheard)
+            _ => true,
+        };
+        if has_all(&ended) {
+            return self.conclusion.set(self.sentence(&ended)).is_ok();
+        }
+        self.needs_more.store(true, Ordering::Release);
+        !so_far.is_of_kernels() && self.end_of_all(so_far)
+    }
+
+    /// All have said that their kernels are over, and one needs the end of all aborts; that of this rank has come back.
+    fn end_of_all(&self, so_far: LetGo) -> bool {
+        let part = [so_far.code()];
+        let ended = self.line.end(
+            &of_all(&self.key),
+            &self.members,
+            &part,
+            self.patience,
+            None,
+        );
+        self.conclusion.set(self.sentence(&ended)).is_ok()
+    }
+
+    /// The abort has come back here, or has not: as [`let_go`](Self::let_go). Who has not let go, as a sentence.
+    pub(crate) fn conclude(&self, freed: bool, needs_all: bool) -> Option<&str> {
+        self.let_go(match (freed, needs_all) {
+            (false, _) => LetGo::Nothing,
+            (true, true) => LetGo::AllAndNeedsAll,
+            (true, false) => LetGo::All,
         });
-        conclusion.as_deref()
+        self.conclusion.get().and_then(Option::as_deref)
     }
 
     /// Who only ran out of time does not say that it has ended before there is a cause: the others may all have.
@@ -360,7 +479,7 @@ impl Board {
         let (unsure, why): (Vec<usize>, _) = match ended {
             Ended::All(parts) => {
                 let leaked = self.members.iter().zip(parts);
-                let leaked = leaked.filter(|(_, part)| part[..] == *LEAKED);
+                let leaked = leaked.filter(|(_, part)| LetGo::of(part) == Some(LetGo::Nothing));
                 let leaked = leaked.map(|(&rank, _)| rank).collect();
                 (leaked, String::from("could not end the communicator"))
             }
@@ -383,7 +502,7 @@ impl Board {
         }
         let names: Vec<_> = unsure
             .iter()
-            .map(|&rank| self.line.describe(rank))
+            .map(|&rank| self.name_of(self.place_of(rank)))
             .collect();
         Some(format!(
             "{} {why}, and may still write into memory that was lent to it",
@@ -405,8 +524,25 @@ impl Drop for Board {
     fn drop(&mut self) {
         let struck = self.watch.docket().forget(&self.key);
         if struck && self.conclusion.get().is_none() {
-            self.line
-                .end_alone(&self.key, &self.members, FREED, self.patience);
+            end_alone(&self.line, &self.key, &self.members, FREED, self.patience);
         }
+    }
+}
+
+/// The topic of the end of all aborts.
+fn of_all(key: &str) -> String {
+    format!("{key}/all")
+}
+
+/// Says how far this rank has let go, for good, without waiting for other ranks.
+pub(super) fn end_alone(
+    line: &Line,
+    key: &str,
+    members: &Arc<[usize]>,
+    part: &[u8],
+    patience: Duration,
+) {
+    for topic in [key, &of_all(key)] {
+        line.end_alone(topic, members, part, patience);
     }
 }

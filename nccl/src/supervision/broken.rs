@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::elect::{Case, done_somewhere, elect};
 use super::fault::{Cause, Fault};
 use super::report::Report;
+use super::roster::Roster;
 
 /// Bytes like `seed`, of which some are others: digits and signs of JSON more often than the rest.
 fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
@@ -36,14 +37,19 @@ fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way
     let causes = [
         Cause::died("its process ended: killed by SIGKILL; stderr ended with: out"),
         Cause::failed("no such file: weights"),
-        Cause::host_lost("node-b", vec![1, 2], "its connection broke without goodbye"),
-        Cause::cut_off("cut off", &[0, 2]),
+        Cause::host_lost(
+            "node-b",
+            vec![1, 2],
+            &Roster::default(),
+            "its connection broke without goodbye",
+        ),
+        Cause::cut_off("cut off", &[0, 2], &Roster::default()),
         Cause::asked("enough"),
     ];
     let mut random = fastrand::Rng::with_seed(7);
     let mut understood = 0;
     for cause in causes {
-        let seed = Fault::here(cause, "model/tp", 1, 3).encode(&[0, 4, 7]);
+        let seed = Fault::here(cause, ("model/tp", &Roster::default()), 1, 3).encode(&[0, 4, 7]);
         for _ in 0..4000 {
             let Ok((fault, members)) = Fault::decode(&like(&seed, &mut random)) else {
                 continue;
@@ -79,7 +85,7 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
         }]);
         serde_json::to_vec(&report).unwrap()
     };
-    let symptom = Fault::here(Cause::asked("late"), "model/tp", 0, 0);
+    let symptom = Fault::here(Cause::asked("late"), ("model/tp", &Roster::default()), 0, 0);
     let hosts = ["a", "a", "b"].map(String::from);
     let mut random = fastrand::Rng::with_seed(9);
     let mut understood = 0;
@@ -92,6 +98,7 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             .collect();
         understood += reports.len();
         let verdict = elect(&Case {
+            roster: &Roster::default(),
             name: "model/tp",
             key: "0f",
             hosts: &hosts,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::roster::Roster;
 use crate::launch::Signal;
 
 /// What is at the root of a [`Fault`](crate::Fault).
@@ -16,8 +17,8 @@ use crate::launch::Signal;
 ///
 /// # fn show(fault: &nccl::Fault) {
 /// match fault.root() {
-///     RootCause::Died { ending: Some(ending), .. } => println!("rank {} {ending}", fault.rank()),
-///     RootCause::NeverEntered { operation, .. } => println!("rank {} missed {operation}", fault.rank()),
+///     RootCause::Died { ending: Some(ending), .. } => println!("{} on {}: {ending}", fault.pid(), fault.host()),
+///     RootCause::NeverEntered { operation, .. } => println!("rank {:?} missed {operation}", fault.culprit()),
 ///     other => println!("{other:?}"),
 /// }
 /// # }
@@ -274,7 +275,7 @@ impl fmt::Display for Earlier {
 /// assert_eq!(serde_json::to_string(&ending)?, r#"{"code":3}"#);
 /// # fn example(fault: &nccl::Fault) {
 /// if let nccl::RootCause::Died { ending: Some(nccl::Ending::Signal(9)), .. } = fault.root() {
-///     println!("rank {} was killed", fault.rank());
+///     println!("process {} on {} was killed", fault.pid(), fault.host());
 /// }
 /// # }
 /// # Ok::<(), serde_json::Error>(())
@@ -392,11 +393,18 @@ impl Waiting {
     }
 }
 
+impl Waiting {
+    /// With the other numbers that its ranks have.
+    pub(super) fn told_of(&self, roster: &Roster) -> String {
+        let (ranks, operation) = (roster.who(&self.ranks), &self.operation);
+        let was = if self.ranks.len() == 1 { "was" } else { "were" };
+        format!("{ranks} {was} waiting in {operation}")
+    }
+}
+
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, operation) = (who(&self.ranks), &self.operation);
-        let was = if self.ranks.len() == 1 { "was" } else { "were" };
-        write!(f, "{ranks} {was} waiting in {operation}")
+        f.write_str(&self.told_of(&Roster::default()))
     }
 }
 

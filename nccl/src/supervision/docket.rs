@@ -11,7 +11,8 @@
 //! others. Nothing may be missed in between: a fault that comes before its communicator, while it is made, or
 //! while it is dropped. So it all happens under one lock, the setting of what is to be ended included: either
 //! that finds the verdict, or the verdict finds it. Whoever strikes a communicator that is not there says
-//! itself that there is nothing to end; of one that was struck, the one that forgets it does.
+//! itself that there is nothing to end, so that it does not say so again should it come; of one that was struck, the one
+//! that forgets it does.
 //!
 //! `tests/loom/verdicts.rs` walks through the interleavings of these lines.
 
@@ -103,7 +104,7 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
     }
 
     /// There is one more. What has happened to it already is its verdict at once; `death` says what the death of
-    /// a rank is to it.
+    /// a rank is to it. Whether a fault of it was kept: the rank has said then that there is nothing to end.
     pub(crate) fn register(
         &self,
         key: &Arc<str>,
@@ -111,10 +112,11 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         verdict: &Arc<Verdict<F>>,
         board: B,
         death: impl Fn(usize, &D) -> Option<F>,
-    ) {
+    ) -> bool {
         let mut state = self.lock();
         let early = state.early.iter().position(|early| *early.key == **key);
         let early = early.and_then(|at| state.early.remove(at));
+        let was_kept = early.is_some();
         let dead = who
             .members
             .iter()
@@ -136,6 +138,7 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
             board,
         };
         state.boards.insert(Arc::clone(key), entry);
+        was_kept
     }
 
     /// Whether there is a verdict on it, as far as is known.
@@ -157,6 +160,10 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
     /// What has the verdict on a communicator.
     pub(crate) fn find(&self, key: &str) -> Option<B> {
         Some(self.lock().boards.get(key)?.board.clone())
+    }
+
+    pub(crate) fn members_of(&self, key: &str) -> Option<Arc<[usize]>> {
+        Some(Arc::clone(&self.lock().boards.get(key)?.members))
     }
 
     pub(crate) fn name_of(&self, key: &str) -> Option<Arc<str>> {

@@ -27,7 +27,6 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
@@ -36,6 +35,8 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, Visit, lock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fatal::{FatalCause, FatalReport, end_the_process};
+use crate::forked;
 use crate::threads::not_started;
 use crate::{reaper, request};
 
@@ -44,7 +45,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// How much longer than its limit a call may be inside: the waits of this crate end by themselves before.
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a thread may need to come out once its communicator has ended.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(5);
 /// After how many looks at which nobody had entered it sleeps.
 const QUIET: u32 = 5;
 /// How long the sentinel stays when there are no communicators any more.
@@ -116,7 +117,7 @@ struct GivesBack;
 
 impl Drop for GivesBack {
     fn drop(&mut self) {
-        if let Some(slot) = SLOT.take() {
+        if let (Some(slot), false) = (SLOT.take(), forked::is_child()) {
             lock(&SLOTS).free.push(slot);
         }
     }
@@ -355,11 +356,15 @@ fn look_at(stay: &mut Stay) {
     if !stay.expired && inside > stay.found.limit.saturating_add(SLACK) {
         stay.expired = true;
         let error = stuck(&inner, &stay.found);
+        let (rank, roster) = (inner.rank, inner.roster());
         tracing::error!(
             name: "nccl.comm.stuck",
             target: "nccl",
             comm = &*inner.name,
-            rank = inner.rank,
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.other_world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
             %error,
             "a thread does not come back"
         );
@@ -380,7 +385,12 @@ fn look_at(stay: &mut Stay) {
         stay.found.limit = Duration::MAX;
         return;
     }
-    end_the_process(&inner, &stay.found, inside);
+    let cause = FatalCause::Inside {
+        call: stay.found.place.text(),
+        since: inside,
+        limit: stay.found.limit,
+    };
+    end_the_process(FatalReport::new(&inner, cause));
 }
 
 fn alive(of: usize) -> Option<Visit> {
@@ -406,21 +416,6 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
         }),
         None => error,
     }
-}
-
-#[cold]
-fn end_the_process(inner: &Inner, found: &Found, inside: Duration) -> ! {
-    // Nobody may be reading, and this is the last word.
-    let _ = writeln!(
-        std::io::stderr(),
-        "nccl: rank {} of {:?}: a thread has been inside {} for {inside:?}, its limit is {:?}, and the end of \
-         the communicator did not bring it back; ending the process",
-        inner.rank,
-        &*inner.name,
-        found.place.text(),
-        found.limit,
-    );
-    std::process::abort();
 }
 
 #[cfg(test)]

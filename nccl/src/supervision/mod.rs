@@ -28,6 +28,7 @@
 //! - `trial`: who ran out of time is not who made it wait: what all ranks say (`report`) is collected, and the cause
 //!   elected (`elect`), before a fault is announced;
 //! - `board`: one communicator as its rank sees it;
+//! - `roster`: which ranks of the world, and of the launcher, its ranks are;
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `unborn`: communicators that came to nothing before NCCL was asked;
 //! - `watch`: what a line hears, and whom it concerns;
@@ -49,15 +50,17 @@ pub(crate) mod inside;
 mod ledger;
 pub mod recorder;
 mod report;
+mod roster;
 mod stragglers;
 mod trial;
 mod unborn;
 mod watch;
 pub(crate) mod watchdog;
 
-pub(crate) use board::Board;
+pub(crate) use board::{Board, LetGo};
 pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
+pub(crate) use roster::Roster;
 pub(crate) use unborn::Unborn;
 pub(crate) use watch::Watch;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::cause::Earlier;
 use super::ledger::Ledger;
 use super::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
+use super::roster::Roster;
 use super::watchdog;
 use crate::debug_log::FirstWarning;
 use crate::operation::OperationKind;
@@ -72,6 +73,8 @@ pub(super) enum State {
 pub(super) struct Elsewhere {
     pub(super) key: String,
     pub(super) name: String,
+    #[serde(default)]
+    pub(super) roster: Roster,
     /// Which of its ranks this one is.
     pub(super) rank: usize,
     pub(super) entered: Option<u64>,
@@ -216,6 +219,7 @@ impl Elsewhere {
         Some(Self {
             key: track.identity.key.as_deref()?.to_owned(),
             name: track.identity.name.to_string(),
+            roster: Roster::clone(&track.identity.roster),
             rank: track.identity.rank,
             entered,
             waiting,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::elect::{self, Case, elect};
-use super::fault::{Fault, Place};
+use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
 use crate::communicator::lock;
@@ -181,7 +181,9 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
         let waited = now.duration_since(start);
         if waited >= LAST || (waited >= PATIENCE && !is_heard) {
             drop(all);
-            let silent = (!is_heard).then(|| silent_coordinator(board)).flatten();
+            let silent = (!is_heard)
+                .then(|| silent_coordinator(board, own))
+                .flatten();
             if silent.is_some() || waited >= LAST {
                 announce(board, silent.as_ref().unwrap_or(own));
                 return silent.into_iter().for_each(|fault| board.decide(fault));
@@ -232,8 +234,9 @@ fn departed(line: &Line, members: &[usize]) -> BTreeSet<usize> {
         .collect()
 }
 
-/// Whoever coordinates stands still, as far as this rank can tell, and is of the communicator.
-fn silent_coordinator(board: &Board) -> Option<Fault> {
+/// Whoever coordinates stands still, as far as this rank can tell, which has `seen` that its time ran out, and is of the
+/// communicator.
+fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
     let (line, members) = board.line();
     let coordinator = line.coordinator();
     let ages = line.heartbeat_ages();
@@ -255,15 +258,17 @@ fn silent_coordinator(board: &Board) -> Option<Fault> {
     let state = state.filter(|state| state.contains("stopped"));
     let place = Place {
         communicator: board.name(),
+        roster: board.roster(),
         rank,
         host: &host,
         pid,
         epoch: line.job().1,
     };
-    Some(Fault::derived(
-        elect::silent_coordinator(rank, state),
-        place,
-    ))
+    let cause = Cause {
+        limit: seen.limit(),
+        ..elect::silent_coordinator(rank, state)
+    };
+    Some(Fault::derived(cause, place))
 }
 
 /// The host and the process of a rank of the communicator of these members.
@@ -310,6 +315,7 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration
     let case = Case {
         name: board.name(),
         key: board.key(),
+        roster: board.roster(),
         hosts: &hosts,
         symptoms: &trial.symptoms,
         reports: &trial.reports,
@@ -322,6 +328,7 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration
     let (host, pid) = person(verdict.rank);
     let place = Place {
         communicator: board.name(),
+        roster: board.roster(),
         rank: verdict.rank,
         host: &host,
         pid,

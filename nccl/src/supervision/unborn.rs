@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cause::{Differs, Earlier, FaultRole, RootCause, Side, who};
+use super::cause::{Differs, Earlier, FaultRole, RootCause, Side};
 use super::docket::Who;
 use super::fault::{Cause, Fault, FaultClass, Place};
+use super::roster::Roster;
 use crate::communicator::LaunchMode;
 use crate::error::Error;
 use crate::events;
@@ -21,6 +22,7 @@ pub(crate) struct Unborn {
     line: Arc<Line>,
     name: Arc<str>,
     members: Arc<[usize]>,
+    roster: Roster,
     /// This one, among them.
     rank: usize,
 }
@@ -31,6 +33,7 @@ impl Unborn {
         Self {
             line: Arc::clone(line),
             name: Arc::from(name),
+            roster: Roster::of(line, &members),
             members,
             rank,
         }
@@ -55,7 +58,7 @@ impl Unborn {
             (None, Some(how)) => Fault::clone(&self.fault_of(how)),
             (None, None) => Fault::here(
                 Cause::from(error).with_words_of_nccl(),
-                &self.name,
+                (&self.name, &self.roster),
                 self.rank,
                 self.line.job().1,
             ),
@@ -90,7 +93,7 @@ impl Unborn {
         sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
         let says: Vec<_> = sides
             .iter()
-            .map(|side| format!("{} in {}", who(&side.ranks), side.value))
+            .map(|side| format!("{} in {}", self.roster.who(&side.ranks), side.value))
             .collect();
         let rank = sides.last().map_or(0, |side| side.ranks[0]);
         let root = RootCause::Mismatch {
@@ -165,7 +168,7 @@ impl Unborn {
             }
             Unfinished::CutOff { from, why } => {
                 let own = self.members[self.rank];
-                (own, Cause::cut_off(why, &self.places(from)))
+                (own, Cause::cut_off(why, &self.places(from), &self.roster))
             }
         };
         let (member, cause) = cause;
@@ -204,7 +207,10 @@ impl Unborn {
         let others = self.places(missing.get(1..).unwrap_or_default());
         if !others.is_empty() {
             let verb = if others.len() == 1 { "has" } else { "have" };
-            evidence.push(format!("{} {verb} not come, either", who(&others)));
+            evidence.push(format!(
+                "{} {verb} not come, either",
+                self.roster.who(&others)
+            ));
         }
         let mut cause = self.never(phase, FaultClass::TimedOut, text);
         cause.evidence = evidence;
@@ -227,7 +233,7 @@ impl Unborn {
     }
 
     fn named(&self) -> String {
-        format!("{:?}", &*self.name)
+        self.roster.named(&self.name)
     }
 
     /// Which ranks of the communicator those of the line are.
@@ -242,6 +248,7 @@ impl Unborn {
         let (host, pid) = self.line.watch().person(member);
         let place = Place {
             communicator: &self.name,
+            roster: &self.roster,
             rank,
             host: &host,
             pid,

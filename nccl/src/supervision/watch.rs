@@ -9,9 +9,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use super::board::{Board, FREED};
+use super::board::{Board, FREED, end_alone};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
+use super::roster::Roster;
 use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
@@ -19,6 +20,7 @@ use crate::communicator::{end_struck, leave_struck, lock};
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
 use crate::stats;
+use crate::threads;
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";
@@ -67,16 +69,16 @@ impl Watch {
     }
 
     /// From now on, what happens to a communicator comes to its board; what has happened already is its
-    /// verdict at once.
+    /// verdict at once. Whether this rank has told the others of its end then.
     pub(super) fn register(
         &self,
         key: &Arc<str>,
         who: &Who<'_>,
         verdict: &Arc<Verdict<Arc<Fault>>>,
         board: Weak<Board>,
-    ) {
+    ) -> bool {
         let death = |rank: usize, how: &Departure| self.death(rank, how, who);
-        self.docket.register(key, who, verdict, board, death);
+        self.docket.register(key, who, verdict, board, death)
     }
 
     /// What has verdicts.
@@ -144,7 +146,16 @@ impl Watch {
                 let asked = Inquired::new(&self.line, board, key, *turn, *is_sample);
                 watchdog::answer(asked);
             }
-            Notice::Late(lateness) => events::late(lateness, self.rank, &self.stragglers),
+            Notice::Late(lateness) => {
+                let members = self.docket.members_of(&lateness.subject.key);
+                let roster = members.map(|members| self.roster(&members));
+                events::late(
+                    lateness,
+                    &roster.unwrap_or_default(),
+                    self.rank,
+                    &self.stragglers,
+                );
+            }
             Notice::Skewed { key, skew, last } => {
                 if let Some(name) = self.docket.name_of(key) {
                     stats::arrival_skew(&name, *skew, *last);
@@ -177,8 +188,10 @@ impl Watch {
     fn part(&self, from: &[usize], why: &str) {
         let fault = |_: &str, who: &Who<'_>| {
             let own = who.members.iter().position(|rank| *rank == self.rank)?;
+            let roster = self.roster(who.members);
             let place = Place {
                 communicator: who.name,
+                roster: &roster,
                 rank: own,
                 host: &crate::host::name(),
                 pid: std::process::id(),
@@ -187,7 +200,10 @@ impl Watch {
             let places = who.members.iter().enumerate();
             let places = places.filter(|(_, rank)| from.contains(rank));
             let places: Vec<_> = places.map(|(place, _)| place).collect();
-            (!places.is_empty()).then(|| Arc::new(Fault::new(Cause::cut_off(why, &places), place)))
+            (!places.is_empty()).then(|| {
+                let cause = Cause::cut_off(why, &places, &roster);
+                Arc::new(Fault::new(cause, place))
+            })
         };
         self.respond(self.docket.strike_all(fault));
         let how = Departure::Lost(format!("it cannot be reached: this rank is {why}"));
@@ -221,12 +237,13 @@ impl Watch {
             let (host, pid) = self.person(first);
             let place = Place {
                 communicator: who.name,
+                roster: &self.roster(who.members),
                 rank: 0,
                 host: &host,
                 pid,
                 epoch: self.epoch,
             };
-            Some(Arc::new(Fault::new(Cause::asked(why), place)))
+            Some(Arc::new(Fault::new(Cause::asked_of_all(why), place)))
         };
         self.respond(self.docket.strike_all(fault));
     }
@@ -237,6 +254,10 @@ impl Watch {
             Some(member) => (member.host.clone(), member.pid),
             None => (String::from("unknown host"), 0),
         }
+    }
+
+    fn roster(&self, members: &[usize]) -> Roster {
+        Roster::new(members, self.members.get().map_or(&[], |people| people))
     }
 
     /// Whether both ranks are one, or what cuts one of them off cuts off the other.
@@ -256,17 +277,20 @@ impl Watch {
     pub(super) fn death(&self, rank: usize, how: &Departure, who: &Who<'_>) -> Option<Arc<Fault>> {
         let place = who.members.iter().position(|&member| member == rank)?;
         let (host, pid) = self.person(rank);
+        let roster = self.roster(who.members);
         let cause = match how {
             Departure::Failed(chain) => Cause::failed(chain),
             Departure::Lost(how) if how.starts_with(SILENT) => {
                 let members = who.members.iter().enumerate();
                 let there = members.filter(|(_, member)| self.are_beside(rank, **member));
-                Cause::host_lost(&host, there.map(|(place, _)| place).collect(), how)
+                let there = there.map(|(place, _)| place).collect();
+                Cause::host_lost(&host, there, &roster, how)
             }
             how => Cause::died(&how.to_string()),
         };
         let place = Place {
             communicator: who.name,
+            roster: &roster,
             rank: place,
             host: &host,
             pid,
@@ -299,16 +323,14 @@ impl Watch {
             if let Some(line) = line.upgrade() {
                 absent.retain(|one| one.members.contains(&line.rank()));
                 for Struck { key, members, .. } in &absent {
-                    line.end_alone(key, members, FREED, PATIENCE);
+                    end_alone(&line, key, members, FREED, PATIENCE);
                 }
             }
             end_struck(endings);
             // What this thread had a hold of is let go of here, too: the last of them says goodbye.
             drop(boards);
         };
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-abort"))
-            .spawn(respond);
+        let spawned = threads::spawn("nccl-abort", respond);
         if let Err(error) = spawned {
             events::no_thread("to abort communicators", &error);
             // Whoever is in a call on one comes back, and the others do not wait for this rank.

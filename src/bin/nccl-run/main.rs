@@ -8,6 +8,7 @@
 //! `nccl-run --help` has the options and examples. The work is done by [`nccl::launch`].
 
 mod gpus;
+mod logs;
 mod options;
 mod orphans;
 mod record;
@@ -18,13 +19,14 @@ use std::io::{IsTerminal, Write};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use nccl::launch::Output;
+use nccl::launch::{Output, RankEnd, Report};
 use options::{Asked, Options, Restart};
+use restarts::Restarts;
 use signals::Signals;
 
 fn main() -> ExitCode {
     let arguments = std::env::args_os().skip(1);
-    let options = match options::parse(arguments, |name| std::env::var(name).ok(), gpus::visible) {
+    let options = match options::parse(arguments, |name| std::env::var_os(name), gpus::visible) {
         Ok(Asked::Run(options)) => options,
         Ok(Asked::Print(text)) => {
             // A pipe that nobody reads, as in `nccl-run --help | head -1`, is no failure.
@@ -75,6 +77,20 @@ impl std::fmt::Display for Failed {
     }
 }
 
+/// The exit code of the ranks that outlived the first death, and were not killed themselves.
+fn code_of_those_left(report: &Report) -> u8 {
+    let first = report.first().map(RankEnd::rank);
+    let left = |end: &&RankEnd| Some(end.rank()) != first && end.exit().signal().is_none();
+    let mut left: Vec<_> = report.ranks().filter(left).collect();
+    left.sort_by_key(|end| end.at());
+    let failed = left.iter().find(|end| !end.exit().is_success());
+    match failed {
+        Some(end) => end.exit().code(),
+        None if left.is_empty() || !report.left_behind().is_empty() => report.exit_code(),
+        None => 0,
+    }
+}
+
 fn run(options: Options) -> Result<u8, Failed> {
     // First, so that no signal finds ranks and nobody to pass it on.
     let signals = Signals::take().map_err(Failed::Signals)?;
@@ -94,6 +110,7 @@ fn run(options: Options) -> Result<u8, Failed> {
     let talks = options.nccl_debug.is_some() && std::env::var_os("NCCL_DEBUG").is_none();
     let mut left = *restarts;
     let record = options.record.as_deref().map(record::Directory::new);
+    let (here, first, world_size) = options.place();
     let builder = options
         .builder()
         .first_reads_stdin(!std::io::stdin().is_terminal())
@@ -102,15 +119,28 @@ fn run(options: Options) -> Result<u8, Failed> {
             (true, true) => Output::Timed,
             (true, false) => Output::Prefixed,
         });
-    let fleet = builder.start(move |_| {
+    let fleet = builder.start(move |rank| {
         let mut command = Command::new(&program);
         command.args(&arguments);
+        // For programs that know other launchers only; those of the person's shell are not about these ranks.
+        for (name, number) in [
+            ("RANK", rank),
+            ("WORLD_SIZE", world_size),
+            ("LOCAL_RANK", rank - first),
+            ("LOCAL_WORLD_SIZE", here),
+        ] {
+            command.env(name, number.to_string());
+        }
         if talks {
             command.env("NCCL_DEBUG", "INFO");
         }
         command
     });
     let fleet = Arc::new(fleet.map_err(Failed::Start)?);
+    let logs = options
+        .log_dir
+        .as_deref()
+        .map(|path| logs::watch(fleet.events(), path));
     let signals = signals
         .pass_on_to(Arc::clone(&fleet), options.grace)
         .map_err(Failed::Signals)?;
@@ -119,12 +149,12 @@ fn run(options: Options) -> Result<u8, Failed> {
             Restart::All => fleet.wait(),
             Restart::Failed => {
                 let told_to_end = || signals.told_to_end();
-                restarts::one_by_one(
-                    &fleet,
-                    std::mem::take(&mut left),
-                    options.linger,
-                    told_to_end,
-                )
+                let restarts = Restarts {
+                    left: std::mem::take(&mut left),
+                    linger: options.linger,
+                    has_others: options.nodes > 1,
+                };
+                restarts::one_by_one(&fleet, restarts, told_to_end)
             }
         };
         if !report.is_success() {
@@ -134,7 +164,10 @@ fn run(options: Options) -> Result<u8, Failed> {
             say(&said);
         }
         if report.first().is_none() || left == 0 || signals.told_to_end() {
-            break report.exit_code();
+            break match options.keep_others {
+                true => code_of_those_left(&report),
+                false => report.exit_code(),
+            };
         }
         left -= 1;
         let epoch = fleet.restart_all().map_err(Failed::Start)?;
@@ -143,5 +176,10 @@ fn run(options: Options) -> Result<u8, Failed> {
         ));
     };
     signals.end();
+    // Ends the fleet's events.
+    drop(fleet);
+    if let Some(Ok(logs)) = logs {
+        let _ = logs.join();
+    }
     Ok(code)
 }

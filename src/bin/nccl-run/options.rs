@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,11 +24,12 @@ usage: nccl-run -n RANKS [OPTIONS] [--] PROGRAM [ARGUMENTS]
 A program finds its place with nccl::Rendezvous::from_env(), or by these variables:
   NCCL_RUN_RANK, NCCL_RUN_WORLD_SIZE             which rank of how many it is
   NCCL_RUN_LOCAL_RANK, NCCL_RUN_LOCAL_WORLD_SIZE the same among the ranks of its machine
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE the same four, as torchrun calls them
   NCCL_RUN_RENDEZVOUS, NCCL_RUN_SECRET_FILE      where the ranks meet, and what they prove to know
   NCCL_RUN_JOB, NCCL_RUN_EPOCH                   the name of the job, and the number of the attempt, from 0
 
 Ranks:
-  -n, --ranks N          ranks on this machine; one for each GPU unless given
+  -n, --ranks N          ranks on this machine; one for each GPU unless given (also -np N, --np N)
       --nodes N          machines, each with as many ranks (1)
       --node-rank I      which of them this is, from 0
       --rendezvous ADDR  where rank 0 listens: tcp:HOST:PORT, tcp:HOST:FIRST-LAST; a private socket unless
@@ -48,11 +50,13 @@ Output:
       --tail N           lines of the failed rank's standard error to repeat at the end (12)
 The end:
       --linger TIME      how long others may go on after a rank failed (1s)
+      --keep-others      others go on however long they like after a rank died; the exit code is theirs
       --grace TIME       how long ranks may take to end before they are killed (5s)
       --restarts N       start ranks again after a failure, at most so often (0)
       --restart WHICH    which of them: all, as the next epoch (unless said otherwise), or failed: that rank
                          alone, while the others run, for programs that go on and take it in
-                         (World::next_epoch and World::rejoin; NCCL_RUN_RESTARTED=1 tells it)
+                         (World::next_epoch and World::rejoin; NCCL_RUN_RESTARTED=1 tells it); all when
+                         no other rank is left
   -h, --help             this
   -V, --version          the version
 
@@ -60,7 +64,8 @@ TIME is 500ms, 5s, 2m, or a number of seconds. Rank 0 reads nccl-run's standard 
 terminal; the others read nothing. Ctrl-C is passed on to the ranks, a second one kills them.
 
 The exit code is that of the rank that died first, 128 and the number for a signal; 2 for a wrong command
-line; 127 for a program that cannot be started; 0 when every rank returned 0.
+line; 127 for a program that cannot be started; 0 when every rank returned 0. With --keep-others: of the
+ranks that outlived the first death and were not killed by a signal, the first code that is not 0, else 0.
 ";
 
 /// What was asked for.
@@ -86,14 +91,14 @@ pub(crate) struct Options {
     pub(crate) nodes: usize,
     node_rank: usize,
     rendezvous: Option<String>,
-    secret: Option<String>,
+    secret: Option<Vec<u8>>,
     secret_file: Option<PathBuf>,
     job: Option<String>,
     interface: Option<String>,
     devices: Option<Vec<String>>,
     pub(crate) prefix: bool,
     pub(crate) tag_time: bool,
-    log_dir: Option<PathBuf>,
+    pub(crate) log_dir: Option<PathBuf>,
     pub(crate) nccl_debug: Option<PathBuf>,
     pub(crate) record: Option<PathBuf>,
     tail: usize,
@@ -101,6 +106,7 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     pub(crate) restarts: u32,
     pub(crate) restart: Restart,
+    pub(crate) keep_others: bool,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
 }
@@ -110,19 +116,26 @@ impl Options {
         self.secret.is_some() || self.secret_file.is_some()
     }
 
+    /// The number of ranks on this machine, the first of them, and the number of all.
+    pub(crate) fn place(&self) -> (usize, usize, usize) {
+        let first = self.ranks * self.node_rank;
+        (self.ranks, first, self.ranks * self.nodes)
+    }
+
     /// All that is not about how this process looks to a person.
     pub(crate) fn builder(&self) -> FleetBuilder {
-        let mut builder = Fleet::builder(self.ranks)
-            .among(self.ranks * self.nodes, self.ranks * self.node_rank)
+        let (here, first, world_size) = self.place();
+        let mut builder = Fleet::builder(here)
+            .among(world_size, first)
             .stderr_tail(self.tail)
             .linger(self.linger)
             .grace(self.grace)
-            .keep_others(self.restart == Restart::Failed);
+            .keep_others(self.keep_others || self.restart == Restart::Failed);
         if let Some(address) = &self.rendezvous {
             builder = builder.rendezvous(address);
         }
         if let Some(secret) = &self.secret {
-            builder = builder.secret(secret.as_bytes());
+            builder = builder.secret(secret.as_slice());
         }
         if let Some(path) = &self.secret_file {
             builder = builder.secret_file(path);
@@ -152,7 +165,7 @@ impl Options {
 /// Reads a command line; `variable` looks into the environment, `gpus` names the GPUs that are visible.
 pub(crate) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<String>,
+    variable: impl Fn(&str) -> Option<OsString>,
     gpus: impl Fn() -> Vec<String>,
 ) -> Result<Asked, String> {
     let hint = |sentence: String| format!("{sentence} (nccl-run --help lists the options)");
@@ -166,7 +179,7 @@ pub(crate) fn parse(
         nodes: 1,
         node_rank: 0,
         rendezvous: None,
-        secret: variable("NCCL_RUN_SECRET"),
+        secret: variable("NCCL_RUN_SECRET").map(OsStringExt::into_vec),
         secret_file: variable("NCCL_RUN_SECRET_FILE").map(PathBuf::from),
         job: None,
         interface: None,
@@ -181,6 +194,7 @@ pub(crate) fn parse(
         grace: Duration::from_secs(5),
         restarts: 0,
         restart: Restart::All,
+        keep_others: false,
         program: OsString::new(),
         arguments: Vec::new(),
     };
@@ -198,6 +212,11 @@ pub(crate) fn parse(
             }
         };
         let name = name.as_str();
+        // What is written onto -n: -n4, or the second letter of -np.
+        let attached = (name == "-n")
+            .then(|| parser.optional_value())
+            .flatten()
+            .map(|value| value.to_string_lossy().into_owned());
         let mut text = || {
             let value = parser
                 .value()
@@ -211,7 +230,19 @@ pub(crate) fn parse(
                 let version = env!("CARGO_PKG_VERSION");
                 return Ok(Asked::Print(format!("nccl-run {version}\n")));
             }
-            "-n" | "--ranks" => ranks = Some(count(name, &text()?, 1)?),
+            "-n" => {
+                ranks = Some(match attached.as_deref() {
+                    None => count("-n", &text()?, 1)?,
+                    Some("p") => count("-np", &text()?, 1)?,
+                    Some(other) if other.starts_with('p') => {
+                        return Err(hint(format!(
+                            "-n{other} is not an option: write -np N, or -n N"
+                        )));
+                    }
+                    Some(number) => count("-n", number, 1)?,
+                });
+            }
+            "--ranks" | "--np" => ranks = Some(count(name, &text()?, 1)?),
             "--nodes" => options.nodes = count(name, &text()?, 1)?,
             "--node-rank" => node_rank = Some(count(name, &text()?, 0)?),
             "--rendezvous" => {
@@ -226,6 +257,7 @@ pub(crate) fn parse(
             "--job" => options.job = Some(text()?),
             "--interface" => options.interface = Some(text()?),
             "--one-gpu-each" => one_gpu_each = true,
+            "--keep-others" => options.keep_others = true,
             "--no-prefix" => options.prefix = false,
             "--tag-time" => options.tag_time = true,
             "--log-dir" => options.log_dir = Some(text()?.into()),
@@ -267,6 +299,11 @@ pub(crate) fn parse(
     if restart_is_said && options.restarts == 0 {
         return Err(String::from(
             "--restart says which ranks are started again, and --restarts N how often at most: say both",
+        ));
+    }
+    if options.keep_others && options.restarts > 0 {
+        return Err(String::from(
+            "--keep-others and --restarts exclude each other: --restart failed keeps the others as well",
         ));
     }
     if !options.prefix && options.tag_time {

@@ -1,10 +1,15 @@
 //! `--record`: the recordings that the ranks of an attempt left, as something to look at.
 
 use std::collections::HashSet;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use nccl::launch::{RankEnd, Report};
 use nccl::recorder::Timeline;
+use nccl_tools::doctor;
+
+/// Bytes in a recording, about.
+const RECORDING: usize = 256 << 10;
 
 /// Where they are.
 pub(crate) struct Directory {
@@ -21,12 +26,24 @@ impl Directory {
         }
     }
 
+    /// Whether a recording could be written there now.
+    fn try_to_write(&self) -> io::Result<()> {
+        let mut file = tempfile::tempfile_in(&self.path)?;
+        file.write_all(&[0; RECORDING])?;
+        file.sync_data()
+    }
+
     /// Merges what the ranks of the attempt that has just ended have left; what to say about it.
     pub(crate) fn merge(&self, report: &Report) -> Option<String> {
         let mut files = recordings(&self.path);
         files.retain(|file| !self.before.contains(file));
         if files.is_empty() {
-            return None;
+            // Where a rank was told of a fault, a full disk may be why it left nothing; it has no way to say so.
+            let error = (!report.is_success()).then(|| self.try_to_write())?.err()?;
+            return Some(format!(
+                "no rank has left a recording, and none can be written to {}: {error}",
+                self.path.display()
+            ));
         }
         let mut timeline = match Timeline::read(&files) {
             Ok(timeline) => timeline,
@@ -49,27 +66,29 @@ impl Directory {
         timeline
             .left_out
             .retain(|why| !why.contains(" is of epoch "));
-        Some(
-            match nccl_tools::doctor::write_beside(&self.path, &timeline) {
-                Ok([page, trace]) => {
-                    let all = timeline.ranks.len() + timeline.missing.len();
-                    let mut text = format!(
-                        "what {} of {all} ranks did last: {} (for Perfetto: {})",
-                        timeline.ranks.len(),
-                        page.display(),
-                        trace.display()
-                    );
-                    for standing in timeline.standings() {
-                        text.push_str(&format!(
-                            "\n  {:?}: {}",
-                            standing.communicator, standing.sentence
-                        ));
-                    }
-                    text
+        Some(match doctor::write_beside(&self.path, &timeline) {
+            Ok([page, trace]) => {
+                let all = timeline.ranks.len() + timeline.missing.len();
+                let mut text = format!(
+                    "what {} of {all} ranks did last: {} (for Perfetto: {})",
+                    timeline.ranks.len(),
+                    page.display(),
+                    trace.display()
+                );
+                for standing in timeline.standings() {
+                    text.push_str(&format!(
+                        "\n  {:?}: {}",
+                        standing.communicator,
+                        doctor::clean(&standing.sentence)
+                    ));
                 }
-                Err(error) => format!("the timeline cannot be written: {error}"),
-            },
-        )
+                text
+            }
+            Err(error) => format!(
+                "the timeline cannot be written to {}: {error}",
+                self.path.display()
+            ),
+        })
     }
 }
 

@@ -1,49 +1,125 @@
-//! Starting ranks that have failed again, each alone, while the others run.
+//! Starting ranks that have failed again, each alone, while others of the world run; or all, when none of them is left.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use nccl::launch::{Event, Fleet, Report, Signal};
+use nccl::launch::{Event, Fleet, RankEnd, Report, Signal};
 
 use crate::say;
 
-/// Starts each rank that fails again, at most `left` times in all; then a failure ends all ranks, after `linger`, as
-/// it does without restarts. Until none runs any more.
+/// After the end of one rank, the ends of others that belong to it: a bug, or a `kill` of all.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// After so long, a rank that was started again alone counts as taken in, although the fleet has not heard of it.
+const TAKEN_IN: Duration = Duration::from_secs(60);
+
+/// What failed ranks are started again with.
+pub(crate) struct Restarts {
+    /// How often, at most.
+    pub(crate) left: u32,
+    /// How long others may go on when none is left.
+    pub(crate) linger: Duration,
+    /// There are ranks on other machines, of which this process knows nothing.
+    pub(crate) has_others: bool,
+}
+
+/// Starts each rank that fails again, alone while others of the world run, and all where none does. When no restart is
+/// left, a failure ends all ranks. Until none runs any more.
 pub(crate) fn one_by_one(
     fleet: &Fleet,
-    mut left: u32,
-    linger: Duration,
+    restarts: Restarts,
     told_to_end: impl Fn() -> bool,
 ) -> Report {
-    for event in fleet.events() {
-        let end = match event {
-            Event::Exited(end) if end.is_failure() && !told_to_end() => end,
-            // One that has failed runs again by now.
-            Event::Finished => match fleet.wait_timeout(Duration::ZERO) {
-                Some(report) => return report,
-                None => continue,
-            },
-            _ => continue,
-        };
-        if left == 0 {
-            if fleet.pids().iter().any(Option::is_some) {
-                say(&format!(
-                    "{end}; no restarts are left, and the others are to end"
-                ));
-                let _ = fleet.wait_timeout(linger);
-                fleet.stop(Signal::TERM);
-            }
-            continue;
+    let Restarts {
+        mut left,
+        linger,
+        has_others,
+    } = restarts;
+    let mut events = fleet.events();
+    // When ranks were started again alone that may still look for the others.
+    let mut alone: HashMap<usize, Instant> = HashMap::new();
+    // What has ended before all were started again is settled.
+    let mut since = 0;
+    while let Some(event) = events.next() {
+        let mut heard = vec![event];
+        if heard.iter().any(is_failure) {
+            let until = Instant::now() + TOGETHER;
+            let wait = || until.saturating_duration_since(Instant::now());
+            heard.extend(std::iter::from_fn(|| events.next_within(wait())));
         }
-        left -= 1;
-        match fleet.restart(end.rank()) {
-            Ok(epoch) => say(&format!(
-                "{end}; it is started again alone, as epoch {epoch}; {left} restarts are left"
-            )),
-            Err(error) => {
-                say(&format!("{end}; {error}"));
-                fleet.stop(Signal::TERM);
+        let finished = heard.iter().any(|event| matches!(event, Event::Finished));
+        let mut ends: Vec<_> = heard.into_iter().filter_map(failure).collect();
+        ends.retain(|end| end.epoch() >= since && !told_to_end());
+        for end in &ends {
+            alone.remove(&end.rank());
+        }
+        if left > 0 && !ends.is_empty() && !has_others && !is_any_left(fleet, &mut alone) {
+            left -= 1;
+            match fleet.restart_all() {
+                Ok(epoch) => {
+                    let who: Vec<_> = ends.iter().map(ToString::to_string).collect();
+                    say(&format!(
+                        "{}; no other rank of the world is left: all ranks are started again, as epoch {epoch}; {left} \
+                         restarts are left",
+                        who.join("; ")
+                    ));
+                    since = epoch;
+                    alone.clear();
+                    ends.clear();
+                }
+                Err(error) => say(&error.to_string()),
             }
+        }
+        for end in ends {
+            if left == 0 {
+                if fleet.pids().iter().any(Option::is_some) {
+                    say(&format!(
+                        "{end}; no restarts are left, and the others are to end"
+                    ));
+                    let _ = fleet.wait_timeout(linger);
+                    fleet.stop(Signal::TERM);
+                }
+                continue;
+            }
+            left -= 1;
+            match fleet.restart(end.rank()) {
+                Ok(epoch) => {
+                    alone.insert(end.rank(), Instant::now());
+                    say(&format!(
+                        "{end}; it is started again alone, as epoch {epoch}; {left} restarts are left"
+                    ));
+                }
+                Err(error) => {
+                    say(&format!("{end}; {error}"));
+                    fleet.stop(Signal::TERM);
+                }
+            }
+        }
+        // Unless one that has failed runs again by now.
+        if finished && let Some(report) = fleet.wait_timeout(Duration::ZERO) {
+            return report;
         }
     }
     fleet.wait()
+}
+
+fn is_failure(event: &Event) -> bool {
+    matches!(event, Event::Exited(end) if end.is_failure())
+}
+
+fn failure(event: Event) -> Option<Arc<RankEnd>> {
+    match event {
+        Event::Exited(end) if end.is_failure() => Some(end),
+        _ => None,
+    }
+}
+
+/// Whether a rank runs that could take one in: those that only look for the others cannot.
+fn is_any_left(fleet: &Fleet, alone: &mut HashMap<usize, Instant>) -> bool {
+    let joined = fleet.joined();
+    alone.retain(|rank, at| !joined.contains(rank) && at.elapsed() < TAKEN_IN);
+    let pids = fleet.pids();
+    let mut running = (0..pids.len()).filter(|&rank| pids[rank].is_some());
+    running.any(|rank| !alone.contains_key(&rank))
 }

@@ -48,7 +48,8 @@ fn profiler_names(facts: &Facts) -> Result {
 
 fn safe_crate(facts: &Facts) -> Result {
     let library = match std::env::var_os("NCCL_LIBRARY") {
-        Some(path) => Library::load_from(path)?,
+        // SAFETY: the environment names the library that is compared.
+        Some(path) => unsafe { Library::load_from(path) }?,
         None => Library::load()?,
     };
     facts.add("release", library.version());
@@ -56,10 +57,9 @@ fn safe_crate(facts: &Facts) -> Result {
     facts.add("lacking", lacking.join(", "));
     let again = Library::load()?;
     facts.add("the same again", again.path() == library.path());
-    facts.add(
-        "another beside it is refused",
-        Library::load_from("/no/such/libnccl.so.2").is_err(),
-    );
+    // SAFETY: there is no such file.
+    let another = unsafe { Library::load_from("/no/such/libnccl.so.2") };
+    facts.add("another beside it is refused", another.is_err());
     Ok(())
 }
 

@@ -27,6 +27,7 @@ fn facts(emulator: Option<&str>) -> Facts {
         library: 23203,
         library_text: "NCCL 2.32.3 at /lib".into(),
         ranks_text: "2 threads".into(),
+        binding: "none".into(),
         emulator: emulator.map(str::to_owned),
     }
 }

@@ -17,16 +17,22 @@ use crate::workspace::{self, cargo};
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// The tests, by file: of two ranks or so, each of which ends within its own limit so slowly.
-const TESTS: &[(&str, &[&str])] = &[(
-    "operations",
-    &[
-        "a_failed_closure_issues_nothing_and_leaves_the_communicator_as_it_was",
-        "buffers_that_do_not_fit_are_refused_before_nccl_is_asked",
-        "messages_to_one_peer_arrive_in_the_order_they_were_recorded",
-        "nothing_to_send_is_no_operation_for_nccl_and_done_at_once",
-        "one_communicator_serves_several_threads",
-    ],
-)];
+const TESTS: &[(&str, &[&str])] = &[
+    (
+        "operations",
+        &[
+            "a_failed_closure_issues_nothing_and_leaves_the_communicator_as_it_was",
+            "buffers_that_do_not_fit_are_refused_before_nccl_is_asked",
+            "messages_to_one_peer_arrive_in_the_order_they_were_recorded",
+            "nothing_to_send_is_no_operation_for_nccl_and_done_at_once",
+            "one_communicator_serves_several_threads",
+        ],
+    ),
+    (
+        "plans",
+        &["plans_that_come_and_go_with_their_communicators_leave_nothing_behind"],
+    ),
+];
 
 /// What is no error, each with its reason.
 const SUPPRESSIONS: &str = include_str!("valgrind.supp");

@@ -16,7 +16,7 @@ use std::ffi::{c_uint, c_void};
 use super::context::Context;
 use super::{CUresult, enter, store, stream_of};
 use crate::elf::Symbol;
-use crate::exec::{self, Capture, Info, Standing, Stream};
+use crate::exec::{self, Capture, Info, Kind, Standing, Stream};
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -161,7 +161,12 @@ fn asked(handle: *mut c_void) -> Result<std::sync::Arc<Stream>, CUresult> {
 unsafe extern "C" fn is_capturing(handle: *mut c_void, place: *mut c_uint) -> CUresult {
     // SAFETY: the caller passes null or a place for the status.
     enter("cuStreamIsCapturing", || unsafe {
-        store(place, status(&*asked(handle)?).0)
+        // Most often there is nothing more to know.
+        let is_idle = |stream: &Stream| stream.kind() != Kind::Legacy && !stream.capturing();
+        match exec::STREAMS.look(handle, is_idle) {
+            Some(true) => store(place, STATUS_NONE),
+            _ => store(place, status(&*asked(handle)?).0),
+        }
     })
 }
 

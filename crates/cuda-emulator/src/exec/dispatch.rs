@@ -1,8 +1,10 @@
 //! The dispatcher: finds a runner for streams that nobody waits for.
 //!
 //! One thread per process looks at all streams every [`TICK`]. A stream that has work, no runner,
-//! and moved nothing between two looks goes to a worker thread. There are as many workers as there
-//! are such streams, because a job may block; a worker without work ends after [`IDLE`].
+//! and that between two looks was neither run nor polled [`POLLS`] times goes to a worker thread:
+//! polls are bounded steps, and a thread that sleeps between them moves the work at no good pace.
+//! There are as many workers as there are such streams, because a job may block; a worker without
+//! work ends after [`IDLE`].
 //!
 //! When for a while nothing is pending, or nothing moves and all that is pending has a runner, the
 //! dispatcher sleeps. Enqueueing, and letting go of a stream that has work left, wake it, and cost
@@ -18,6 +20,8 @@ use super::{Stream, run};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_micros(200);
+/// Polls between two looks by which a stream moves as fast as by a worker.
+const POLLS: u64 = 4;
 /// Looks without anything to do before the dispatcher sleeps.
 const PATIENCE: u32 = 25;
 /// How long it sleeps unless it is woken.
@@ -54,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Visits {
     /// Those who run the stream now, or were sent to.
     claims: AtomicU32,
-    /// Times that somebody moved it, or could have.
+    /// Polls that moved it, or could have; a run counts as [`POLLS`].
     count: AtomicU64,
     /// `count` at the last look.
     seen: AtomicU64,
@@ -66,11 +70,22 @@ impl Visits {
         self.claims.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The holder of the token was no stranger to what is next in the queue.
-    pub(super) fn count(&self) {
+    /// The holder of the token ran the stream.
+    pub(super) fn ran(&self) {
+        self.add(POLLS);
+    }
+
+    /// The holder of the token polled, and may run what is next in the queue.
+    pub(super) fn polled(&self) {
+        self.add(1);
+    }
+
+    fn add(&self, polls: u64) {
         // Only the holder of the token writes.
-        self.count
-            .store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.count.store(
+            self.count.load(Ordering::Relaxed) + polls,
+            Ordering::Relaxed,
+        );
     }
 
     /// Ends a claim, after the token was freed or not got.
@@ -190,11 +205,11 @@ fn look() -> Seen {
             continue;
         }
         if visits.claims.load(Ordering::SeqCst) != 0 {
-            visits.seen.store(u64::MAX, Ordering::Relaxed);
+            visits.seen.store(0, Ordering::Relaxed);
             continue;
         }
         seen.all_is_well = false;
-        if visits.seen.swap(count, Ordering::Relaxed) == count {
+        if count - visits.seen.swap(count, Ordering::Relaxed) < POLLS {
             visits.claim();
             hand_over(Arc::clone(stream));
         }

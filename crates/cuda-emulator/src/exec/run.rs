@@ -272,7 +272,7 @@ fn run(
 ) -> bool {
     stream.visits.claim();
     let reached = run_jobs(stream, &mut front, target, chain);
-    stream.visits.count();
+    stream.visits.ran();
     let_go(stream, front);
     reached
 }
@@ -380,7 +380,7 @@ fn poll_at(stream: &Arc<Stream>, target: u64, depth: u32) -> Polled {
     stream.visits.claim();
     let (polled, declined) = poll_jobs(stream, &mut front, target, depth);
     if !declined {
-        stream.visits.count();
+        stream.visits.polled();
     }
     let_go(stream, front);
     polled

@@ -291,6 +291,34 @@ fn polling_moves_work_on_and_never_waits() {
 }
 
 #[test]
+fn what_is_polled_now_and_then_is_run_by_a_worker() {
+    const STEPS: usize = 5000;
+    let polls = in_time(|| {
+        let stream = stream(0, Kind::NonBlocking);
+        let mut left = STEPS;
+        let long = Closure {
+            step: move |_| {
+                left -= 1;
+                match left {
+                    0 => Step::Done,
+                    _ => Step::Progress,
+                }
+            },
+            bell: Arc::default(),
+        };
+        let number = stream.enqueue(Box::new(long)).unwrap();
+        let mut polls = 0;
+        while !stream.poll(number).unwrap() {
+            polls += 1;
+            thread::sleep(Duration::from_micros(50));
+        }
+        polls
+    });
+    // Each poll is one step.
+    assert!(polls < STEPS / 2, "{polls}");
+}
+
+#[test]
 fn one_thread_with_two_streams_that_need_each_other_is_not_stuck() {
     in_time(|| {
         // As with ncclCommInitAll: the two ends of a transfer, enqueued by one thread, which then

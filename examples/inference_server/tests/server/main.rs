@@ -3,6 +3,7 @@
 //! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
 //! - `crowded`: many clients, slow ones, and those who look after the server meanwhile;
 //! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer; `soak`: many deaths of one server;
+//! - `strangers`: other users of the host;
 //! - `ending`: the end of the server itself; `smollm2`: another model;
 //! - `program`, `client`, `patience`: the program, who asks it, and for how long.
 
@@ -18,6 +19,7 @@ mod serving;
 mod shrinking;
 mod smollm2;
 mod soak;
+mod strangers;
 #[path = "../support/llama.rs"]
 #[allow(dead_code, reason = "tests of the model need more of it")]
 mod tiny_llama;

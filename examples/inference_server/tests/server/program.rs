@@ -189,6 +189,11 @@ impl Server {
         line.trim().parse().unwrap()
     }
 
+    /// How many lines it has said.
+    pub(crate) fn lines(&self) -> usize {
+        self.said.lock().unwrap().len()
+    }
+
     /// How the process itself ended.
     pub(crate) fn until_ended(&mut self) -> ExitStatus {
         until("the end of the server", || self.child.try_wait().unwrap())

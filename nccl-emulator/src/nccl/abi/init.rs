@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
 use super::{call, guarded, not_null};
-use crate::faults;
+use crate::faults::{self, Subject};
 use crate::nccl::bootstrap;
 use crate::nccl::code::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA,
@@ -225,7 +225,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
 ) -> ncclResult_t {
     guarded("ncclCommInitRank", || {
         check_faults()?;
-        faults::check_call("ncclCommInitRank", &[rank], None)?;
+        faults::check_call("ncclCommInitRank", &[Subject { rank, name: None }], None)?;
         check_device()?;
         let device = current_device();
         let init = Init {
@@ -268,8 +268,13 @@ fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
 unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> Result {
     check_faults()?;
     group::start();
-    let checked =
-        faults::check_call(init.function, &[init.rank], None).and_then(|()| check_device());
+    // SAFETY: the caller's promise.
+    let name = unsafe { faults::any().then(|| config::name(config)).flatten() };
+    let subject = Subject {
+        rank: init.rank,
+        name: name.as_deref(),
+    };
+    let checked = faults::check_call(init.function, &[subject], None).and_then(|()| check_device());
     if let Err(code) = checked {
         // The leak came with 2.23.4.
         if code != UNHANDLED_CUDA || !version::is_at_least(2, 23, 4) {

@@ -82,14 +82,14 @@ fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Res
         .iter()
         .map(|communicator| communicator.enter())
         .collect();
-    let ranks: Vec<i32> = communicators
+    let subjects: Vec<_> = communicators
         .iter()
-        .map(|communicator| communicator.rank)
+        .map(|communicator| communicator.subject())
         .collect();
     let abort = communicators
         .first()
         .map(|communicator| &*communicator.abort);
-    faults::check_call(function, &ranks, abort)
+    faults::check_call(function, &subjects, abort)
 }
 
 /// `PtrCheck`.

@@ -57,6 +57,7 @@ use super::debug::warn;
 use super::group::Pending;
 use super::operators::UserOperators;
 use super::work::Lists;
+use crate::faults::Subject;
 use clique::Clique;
 use cuda_emulator::exec::Last;
 use cuda_emulator::registry::Registry;
@@ -442,6 +443,16 @@ impl Communicator {
             Some(self.device),
             text,
         ));
+    }
+}
+
+impl Communicator {
+    /// Whom faults strike here.
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        Subject {
+            rank: self.rank,
+            name: self.config.name.as_deref(),
+        }
     }
 }
 

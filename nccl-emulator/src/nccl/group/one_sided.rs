@@ -98,7 +98,7 @@ fn append(call: &OneSided, communicator: &Arc<Communicator>, stream: *mut c_void
     if faults::any() {
         let _inside = communicator.enter();
         let abort = Some(&*communicator.abort);
-        faults::check_call(call.symbol(), &[communicator.rank], abort)?;
+        faults::check_call(call.symbol(), &[communicator.subject()], abort)?;
     }
     let tasks = check(call, communicator)?;
     info!(

@@ -136,7 +136,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
         // While a fault holds the call, the thread is inside of it.
         let _inside = communicator.enter();
         let abort = Some(&*communicator.abort);
-        faults::check_call(call.function.symbol(), &[communicator.rank], abort)?;
+        faults::check_call(call.function.symbol(), &[communicator.subject()], abort)?;
     }
     communicator.check_not_suspended(call.function.name());
     let name = call.function.name();

@@ -215,9 +215,9 @@ impl Launch {
         if !faults::any() {
             return;
         }
-        let rank = self.communicator.rank;
+        let subject = self.communicator.subject();
         self.fault = match self.lists.collectives.get(self.at) {
-            Some(task) => faults::check_operation(task.function.name(), rank),
+            Some(task) => faults::check_operation(task.function.name(), subject),
             None => {
                 let calls = self
                     .lists
@@ -225,7 +225,7 @@ impl Launch {
                     .iter()
                     .filter(|message: &&MessageTask| message.leads);
                 calls
-                    .filter_map(|message| faults::check_operation(message.function.name(), rank))
+                    .filter_map(|message| faults::check_operation(message.function.name(), subject))
                     .reduce(OperationFault::and)
             }
         };

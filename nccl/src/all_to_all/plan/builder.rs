@@ -15,6 +15,7 @@ use crate::all_to_all::variable::{Parts, Sides};
 use crate::communicator::Communicator;
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::{Comparison, entries_of};
 use crate::recorded::{Function, Recorded};
@@ -271,6 +272,7 @@ impl<'c> AllToAllBuilder<'c> {
     /// # }
     /// ```
     pub fn build(self) -> Result<AllToAll> {
+        forked::check()?;
         let started = Instant::now();
         let comm = self.comm;
         self.make(started).map_err(|error| {

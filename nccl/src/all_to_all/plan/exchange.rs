@@ -15,6 +15,7 @@ use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, Frame};
 use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
 use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
@@ -52,7 +53,7 @@ pub struct AllToAll {
     explanation: Explanation,
     in_place: bool,
     /// On the communicator's stream, whose order keeps the exchanges that use it apart.
-    scratch: Option<CudaSlice<u8>>,
+    scratch: Option<Resident<CudaSlice<u8>>>,
     kind: OperationKind,
     shape: Shape,
 }
@@ -100,7 +101,7 @@ impl AllToAll {
             schedule,
             explanation,
             in_place,
-            scratch,
+            scratch: scratch.map(Resident::new),
             kind,
             shape,
         })
@@ -205,7 +206,7 @@ impl AllToAll {
                 in_windows(comm, &self.payloads, &addresses)?;
             }
             let scratch = match scratch {
-                Some(scratch) => frame.write(scratch)?,
+                Some(scratch) => frame.write(&mut **scratch)?,
                 None => 0,
             };
             let bases = Bases {
@@ -324,6 +325,7 @@ fn lend_one<'a>(
 
 /// Memory of a plan's own.
 fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
+    forked::check()?;
     // No allocator gives memory for nothing.
     comm.stream()
         .alloc_zeros::<u8>(bytes.max(1))

@@ -5,25 +5,28 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
+use super::attempt::REFUSED;
 use super::call::{ShrinkWay, topic};
 use crate::communicator::init::Prepared;
 use crate::communicator::{Communicator, CommunicatorBuilder, State};
 use crate::error::{Error, Result};
 use crate::rendezvous::{Fields, Line, put_bytes, put_index};
-use crate::supervision::Board;
+use crate::supervision::{Board, Roster};
 use crate::unique_id::UniqueId;
 
 /// Between two looks at who is left.
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl Communicator {
-    /// The ranks that are left tell each other what they can do. Who is gone may be heard of meanwhile.
+    /// The ranks that are left tell each other what they can do; `refused` where NCCL has not done it before. Who is gone
+    /// may be heard of meanwhile.
     pub(super) fn agree(
         &self,
         board: &Board,
         name: &str,
         without: &[usize],
         aborting: bool,
+        refused: bool,
         deadline: Instant,
     ) -> Result<Agreed> {
         let (line, members) = board.line();
@@ -50,7 +53,10 @@ impl Communicator {
                     .as_ref()
                     .err()
                     .map(|error| error.kind().to_string()),
-                not_native: self.not_native(&places),
+                not_native: match refused {
+                    true => Some(String::from(REFUSED)),
+                    false => self.not_native(&places, aborting),
+                },
                 aborting,
                 token: token()?,
             };
@@ -73,7 +79,7 @@ impl Communicator {
     }
 
     /// Why this rank cannot go NCCL's own way.
-    fn not_native(&self, places: &[usize]) -> Option<String> {
+    fn not_native(&self, places: &[usize], aborting: bool) -> Option<String> {
         let inner = &self.inner;
         let version = inner.library.version();
         if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
@@ -83,11 +89,17 @@ impl Communicator {
             let state = inner.phase.get().text();
             return Some(format!("the communicator is {state}"));
         }
-        if inner.blocks {
+        if inner.blocks && inner.switch.is_none() {
             return Some(String::from("its calls block, and could not be ended"));
         }
         if places.len() == self.world_size() {
             return Some(format!("NCCL {version} leaves out one rank at least"));
+        }
+        // A thread inside the child comes out only when the parent is aborted.
+        if inner.blocks && aborting {
+            return Some(String::from(
+                "its idle parent ends with what is under way, and NCCL would have to shrink that",
+            ));
         }
         None
     }
@@ -145,7 +157,8 @@ pub(super) struct Agreed {
     pub(super) ranks: Arc<[usize]>,
     /// Who cannot take part, and why.
     pub(super) failed: Option<(usize, String)>,
-    pub(super) not_native: Option<(usize, String)>,
+    /// Why it is not done NCCL's own way, by the ranks of which that is so.
+    pub(super) not_native: Option<(Vec<usize>, String)>,
     pub(super) id: UniqueId,
 }
 
@@ -168,32 +181,42 @@ impl Agreed {
                 places[other]
             )));
         }
-        let find = |text: fn(&Said) -> Option<&String>| {
-            let mut texts = said.iter().zip(&places);
-            texts.find_map(|(said, &place)| Some((place, text(said)?.clone())))
-        };
+        let mut all = said.iter().zip(&places);
+        let failed = all.find_map(|(said, &place)| Some((place, said.failed.clone()?)));
         let mut id = [0; UniqueId::LEN];
         if let Some(first) = said.first() {
             id[..TOKEN].copy_from_slice(&first.token);
         }
         Ok(Self {
             prepared,
-            failed: find(|said| said.failed.as_ref()),
-            not_native: find(|said| said.not_native.as_ref()),
+            failed,
+            not_native: not_native(&said, &places),
             places,
             ranks,
             id: UniqueId::from_bytes(id),
         })
     }
 
-    pub(super) fn way(&self) -> ShrinkWay {
+    /// How it is to be done; `parent` has the ranks of what is to be shrunk.
+    pub(super) fn way(&self, parent: &Roster) -> ShrinkWay {
         match &self.not_native {
             None => ShrinkWay::Native,
-            Some((rank, why)) => ShrinkWay::Anew {
-                why: format!("of rank {rank}: {why}"),
+            Some((ranks, why)) if ranks.len() == self.places.len() => {
+                ShrinkWay::Anew { why: why.clone() }
+            }
+            Some((ranks, why)) => ShrinkWay::Anew {
+                why: format!("{why} (on {})", parent.who(ranks)),
             },
         }
     }
+}
+
+/// The first reason against NCCL's own way, and the ranks that have the same.
+fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
+    let why = said.iter().find_map(|said| said.not_native.as_ref())?;
+    let all = said.iter().zip(places);
+    let of = all.filter(|(said, _)| said.not_native.as_ref() == Some(why));
+    Some((of.map(|(_, &place)| place).collect(), why.clone()))
 }
 
 /// Whether there is no coordinator any more.

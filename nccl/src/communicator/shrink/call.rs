@@ -4,14 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::attempt::Attempt;
+use super::native::Native;
 #[cfg(doc)]
 use crate::communicator::CommunicatorBuilder;
 use crate::communicator::init::{Prepared, check_ranks};
 use crate::communicator::{Communicator, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
+use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::{Board, Cause};
+use crate::supervision::{Board, Roster};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -70,7 +73,8 @@ impl Communicator {
     /// and limits.
     ///
     /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is. Also
-    /// when it has ended, because a rank died: then the ranks that live make a new one.
+    /// when it has ended, because a rank died: then the ranks that live make a new one. Where NCCL refuses on any rank, because
+    /// it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
@@ -131,6 +135,7 @@ impl Communicator {
     }
 
     fn shrink_in(&self, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {
+        forked::check()?;
         let inner = &self.inner;
         for &rank in without {
             check_ranks(rank, self.world_size())?;
@@ -151,48 +156,59 @@ impl Communicator {
             invalid("the ranks of this communicator did not meet in a world, and cannot agree")
         })?;
         let deadline = deadline_after(inner.timeouts.init);
-        let agreed = self.agree(board, name, without, aborting, deadline)?;
-        let way = agreed.way();
-        let prepared = agreed.prepared?;
-        if let Some((member, why)) = agreed.failed {
-            return Err(Error::rendezvous(format!(
-                "rank {member} of {:?} cannot take part in {name:?}: {why}",
-                self.name()
-            )));
-        }
-        tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, %way, nranks = agreed.ranks.len(), "shrinking");
-        let made = match &way {
-            ShrinkWay::Native => self.shrink_native(prepared, agreed.id, aborting, &agreed.places),
-            ShrinkWay::Anew { .. } => {
-                if aborting {
-                    // Those that are left out hear of it.
-                    inner.abort(&*self.ended_by(&agreed.places));
-                }
-                self.shrink_anew(prepared, board, name, &agreed.ranks, deadline)
+        inner.wait_until_revoked();
+        let mut refused = false;
+        loop {
+            let agreed = self.agree(board, name, without, aborting, refused, deadline)?;
+            let way = agreed.way(inner.roster());
+            let prepared = agreed.prepared?;
+            if let Some((member, why)) = agreed.failed {
+                return Err(Error::rendezvous(format!(
+                    "{} cannot take part in {name:?}: {why}",
+                    inner.member(member)
+                )));
             }
-        }?;
-        if let (ShrinkWay::Native, true, false) = (&way, aborting, inner.is_revoked()) {
-            // Not before all have theirs: from then on it is not needed any more.
-            let topic = topic("shrunk", board.key());
-            let all_have_it =
-                board
-                    .line()
-                    .0
-                    .round(&topic, Some(&agreed.ranks), &[], deadline, None);
-            board.announce(Cause::asked(&self.ended_by(&agreed.places)));
-            inner.carry_out_abort();
-            all_have_it?;
+            let world_ranks = Roster::of(board.line().0, &agreed.ranks).world_ranks();
+            tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, %way, nranks = agreed.ranks.len(), "shrinking");
+            let made = match &way {
+                ShrinkWay::Native => {
+                    let native = Native {
+                        board,
+                        id: &agreed.id,
+                        places: &agreed.places,
+                        ranks: &agreed.ranks,
+                    };
+                    match self.shrink_native(prepared, &native, aborting)? {
+                        Attempt::Made(made) => made,
+                        Attempt::Refused => {
+                            refused = true;
+                            continue;
+                        }
+                    }
+                }
+                ShrinkWay::Anew { .. } => {
+                    if aborting {
+                        // Those that are left out hear of it.
+                        inner.abort(&*self.ended_by(&agreed.places));
+                    }
+                    self.shrink_anew(prepared, board, name, &agreed.ranks, deadline)?
+                }
+            };
+            let communicator = Self::of(made);
+            return Ok(Shrunk { communicator, way });
         }
-        let communicator = Self::of(made);
-        Ok(Shrunk { communicator, way })
     }
 
     /// What the other ranks are told of the end of the parent.
-    fn ended_by(&self, places: &[usize]) -> String {
+    pub(super) fn ended_by(&self, places: &[usize]) -> String {
         let out: Vec<_> = (0..self.world_size())
             .filter(|rank| !places.contains(rank))
             .collect();
-        format!("it was shrunk, and ranks {out:?} are left out")
+        let are = if out.len() == 1 { "is" } else { "are" };
+        format!(
+            "it was shrunk, and {} {are} left out",
+            self.inner.roster().who(&out)
+        )
     }
 
     fn shrink_anew(

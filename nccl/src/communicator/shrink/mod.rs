@@ -17,9 +17,13 @@
 //! again, so that a destroy would wait for the rank that was left out, and only an abort does not. The parent
 //! is aborted after all ranks have their new one, because the abort of one is announced to all.
 //!
+//! NCCL refuses the first way where the parent has an asynchronous error. The ranks then take the second one together
+//! (`attempt`).
+//!
 //! One that was revoked has been stopped on all ranks already, and can be shrunk as if it were idle.
 
 mod agree;
+mod attempt;
 mod call;
 mod native;
 

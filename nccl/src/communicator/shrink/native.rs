@@ -1,57 +1,74 @@
-//! NCCL's own way: `ncclCommShrink`, and what follows when it fails.
+//! NCCL's own way: `ncclCommShrink`, and what follows when it fails. Where calls block, the idle parent is shrunk, which
+//! gives the new communicator's idle parent.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
+use super::attempt::{self, Attempt, REFUSED, Verdict};
 use crate::communicator::free::{free, within};
 use crate::communicator::handle::{RawComm, Unsettled, settle};
 use crate::communicator::init::{Begin, Prepared};
 use crate::communicator::lifecycle::{Outcome, Why};
 use crate::communicator::slot::Slot;
 use crate::communicator::start::Sent;
-use crate::communicator::state::{Left, Way};
+use crate::communicator::state::{Left, Phase, Way};
+use crate::communicator::switch::HeldParent;
 use crate::communicator::{Communicator, Inner};
 use crate::driver;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
-use crate::supervision::Cause;
-use crate::time::deadline_after;
+use crate::supervision::{Board, Cause};
+use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 
 impl Communicator {
     pub(super) fn shrink_native(
         &self,
         prepared: Prepared,
-        id: UniqueId,
+        agreed: &Native<'_>,
         aborting: bool,
-        places: &[usize],
-    ) -> Result<Arc<Inner>> {
+    ) -> Result<Attempt> {
         let parent = &self.inner;
+        let Native { id, places, .. } = agreed;
         // One that was revoked has been stopped already.
-        let aborting = aborting && !parent.is_revoked();
+        let is_revoked = parent.is_revoked();
+        let aborting = aborting && !is_revoked;
         if aborting
             && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
         {
             return Err(parent.conclude(parent.out_of_use()));
         }
         let limit = parent.timeouts.init;
+        let deadline = deadline_after(limit);
         let without: Vec<i32> = (0..self.world_size())
             .filter(|rank| !places.contains(rank))
             .map(|rank| rank as i32)
             .collect();
         let made = Arc::new(Slot::default());
+        let refused = Arc::new(AtomicBool::new(false));
         let begin: Begin = {
-            let (parent, made) = (Arc::clone(parent), Arc::clone(&made));
-            Box::new(move |_, config, _| {
+            let (parent, made, refused) =
+                (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
+            Box::new(move |child, config, _| {
                 let config = Sent(*config);
+                let phase = Arc::clone(&child.phase);
                 let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
-                    parent.shrink_raw(without, config, aborting, &made, limit)
+                    parent.shrink_raw(&phase, without, config, aborting, &made, limit)
                 });
                 match shrunk {
                     Some(Ok(raw)) => Ok((raw, Ok(()))),
                     Some(Err(unsettled)) => {
+                        if unsettled.is_refusal() {
+                            refused.store(true, Ordering::Release);
+                            // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
+                            // a cause would have to be looked for.
+                            if let Some(board) = &child.board {
+                                board.announce(Cause::asked(REFUSED));
+                            }
+                        }
                         Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
                     }
                     None => {
@@ -61,40 +78,111 @@ impl Communicator {
                 }
             })
         };
-        let prepared = prepared.begun_by(begin);
-        let outcome = prepared.join(&id, deadline_after(limit), || false);
-        outcome.inspect_err(|error| {
-            // NCCL's rule for a child that was not made: no other follows, and the parent is aborted, which
-            // ends what is under way of it.
-            let outcome = match aborting {
-                true => {
-                    // Those that are left out wait for nothing else.
-                    if let Some(board) = &parent.board {
-                        board.announce(Cause::from(error));
-                    }
-                    parent.carry_out_abort()
+        let outcome = prepared.begun_by(begin).join(id, deadline, || false);
+        let refused = refused.load(Ordering::Acquire);
+        // Who looks at the limit itself comes a little later.
+        let heard = attempt::tell_each_other(
+            agreed.board,
+            agreed.ranks,
+            &outcome,
+            refused,
+            later(deadline, PATIENCE),
+        );
+        let (verdict, missed) = match heard {
+            Ok(verdict) => (verdict, None),
+            Err(error) => (Verdict::Failed, Some(error)),
+        };
+        let error = match outcome {
+            Ok(made) if verdict == Verdict::Made => {
+                if aborting {
+                    agreed.board.announce(Cause::asked(&self.ended_by(places)));
+                    parent.carry_out_abort();
                 }
-                false => parent.abort(error),
-            };
-            if outcome == Outcome::Freed
-                && let Some(ruin) = made.take()
-            {
-                let library = parent.library.clone();
-                within(parent.timeouts.abort, "nccl-abort", move || {
-                    free(&library, Way::Abort, ruin)
-                });
+                return Ok(Attempt::Made(made));
             }
-        })
+            Ok(made) => attempt::unmade(&made, missed),
+            Err(error) => error,
+        };
+        parent.wait_for_the_cause(&error);
+        let cause = match (verdict, aborting) {
+            (Verdict::Refused, true) => Cause::asked(&self.ended_by(places)),
+            (Verdict::Refused, false) => Cause::asked(&format!("it was to shrink, and {REFUSED}")),
+            _ => Cause::from(&error),
+        };
+        parent.end_shrunk(cause, aborting, is_revoked, &made);
+        match verdict {
+            Verdict::Refused => Ok(Attempt::Refused),
+            // Why the parent ended says more, unless it had ended before.
+            _ if refused && !is_revoked => Err(parent.conclude(error)),
+            _ => Err(error),
+        }
+    }
+}
+
+/// What the ranks agreed on, and where they did.
+pub(super) struct Native<'a> {
+    pub(super) board: &'a Arc<Board>,
+    pub(super) id: &'a UniqueId,
+    /// The ranks that stay, in the parent, and in the line.
+    pub(super) places: &'a [usize],
+    pub(super) ranks: &'a Arc<[usize]>,
+}
+
+impl Unsettled {
+    /// NCCL does not shrink a communicator with an asynchronous error.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Failed(failure) if failure.is(sys::ncclResult_t::ncclRemoteError))
     }
 }
 
 /// How much longer than its own limit a call may take that looks at its limit itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the rank at which a shrink failed may take to tell why the parent ends.
+const CAUSE: Duration = Duration::from_secs(1);
+
 impl Inner {
-    /// Asks NCCL, and waits until the parent is at rest. On a thread that may be given up.
+    /// When the new communicator was ended by another rank, that rank is about to tell why the parent ends.
+    fn wait_for_the_cause(&self, error: &Error) {
+        let deadline = deadline_after(CAUSE);
+        while let Some(board) = &self.board
+            && error.is_told()
+            && board.fault().is_none()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The end of a parent whose shrink has come to nothing. NCCL's rule for a child that was not made: no other follows.
+    /// The abort ends what is under way of it.
+    fn end_shrunk(self: &Arc<Self>, cause: Cause, aborting: bool, is_revoked: bool, made: &Slot) {
+        let outcome = if is_revoked {
+            self.abort_revoked()
+        } else if aborting {
+            // Those that are left out wait for nothing else.
+            if let Some(board) = &self.board {
+                board.announce(cause);
+            }
+            self.carry_out_abort()
+        } else {
+            self.abort(Why::own(cause))
+        };
+        if outcome == Outcome::Freed
+            && let Some(ruin) = made.take()
+        {
+            let library = self.library.clone();
+            within(self.timeouts.abort, "nccl-abort", move || {
+                free(&library, Way::Abort, ruin)
+            });
+        }
+    }
+
+    /// Asks NCCL, and waits until the parent is at rest, or the new communicator, `child`, is of no use any more. On a
+    /// thread that may be given up.
     fn shrink_raw(
         &self,
+        child: &Phase,
         mut without: Vec<i32>,
         mut config: Sent,
         aborting: bool,
@@ -105,7 +193,14 @@ impl Inner {
         let failed = Unsettled::Failed;
         let library = &self.library;
         let handle = self.handle.wait_for_it();
-        let raw = handle.raw.or_else(|| self.revoked());
+        let held = self
+            .switch
+            .as_ref()
+            .map(|idle| idle.hold_parent(deadline_after(limit)));
+        let raw = match &held {
+            None => handle.raw.or_else(|| self.revoked()),
+            Some(held) => held.as_ref().and_then(HeldParent::raw),
+        };
         let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
             return Err(failed(ffi::missing(library, CALL)));
         };
@@ -117,6 +212,21 @@ impl Inner {
             true => sys::NCCL_SHRINK_ABORT,
             false => sys::NCCL_SHRINK_DEFAULT,
         };
+        // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
+        let is_revoked = self.is_revoked();
+        let interrupted = || match aborting {
+            // A rank at which NCCL has refused does not come.
+            _ if child.get().is_aborted() => true,
+            _ if is_revoked => self.abort_signal.is_aborted(),
+            true => self
+                .board
+                .as_ref()
+                .is_some_and(|board| board.fault().is_some()),
+            false => self.interrupted(),
+        };
+        if interrupted() {
+            return Err(Unsettled::Interrupted);
+        }
         // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
         std::mem::forget(Arc::clone(made));
         let count = without.len() as i32;
@@ -133,16 +243,6 @@ impl Inner {
             )
         };
         ffi::check(library, CALL, code).map_err(failed)?;
-        // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
-        let is_revoked = self.is_revoked();
-        let interrupted = || match aborting {
-            _ if is_revoked => self.abort_signal.is_aborted(),
-            true => self
-                .board
-                .as_ref()
-                .is_some_and(|board| board.fault().is_some()),
-            false => self.interrupted(),
-        };
         settle(library, raw, CALL, deadline_after(limit), interrupted)?;
         // SAFETY: the parent is at rest: NCCL writes no more.
         unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };

@@ -57,6 +57,26 @@ fn what_nccl_itself_wrote_is_judged_as_it_was() {
         &[],
     );
 
+    // Launch mode `BlockingChild`: each rank has two communicators, of which one is an idle parent.
+    let ranks = [
+        "real-2.32.3-blocking-child-rank-0.log",
+        "real-2.32.3-blocking-child-rank-1.log",
+        "real-2.32.3-blocking-child-rank-2.log",
+    ];
+    let log = read(&ranks);
+    // On a machine whose devices do not reach each other.
+    only(&log, &["log-peer-to-peer"]);
+    says(
+        &log.report().to_string(),
+        &["1 communicator, of up to 3 ranks, came up"],
+    );
+    // Of a rank whose log is missing, the child is what was not compared.
+    let missing = found(&read(&ranks[..2]), "log-ranks");
+    says(
+        &missing.what,
+        &["communicator 0x77d57e7872bb28da, 2 are not in these logs"],
+    );
+
     let interface = found(&read(&["real-2.32.3-interface.log"]), "log-interface");
     assert_eq!(interface.severity, Severity::Error);
     says(interface.fix.as_deref().unwrap(), &["NCCL_SOCKET_IFNAME"]);

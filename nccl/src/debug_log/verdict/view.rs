@@ -8,7 +8,7 @@ use crate::debug_log::facts::{Membership, Process};
 use crate::preflight::Finding;
 use crate::rendezvous::ranges;
 
-/// The processes of all logs, and the communicators that they make together.
+/// The processes of all logs, and the communicators that they make together, without idle parents.
 pub(super) struct View<'l> {
     pub(super) log: &'l DebugLog,
     pub(super) groups: Vec<Group<'l>>,
@@ -62,8 +62,19 @@ impl<'l> View<'l> {
     pub(super) fn new(log: &'l DebugLog) -> Self {
         let mut groups: BTreeMap<(Option<&str>, usize), Group<'l>> = BTreeMap::new();
         for process in log.processes() {
-            for member in &process.communicators {
-                let id = member.id.as_deref();
+            let all = &process.communicators;
+            // The name is told before the thread is known on which the communicator is made.
+            let parents = all.iter().enumerate().map(|(at, child)| {
+                let address = child.parent.as_ref().filter(|_| process.has_idle_parents)?;
+                all[..at].iter().rposition(|one| one.comm == *address)
+            });
+            let parents: Vec<Option<usize>> = parents.collect();
+            for (at, member) in all.iter().enumerate() {
+                if parents.contains(&Some(at)) {
+                    continue;
+                }
+                let parent = parents[at].and_then(|parent| all[parent].id.as_deref());
+                let id = member.id.as_deref().or(parent);
                 let group = groups.entry((id, member.ranks)).or_insert_with(|| Group {
                     id,
                     ranks: member.ranks,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
+use super::super::event::{Board, Event};
 use super::lines::Lines;
 use super::{Line, Output, Stream, Tail};
 
@@ -37,8 +38,8 @@ struct Shared {
     incoming: Mutex<Vec<Source>>,
     wake: OwnedFd,
     leave: AtomicBool,
-    /// In a call that waits for whoever reads what we print.
-    writing: AtomicBool,
+    /// Since when a call waits for the reader of this process's output.
+    writing: Mutex<Option<Instant>>,
 }
 
 impl Pumps {
@@ -48,6 +49,7 @@ impl Pumps {
         world_size: usize,
         begun: Instant,
         tell: &Arc<OwnedFd>,
+        board: &Arc<Board>,
     ) -> io::Result<Self> {
         let mut threads = Vec::new();
         let mut start = |stream: Stream| {
@@ -55,7 +57,7 @@ impl Pumps {
                 incoming: Mutex::default(),
                 wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
                 leave: AtomicBool::new(false),
-                writing: AtomicBool::new(false),
+                writing: Mutex::default(),
             });
             let pump = Pump {
                 shared: Arc::clone(&shared),
@@ -66,6 +68,7 @@ impl Pumps {
                 begun,
                 closed: false,
                 tell: Arc::clone(tell),
+                board: Arc::clone(board),
             };
             let thread = std::thread::Builder::new()
                 .name(format!("nccl {}", stream.name()))
@@ -83,10 +86,10 @@ impl Pumps {
         wake(&shared.wake);
     }
 
-    /// Whether a thread waits for whoever reads what this process prints.
-    pub(in crate::launch) fn are_writing(&self) -> bool {
-        let writing = |shared: &Arc<Shared>| shared.writing.load(Ordering::Acquire);
-        self.shared.iter().any(writing)
+    /// Since when a thread waits for the reader of this process's output.
+    pub(in crate::launch) fn writing_since(&self) -> Option<Instant> {
+        let since = |shared: &Arc<Shared>| *lock(&shared.writing);
+        self.shared.iter().filter_map(since).min()
     }
 }
 
@@ -140,6 +143,7 @@ struct Pump {
     /// Nobody reads what we print any more.
     closed: bool,
     tell: Arc<OwnedFd>,
+    board: Arc<Board>,
 }
 
 impl Pump {
@@ -199,14 +203,22 @@ impl Pump {
         if let Some(file) = &mut source.file
             && let Err(error) = file.write_all(bytes)
         {
+            let (rank, stream) = (source.rank, self.stream);
             tracing::warn!(
                 name: "nccl.launch.trouble",
                 target: "nccl",
-                rank = source.rank,
+                rank,
                 "the file of its {} cannot be written any more: {error}",
-                self.stream.name()
+                stream.name()
             );
             source.file = None;
+            let error = Arc::new(error);
+            let cut = Event::LogCut {
+                rank,
+                stream,
+                error,
+            };
+            self.board.post(cut, |_| {});
         }
         let mut out = Vec::new();
         let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
@@ -257,13 +269,13 @@ impl Pump {
         if bytes.is_empty() || self.closed {
             return;
         }
-        self.shared.writing.store(true, Ordering::Release);
+        *lock(&self.shared.writing) = Some(Instant::now());
         // What this process itself prints comes in between, not into the middle.
         let written = match self.stream {
             Stream::Stdout => write(&mut io::stdout().lock(), bytes),
             Stream::Stderr => write(&mut io::stderr().lock(), bytes),
         };
-        self.shared.writing.store(false, Ordering::Release);
+        *lock(&self.shared.writing) = None;
         self.closed = written.is_err();
     }
 }

@@ -30,7 +30,8 @@ impl Tail {
         if self.lines.len() == self.keep {
             self.lines.pop_front();
         }
-        let mut text = String::from_utf8_lossy(&seen[..seen.len().min(LONGEST)]).into_owned();
+        let text = String::from_utf8_lossy(&seen[..seen.len().min(LONGEST)]);
+        let mut text: String = text.chars().map(visible).collect();
         if seen.len() > LONGEST {
             text.push_str(" …");
         }
@@ -42,12 +43,21 @@ impl Tail {
     }
 }
 
+/// Reports are printed to terminals, which obey escape sequences: nothing of a rank moves the cursor there.
+fn visible(character: char) -> char {
+    match character {
+        '\t' => '\t',
+        control if control.is_control() => '\u{fffd}',
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_lines_are_kept_and_of_long_ones_the_beginning() {
+    fn only_the_last_lines_are_kept_of_long_ones_the_beginning_and_no_control_characters() {
         let mut tail = Tail::new(3);
         for line in 0..100 {
             tail.push(format!("line {line}").as_bytes());
@@ -57,6 +67,9 @@ mod tests {
         assert_eq!(tail.lines(), ["line 98", "line 99", " 3/3"]);
         tail.push(&[b'x'; 5000]);
         assert_eq!(tail.lines()[2].len(), LONGEST + " …".len());
+        tail.push("\x1b]0;title\x07\x1b[2J\tgone\u{9b}2J".as_bytes());
+        let seen = "\u{fffd}]0;title\u{fffd}\u{fffd}[2J\tgone\u{fffd}2J";
+        assert_eq!(tail.lines()[2], seen);
         let mut none = Tail::new(0);
         none.push(b"x");
         assert!(none.lines().is_empty());

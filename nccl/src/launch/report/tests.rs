@@ -33,6 +33,7 @@ fn report(ranks: Vec<RankEnd>, failures: Vec<RankEnd>) -> Report {
         ranks: ranks.into_iter().map(Arc::new).collect(),
         left: Vec::new(),
         interrupted: None,
+        unread: false,
     }
 }
 

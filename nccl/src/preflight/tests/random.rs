@@ -142,7 +142,7 @@ pub(super) fn facts(random: &mut fastrand::Rng) -> Facts {
     Facts {
         protocol: PROTOCOL,
         off: random.u8(..16) == 0,
-        launch_mode: random.u64(..3),
+        launch_mode: random.u64(..5),
         process: maybe(random, process),
         library: maybe(random, |random| Loaded {
             version: word(random),

@@ -14,3 +14,8 @@ mod variables;
 mod tests;
 
 pub(super) use address::{FORMS, place, places};
+
+/// The rank that a launcher gave this process, if one did.
+pub(super) fn own_rank() -> Option<usize> {
+    variables::rank(|name| std::env::var(name).ok())
+}

@@ -1,7 +1,9 @@
 //! Where the ranks meet of which another process of this host is one.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -67,40 +69,33 @@ impl Rendezvous {
         let variables = parsed(&variables);
         let at = directory.join("cwd");
         let get = |name: &str| {
-            let value = variables.get(name)?;
-            Some(match name {
-                "NCCL_RUN_SECRET_FILE" | "NCCL_RUN_PUBLISH" => from(&at, value),
-                "NCCL_RUN_RENDEZVOUS" => places_from(&at, value),
-                _ => value.clone(),
+            let value = *variables.get(name.as_bytes())?;
+            Some(match (name, value.to_str()) {
+                ("NCCL_RUN_SECRET_FILE" | "NCCL_RUN_PUBLISH", _) => at.join(value).into(),
+                ("NCCL_RUN_RENDEZVOUS", Some(places)) => places_from(&at, places).into(),
+                _ => value.to_owned(),
             })
         };
         Self::from_variables_of(Descent { user, parent }, get)
     }
 }
 
-/// As [`std::env::var`] has them: the first of a name, and none that is no text.
-fn parsed(environment: &[u8]) -> BTreeMap<String, String> {
+/// As [`std::env::var_os`] has them: the first of a name.
+fn parsed(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
     let mut variables = BTreeMap::new();
     for variable in environment.split(|&byte| byte == 0) {
-        if let Ok(variable) = std::str::from_utf8(variable)
-            && let Some((name, value)) = variable.split_once('=')
-        {
-            let first = variables.entry(name.to_owned());
-            first.or_insert_with(|| value.to_owned());
+        if let Some(end) = variable.iter().position(|&byte| byte == b'=') {
+            let value = OsStr::from_bytes(&variable[end + 1..]);
+            variables.entry(&variable[..end]).or_insert(value);
         }
     }
     variables
 }
 
-/// A path that is relative to another process's directory.
-fn from(directory: &Path, path: &str) -> String {
-    directory.join(path).display().to_string()
-}
-
 /// The same in addresses.
 fn places_from(directory: &Path, places: &str) -> String {
     let place = |place: &str| match place.strip_prefix("unix:") {
-        Some(path) if !path.starts_with('@') => format!("unix:{}", from(directory, path)),
+        Some(path) if !path.starts_with('@') => format!("unix:{}", directory.join(path).display()),
         _ => place.to_owned(),
     };
     let places: Vec<_> = super::places(places).map(place).collect();
@@ -116,16 +111,16 @@ mod tests {
         let variables = parsed(b"A=1\0B=x=y\0A=2\0C=\xff\0D=\0no variable\0");
         let seen: Vec<_> = variables
             .iter()
-            .map(|(name, value)| (&name[..], &value[..]))
+            .map(|(name, value)| (*name, value.as_bytes()))
             .collect();
-        assert_eq!(seen, [("A", "1"), ("B", "x=y"), ("D", "")]);
+        let expected: [(&[u8], &[u8]); 4] =
+            [(b"A", b"1"), (b"B", b"x=y"), (b"C", b"\xff"), (b"D", b"")];
+        assert_eq!(seen, expected);
     }
 
     #[test]
     fn paths_are_those_of_the_other_process() {
         let at = Path::new("/proc/7/cwd");
-        assert_eq!(from(at, "secret"), "/proc/7/cwd/secret");
-        assert_eq!(from(at, "/etc/secret"), "/etc/secret");
         for (said, meant) in [
             ("unix:job.sock", "unix:/proc/7/cwd/job.sock"),
             ("unix:/run/job.sock", "unix:/run/job.sock"),

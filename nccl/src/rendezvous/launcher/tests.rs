@@ -1,5 +1,8 @@
 //! What launchers say, and what is made of it.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::address::LONGEST;
 use crate::error::Result;
 use crate::rendezvous::environment::Rendezvous;
@@ -61,6 +64,21 @@ fn what_is_missing_or_wrong_is_named_with_its_value() {
         (
             &[("RANK", "x"), ("WORLD_SIZE", "2")],
             &["RANK=\"x\"", "torchrun"],
+        ),
+        (
+            &[
+                ("NCCL_RUN_RANK", "0"),
+                ("NCCL_RUN_WORLD_SIZE", "18446744073709551615"),
+                ("NCCL_RUN_RENDEZVOUS", "unix:/tmp/x"),
+            ],
+            &[
+                "NCCL_RUN_WORLD_SIZE=18446744073709551615",
+                "1048576 is the most",
+            ],
+        ),
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "1000000000000")],
+            &["WORLD_SIZE=1000000000000", "1048576 is the most"],
         ),
         (
             &[("RANK", "2"), ("WORLD_SIZE", "2")],
@@ -327,4 +345,51 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
     ] {
         assert!(error.contains(word), "{word:?} in {error:?}");
     }
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_named_and_not_taken_as_unset() {
+    let set = [
+        ("NCCL_RUN_RANK", &b"1"[..]),
+        ("NCCL_RUN_WORLD_SIZE", b"4"),
+        ("NCCL_RUN_RENDEZVOUS", b"tcp:10.0.0.5:29400"),
+    ];
+    for name in ["NCCL_RUN_INTERFACE", "NCCL_RUN_JOB", "NCCL_RUN_EPOCH"] {
+        let read = Rendezvous::from_variables(|asked| {
+            let mut all = set.into_iter().chain([(name, &b"eth\xff"[..])]);
+            let value = all.find(|(known, _)| *known == asked)?.1;
+            Some(OsStr::from_bytes(value).to_owned())
+        });
+        let error = read.unwrap_err().to_string();
+        let named = format!("{name}=\"eth\\xFF\" is not UTF-8");
+        assert!(error.contains(&named), "{error}");
+    }
+}
+
+#[test]
+fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
+    let rendezvous = read(&[
+        ("NCCL_RUN_RANK", "5"),
+        ("NCCL_RUN_WORLD_SIZE", "8"),
+        ("NCCL_RUN_LOCAL_RANK", "1"),
+        ("NCCL_RUN_LOCAL_WORLD_SIZE", "4"),
+        ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
+        ("NCCL_RUN_JOB", "mine"),
+        ("NCCL_RUN_EPOCH", "2"),
+        ("RANK", "5"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "10.0.0.9"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_RESTART_COUNT", "7"),
+    ])
+    .unwrap();
+    assert_eq!(rendezvous.address.to_string(), "tcp:10.0.0.5:29400");
+    assert_eq!((rendezvous.rank, rendezvous.local_rank), (5, 1));
+    assert_eq!(
+        (&rendezvous.job.name[..], rendezvous.job.epoch),
+        ("mine", 2)
+    );
+    assert_eq!(rendezvous.said, None);
 }

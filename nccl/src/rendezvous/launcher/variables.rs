@@ -1,9 +1,13 @@
 //! Who this process is, by the variables of whatever started it.
 
+use std::cell::RefCell;
+use std::ffi::OsString;
+
 use super::address::{self, FORMS};
 use super::of_process::Descent;
 use crate::error::{Error, Result, ranks};
 use crate::rendezvous::environment::Rendezvous;
+use crate::rendezvous::limits;
 use crate::rendezvous::place::Address;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::server::Job;
@@ -108,6 +112,11 @@ pub(super) struct Launch {
     agreeing: Vec<&'static Launcher>,
     /// What is set beside it, and says something else.
     others: Vec<String>,
+}
+
+/// Which rank the launcher started this process as, where one says so.
+pub(super) fn rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    Launch::find(get).ok().map(|launch| launch.rank)
 }
 
 impl Launch {
@@ -221,7 +230,7 @@ impl Launch {
 
 impl Rendezvous {
     /// As [`from_env`](Self::from_env), with other variables than those of this process: `get` is asked for them
-    /// by name.
+    /// by name, and answers with a `String` or an `OsString`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -236,24 +245,32 @@ impl Rendezvous {
     /// assert_eq!(rendezvous.rank(), 1);
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        Self::from_variables_of(Descent::own(), get)
+    pub fn from_variables<V: Into<OsString>>(get: impl Fn(&str) -> Option<V>) -> Result<Self> {
+        Self::from_variables_of(Descent::own(), |name| get(name).map(Into::into))
     }
 
     /// As a rank that descends from these.
     pub(super) fn from_variables_of(
         own: Descent,
-        get: impl Fn(&str) -> Option<String>,
+        get: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self> {
-        let launch = Launch::find(&get)?;
+        let secret = Secret::from_variables(&get)?;
+        let mut rendezvous = as_text(get, |get| Self::from_text(own, get))?;
+        rendezvous.job.secret = secret;
+        Ok(rendezvous)
+    }
+
+    /// Without a secret, which need not be text.
+    fn from_text(own: Descent, get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let launch = Launch::find(get)?;
         let launcher = launch.launcher();
         let (rank, world_size) = (launch.rank, launch.size);
-        let local_rank = launch.local_rank(&get)?;
-        let several_hosts = launch.several_hosts(&get)?;
+        let local_rank = launch.local_rank(get)?;
+        let several_hosts = launch.several_hosts(get)?;
         let mut others = Vec::new();
         let mut address = match get("NCCL_RUN_RENDEZVOUS") {
             Some(text) => {
-                let (first, rest) = address::parse(&text, &get)?;
+                let (first, rest) = address::parse(&text, get)?;
                 others = rest;
                 first
             }
@@ -265,8 +282,8 @@ impl Rendezvous {
                 )));
             }
             None => match &several_hosts {
-                None => address::on_one_host(&launch, own, &get),
-                Some(several) => Address::Tcp(address::between_hosts(&launch, several, &get)?),
+                None => address::on_one_host(&launch, own, get),
+                Some(several) => Address::Tcp(address::between_hosts(&launch, several, get)?),
             },
         };
         match (several_hosts, &mut address) {
@@ -279,16 +296,15 @@ impl Rendezvous {
             }
         }
         let mut rendezvous = Self::new(rank, world_size, local_rank, address).map_err(|_| {
-            let says = launcher.says(&get);
-            Error::rendezvous(format!(
-                "{says} contradict each other: {}",
-                ranks(world_size)
-            ))
+            let why = limits::size(world_size)
+                .err()
+                .unwrap_or_else(|| format!("they contradict each other: {}", ranks(world_size)));
+            Error::rendezvous(format!("{}: {why}", launcher.says(get)))
         })?;
         rendezvous.others = others;
         rendezvous.restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
-        rendezvous.job = job(launch.job_name(&get), &get)?;
-        rendezvous.said = launch.said(&get);
+        rendezvous.job = job(launch.job_name(get), get)?;
+        rendezvous.said = launch.said(get);
         if let Some(said) = &rendezvous.said {
             tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");
         }
@@ -297,22 +313,56 @@ impl Rendezvous {
 
     /// What an observer's process is told by the variables of `nccl-run`.
     pub(in crate::rendezvous) fn observer_from_variables(
-        get: impl Fn(&str) -> Option<String>,
+        get: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self> {
-        let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
-            return Err(Error::rendezvous(format!(
-                "NCCL_RUN_RENDEZVOUS is not set, where the ranks meet that are to be observed: {FORMS}"
-            )));
-        };
-        let (first, others) = address::parse(&text, &get)?;
-        let mut rendezvous = Self::observing(first);
-        rendezvous.others = others;
-        rendezvous.job = job(String::new(), &get)?;
-        Ok(rendezvous)
+        let rendezvous = as_text(&get, |get| {
+            let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
+                return Err(Error::rendezvous(format!(
+                    "NCCL_RUN_RENDEZVOUS is not set, where the ranks meet that are to be observed: {FORMS}"
+                )));
+            };
+            let (first, others) = address::parse(&text, get)?;
+            let mut rendezvous = Self::observing(first);
+            rendezvous.others = others;
+            Ok(rendezvous)
+        })?;
+        rendezvous.job_from_variables(get)
+    }
+
+    pub(in crate::rendezvous) fn job_from_variables(
+        mut self,
+        get: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self> {
+        self.job = as_text(&get, |get| job(String::new(), get))?;
+        self.job.secret = Secret::from_variables(get)?;
+        Ok(self)
     }
 }
 
-/// What the ranks of this launch have in common.
+/// What `read` makes of variables that have to be text: an error where one that it asks for is not, because to take
+/// it as unset would mean another job.
+fn as_text<T>(
+    get: impl Fn(&str) -> Option<OsString>,
+    read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>,
+) -> Result<T> {
+    let unreadable = RefCell::new(None);
+    let read = read(&|name| match get(name)?.into_string() {
+        Ok(text) => Some(text),
+        Err(value) => {
+            unreadable.borrow_mut().get_or_insert_with(|| {
+                let why = format!("{name}={value:?} is not UTF-8: set it to text, or unset it");
+                Error::rendezvous(why)
+            });
+            None
+        }
+    });
+    match unreadable.into_inner() {
+        Some(error) => Err(error),
+        None => read,
+    }
+}
+
+/// What the ranks of this launch have in common, except the secret.
 fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
     let epoch = match first_set(&["NCCL_RUN_EPOCH", "TORCHELASTIC_RESTART_COUNT"], &get) {
         None => 0,
@@ -323,7 +373,7 @@ fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job>
     Ok(Job {
         name: get("NCCL_RUN_JOB").unwrap_or(of_launcher),
         epoch,
-        secret: Secret::from_variables(&get)?,
+        secret: None,
     })
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Line, Link};
 use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::rendezvous::door::PATIENCE;
 use crate::rendezvous::frame::LARGEST;
 use crate::rendezvous::incoming::Answer;
@@ -35,6 +36,7 @@ impl Line {
         mut interrupted: Option<&dyn Fn() -> bool>,
         refused: Option<Incomplete>,
     ) -> Result<Answer> {
+        forked::check()?;
         let started = Instant::now();
         // The others go on without this rank, and nobody would answer.
         if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
@@ -185,6 +187,7 @@ impl Line {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
+        forked::check()?;
         let number = {
             let mut rounds = lock(&self.rounds);
             let key = match members {
@@ -245,6 +248,9 @@ impl Line {
 
     /// Sends a request whose answer, if any, comes under `id`.
     pub(in crate::rendezvous) fn send(&self, id: u64, request: Request) {
+        if forked::is_child() {
+            return;
+        }
         let link = {
             let mut way = lock(&self.way);
             // Whoever was told meanwhile that there is no answer does not ask any more.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
+use crate::forked;
 use crate::rendezvous::incoming::Answer;
 use crate::rendezvous::mailbox::Waited;
 use crate::rendezvous::message::{ENDS, Incomplete, Round};
@@ -35,6 +36,9 @@ impl Line {
         patience: Duration,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Ended {
+        if forked::is_child() {
+            return Ended::Unheard;
+        }
         let ticket = self.mailbox.lasting_ticket();
         self.send(ticket.id, Self::end_request(name, members, part, patience));
         let mut deadline = deadline_after(patience);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Line, Link, Member};
 use crate::communicator::lock;
+use crate::forked;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::heartbeat::Suspect;
 use crate::rendezvous::message::Departure;
@@ -48,7 +49,15 @@ impl Line {
     /// A rank with its host and process.
     pub(crate) fn describe(&self, rank: usize) -> String {
         match self.members.get().and_then(|members| members.get(rank)) {
-            Some(Member { host, pid, .. }) => format!("rank {rank} ({host}, pid {pid})"),
+            Some(member) => {
+                let Member { host, pid, .. } = member;
+                let launched = member.launched.filter(|launched| *launched != rank);
+                let launched = launched.map(|rank| format!("launcher rank {rank}, "));
+                format!(
+                    "rank {rank} ({}{host}, pid {pid})",
+                    launched.unwrap_or_default()
+                )
+            }
             None => format!("rank {rank}"),
         }
     }
@@ -138,6 +147,9 @@ impl Line {
 
     /// What happens, since the first that asked.
     pub(in crate::rendezvous) fn happenings(&self) -> Arc<Happenings> {
+        if forked::is_child() {
+            return Arc::default();
+        }
         let members = self.members.get().map_or(&[][..], Vec::as_slice);
         self.mailbox.happenings(members, || self.fault())
     }

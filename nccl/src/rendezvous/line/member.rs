@@ -9,6 +9,8 @@ use crate::rendezvous::process;
 pub(crate) struct Member {
     pub(crate) host: String,
     pub(crate) pid: u32,
+    /// Which rank its launcher started it as, where that is known and told of no other rank.
+    pub(crate) launched: Option<usize>,
     /// Where it listens, unless it is a thread of this process.
     pub(in crate::rendezvous) at: Option<String>,
     /// A checksum of the kernel and the namespace in which its number means something; 0 where that is not known.
@@ -29,11 +31,18 @@ impl Member {
         own.is_some() && own == other.address()
     }
 
+    /// Whether it is reached without a network.
+    pub(in crate::rendezvous) fn is_at_unix_socket(&self) -> bool {
+        let at = self.at.as_deref();
+        at.is_none_or(|at| at.starts_with("unix:"))
+    }
+
     /// A thread of this process.
-    pub(in crate::rendezvous) fn here() -> Self {
+    pub(crate) fn here() -> Self {
         Self {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
+            launched: None,
             at: None,
             kernel: process::kernel_sum(),
         }
@@ -63,6 +72,7 @@ mod tests {
         let member = |at: Option<&str>| Member {
             host: String::from("ubuntu"),
             pid: 7,
+            launched: None,
             at: at.map(str::to_owned),
             kernel: 0,
         };

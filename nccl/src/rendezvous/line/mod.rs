@@ -36,6 +36,7 @@ use super::message::Departure;
 use super::panics;
 use super::server::Server;
 use crate::communicator::lock;
+use crate::forked;
 use crate::reaper;
 use crate::supervision::Watch;
 use crate::supervision::recorder::Home;
@@ -112,6 +113,7 @@ impl Line {
         if let Some(server) = line.own_door() {
             server.set_home(&line.home);
         }
+        forked::watch();
         panics::remember(Arc::downgrade(&line));
         line
     }

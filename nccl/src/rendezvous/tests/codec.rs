@@ -144,6 +144,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             last: text("l"),
         }],
         more: 3,
+        teller: 1,
     };
     let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
     vec![

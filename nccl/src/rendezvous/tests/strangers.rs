@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::Observer;
+use crate::error::Error;
 use crate::rendezvous::place::Address;
 
 fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
@@ -115,6 +117,40 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
         for word in ["another secret", "job \"b\"", "epoch 2", "no secret"] {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
+    });
+}
+
+#[test]
+fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() {
+    // No coordinator is there: a search for one would take 20 s.
+    let rank = || rendezvous("limits", 1, 2);
+    let long = || rank().job("j".repeat(5000));
+    let late = || rank().epoch(u64::MAX);
+    let cause = Error::rendezvous("out of memory");
+    let begun = Instant::now();
+    for (refused, words) in [
+        (
+            World::join(long()).err(),
+            "has 5000 bytes, and 2048 is the most",
+        ),
+        (World::rejoin(long()).err(), "has 5000 bytes"),
+        (Observer::join(long()).err(), "has 5000 bytes"),
+        (long().fail(&cause).err(), "has 5000 bytes"),
+        (World::join(late()).err(), "9223372036854775807 is the last"),
+        (
+            World::join(rendezvous("limits", 0, 1).epoch(u64::MAX)).err(),
+            "is the last",
+        ),
+    ] {
+        let error = refused.unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    assert!(begun.elapsed() < SOON);
+    // The longest name fits into a greeting.
+    let longest = |rank| rendezvous("longest", rank, 2).job("j".repeat(2048));
+    std::thread::scope(|scope| {
+        scope.spawn(|| World::join(longest(1)).unwrap().barrier("end").unwrap());
+        World::join(longest(0)).unwrap().barrier("end").unwrap();
     });
 }
 

@@ -44,6 +44,21 @@ fn ranks_meet_at_any_port_that_is_published() {
 }
 
 #[test]
+fn an_address_is_published_through_no_link_of_another_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let precious = directory.path().join("precious");
+    std::fs::write(&precious, "mine").unwrap();
+    let path = directory.path().join("address");
+    let part = directory
+        .path()
+        .join(format!("address.{}", std::process::id()));
+    std::os::unix::fs::symlink(&precious, part).unwrap();
+    let at = |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).unwrap();
+    meet(|rank| at(rank).publish(&path).secret("s"), 2);
+    assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
+}
+
+#[test]
 fn ranks_meet_at_the_first_free_port_of_a_range_whoever_listens_before_it() {
     // Silent listeners on the first two ports, as a stranger's server would be.
     let (first, _held) = (0..50)

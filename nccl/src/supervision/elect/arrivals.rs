@@ -42,7 +42,8 @@ pub(super) fn late(case: &Case<'_>) -> Option<String> {
         return None;
     }
     Some(format!(
-        "rank {rank} had been the last to arrive in {} of the last {} operations of all ranks, by {median:?} (median)",
+        "{} had been the last to arrive in {} of the last {} operations of all ranks, by {median:?} (median)",
+        case.roster.who(&[rank]),
         by.len(),
         lasts.len()
     ))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, Finding};
 use crate::operation::OperationKind;
-use crate::supervision::cause::{Differs, FaultRole, RootCause, Side, who};
+use crate::supervision::cause::{Differs, FaultRole, RootCause, Side};
 use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
 use crate::supervision::report::Entered;
 
@@ -129,7 +129,7 @@ fn finding(case: &Case<'_>, place: u64, field: Differs, sides: Vec<Side>) -> Fin
     let rank = odd.ranks[0];
     let list: Vec<_> = sides
         .iter()
-        .map(|side| format!("{} {}", who(&side.ranks), said(field, side)))
+        .map(|side| format!("{} {}", case.roster.who(&side.ranks), said(field, side)))
         .collect();
     let tied = sides[0].ranks.len() == odd.ranks.len();
     let mut evidence = vec![format!(

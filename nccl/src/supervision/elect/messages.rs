@@ -71,12 +71,14 @@ pub(super) fn lengths(case: &Case<'_>) -> Option<Finding> {
             false => format!("{} × {}", one.data_type, one.count),
         };
         let (sends_text, expects_text) = (text(sends), text(expects));
+        let who = |rank: usize| case.roster.who(&[rank]);
         return Some(Finding {
             rank: from,
             operation: None,
             role: FaultRole::Initiating,
             text: format!(
-                "sends {sends_text} to rank {to}, which expects {expects_text} (message #{}); {}",
+                "sends {sends_text} to {}, which expects {expects_text} (message #{}); {}",
+                who(to),
                 send.number,
                 case.complaint()
             ),
@@ -87,9 +89,11 @@ pub(super) fn lengths(case: &Case<'_>) -> Option<Finding> {
                 expects: expects_text,
             },
             evidence: vec![format!(
-                "{} on rank {from}, {} on rank {to}",
+                "{} on {}, {} on {}",
                 send.call.name(),
-                recv.call.name()
+                who(from),
+                recv.call.name(),
+                who(to)
             )],
             hint: String::from(
                 "what rank i sends to rank j has to be as long, and of the same type, as what j receives from i: compare \
@@ -149,10 +153,12 @@ pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
         false => "send",
     };
     let last = case.reports.get(&rank).and_then(Report::last);
+    let who = |rank: usize| case.roster.who(&[rank]);
+    let (sender, receiver) = (who(from), who(to));
     let mut evidence = vec![format!(
-        "ledgers: rank {from} has sent {sent} to rank {to}, rank {to} has taken on {received} from rank {from}"
+        "ledgers: {sender} has sent {sent} to {receiver}, {receiver} has taken on {received} from {sender}"
     )];
-    evidence.extend(last.map(|last| format!("the last call of rank {rank} was {last}")));
+    evidence.extend(last.map(|last| format!("the last call of {} was {last}", who(rank))));
     Some(Finding {
         rank,
         operation: None,
@@ -164,7 +170,7 @@ pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
             received,
         },
         text: format!(
-            "has no {what} for message #{} from rank {from} to rank {to} ({} × {}); {}",
+            "has no {what} for message #{} from {sender} to {receiver} ({} × {}); {}",
             half.number,
             half.operation.data_type,
             half.operation.count,

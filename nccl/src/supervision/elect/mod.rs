@@ -31,9 +31,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 pub(super) use self::silence::silent_coordinator;
-use super::cause::{RootCause, Waiting, who};
+use super::cause::{RootCause, Waiting};
 use super::fault::{Cause, Fault, FaultClass};
 use super::report::{Entered, Report, State};
+use super::roster::Roster;
 use super::{Earlier, FaultRole};
 
 /// What is known of a communicator on trial. Ranks are its own.
@@ -41,6 +42,7 @@ pub(super) struct Case<'c> {
     /// What the program calls the communicator, and what all ranks do.
     pub(super) name: &'c str,
     pub(super) key: &'c str,
+    pub(super) roster: &'c Roster,
     /// By rank.
     pub(super) hosts: &'c [String],
     /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
@@ -110,6 +112,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             evidence,
             also: Waiting::together(standings),
             hint: finding.hint,
+            limit: case.symptoms.iter().find_map(Fault::limit),
             began: None,
         },
     }
@@ -152,10 +155,16 @@ impl Case<'_> {
             .collect()
     }
 
+    /// The name of the communicator, with its ranks of the world.
+    fn named(&self) -> String {
+        self.roster.named(self.name)
+    }
+
     /// What the first rank told that ran out of time.
     fn complaint(&self) -> String {
         let first = &self.symptoms[0];
-        format!("rank {} waited: {}", first.rank(), first.cause())
+        let who = self.roster.who(&[first.rank()]);
+        format!("{who} waited: {}", first.cause())
     }
 }
 
@@ -194,7 +203,7 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let phase = report.and_then(|report| report.phase.clone());
     let mut evidence = Vec::new();
     match &last {
-        Some(last) => evidence.push(format!("its last operation on {:?} was {last}", case.name)),
+        Some(last) => evidence.push(format!("its last operation on {} was {last}", case.named())),
         None if case.left.contains(&rank) => {
             evidence.push(String::from(
                 "it left the world in order, and comes to nothing more",
@@ -202,20 +211,21 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
         }
         None if report.is_some_and(|report| !report.exists) => {
             evidence.push(format!(
-                "it has no communicator {:?} any more, or not yet",
-                case.name
+                "it has no communicator {} any more, or not yet",
+                case.named()
             ));
         }
-        None => evidence.push(format!("it has called nothing on {:?}", case.name)),
+        None => evidence.push(format!("it has called nothing on {}", case.named())),
     }
     if let Some(Earlier { what, ago }) = &phase {
         let ago = ago.as_secs_f64();
         evidence.push(format!("its program is in phase {what:?} for {ago:.1} s"));
     }
     let elsewhere = report.into_iter().flat_map(|report| &report.elsewhere);
-    let there = elsewhere.filter_map(|other| Some((other.waiting.first()?, &other.name)));
-    for (call, name) in there.take(2) {
-        evidence.push(format!("it waits in {} on {name:?} meanwhile", call.name()));
+    let there = elsewhere.filter_map(|other| Some((other.waiting.first()?, other)));
+    for (call, other) in there.take(2) {
+        let named = other.roster.named(&other.name);
+        evidence.push(format!("it waits in {} on {named} meanwhile", call.name()));
     }
     if let Some(call) = report.and_then(|report| case.front(report)) {
         evidence.push(format!("it waits in {} meanwhile", call.name()));
@@ -224,7 +234,10 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let others: Vec<usize> = others.into_iter().filter(|other| *other != rank).collect();
     if !others.is_empty() {
         let have = if others.len() == 1 { "has" } else { "have" };
-        evidence.push(format!("{} {have} not entered it either", who(&others)));
+        evidence.push(format!(
+            "{} {have} not entered it either",
+            case.roster.who(&others)
+        ));
     }
     Some(Finding {
         rank,
@@ -329,7 +342,8 @@ fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
     });
     let first = warnings.by_ref().min()?;
     let (_, rank, text) = first;
-    Some(format!("NCCL's first warning on rank {rank}: {text}"))
+    let who = case.roster.who(&[rank]);
+    Some(format!("NCCL's first warning on {who}: {text}"))
 }
 
 /// What is found where ranks wait is of those who ran out of time, if any did, whoever else saw a failure that followed.
@@ -370,9 +384,9 @@ fn unexplained(case: &Case<'_>) -> Finding {
     if case.symptoms.len() > 1 {
         let told: Vec<_> = case.symptoms.iter().map(Fault::rank).collect();
         evidence.push(format!(
-            "ran out of time, or saw a failure, in this order: ranks {}",
+            "ran out of time, or saw a failure, in this order: {}",
             told.iter()
-                .map(ToString::to_string)
+                .map(|rank| case.roster.who(&[*rank]))
                 .collect::<Vec<_>>()
                 .join(", ")
         ));
@@ -387,6 +401,15 @@ fn unexplained(case: &Case<'_>) -> Finding {
         root: first.root().clone(),
         text: first.cause().to_owned(),
         evidence,
-        hint: first.hint().unwrap_or_default().to_owned(),
+        hint: match first.class() {
+            FaultClass::TimedOut => String::from(ALL_WAIT),
+            _ => first.hint().unwrap_or_default().to_owned(),
+        },
     }
 }
+
+/// What is left where all ranks answer, and none has missed a call or differs.
+const ALL_WAIT: &str = "no rank is known to have missed a call, so that what is left is a device that hangs, a link \
+                        between devices or hosts that has stopped, or an operation that takes longer than its limit: \
+                        look at dmesg for Xid messages, at nvidia-smi, and at the network's error counters on the hosts \
+                        of all ranks";

@@ -2,7 +2,7 @@
 
 use super::super::cause::{FaultRole, RootCause};
 use super::super::fault::{Cause, FaultClass};
-use super::{Case, Finding, who};
+use super::{Case, Finding};
 
 /// Ranks that did not answer and are known to stand still; with them the others that did not.
 pub(super) fn standing_still(case: &Case<'_>) -> Option<Finding> {
@@ -31,13 +31,13 @@ fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
         "{} of {} ranks said how they stand, {} did not in time",
         case.reports.len(),
         case.hosts.len(),
-        sorted(&silent)
+        sorted(case, &silent)
     )];
     if is_host {
         evidence.push(format!("all of them run on {host}"));
     }
     let others = if silent.len() > 1 {
-        format!(" (as do {})", sorted(&silent[1..]))
+        format!(" (as do {})", sorted(case, &silent[1..]))
     } else {
         String::new()
     };
@@ -56,10 +56,10 @@ fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
     }
 }
 
-fn sorted(ranks: &[usize]) -> String {
+fn sorted(case: &Case<'_>, ranks: &[usize]) -> String {
     let mut ranks = ranks.to_vec();
     ranks.sort_unstable();
-    who(&ranks)
+    case.roster.who(&ranks)
 }
 
 const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full control group, swapping), or at the network \

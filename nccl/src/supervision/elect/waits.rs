@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::{Case, Finding};
 use crate::operation::OperationKind;
-use crate::supervision::cause::{FaultRole, RootCause, who};
+use crate::supervision::Roster;
+use crate::supervision::cause::{FaultRole, RootCause};
 use crate::supervision::ledger::Ledger;
 use crate::supervision::report::Entered;
 
@@ -61,6 +62,8 @@ impl There<'_> {
 
 struct Communicator<'c> {
     name: &'c str,
+    /// With its ranks of the world.
+    named: String,
     key: &'c str,
     /// By rank of the communicator on trial.
     ranks: BTreeMap<usize, There<'c>>,
@@ -304,17 +307,16 @@ impl<'c> Waits<'c> {
         let steps = path
             .iter()
             .zip(next)
-            .map(|(from, to)| self.step(*from, *to, edges, only_here));
+            .map(|(from, to)| self.step(case, *from, *to, edges, only_here));
         let evidence: Vec<_> = steps.take(8).collect();
         let first_of = |rank: usize| path.iter().find(|at| self.nodes[**at].rank == rank);
         let name_of = |rank: usize| {
             let at = first_of(rank)?;
-            let name = self.communicators[self.nodes[*at].communicator].name;
-            Some(name.to_owned())
+            Some(&self.communicators[self.nodes[*at].communicator])
         };
         let all_collective = path.iter().all(|at| self.nodes[*at].call.place.is_some());
         if let (&[a, b], 2, true) = (&ranks[..], used.len(), all_collective) {
-            return Some(inverse(a, b, [name_of(a)?, name_of(b)?], evidence));
+            return Some(inverse(case, [a, b], [name_of(a)?, name_of(b)?], evidence));
         }
         let mut way: Vec<_> = ranks.iter().map(ToString::to_string).collect();
         way.push(a.to_string());
@@ -331,7 +333,7 @@ impl<'c> Waits<'c> {
             text: format!(
                 "waits in a circle ({}): each of {} waits for the next one's call before it makes its own{complaint}",
                 way.join(" → "),
-                who(&sorted),
+                case.roster.who(&sorted),
             ),
             operation: (!only_here).then(String::new),
             evidence,
@@ -344,35 +346,44 @@ impl<'c> Waits<'c> {
     }
 
     /// One step of a circle, in words.
-    fn step(&self, from: usize, to: usize, edges: &[Vec<(usize, Why)>], only_here: bool) -> String {
+    fn step(
+        &self,
+        case: &Case<'_>,
+        from: usize,
+        to: usize,
+        edges: &[Vec<(usize, Why)>],
+        only_here: bool,
+    ) -> String {
         let (from_node, to_node) = (&self.nodes[from], &self.nodes[to]);
         let name = |node: &Node<'_>| match only_here {
             true => node.call.name(),
             false => format!(
-                "{} on {:?}",
+                "{} on {}",
                 node.call.name(),
-                self.communicators[node.communicator].name
+                self.communicators[node.communicator].named
             ),
         };
         let edge = edges[from].iter().find(|(target, _)| *target == to);
         let why = edge.map_or(Why::Behind, |(_, why)| *why);
-        let (rank, other, call) = (from_node.rank, to_node.rank, name(from_node));
+        let who = |node: &Node<'_>| case.roster.who(&[node.rank]);
+        let (rank, other, call) = (who(from_node), who(to_node), name(from_node));
         match why {
-            Why::Behind => format!("on rank {rank}, {call} is behind {}", name(to_node)),
+            Why::Behind => format!("on {rank}, {call} is behind {}", name(to_node)),
             Why::Collective => {
                 format!(
-                    "rank {rank} waits in {call} for rank {other}, which is in {}",
+                    "{rank} waits in {call} for {other}, which is in {}",
                     name(to_node)
                 )
             }
-            Why::Sends => format!("rank {rank} sends to rank {other} in {call}"),
-            Why::Receives => format!("rank {rank} receives from rank {other} in {call}"),
+            Why::Sends => format!("{rank} sends to {other} in {call}"),
+            Why::Receives => format!("{rank} receives from {other} in {call}"),
         }
     }
 }
 
 fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
-    let mut all: BTreeMap<(&str, &str), BTreeMap<usize, There<'_>>> = BTreeMap::new();
+    type Known<'c> = (&'c Roster, BTreeMap<usize, There<'c>>);
+    let mut all: BTreeMap<(&str, &str), Known<'c>> = BTreeMap::new();
     for (&rank, report) in case.reports {
         let here = There {
             rank,
@@ -382,7 +393,8 @@ fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
             ledgers: report.exists.then_some([&report.sent, &report.received]),
         };
         all.entry((case.name, case.key))
-            .or_default()
+            .or_insert_with(|| (case.roster, BTreeMap::new()))
+            .1
             .insert(rank, here);
         for other in &report.elsewhere {
             let there = There {
@@ -393,12 +405,18 @@ fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
                 ledgers: Some([&other.sent, &other.received]),
             };
             all.entry((&other.name, &other.key))
-                .or_default()
+                .or_insert_with(|| (&other.roster, BTreeMap::new()))
+                .1
                 .insert(rank, there);
         }
     }
     all.into_iter()
-        .map(|((name, key), ranks)| Communicator { name, key, ranks })
+        .map(|((name, key), (roster, ranks))| Communicator {
+            name,
+            named: roster.named(name),
+            key,
+            ranks,
+        })
         .collect()
 }
 
@@ -461,20 +479,26 @@ fn around(
 }
 
 /// `first` are the communicators that the two ranks wait on: what they called before the other one.
-fn inverse(a: usize, b: usize, first: [String; 2], evidence: Vec<String>) -> Finding {
-    let [of_a, of_b] = &first;
+fn inverse(
+    case: &Case<'_>,
+    [a, b]: [usize; 2],
+    first: [&Communicator<'_>; 2],
+    evidence: Vec<String>,
+) -> Finding {
+    let [of_a, of_b] = first.map(|communicator| &communicator.named);
+    let [who_a, who_b] = [a, b].map(|rank| case.roster.who(&[rank]));
     Finding {
         rank: a.min(b),
         role: FaultRole::Initiating,
         text: format!(
-            "and rank {b} called two communicators in different orders: rank {a} {of_a:?} before {of_b:?}, rank {b} \
-             {of_b:?} before {of_a:?}",
+            "and {who_b} called two communicators in different orders: {who_a} {of_a} before {of_b}, {who_b} {of_b} \
+             before {of_a}",
         ),
         // Both communicators stand still, and their operations are not the same.
         operation: Some(String::new()),
         root: RootCause::InverseOrder {
             ranks: [a, b],
-            communicators: first,
+            communicators: first.map(|communicator| communicator.name.to_owned()),
         },
         evidence,
         hint: String::from(

@@ -1,7 +1,7 @@
 //! What was at the root of a failure, as far as the rank that met it can tell: from an error of its own, from what
 //! NCCL said, and from how another rank's process or host ended.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
@@ -10,7 +10,8 @@ use crate::debug_log::{self, Class, FirstWarning};
 use crate::error::{Error, ErrorKind, NcclFailure};
 use crate::preflight;
 use crate::rendezvous::{HEARTBEAT, ONE_WAY};
-use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting, who};
+use crate::supervision::Roster;
+use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
 use crate::threads;
 
 /// A fault before it is known whose it is.
@@ -24,6 +25,8 @@ pub(crate) struct Cause {
     pub(in crate::supervision) evidence: Vec<String>,
     pub(in crate::supervision) also: Vec<Waiting>,
     pub(in crate::supervision) hint: String,
+    /// The limit that passed, if one did.
+    pub(in crate::supervision) limit: Option<Duration>,
     /// When the operation was called that it is about, on this rank.
     pub(in crate::supervision) began: Option<Instant>,
 }
@@ -51,6 +54,7 @@ impl Cause {
             evidence: Vec::new(),
             also: Vec::new(),
             hint: String::new(),
+            limit: None,
             began: None,
         }
     }
@@ -71,6 +75,14 @@ impl Cause {
     /// The rank's program wants it so.
     pub(crate) fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
+    }
+
+    /// The programs of all ranks want it so.
+    pub(in crate::supervision) fn asked_of_all(reason: &str) -> Self {
+        Self {
+            role: FaultRole::Cascade,
+            ..Self::asked(reason)
+        }
     }
 
     /// The rank's program wants it to stop.
@@ -138,9 +150,14 @@ impl Cause {
     }
 
     /// Its host does not answer any more: those ranks of the communicator live there.
-    pub(in crate::supervision) fn host_lost(host: &str, ranks: Vec<usize>, how: &str) -> Self {
+    pub(in crate::supervision) fn host_lost(
+        host: &str,
+        ranks: Vec<usize>,
+        roster: &Roster,
+        how: &str,
+    ) -> Self {
         let (how, heartbeat) = without_heartbeat(how);
-        let lost = who(&ranks);
+        let lost = roster.who(&ranks);
         let root = RootCause::HostLost {
             host: host.to_owned(),
             ranks,
@@ -190,12 +207,18 @@ impl Cause {
         }
     }
 
-    pub(crate) fn cut_off(why: &str, from: &[usize]) -> Self {
+    /// It cannot reach the ranks `from` any more; `why` calls them by their numbers in the world.
+    pub(crate) fn cut_off(why: &str, from: &[usize], roster: &Roster) -> Self {
         let root = RootCause::Partition {
             from: from.to_vec(),
         };
+        let here = roster.world_ranks().map(|_| {
+            let who = roster.who(from);
+            format!("of this communicator, {who} cannot be reached from here")
+        });
         Self {
             role: FaultRole::Unknown,
+            evidence: here.into_iter().collect(),
             hint: String::from(
                 "look at the network between this host and theirs; where more than half of the ranks can \
                  reach each other, those have gone on without this side",
@@ -302,6 +325,8 @@ impl From<&Error> for Cause {
             .map(|operation| operation.what().to_string())
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
+            // The end of another communicator, whatever that was for.
+            _ if error.is_told() => (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked),
             // A call that should have come back, whatever the others do.
             ErrorKind::TimedOut { what, .. } if is_stuck(what) => {
                 let operation = what.trim_end_matches(',').to_owned();
@@ -358,6 +383,10 @@ impl From<&Error> for Cause {
         let mut cause = Self {
             role,
             operation,
+            limit: match *error.kind() {
+                ErrorKind::TimedOut { limit, .. } | ErrorKind::Queued { limit, .. } => Some(limit),
+                _ => None,
+            },
             hint: error.hint().unwrap_or_default().to_owned(),
             began: error
                 .operation()
@@ -365,9 +394,10 @@ impl From<&Error> for Cause {
             ..Self::new(
                 class,
                 root,
-                match error.kind() {
-                    ErrorKind::Aborted { reason } => reason.clone(),
-                    kind => kind.to_string(),
+                match (error.kind(), error.fault()) {
+                    (_, Some(fault)) if error.is_told() => fault.to_string(),
+                    (ErrorKind::Aborted { reason }, _) => reason.clone(),
+                    (kind, _) => kind.to_string(),
                 },
             )
         };

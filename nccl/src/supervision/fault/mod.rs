@@ -13,24 +13,28 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::diagnosis::Cause;
 use super::cause::{FaultRole, RootCause, Waiting};
+use super::roster::Roster;
+use crate::error::ErrorKind;
 
 /// Why a communicator was ended, the same on all of its ranks.
 ///
-/// [`rank`](Self::rank), [`host`](Self::host) and [`pid`](Self::pid) are where it began, [`root`](Self::root) is
-/// what it was, in values, and [`cause`](Self::cause) the same in words. How it is found is in
-/// `docs/root-cause.md`.
+/// [`culprit`](Self::culprit) is the rank that it began with, where that was found; [`host`](Self::host) and
+/// [`pid`](Self::pid) are its host and its process. [`root`](Self::root) is what it was, in values, and
+/// [`cause`](Self::cause) the same in words. How it is found is in `docs/root-cause.md`.
 ///
 /// Two are equal when they are of the same cause, whatever else has become known beside it
 /// ([`also`](Self::also)).
 ///
 /// ```
 /// # fn show(error: nccl::Error) {
-/// if let Some(fault) = error.fault() {
-///     eprintln!("look at rank {} ({}, pid {})", fault.rank(), fault.host(), fault.pid());
+/// if let Some((fault, rank)) = error.fault().and_then(|fault| Some((fault, fault.culprit()?))) {
+///     eprintln!("look at rank {rank} ({}, pid {})", fault.host(), fault.pid());
 /// }
 /// # }
 /// ```
@@ -39,7 +43,10 @@ pub struct Fault {
     class: FaultClass,
     role: FaultRole,
     communicator: String,
-    rank: usize,
+    #[serde(flatten)]
+    roster: Roster,
+    #[serde(flatten)]
+    origin: Origin,
     host: String,
     pid: u32,
     epoch: u64,
@@ -53,9 +60,31 @@ pub struct Fault {
     also: Vec<Waiting>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     hint: String,
+    /// The limit that passed, of the rank that ran out of time first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    limit: Option<Duration>,
     /// Tells apart what reads the same, with the rank that told of it first.
     number: u64,
     teller: usize,
+}
+
+/// The rank of the communicator that a fault names, and what it has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Origin {
+    /// It began with this one.
+    Culprit(usize),
+    /// What it began with is not known; this one told of it first.
+    ReportedBy(usize),
+}
+
+impl Origin {
+    fn new(rank: usize, role: FaultRole) -> Self {
+        match role {
+            FaultRole::Initiating => Self::Culprit(rank),
+            FaultRole::Cascade | FaultRole::Teardown | FaultRole::Unknown => Self::ReportedBy(rank),
+        }
+    }
 }
 
 impl PartialEq for Fault {
@@ -64,7 +93,7 @@ impl PartialEq for Fault {
             (
                 fault.class,
                 fault.role,
-                fault.rank,
+                fault.origin,
                 fault.pid,
                 fault.epoch,
                 fault.number,
@@ -137,6 +166,7 @@ impl FaultClass {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'p> {
     pub(super) communicator: &'p str,
+    pub(super) roster: &'p Roster,
     /// In the communicator.
     pub(super) rank: usize,
     pub(super) host: &'p str,
@@ -152,7 +182,8 @@ impl Fault {
             class: cause.class,
             role: cause.role,
             communicator: place.communicator.to_owned(),
-            rank: place.rank,
+            roster: place.roster.clone(),
+            origin: Origin::new(place.rank, cause.role),
             host: place.host.to_owned(),
             pid: place.pid,
             epoch: place.epoch,
@@ -162,6 +193,7 @@ impl Fault {
             evidence: cause.evidence,
             also: cause.also,
             hint: cause.hint,
+            limit: cause.limit,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             teller: place.rank,
         }
@@ -176,9 +208,15 @@ impl Fault {
     }
 
     /// A fault of rank `rank` of `communicator`, on this host.
-    pub(crate) fn here(cause: Cause, communicator: &str, rank: usize, epoch: u64) -> Self {
+    pub(crate) fn here(
+        cause: Cause,
+        (communicator, roster): (&str, &Roster),
+        rank: usize,
+        epoch: u64,
+    ) -> Self {
         let place = Place {
             communicator,
+            roster,
             rank,
             host: &crate::host::name(),
             pid: std::process::id(),
@@ -187,8 +225,38 @@ impl Fault {
         Self::new(cause, place)
     }
 
+    /// The kind of error with which the ranks return that saw nothing else.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match (self.class, self.limit) {
+            (FaultClass::TimedOut, Some(limit)) => ErrorKind::TimedOut {
+                what: match self.operation() {
+                    Some(operation) => operation.to_owned(),
+                    None => String::from("an operation of another rank"),
+                },
+                limit,
+            },
+            _ => ErrorKind::Aborted {
+                reason: self.to_string(),
+            },
+        }
+    }
+
+    /// Whether a program wanted it so.
+    pub(crate) fn is_on_purpose(&self) -> bool {
+        matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
+    }
+
+    /// The limit that passed, if one did.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
     pub(crate) fn communicator(&self) -> &str {
         &self.communicator
+    }
+
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.roster
     }
 
     /// The name of the operation, and its number, where they are known.
@@ -212,25 +280,83 @@ impl Fault {
         self.class
     }
 
-    /// The rank that it began with, in the communicator.
+    /// The rank that it began with, in the communicator; `None` where that was not found
+    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]).
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, fault: &nccl::Fault) {
-    /// if fault.rank() == comm.rank() {
-    ///     println!("it began here");
+    /// match fault.culprit() {
+    ///     Some(rank) if rank == comm.rank() => println!("it began here"),
+    ///     Some(rank) => println!("it began with rank {rank}"),
+    ///     None => println!("what it began with was not found: {fault}"),
     /// }
     /// # }
     /// ```
     #[must_use]
-    pub fn rank(&self) -> usize {
-        self.rank
+    pub fn culprit(&self) -> Option<usize> {
+        match self.origin {
+            Origin::Culprit(rank) => Some(rank),
+            Origin::ReportedBy(_) => None,
+        }
     }
 
-    /// That rank's host.
+    /// The rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
+    /// where the cause was not found; `None` where [`culprit`](Self::culprit) is known. Nothing shows that this rank is
+    /// to blame.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
-    /// println!("look on {}", fault.host());
+    /// if let Some(rank) = fault.reported_by() {
+    ///     println!("begin to look with the log of rank {rank}, and of those that it exchanges data with");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reported_by(&self) -> Option<usize> {
+        match self.origin {
+            Origin::Culprit(_) => None,
+            Origin::ReportedBy(rank) => Some(rank),
+        }
+    }
+
+    /// Which rank of the world the [`culprit`](Self::culprit) is: the world of the [`epoch`](Self::epoch) in which the
+    /// communicator was made. `None` where there is no culprit.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let (Some(rank), Some(world_rank)) = (fault.culprit(), fault.world_rank()) {
+    ///     println!("rank {rank} of its communicator, which is rank {world_rank} of the world");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world_rank(&self) -> Option<usize> {
+        self.culprit().map(|rank| self.roster.world_rank(rank))
+    }
+
+    /// Which rank `nccl-run`, torchrun, MPI or Slurm started the [`culprit`](Self::culprit) as, where that is not its
+    /// [`world_rank`](Self::world_rank), as after a recovery; it is the number before the lines of its output. `None`
+    /// where both are the same, no launcher started it, or there is no culprit.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let Some(rank) = fault.launcher_rank().or(fault.world_rank()) {
+    ///     println!("look at the lines that begin with [{rank}]");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self) -> Option<usize> {
+        self.roster.launcher_rank(self.culprit()?)
+    }
+
+    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if fault.culprit().is_some() {
+    ///     println!("look on {}", fault.host());
+    /// }
     /// # }
     /// ```
     #[must_use]
@@ -238,11 +364,13 @@ impl Fault {
         &self.host
     }
 
-    /// That rank's process.
+    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
-    /// println!("look at process {}", fault.pid());
+    /// if fault.culprit().is_some() {
+    ///     println!("look at process {}", fault.pid());
+    /// }
     /// # }
     /// ```
     #[must_use]
@@ -265,7 +393,7 @@ impl Fault {
         self.epoch
     }
 
-    /// The operation of that rank, if it was in one.
+    /// The operation of the rank that it names, if that was in one.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -282,7 +410,7 @@ impl Fault {
     /// ```
     /// # fn example(fault: &nccl::Fault) {
     /// if let nccl::RootCause::CallFailed { nccl: Some(code), .. } = fault.root() {
-    ///     println!("NCCL returned {code} on rank {}", fault.rank());
+    ///     println!("NCCL returned {code} on {}", fault.host());
     /// }
     /// # }
     /// ```
@@ -354,6 +482,13 @@ impl Fault {
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         (!self.hint.is_empty()).then_some(&*self.hint)
+    }
+
+    /// The rank that it names: its host, process and operation are those of this one.
+    pub(super) fn rank(&self) -> usize {
+        match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => rank,
+        }
     }
 
     /// Whether both began with what one rank told.

@@ -3,6 +3,7 @@
 use super::wire::LONGEST;
 use super::{Cause, Fault, FaultClass, Place};
 use crate::error::Error;
+use crate::supervision::Roster;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
 
 fn fault(cause: Cause) -> Fault {
@@ -10,6 +11,7 @@ fn fault(cause: Cause) -> Fault {
         cause,
         Place {
             communicator: "model/tp",
+            roster: &Roster::default(),
             rank: 2,
             host: "node-b",
             pid: 977,
@@ -36,7 +38,7 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
     let asked = fault(Cause::asked("enough"));
     assert_eq!(
         asked.to_string(),
-        "rank 2 (node-b, pid 977) ended it: enough"
+        "rank 2 (node-b, pid 977) asked for it: enough"
     );
     let late = Cause {
         class: FaultClass::TimedOut,
@@ -49,11 +51,56 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
     let late = fault(late);
     assert_eq!(late.operation_and_sequence(), (Some("all_reduce"), Some(3)));
     assert_eq!(gone.operation_and_sequence(), (None, None));
+    assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
+}
+
+#[test]
+fn no_rank_is_the_culprit_of_what_was_not_found() {
+    let told = |class, role| {
+        fault(Cause {
+            operation: String::from("all_reduce #3"),
+            ..Cause::of(class, role, RootCause::Unknown, String::from("it failed"))
+        })
+    };
+    let late = told(FaultClass::TimedOut, FaultRole::Unknown);
+    let seen = "rank 2 (node-b, pid 977) in all_reduce #3: it failed";
+    assert_eq!((late.culprit(), late.reported_by()), (None, Some(2)));
     assert_eq!(
         late.to_string(),
-        "rank 2 (node-b, pid 977) in all_reduce #3: it did not finish within 2s"
+        format!("root cause not found (first to run out of time: {seen})")
     );
-    assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
+    assert_eq!(
+        late.explain(),
+        format!("  root cause: not found (first to run out of time: {seen})")
+    );
+    let json = serde_json::to_value(&late).unwrap();
+    assert_eq!(json.get("culprit"), None);
+    assert_eq!(json["reported_by"], 2);
+    for role in [FaultRole::Cascade, FaultRole::Teardown] {
+        let follows = told(FaultClass::Failed, role);
+        assert_eq!(follows.culprit(), None);
+        assert_eq!(
+            follows.to_string(),
+            format!("root cause not found (first to see what follows from it: {seen})")
+        );
+    }
+    let known = told(FaultClass::TimedOut, FaultRole::Initiating);
+    assert_eq!((known.culprit(), known.reported_by()), (Some(2), None));
+    assert_eq!(serde_json::to_value(&known).unwrap()["culprit"], 2);
+    // What all ranks want is the wish of none of them.
+    let over = told(FaultClass::Asked, FaultRole::Cascade);
+    assert_eq!((over.culprit(), &over.to_string()[..]), (None, "it failed"));
+    // A rank knows of itself that it is cut off, and not that it is to blame.
+    let apart = fault(Cause::cut_off(
+        "cut off from ranks 0-1",
+        &[0, 1],
+        &Roster::default(),
+    ));
+    assert_eq!(apart.culprit(), None);
+    assert_eq!(
+        apart.to_string(),
+        "rank 2 (node-b, pid 977) is cut off from ranks 0-1"
+    );
 }
 
 #[test]
@@ -201,7 +248,7 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
         Cause::died(&format!(
             "its process ended: killed by SIGKILL; stderr ended with: oh{heartbeat}"
         )),
-        Cause::host_lost("h2", vec![3], &silent),
+        Cause::host_lost("h2", vec![3], &Roster::default(), &silent),
     ];
     for cause in causes {
         assert!(!cause.text.contains("heartbeat"), "{}", cause.text);

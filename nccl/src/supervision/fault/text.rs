@@ -15,13 +15,18 @@ impl Fault {
     /// ```
     #[must_use]
     pub fn explain(&self) -> String {
-        let mut text = format!("  root cause: {self}");
+        let mut text = format!("  root cause: {self:#}");
+        if let Some(legend) = self.roster.legend(&self.communicator) {
+            text.push_str("\n  ranks:      ");
+            text.push_str(&legend);
+        }
         if !self.evidence.is_empty() {
             text.push_str("\n  evidence:   ");
             text.push_str(&self.evidence.join("; "));
         }
         if !self.also.is_empty() {
-            let also: Vec<_> = self.also.iter().map(ToString::to_string).collect();
+            let also = self.also.iter();
+            let also: Vec<_> = also.map(|one| one.told_of(&self.roster)).collect();
             text.push_str("\n  also:       ");
             text.push_str(&also.join("; "));
         }
@@ -33,9 +38,29 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} ({}, pid {}", self.rank, self.host, self.pid)?;
+impl Fault {
+    /// What is said before a rank that is only the first that told. One that is cut off knows that of itself.
+    fn is_first(&self) -> Option<&'static str> {
+        match (self.culprit(), self.class) {
+            (Some(_), _) | (None, FaultClass::CutOff | FaultClass::Asked) => None,
+            (None, FaultClass::TimedOut) => Some("first to run out of time"),
+            (None, _) => Some("first to see what follows from it"),
+        }
+    }
+
+    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, roster) = (self.rank(), &self.roster);
+        write!(f, "rank {rank}")?;
+        if roster.world_ranks().is_some() {
+            write!(f, " of {:?}", self.communicator)?;
+        }
+        write!(
+            f,
+            " ({}{}, pid {}",
+            roster.others(rank),
+            self.host,
+            self.pid
+        )?;
         if self.epoch > 0 {
             write!(f, ", epoch {}", self.epoch)?;
         }
@@ -45,11 +70,28 @@ impl fmt::Display for Fault {
             FaultClass::Revoked => write!(f, " revoked it: {}", self.cause),
             FaultClass::CutOff => write!(f, " is {}", self.cause),
             FaultClass::Asked if self.operation.is_empty() => {
-                write!(f, " ended it: {}", self.cause)
+                write!(f, " asked for it: {}", self.cause)
             }
             _ if self.root.is_told_of_a_rank() => write!(f, " {}", self.cause),
             _ if self.operation.is_empty() => write!(f, ": {}", self.cause),
             _ => write!(f, " in {}: {}", self.operation, self.cause),
         }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.is_first() else {
+            return match (self.class, self.culprit()) {
+                // What all ranks do is asked for by none of them alone.
+                (FaultClass::Asked, None) => f.write_str(&self.cause),
+                _ => self.say(f),
+            };
+        };
+        // The alternate form stands behind a heading of its own.
+        let heading = if f.alternate() { "" } else { "root cause " };
+        write!(f, "{heading}not found ({first}: ")?;
+        self.say(f)?;
+        f.write_str(")")
     }
 }

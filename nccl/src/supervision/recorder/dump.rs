@@ -5,7 +5,7 @@
 //! The exit of the process waits for it as it does for aborts.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::home::Home;
 use super::snapshot::{Snapshot, of_place, snapshot};
-use crate::reaper;
+use crate::{reaper, whole_file};
 
 /// Names the directory for all worlds of a process.
 pub(crate) const VARIABLE: &str = "NCCL_RUN_RECORD_DIR";
@@ -104,16 +104,9 @@ fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<Path
     std::fs::create_dir_all(directory)?;
     let name = format!("rank-{rank}.pid-{}", recording.pid);
     let path = reserve(directory, &name)?;
-    let part = path.with_extension("json.part");
-    let fill = || {
-        let mut file = File::create(&part)?;
-        file.write_all(recording.to_json().as_bytes())?;
-        file.write_all(b"\n")?;
-        // Only what was reserved here is replaced.
-        std::fs::rename(&part, &path)
-    };
-    fill().inspect_err(|_| {
-        let _ = std::fs::remove_file(&part);
+    let content = recording.to_json() + "\n";
+    // Only what was reserved here is replaced.
+    whole_file::write(&path, content.as_bytes()).inspect_err(|_| {
         let _ = std::fs::remove_file(&path);
     })?;
     Ok(path)
@@ -138,6 +131,8 @@ fn reserve(directory: &Path, name: &str) -> io::Result<PathBuf> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -164,14 +159,20 @@ mod tests {
         let file = directory.path().join("file");
         File::create(&file).unwrap();
         assert!(write(&file, 0, &snapshot()).is_err());
-        let name = format!("rank-0.pid-{}.json.part", std::process::id());
-        std::fs::create_dir(directory.path().join(name)).unwrap();
-        assert!(write(directory.path(), 0, &snapshot()).is_err());
-        let json = std::fs::read_dir(directory.path()).unwrap();
-        let json = json.filter(|entry| {
-            let name = entry.as_ref().unwrap().file_name();
-            name.to_string_lossy().ends_with(".json")
-        });
-        assert_eq!(json.count(), 0);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_of_others_under_foreseeable_names_are_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let precious = directory.path().join("precious");
+        std::fs::write(&precious, "mine").unwrap();
+        let name = format!("rank-0.pid-{}.json", std::process::id());
+        for taken in [format!("{name}.part"), name] {
+            symlink(&precious, directory.path().join(taken)).unwrap();
+        }
+        let path = write(directory.path(), 0, &snapshot()).unwrap();
+        assert!(path.symlink_metadata().unwrap().is_file());
+        assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
     }
 }

@@ -81,6 +81,11 @@ impl<S: Slot> Lane<S> {
         self.written.store(until, Ordering::Release);
     }
 
+    /// How many records were written so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
     /// Record `number`, unless it was overwritten or is not there yet.
     pub(crate) fn get(&self, number: u64) -> Option<S::Record> {
         if number >= self.written.load(Ordering::Acquire) {

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::{json, track};
+use crate::forked;
 
 /// Notes that are kept.
 const KEPT: usize = 256;
@@ -59,6 +60,10 @@ pub(crate) fn phase(name: &str) {
 }
 
 fn keep(text: &str, is_phase: bool) {
+    // The lock may have been held at the fork.
+    if forked::is_child() {
+        return;
+    }
     let since = track::now();
     let note = Note {
         since,
@@ -84,5 +89,8 @@ pub(super) fn cut(text: &str, longest: usize) -> &str {
 
 /// The notes, oldest first.
 pub(super) fn all() -> Vec<Note> {
-    kept().iter().cloned().collect()
+    match forked::is_child() {
+        false => kept().iter().cloned().collect(),
+        true => Vec::new(),
+    }
 }

@@ -61,6 +61,11 @@ impl Usual {
         self.stream.store(stream, Ordering::Relaxed);
     }
 
+    /// The next call is unusual, whatever its stream.
+    pub(crate) fn expire(&self) {
+        self.until.store(0, Ordering::Relaxed);
+    }
+
     /// Takes it off the list, if it is the one.
     pub(crate) fn unlist(&self, stream: usize) {
         let _ = self

@@ -35,8 +35,14 @@ pub(super) const LINGER: Duration = Duration::from_millis(60);
 /// Marks of issuing threads, of one stream, are at least so far apart.
 const SPACING: Duration = Duration::from_millis(10);
 
+/// When no call has come for so long, a mark is put behind the last one, and the next one is marked again.
+const QUIET: Duration = Duration::from_millis(1);
+
 /// How many marks wait for the next look, at most.
 const INCOMING: usize = 64;
+
+/// So many marks that are not reached make issuing threads put half as many.
+const CROWD: u32 = 16;
 
 /// How soon the first look comes.
 const FIRST: Duration = Duration::from_millis(1);
@@ -60,11 +66,71 @@ pub(super) struct Entry {
     pub(super) facts: Facts,
     /// The call that is late first of those that came here since the last look.
     pub(super) unseen: Option<Standing>,
+    /// After a call that its thread has marked: when no more came for a moment, there are calls without a mark.
+    pub(super) lull: Option<Lull>,
     /// When to look again, and how far apart looks are.
     pub(super) next: Instant,
     pub(super) interval: Duration,
     /// In which call a thread that looked at it is stuck, and since when.
     pub(super) stuck: Option<(&'static str, Instant)>,
+}
+
+/// What is awaited from a call that its thread has marked until no more calls come.
+pub(super) struct Lull {
+    /// When to look whether that is so.
+    pub(super) at: Instant,
+    /// Longer while calls keep coming.
+    pause: Duration,
+    /// How many calls there were with the one that was marked.
+    marked: u64,
+}
+
+impl Lull {
+    /// `before` is that of the call that was marked before, if calls have come since.
+    fn behind(track: &Track, before: Option<Self>) -> Self {
+        let pause = before.map_or(QUIET, |lull| lull.pause);
+        Self {
+            at: Instant::now() + pause,
+            pause,
+            marked: track.written(),
+        }
+    }
+
+    /// Whether there are calls without a mark, once no more come.
+    fn begins(&mut self, track: &Track) -> Option<bool> {
+        let longest = match track.last_call() {
+            Some((_, true)) => period(None),
+            Some((began, false)) if origin().monotonic.elapsed() >= began + QUIET => {
+                return Some(track.written() != self.marked);
+            }
+            _ => SPACING,
+        };
+        self.pause = (self.pause * 2).min(longest);
+        self.at = Instant::now() + self.pause;
+        None
+    }
+}
+
+impl Entry {
+    /// Looks whether calls have ceased to come. Then the next one is marked, and those without a mark get one at once.
+    pub(super) fn listen(&mut self) {
+        let Some(lull) = &mut self.lull else { return };
+        let Some(is_uncovered) = lull.begins(&self.track) else {
+            return;
+        };
+        self.lull = None;
+        for watched in &mut self.streams {
+            if watched.backlog < CROWD {
+                watched.due = Duration::ZERO;
+            }
+        }
+        if self.streams.iter().any(|watched| watched.due.is_zero()) {
+            self.track.usual.expire();
+        }
+        if is_uncovered {
+            self.next = Instant::now();
+        }
+    }
 }
 
 /// One of its streams. It is kept alive while calls on it are not done.
@@ -211,6 +277,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
             streams: Vec::new(),
             facts: Facts::default(),
             unseen: None,
+            lull: None,
             next: Instant::now() + FIRST.min(period),
             interval: FIRST.min(period),
             stuck: None,
@@ -246,6 +313,12 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         });
         entry.streams.len() - 1
     });
+    // Not only while it is watched: its end is asked for when the communicator is aborted.
+    let mut in_use = lock(&inner.in_use);
+    if !in_use.iter().any(|stream| same_stream(stream, on)) {
+        in_use.push(Arc::clone(on));
+    }
+    drop(in_use);
     let watched = &mut entry.streams[watched];
     watched.idle_since = None;
     // Another thread's launch may have been recorded before, and come here later.
@@ -254,13 +327,20 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     let dropped = std::mem::replace(&mut watched.again, again);
     let is_due = now >= watched.due;
     if is_due {
-        let apart = SPACING.min(period) * (1 << (watched.backlog / 16).min(6));
+        let apart = SPACING.min(period) * (1 << (watched.backlog / CROWD).min(6));
         watched.due = now + apart;
     }
+    // So that there are events for the next marks.
+    let is_full = watched.incoming.len() >= EVENTS[0] / 2;
     let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
     usual.list(Arc::as_ptr(on).addr(), due, limit);
-    entry.next = entry.next.min(Instant::now() + period);
-    let next = entry.next;
+    let soon = if is_full { Duration::ZERO } else { period };
+    entry.next = entry.next.min(Instant::now() + soon);
+    if is_due {
+        entry.lull = Some(Lull::behind(track, entry.lull.take()));
+    }
+    let lull = entry.lull.as_ref().map_or(entry.next, |lull| lull.at);
+    let next = entry.next.min(lull);
     state.threads.wake(next, was_empty);
     drop(state);
     // This may be the last who has it.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
-use crate::communicator::{self, Inner, Visit, lock};
+use crate::communicator::{self, Inner, Visit, lock, same_stream};
 use crate::error::Error;
 use crate::reaper;
 use crate::supervision::recorder::{limit_of_word, origin};
+use crate::threads;
 
 /// How often the second thread looks whether the first one is stuck, while anything is pending; and how often
 /// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
@@ -66,20 +67,15 @@ impl Running {
 pub(super) fn start(running: &mut Running) -> io::Result<()> {
     if !running.looks {
         let generation = running.generation;
-        spawn("nccl-watchdog", move || watch(generation))?;
+        threads::spawn("nccl-watchdog", move || watch(generation))?;
         running.looks = true;
         reaper::register_exit();
     }
     if !running.keeps_time {
-        spawn("nccl-clock", keep_time)?;
+        threads::spawn("nccl-clock", keep_time)?;
         running.keeps_time = true;
     }
     Ok(())
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    thread.spawn(run).map(drop)
 }
 
 fn wait<'s>(
@@ -98,7 +94,6 @@ fn wait<'s>(
 
 /// The thread that looks.
 fn watch(generation: u64) {
-    reaper::relax_capture_mode();
     let mut eyes: HashMap<u64, Eye> = HashMap::new();
     let mut state = lock(&STATE);
     while state.threads.generation == generation {
@@ -107,16 +102,24 @@ fn watch(generation: u64) {
             state = look_for_others(state);
             continue;
         }
+        let now = Instant::now();
+        let lulls = state.entries.iter_mut();
+        let lulls = lulls.filter(|entry| entry.lull.as_ref().is_some_and(|lull| lull.at <= now));
+        lulls.for_each(Entry::listen);
+        let lulls = state.entries.iter().filter_map(|entry| entry.lull.as_ref());
+        let lull = lulls.map(|lull| lull.at).min();
         let next = state.entries.iter().filter(|entry| entry.stuck.is_none());
         let next = next.min_by_key(|entry| entry.next);
-        let wakes = next.map(|entry| entry.next).into_iter().chain(asked).min();
+        let looks = next.map(|entry| entry.next);
+        let wakes = looks.into_iter().chain(asked).chain(lull).min();
         let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
         if pause.is_none_or(|pause| !pause.is_zero()) {
             state.threads.planned = wakes;
             state = wait(&LOOK, state, pause);
             continue;
         }
-        let Some(number) = next.map(|entry| entry.track.number) else {
+        let due = next.filter(|entry| entry.next <= now);
+        let Some(number) = due.map(|entry| entry.track.number) else {
             continue;
         };
         let Some(mut task) = state.begin(number) else {
@@ -249,6 +252,9 @@ impl State {
             match watched.idle_since {
                 _ if !is_idle => watched.idle_since = None,
                 Some(since) if begun.saturating_duration_since(since) >= LINGER => {
+                    if let Some(inner) = Visit::of(&entry.inner) {
+                        lock(&inner.in_use).retain(|stream| !same_stream(stream, &watched.stream));
+                    }
                     dropped.push(entry.streams.swap_remove(at));
                 }
                 Some(_) => {}
@@ -331,10 +337,12 @@ fn keep_time() {
 /// Another thread looks at everything but the communicator at which the last one is stuck.
 fn replace(state: &mut State, number: u64, since: Instant) {
     let call = look::call();
+    let identity = state.entry(number).map(|entry| &entry.track.identity);
     tracing::error!(
         name: "nccl.watchdog.stuck",
         target: "nccl",
-        comm = state.entry(number).map(|entry| entry.track.identity.name.to_string()),
+        comm = identity.map(|of| &*of.name),
+        world_ranks = identity.and_then(|of| of.roster.world_ranks()),
         call,
         since = ?since.elapsed(),
         "a call of the watchdog does not come back; another thread goes on"

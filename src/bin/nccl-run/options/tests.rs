@@ -19,6 +19,10 @@ fn everything_behind_the_program_is_its_own() {
         "-n 4 -- prog -n 2 --help",
         "-n4 prog -n 2 --help",
         "--ranks=4 -- prog -n 2 --help",
+        "-np 4 prog -n 2 --help",
+        "-n=4 prog -n 2 --help",
+        "--np 4 -- prog -n 2 --help",
+        "--np=4 prog -n 2 --help",
     ] {
         let options = options(line);
         assert_eq!((options.ranks, options.program), (4, "prog".into()));
@@ -72,6 +76,10 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
         ("-n 4", &["which program", "--help"]),
         ("prog", &["how many ranks", "-n"]),
         ("-n 0 prog", &["-n 0", "1 is the least"]),
+        ("-npx prog", &["-npx is not an option", "-np N"]),
+        ("-np4 prog", &["-np4 is not an option", "-np N"]),
+        ("-np four prog", &["-np four", "not a number"]),
+        ("-np", &["-n needs a value"]),
         ("-n four prog", &["-n four", "not a number"]),
         ("-n", &["-n needs a value"]),
         ("--frobnicate prog", &["--frobnicate", "--help"]),
@@ -81,6 +89,10 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
             &["--restart some", "all", "failed"],
         ),
         ("-n 1 --restart failed prog", &["--restarts N"]),
+        (
+            "-n 1 --keep-others --restarts 2 prog",
+            &["exclude", "--restart failed"],
+        ),
         (
             "-n 1 --rendezvous tcp:a:1,tcp:b prog",
             &["--rendezvous tcp:b", "tcp:HOST:PORT"],
@@ -115,6 +127,25 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
         Vec::new,
     );
     assert!(two_secrets.unwrap_err().contains("leave one"));
+}
+
+#[test]
+fn a_secret_and_the_path_of_its_file_may_be_any_bytes() {
+    let bytes = b"\xff\xfe\x80binary".to_vec();
+    let with = |set: &str| {
+        let read = parse(
+            ["-n", "1", "prog"].map(OsString::from),
+            |name| (name == set).then(|| OsString::from_vec(bytes.clone())),
+            Vec::new,
+        );
+        match read {
+            Ok(Asked::Run(options)) => *options,
+            other => panic!("{set}: {other:?}"),
+        }
+    };
+    assert_eq!(with("NCCL_RUN_SECRET").secret.as_ref(), Some(&bytes));
+    let path = PathBuf::from(OsString::from_vec(bytes.clone()));
+    assert_eq!(with("NCCL_RUN_SECRET_FILE").secret_file, Some(path));
 }
 
 #[test]

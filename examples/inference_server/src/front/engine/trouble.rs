@@ -41,10 +41,11 @@ impl Engine {
 
     /// What the ranks found out, as one of them tells it.
     pub(super) fn told(&mut self, fault: &Fault) {
+        let pid = fault.culprit().map(|_| fault.pid());
         let trouble = Trouble {
             cause: fault.cause().to_owned(),
-            rank: self.crew.place_of_process(fault.pid()),
-            pid: Some(fault.pid()),
+            rank: pid.and_then(|pid| self.crew.place_of_process(pid)),
+            pid,
             signal: None,
         };
         self.interrupt(trouble.clone());
@@ -52,7 +53,9 @@ impl Engine {
         let known = view.last_fault.as_mut();
         // All ranks tell the same, and the launcher may have told how the process ended.
         let known = known.filter(|known| {
-            known.trouble.pid == Some(fault.pid()) && known.ready_after_seconds.is_none()
+            let is_same =
+                known.trouble.pid == pid && (pid.is_some() || known.trouble.cause == fault.cause());
+            is_same && known.ready_after_seconds.is_none()
         });
         match known {
             Some(known) if known.report.is_none() => {

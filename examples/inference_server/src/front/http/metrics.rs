@@ -8,6 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::Server;
+use crate::front::links::strangers;
 use crate::front::view::{View, process_state};
 
 pub(super) async fn metrics(State(server): State<Arc<Server>>) -> Response {
@@ -111,6 +112,11 @@ fn text(view: &View, slots: usize) -> String {
         "inference_last_recovery_seconds",
         "How long it took the last time.",
         numbers.last_recovery_seconds,
+    );
+    page.counter(
+        "inference_strangers_total",
+        "Connections of other users to the ranks' socket, which were closed.",
+        strangers(),
     );
     if let Some((epoch, ..)) = view.serving {
         page.gauge("inference_epoch", "The epoch that serves.", epoch);

@@ -2,7 +2,7 @@
 
 use super::super::view::View;
 use super::written;
-use crate::communicator::LaunchMode;
+use crate::communicator::{LaunchMode, Wish};
 use crate::preflight::report::Finding;
 use crate::preflight::variables::number;
 
@@ -52,9 +52,14 @@ pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
+/// The mode whose contradictions are those of this rank; what contradicts only `BlockingChild` is a reason for ranks
+/// that were asked for none to use the other one.
 fn mode_of(view: &View<'_>, rank: usize) -> Option<LaunchMode> {
     let code = u8::try_from(view.facts(rank).launch_mode).ok()?;
-    LaunchMode::of_code(code)
+    Some(match Wish::of_code(code)? {
+        Wish::Asked(mode) => mode,
+        Wish::Either | Wish::OnlyNonBlocking => LaunchMode::NonBlocking,
+    })
 }
 
 /// One name for two machines makes NCCL look for memory that they do not share.

@@ -1,6 +1,6 @@
 use super::super::view::View;
 use super::judge;
-use crate::communicator::LaunchMode;
+use crate::communicator::{LaunchMode, Wish};
 use crate::preflight::facts::Facts;
 use crate::preflight::late::Late;
 use crate::preflight::report::{Finding, Report, Severity};
@@ -149,7 +149,7 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
         ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
     ] {
         let mut facts = ranks_on(&["h1"]);
-        facts[0].launch_mode = LaunchMode::KillSwitch.code().into();
+        facts[0].launch_mode = Wish::Asked(LaunchMode::BlockingChild).code().into();
         set(&mut facts, &[0], variable, value);
         let report = judged(&facts);
         assert_eq!(only(&report).severity, Severity::Error, "{report}");

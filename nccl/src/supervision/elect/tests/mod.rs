@@ -103,6 +103,7 @@ fn told(rank: usize, root: RootCause, text: &str) -> Fault {
     };
     let place = Place {
         communicator: "model/tp",
+        roster: &Roster::default(),
         rank,
         host: "node-a",
         pid: 1,
@@ -131,6 +132,7 @@ impl Table {
         let verdict = elect(&Case {
             name: "model/tp",
             key: "tp",
+            roster: &Roster::default(),
             hosts: &self.hosts,
             symptoms: &self.symptoms,
             reports: &self.reports,
@@ -196,6 +198,7 @@ fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> Elsewhere {
     Elsewhere {
         key: String::from("pp"),
         name: String::from("model/pp"),
+        roster: Roster::default(),
         rank,
         entered: Some(entered),
         waiting: waiting.collect(),
@@ -300,6 +303,7 @@ fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
     };
     let place = Place {
         communicator: "model/tp",
+        roster: &Roster::default(),
         rank: 1,
         host: "node-a",
         pid: 2,
@@ -459,6 +463,7 @@ fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_e
         };
         let place = Place {
             communicator: "model/tp",
+            roster: &Roster::default(),
             rank,
             host: "node-a",
             pid: 1,
@@ -500,7 +505,14 @@ fn what_nothing_explains_is_said_to_be_unknown() {
         evidence.contains("none of their processes is gone"),
         "{evidence}"
     );
-    assert!(evidence.contains("in this order: ranks 1, 0"), "{evidence}");
+    assert!(
+        evidence.contains("in this order: rank 1, rank 0"),
+        "{evidence}"
+    );
+    // All ranks have called it: the hint names what that leaves, and not a rank that has not called.
+    let hint = verdict.cause.hint;
+    assert!(hint.contains("a device that hangs, a link"), "{hint}");
+    assert!(!hint.contains("did not call"), "{hint}");
 }
 
 #[test]

@@ -180,6 +180,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
     let other = elect(&Case {
         name: "model/pp",
         key: "pp",
+        roster: &Roster::default(),
         hosts: &table.hosts,
         symptoms: &[told(1, RootCause::Unknown, "another complaint")],
         reports: &reports,

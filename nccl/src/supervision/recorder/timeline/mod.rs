@@ -26,7 +26,7 @@ pub use standing::Standing;
 /// assert!(timeline.to_html().starts_with("<!doctype html>"));
 /// # Ok::<(), nccl::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Timeline {
     /// The name of the job.

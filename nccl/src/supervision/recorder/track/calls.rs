@@ -46,6 +46,18 @@ impl Track {
             .collect()
     }
 
+    /// How many calls were written down so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.issues.written()
+    }
+
+    /// When the last call began, since [`origin`], and whether it is being made; `None` while one is written down.
+    pub(crate) fn last_call(&self) -> Option<(Duration, bool)> {
+        let last = self.issues.last()?;
+        let issuing = Progress::from_word(last.state) == Progress::Issuing;
+        Some((Duration::from_nanos(last.time), issuing))
+    }
+
     /// The numbers of the calls that are kept and were given up before they were on their stream.
     pub(crate) fn given_up(&self) -> Vec<u64> {
         let records = self.issues.read().records;

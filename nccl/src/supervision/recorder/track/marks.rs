@@ -97,6 +97,7 @@ mod tests {
             key: None,
             home: None,
             members: None,
+            roster: Arc::default(),
         };
         Tracked::new(identity, &Arc::new(Phase::new()), &Arc::new(Tally::new(1)))
     }

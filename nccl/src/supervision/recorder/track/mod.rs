@@ -30,6 +30,7 @@ use super::lane::Lane;
 use super::usual::Usual;
 use crate::communicator::Phase;
 use crate::stats::Tally;
+use crate::supervision::Roster;
 
 pub(crate) use self::calls::TrackedCall;
 pub(super) use self::clock::now;
@@ -56,6 +57,8 @@ pub(crate) struct Identity {
     pub(crate) home: Option<Arc<Home>>,
     /// The ranks of that world that are its ranks, in order.
     pub(crate) members: Option<Arc<[usize]>>,
+    /// Which ranks of that world, and of its launcher, they are.
+    pub(crate) roster: Arc<Roster>,
 }
 
 /// The record of one communicator.

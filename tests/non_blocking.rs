@@ -1,6 +1,6 @@
-//! The tests of other files once more, in launch mode `KillSwitch`: what a program sees is the same.
+//! The tests of other files once more, in launch mode `NonBlocking`: what a program sees is the same.
 //!
-//! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=kill-switch`; `tests/launch_modes.rs` has what is
+//! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=non-blocking`; `tests/launch_modes.rs` has what is
 //! special about it.
 
 // Each brings its own copy of the support.

@@ -1,0 +1,218 @@
+//! Limits that the environment sets, for an operator who cannot rebuild the program: to attach a debugger, to wait longer.
+//!
+//! The variables are read once per process. What they say wins over the program, wherever it sets a limit: in a builder, for a
+//! world, for single calls.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::Timeouts;
+use crate::error::{Error, ErrorKind, Result};
+
+/// For operations; `off` is for everything that waits for other ranks.
+const OPERATION: &str = "NCCL_RUN_TIMEOUT";
+const QUEUE: &str = "NCCL_RUN_QUEUE_TIMEOUT";
+const INIT: &str = "NCCL_RUN_INIT_TIMEOUT";
+const FINALIZE: &str = "NCCL_RUN_FINALIZE_TIMEOUT";
+const ABORT: &str = "NCCL_RUN_ABORT_TIMEOUT";
+const CONFIRM: &str = "NCCL_RUN_CONFIRM_TIMEOUT";
+const WORLD: &str = "NCCL_RUN_WORLD_TIMEOUT";
+
+/// What the environment sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FromOutside {
+    operation: Option<Duration>,
+    queue: Option<Duration>,
+    init: Option<Duration>,
+    finalize: Option<Duration>,
+    abort: Option<Duration>,
+    confirm: Option<Duration>,
+    world: Option<Duration>,
+}
+
+/// A variable with a value that is no limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unreadable {
+    variable: &'static str,
+    value: String,
+}
+
+impl FromOutside {
+    /// What the environment of this process sets; the first call says so in the log.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] with the variable, its value and the forms that there are.
+    pub(crate) fn of_process() -> Result<Self> {
+        static READ: OnceLock<Result<FromOutside, Unreadable>> = OnceLock::new();
+        let read = READ.get_or_init(|| {
+            let mut set = Vec::new();
+            let read = Self::read(|variable| {
+                let value = std::env::var_os(variable)?.to_string_lossy().into_owned();
+                set.push(format!("{variable}={value}"));
+                Some(value)
+            });
+            if read.is_ok() && !set.is_empty() {
+                tracing::info!(name: "nccl.timeouts", target: "nccl", variables = set.join(" "), "the environment sets limits, whatever the program sets");
+            }
+            read
+        });
+        read.clone().map_err(Error::from)
+    }
+
+    fn read(mut get: impl FnMut(&'static str) -> Option<String>) -> Result<Self, Unreadable> {
+        let mut limit = |variable| {
+            get(variable)
+                .map(|value| parse(variable, value))
+                .transpose()
+        };
+        let operation = limit(OPERATION)?;
+        // A rank that a debugger holds is waited for everywhere.
+        let unless_off = operation.filter(|limit| *limit == Duration::MAX);
+        Ok(Self {
+            operation,
+            queue: limit(QUEUE)?.or(unless_off),
+            init: limit(INIT)?.or(unless_off),
+            finalize: limit(FINALIZE)?.or(unless_off),
+            abort: limit(ABORT)?,
+            confirm: limit(CONFIRM)?,
+            world: limit(WORLD)?.or(unless_off),
+        })
+    }
+
+    /// The limits of a communicator for which the program set `program`.
+    pub(crate) fn over(self, program: Timeouts) -> Timeouts {
+        Timeouts {
+            init: self.init.unwrap_or(program.init),
+            operation: self.operation.unwrap_or(program.operation),
+            queue: self.queue.or(program.queue),
+            finalize: self.finalize.unwrap_or(program.finalize),
+            abort: self.abort.unwrap_or(program.abort),
+            confirm: self.confirm.unwrap_or(program.confirm),
+            straggler: program.straggler,
+        }
+    }
+}
+
+/// The limit for operations for which the program set `program`. A variable that cannot be read was an error before.
+pub(super) fn operation(program: Duration) -> Duration {
+    let outside = FromOutside::of_process().unwrap_or_default();
+    outside.operation.unwrap_or(program)
+}
+
+/// The limit for exchanges of a world for which the program set `program`.
+pub(crate) fn world(program: Duration) -> Duration {
+    let outside = FromOutside::of_process().unwrap_or_default();
+    outside.world.unwrap_or(program)
+}
+
+/// A limit: `30`, `1.5s`, `500ms`, `5m`, `2h` or `off`.
+fn parse(variable: &'static str, value: String) -> Result<Duration, Unreadable> {
+    let text = value.trim();
+    if text.eq_ignore_ascii_case("off") {
+        return Ok(Duration::MAX);
+    }
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let in_seconds = match &text[digits.len()..] {
+        "ms" => Some(0.001),
+        "" | "s" => Some(1.0),
+        "m" => Some(60.0),
+        "h" => Some(3600.0),
+        _ => None,
+    };
+    let number = digits.trim_end().parse::<f64>().ok();
+    let limit = in_seconds
+        .zip(number)
+        .and_then(|(unit, number)| Duration::try_from_secs_f64(unit * number).ok());
+    // Of none at all everything would fail; who means no limit says so.
+    limit
+        .filter(|limit| !limit.is_zero())
+        .ok_or(Unreadable { variable, value })
+}
+
+impl From<Unreadable> for Error {
+    fn from(unreadable: Unreadable) -> Self {
+        let Unreadable { variable, value } = unreadable;
+        Self::new(ErrorKind::InvalidConfig {
+            field: variable,
+            reason: format!(
+                "the environment has {value:?}: a limit is a number of seconds (30), a number with ms, s, m or h (500ms, 5m), or \
+                 off for none"
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<FromOutside, Unreadable> {
+        FromOutside::read(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| String::from(*value))
+        })
+    }
+
+    #[test]
+    fn every_form_of_a_limit_is_read() {
+        for (text, limit) in [
+            ("30", Duration::from_secs(30)),
+            ("1.5", Duration::from_millis(1500)),
+            ("500ms", Duration::from_millis(500)),
+            (" 30 s ", Duration::from_secs(30)),
+            ("5m", Duration::from_secs(300)),
+            ("2h", Duration::from_secs(7200)),
+            ("off", Duration::MAX),
+            ("OFF", Duration::MAX),
+        ] {
+            let read = read(&[(OPERATION, text)]).map(|read| read.operation);
+            assert_eq!(read, Ok(Some(limit)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_limit_is_an_error_with_variable_value_and_forms() {
+        for text in [
+            "", "0", "0ms", "-1", "5x", "ms", "nan", "inf", "1e300", "5 5", "ofF!", "é",
+        ] {
+            let error = Error::from(read(&[(INIT, text)]).expect_err(text)).to_string();
+            for part in [INIT, &format!("{text:?}"), "500ms", "off"] {
+                assert!(error.contains(part), "{text:?}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_variable_wins_over_the_program_and_the_others_stay() {
+        let program = Timeouts::new()
+            .operation(Duration::from_secs(1))
+            .init(Duration::from_secs(2))
+            .straggler(Duration::from_secs(3));
+        let over = |variables: &[_]| read(variables).expect("limits").over(program);
+        assert_eq!(over(&[]), program);
+        let seven = Duration::from_secs(7);
+        assert_eq!(over(&[(OPERATION, "7")]), program.operation(seven));
+        assert_eq!(over(&[(QUEUE, "7")]), program.queue(seven));
+        assert_eq!(over(&[(INIT, "7")]), program.init(seven));
+        assert_eq!(over(&[(FINALIZE, "7")]), program.finalize(seven));
+        assert_eq!(over(&[(ABORT, "7")]), program.abort(seven));
+        assert_eq!(over(&[(CONFIRM, "7")]), program.confirm(seven));
+        assert_eq!(
+            read(&[(WORLD, "7")]).map(|read| read.world),
+            Ok(Some(seven))
+        );
+    }
+
+    #[test]
+    fn off_is_off_wherever_ranks_wait_for_each_other_unless_a_variable_of_its_own_says_otherwise() {
+        let off = read(&[(OPERATION, "off"), (FINALIZE, "7")]).expect("limits");
+        let none = Some(Duration::MAX);
+        assert_eq!(
+            (off.operation, off.queue, off.init, off.world),
+            (none, none, none, none)
+        );
+        assert_eq!(off.finalize, Some(Duration::from_secs(7)));
+        // What is ended has to end.
+        assert_eq!((off.abort, off.confirm), (None, None));
+    }
+}

@@ -1,0 +1,215 @@
+//! The end of a process that this crate cannot let go on: NCCL may still use memory that was only lent to it.
+//!
+//! The sites are `communicator/issue.rs` (a call that would give a buffer back too early) and `supervision/inside.rs` (a
+//! thread that does not come out of a call). Each makes a [`FatalReport`]; [`end_the_process`] says it on stderr, runs the
+//! program's hook, and ends the process.
+
+use std::fmt;
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::communicator::{Inner, lock};
+
+/// How long the hook may take.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Why this crate ends the process; given to the hook of [`on_fatal`].
+///
+/// ```
+/// nccl::on_fatal(|report| {
+///     eprintln!("rank {} of {:?}: {:?}", report.rank, report.communicator, report.cause);
+///     nccl::FatalExit::Abort
+/// });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FatalReport {
+    /// The name of the communicator.
+    pub communicator: String,
+    /// This process's rank in it.
+    pub rank: usize,
+    /// Its number of ranks.
+    pub world_size: usize,
+    /// What does not end.
+    pub cause: FatalCause,
+}
+
+/// What does not end, in a [`FatalReport`].
+///
+/// ```
+/// # use std::time::Duration;
+/// let cause = nccl::FatalCause::NotFreed { limit: Duration::from_secs(10) };
+/// assert_ne!(cause, nccl::FatalCause::Panicked);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FatalCause {
+    /// A thread is inside a call of NCCL's or CUDA's, and the end of the communicator did not bring it back.
+    Inside {
+        /// Which call.
+        call: &'static str,
+        /// For how long.
+        since: Duration,
+        /// How long the call was to take.
+        limit: Duration,
+    },
+    /// NCCL did not give an aborted communicator back.
+    NotFreed {
+        /// How long an abort may take.
+        limit: Duration,
+    },
+    /// Work of an aborted operation did not end.
+    NotEnded {
+        /// How long an abort may take.
+        limit: Duration,
+    },
+    /// A capture that the program began on the stream of an operation did not end.
+    Captured {
+        /// How long an abort may take.
+        limit: Duration,
+    },
+    /// A thread panicked while memory was lent to NCCL.
+    Panicked,
+}
+
+/// How the process ends after the hook of [`on_fatal`]. No destructor and no exit handler runs either way: they
+/// could wait for what does not end.
+///
+/// ```
+/// assert_eq!(nccl::FatalExit::default(), nccl::FatalExit::Abort);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FatalExit {
+    /// By SIGABRT, which leaves a core where the system is set up for it.
+    #[default]
+    Abort,
+    /// With this exit code.
+    Code(u8),
+}
+
+type Hook = Box<dyn FnOnce(&FatalReport) -> FatalExit + Send>;
+
+static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
+
+/// Has `hook` run before this crate ends the process, which it does only when NCCL or CUDA do not come back and still
+/// have memory that was lent to them. A later call replaces the hook of an earlier one.
+///
+/// The hook runs at most once, on a thread of its own, and may take 5 s: to write a last line, to tell a supervisor. It
+/// returns how the process ends. When it panics or takes longer, and without a hook, that is SIGABRT. It should
+/// call neither CUDA nor NCCL, which may hang.
+///
+/// ```
+/// use nccl::FatalExit;
+///
+/// nccl::on_fatal(|report| {
+///     eprintln!("fatal: {report}");
+///     FatalExit::Code(75)
+/// });
+/// ```
+pub fn on_fatal(hook: impl FnOnce(&FatalReport) -> FatalExit + Send + 'static) {
+    let before = lock(&HOOK).replace(Box::new(hook));
+    // Outside the lock: it may hold anything.
+    drop(before);
+}
+
+impl FatalReport {
+    pub(crate) fn new(inner: &Inner, cause: FatalCause) -> Self {
+        Self {
+            communicator: inner.name.to_string(),
+            rank: inner.rank,
+            world_size: inner.world_size,
+            cause,
+        }
+    }
+}
+
+impl fmt::Display for FatalReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} of {:?}: {}",
+            self.rank, self.communicator, self.cause
+        )
+    }
+}
+
+impl fmt::Display for FatalCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, limit) = match self {
+            Self::Inside { call, since, limit } => {
+                return write!(
+                    f,
+                    "a thread has been inside {call} for {since:?}, its limit is {limit:?}, and the end of the communicator \
+                     did not bring it back"
+                );
+            }
+            Self::Panicked => {
+                return f.write_str(
+                    "a thread panicked while memory was lent to NCCL, which may still use it",
+                );
+            }
+            Self::NotFreed { limit } => ("NCCL did not give the communicator back", limit),
+            Self::NotEnded { limit } => ("work of an aborted operation did not end", limit),
+            Self::Captured { limit } => {
+                ("a capture on the stream of an operation did not end", limit)
+            }
+        };
+        write!(
+            f,
+            "{what} within {limit:?} and may still use memory that was lent to it"
+        )
+    }
+}
+
+/// Says why, runs the hook, and ends the process.
+#[cold]
+pub(crate) fn end_the_process(report: FatalReport) -> ! {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if BEGUN.swap(true, Ordering::SeqCst) {
+        // Another thread is at it, unless even that does not come to its end.
+        std::thread::sleep(LIMIT * 2);
+        std::process::abort();
+    }
+    say(format!("nccl: {report}; ending the process\n"));
+    match hear(report) {
+        FatalExit::Abort => std::process::abort(),
+        // SAFETY: ends the process at once.
+        FatalExit::Code(code) => unsafe { libc::_exit(code.into()) },
+    }
+}
+
+/// Writes the last word. Standard error may be a pipe that is full, or locked by another thread: it is given up then.
+fn say(text: String) {
+    let (done, written) = mpsc::channel();
+    let write = move || {
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        let _ = done.send(());
+    };
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-last-word"))
+        .spawn(write);
+    if spawned.is_ok() {
+        let _ = written.recv_timeout(LIMIT);
+    }
+}
+
+/// What the hook says; the default without one, and for one that panics or does not come back.
+fn hear(report: FatalReport) -> FatalExit {
+    // A thread of the program may have the lock, and panic hooks may set one.
+    let Some(hook) = HOOK.try_lock().ok().and_then(|mut hook| hook.take()) else {
+        return FatalExit::default();
+    };
+    let (say, said) = mpsc::channel();
+    let run = move || {
+        let _ = say.send(hook(&report));
+    };
+    let spawned = std::thread::Builder::new()
+        .name(String::from("nccl-fatal"))
+        .spawn(run);
+    let said = spawned.ok().and_then(|_| said.recv_timeout(LIMIT).ok());
+    said.unwrap_or_default()
+}

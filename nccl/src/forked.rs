@@ -1,0 +1,123 @@
+//! Processes that are forked from one that uses this crate.
+//!
+//! A forked child has a copy of every value and none of the threads: a lock that another thread held at the fork is held for
+//! ever, sockets and shared memory are the parent's, and CUDA does not work. So in a child nothing is used and nothing is let
+//! go of: calls fail with [`ErrorKind::Forked`], and drops leave everything as it is.
+//!
+//! A handler of `pthread_atfork` sets one word in the child before any code of the program runs there. The alternative, a page
+//! with `MADV_WIPEONFORK`, would also tell of children made with `_Fork` or a bare `clone`, but costs a second load per call and
+//! does not exist in every sandbox; CUDA itself does not tell of those either.
+//!
+//! Where the word is looked at:
+//! - [`check`]: what enters a communicator (`Frame::admit`, `Turn::take`, `Request`), what asks the other ranks (`Line`), and
+//!   functions of the library that are looked up (`Library::function`);
+//! - [`Resident`]: what handles own;
+//! - `reaper::is_closed`: what is let go of later, and the exit of the process.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Set in a child, never reset.
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// The process that used this crate first.
+static MADE_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process was forked from one that used this crate.
+#[inline]
+pub(crate) fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
+}
+
+/// Refuses the use of this crate in a forked child.
+#[inline]
+pub(crate) fn check() -> Result<()> {
+    match is_child() {
+        false => Ok(()),
+        true => Err(error()),
+    }
+}
+
+#[cold]
+fn error() -> Error {
+    Error::new(ErrorKind::Forked {
+        made_by: MADE_BY.load(Ordering::Relaxed),
+    })
+}
+
+/// As [`check`], and has children of this process know that they are: before anything is made.
+pub(crate) fn begin() -> Result<()> {
+    check()?;
+    watch();
+    Ok(())
+}
+
+/// Has children of this process know that they are.
+pub(crate) fn watch() {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    // No `Once`: a child that is forked in the middle of it would wait for it for ever.
+    if is_child() || WATCHED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    MADE_BY.store(std::process::id(), Ordering::Relaxed);
+    // A refusal (no memory) only means that a child does not know what it is.
+    // SAFETY: the handler is a plain function that stores one word, which a child may do at any time.
+    unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+}
+
+extern "C" fn in_the_child() {
+    CHILD.store(true, Ordering::Relaxed);
+}
+
+/// A value of the process that made it; a forked child leaves it as it is when it drops it.
+pub(crate) struct Resident<T>(ManuallyDrop<T>);
+
+impl<T> Resident<T> {
+    #[inline]
+    pub(crate) fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Drop for Resident<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !is_child() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+impl<T> Deref for Resident<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Resident<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T: Clone> Clone for Resident<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Resident<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,53 @@
+//! Files that appear under their name when they are whole: recordings of faults, published addresses.
+
+use std::fs::Permissions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing what is there. In a
+/// directory where other users write, nothing of theirs is followed: the file's first name is random, and created
+/// exclusively.
+pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let mut part = tempfile::Builder::new()
+        .prefix(".nccl-")
+        .suffix(".part")
+        // Less the umask, as any file.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory.unwrap_or(Path::new(".")))?;
+    part.write_all(content)?;
+    part.persist(path)?;
+    Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_way_is_replaced_and_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("precious"), "mine").unwrap();
+        symlink(path("precious"), path("file")).unwrap();
+        write(&path("file"), b"new").unwrap();
+        assert!(path("file").symlink_metadata().unwrap().is_file());
+        assert_eq!(std::fs::read(path("file")).unwrap(), b"new");
+        assert_eq!(std::fs::read(path("precious")).unwrap(), b"mine");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn where_the_name_cannot_be_had_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let taken = directory.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        assert!(write(&taken, b"x").is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,143 @@
+//! When the error of an aborted communicator is handed out: when nothing of NCCL's can touch lent memory any more, which
+//! is before the abort has come back where only kernels used it.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nccl::{CommunicatorState as State, World};
+use nccl_emulator::faults;
+use nccl_tools::testing::name;
+use support::sums::{start, sum};
+use support::{Ranks, apart};
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_millis(200);
+
+/// An emulated abort takes so long, which is longer than the ranks have to confirm that their kernels are over.
+const POLL: &str = "4000";
+
+/// Rank 1 does not come to the second sum; what each rank finds the communicator in with its error.
+fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State> {
+    let (stream, comm) = start(world, LIMIT)?;
+    let registered = (registers == Some(world.rank()))
+        .then(|| comm.register(comm.buffer::<u8>(1 << 20)?))
+        .transpose()?;
+    sum(&comm, &stream)?;
+    world.barrier("connected")?;
+    let (state, error) = if world.rank() == 0 {
+        let error = sum(&comm.within(SOON), &stream).expect_err("nobody else comes");
+        (comm.state(), error)
+    } else {
+        let begun = Instant::now();
+        while comm.fault().is_none() {
+            assert!(begun.elapsed() < LIMIT, "nothing was heard");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = sum(&comm, &stream).expect_err("it has ended");
+        (comm.state(), error)
+    };
+    let error = error.to_string();
+    assert!(!error.contains("did not confirm"), "{error}");
+    world.barrier("both have their error")?;
+    let begun = Instant::now();
+    while comm.state() != State::Aborted {
+        assert!(begun.elapsed() < LIMIT, "it is {}", comm.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(nccl::leaked_communicators(), 0);
+    drop(registered);
+    Ok(state)
+}
+
+#[test]
+fn an_error_is_handed_out_before_the_abort_has_come_back() {
+    if !support::needs_emulator("an abort that takes long on purpose") {
+        return;
+    }
+    Ranks::new(2)
+        .variable("NCCL_EMULATOR_PROXY_POLL_MS", POLL)
+        .processes(|world| -> Outcome {
+            assert_eq!(state_at_the_error(&world, None)?, State::Aborting);
+            Ok(())
+        });
+}
+
+#[test]
+fn where_memory_is_registered_on_one_rank_the_end_of_all_aborts_counts() {
+    if !support::needs_emulator("an abort that takes long on purpose") {
+        return;
+    }
+    for registers in [0, 1] {
+        Ranks::new(2)
+            .variable("NCCL_EMULATOR_PROXY_POLL_MS", POLL)
+            .processes(move |world| -> Outcome {
+                assert_eq!(state_at_the_error(&world, Some(registers))?, State::Aborted);
+                Ok(())
+            });
+    }
+}
+
+#[test]
+fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
+    const RANKS: usize = 2;
+    const BOUND: Duration = Duration::from_millis(1500);
+    const WORDS: usize = 1 << 10;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let stream = support::device(&world).expect("a device");
+        let stream = stream.new_stream().expect("a stream");
+        let comm = world.communicator("writing").stream(&stream).timeout(LIMIT);
+        let comm = comm.confirm_timeout(BOUND).build().expect("both are there");
+        let peer = 1 - world.rank();
+        let x = stream.clone_htod(&[7u32; WORDS]).expect("memory");
+        let mut y = stream.alloc_zeros::<u32>(WORDS).expect("memory");
+        let exchanged = comm.group(|group| {
+            group.isend(&x, peer)?;
+            group.irecv(&mut y, peer)
+        });
+        exchanged
+            .and_then(|both| both.wait())
+            .expect("they exchange");
+        if world.rank() == 1 {
+            // Its message is on the way when the process is stopped, and arrives when it is not any more.
+            faults::at_operation("Send")
+                .delay(Duration::from_secs(1))
+                .keep();
+            let sent = comm.group(|group| group.isend(&x, 0)).expect("issued");
+            println!("writing");
+            sent.wait().expect_err("the other one has given up");
+            return;
+        }
+        println!("ready");
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("a line");
+        let begun = Instant::now();
+        let waiting = comm.within(SOON).group(|group| group.irecv(&mut y, 1));
+        let error = waiting
+            .and_then(|waiting| waiting.wait())
+            .expect_err("it is stopped");
+        assert!(begun.elapsed() >= BOUND, "{:?}", begun.elapsed());
+        println!("error: {}", error.to_string().replace('\n', " "));
+        return;
+    }
+    if !support::needs_processes(RANKS) || !support::needs_emulator("a peer that writes late") {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    ranks[0].says("ready");
+    ranks[1].says("writing");
+    ranks[1].stop();
+    ranks[0].go_on();
+    let error = ranks[0].says("error: ");
+    let pid = ranks[1].pid();
+    assert!(
+        error.contains(&format!("pid {pid}) did not confirm")) && error.contains("may still write"),
+        "{error}"
+    );
+    ranks.remove(0).succeeds(LIMIT);
+    ranks.remove(0).kill();
+}
