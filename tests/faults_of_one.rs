@@ -20,7 +20,8 @@ fn sum(world: &World, name: &str) -> Result<()> {
     let comm = comm.build()?;
     let mut values = stream.clone_htod(&[1.0f32; 8])?;
     let hasty = match name {
-        "struck/tp" => comm.within(SHORT),
+        // Long enough for the operation of rank 1 to begin, and to stall.
+        "struck/tp" => comm.within(SHORT * 10),
         _ => comm.clone(),
     };
     for _ in 0..10 {

@@ -656,6 +656,8 @@ fn a_global_capture_outlives_what_is_done_with_communicators_meanwhile() {
             drop(over);
             Ok(captures.join().expect("no panic")?)
         })?;
+        // A copy to the host would end the capture of the other rank, which is a thread of this process.
+        world.barrier("no capture is left")?;
         assert_eq!(stream.clone_dtoh(&y)?, [11.0; 100]);
         Ok(())
     });

@@ -357,3 +357,34 @@ fn a_process_forks_before_its_first_use_of_this_crate_and_the_child_uses_it() {
     });
     assert_eq!(status.expect("a child"), 0);
 }
+
+/// Memory alone, without a communicator or a world.
+#[test]
+fn a_forked_child_of_a_process_that_has_only_memory_of_nccls_leaves_it_alone() {
+    const TEST: &str = "a_forked_child_of_a_process_that_has_only_memory_of_nccls_leaves_it_alone";
+    if Role::of(TEST) == Role::Test {
+        let status = again(TEST, "parent").status().expect("a process");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    nccl_tools::perf::install(1).expect("an emulator or a GPU");
+    let library = nccl::Library::load().expect("a library");
+    let stream = CudaContext::new(0).and_then(|context| context.new_stream());
+    let stream = stream.expect("a stream");
+    let buffer = Buffer::<f32>::zeroed(&library, &stream, 64).expect("memory");
+    let parent = std::process::id();
+    let mut buffer = Some(buffer);
+    let status = in_a_child(|| {
+        drop(buffer.take());
+        let error = Buffer::<f32>::zeroed(&library, &stream, 64).expect_err("it is a child");
+        assert!(
+            matches!(error.kind(), ErrorKind::Forked { made_by } if *made_by == parent),
+            "{error}"
+        );
+        std::process::exit(0);
+    });
+    assert_eq!(status.expect("a child"), 0);
+    let buffer = buffer.expect("the child took its copy");
+    assert_eq!(buffer.len(), 64);
+    drop(buffer);
+}

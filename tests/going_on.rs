@@ -58,6 +58,8 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
         .env_remove("NCCL_RUN_RANK")
         // NCCL's RAS thread keeps its connections to processes that are gone for a while.
         .env("NCCL_RAS_ENABLE", "0")
+        // Aborts that take half a second would hold more the faster the rounds are.
+        .env("NCCL_EMULATOR_PROXY_POLL_MS", "0")
         .output()
         .expect("the example runs");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -95,8 +97,7 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
         let (early, late) = (least(&held[4..12]), least(&held[13..]));
         assert!(late.0 <= early.0 && late.1 <= early.1, "{held:?}");
     } else {
-        // The first rounds make what a process keeps. An abort takes half a second, in which some seven rounds pass, so that by
-        // then as many are under way as ever are.
+        // The first rounds make what a process keeps.
         let (early, late) = (most(&held[8..13]), most(&held[16..]));
         assert!(late.0 <= early.0 + 4 && late.1 <= early.1 + 3, "{held:?}");
     }
@@ -435,7 +436,8 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
         };
         let pids = all.map(|rank| last(format!("[{rank}] process ")).expect("a process"));
         for pid in pids {
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+            // Unless the death of another one has already ended it.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             std::thread::sleep(Duration::from_millis(gap));
         }
         let begun = Instant::now();

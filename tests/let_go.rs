@@ -104,7 +104,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
         if world.rank() == 1 {
             // Its message is on the way when the process is stopped, and arrives when it is not any more.
             faults::at_operation("Send")
-                .delay(Duration::from_secs(1))
+                .delay(Duration::from_secs(10))
                 .keep();
             let sent = comm.group(|group| group.isend(&x, 0)).expect("issued");
             println!("writing");
@@ -140,4 +140,126 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     );
     ranks.remove(0).succeeds(LIMIT);
     ranks.remove(0).kill();
+}
+
+/// Rank 1 is stopped before it could say anything.
+#[test]
+fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank_says_nothing() {
+    const RANKS: usize = 2;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let stream = support::device(&world).expect("a device");
+        let stream = stream.new_stream().expect("a stream");
+        let comm = world.communicator("lent").stream(&stream).timeout(LIMIT);
+        let comm = comm.confirm_timeout(SOON).build().expect("both are there");
+        let memory = comm.buffer::<u8>(1 << 20).expect("memory");
+        let registered = comm.register(memory).expect("registered");
+        sum(&comm, &stream).expect("both are there");
+        println!("ready");
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("a line");
+        let error = sum(&comm.within(SOON), &stream).expect_err("the other one is stopped");
+        assert_eq!(comm.state(), State::Aborted);
+        println!("error: {}", error.to_string().replace('\n', " "));
+        drop(registered);
+        return;
+    }
+    if !support::needs_processes(RANKS)
+        || !support::needs_emulator("an abort that takes long on purpose")
+    {
+        return;
+    }
+    let slow = ("NCCL_EMULATOR_PROXY_POLL_MS", POLL);
+    let mut ranks = apart::start(&test, "", RANKS, &[slow]);
+    for rank in &mut ranks {
+        rank.says("ready");
+    }
+    ranks[1].stop();
+    ranks[0].go_on();
+    let error = ranks[0].says("error: ");
+    assert!(error.contains("did not confirm"), "{error}");
+    ranks.remove(0).succeeds(LIMIT);
+    ranks.remove(0).kill();
+}
+
+/// It is a rank of the world, and none of the communicator.
+#[test]
+fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let stream = support::device(&world).expect("a device");
+        let stream = stream.new_stream().expect("a stream");
+        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = comm.confirm_timeout(SOON).build().expect("all are there");
+        let color = (world.rank() != 0).then_some(0);
+        let part = comm.split("part", color, 0).expect("all are there");
+        println!("ready");
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("a line");
+        let Some(part) = part else { return };
+        let error = part.abort("a test").map(|()| sum(&part, &stream));
+        let error = error.expect("an end").expect_err("it has ended");
+        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("fault: {:?}", part.fault().map(|fault| fault.to_string()));
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    for rank in &mut ranks {
+        rank.says("ready");
+    }
+    ranks[0].stop();
+    let pid = ranks[0].pid();
+    for rank in &mut ranks[1..] {
+        rank.go_on();
+        let error = rank.says("error: ");
+        let says = format!("pid {pid}) did not confirm");
+        assert!(
+            error.contains(&says) && error.contains("rank 0 ("),
+            "{error}"
+        );
+    }
+    for rank in ranks.drain(1..) {
+        rank.succeeds(LIMIT);
+    }
+    ranks.remove(0).kill();
+}
+
+/// What it drops ends without a fault, long before the others run out of time.
+#[test]
+fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_let_go() {
+    if !support::needs_processes(3) {
+        return;
+    }
+    Ranks::new(3).processes(|world| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = comm.confirm_timeout(5 * SOON).finalize_timeout(SOON);
+        let comm = comm.build()?;
+        let registered = (world.rank() == 0)
+            .then(|| comm.register(comm.buffer::<f32>(100)?))
+            .transpose()?;
+        sum(&comm, &stream)?;
+        world.barrier("connected")?;
+        if world.rank() == 0 {
+            let mut y = stream.clone_htod(&[1f32; 100])?;
+            drop(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?);
+            drop((comm, registered));
+            // Its abort, and the end of a confirmation that nobody else comes to.
+            std::thread::sleep(15 * SOON);
+            world.barrier("dropped")?;
+        } else {
+            world.barrier("dropped")?;
+            let error = sum(&comm.within(SOON), &stream).expect_err("rank 0 does not come");
+            let error = error.to_string();
+            assert!(!error.contains("did not confirm"), "{error}");
+        }
+        world.barrier("over")?;
+        Ok(())
+    });
 }

@@ -24,8 +24,6 @@ fn a_limit_of_the_environment_wins_over_those_of_builders_and_calls() {
             .timeout(LONG)
             .build()?;
         let mut values = stream.alloc_zeros::<f32>(8)?;
-        comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?
-            .wait()?;
         if world.rank() == 0 {
             let patient = comm.within(LONG);
             let late = patient.all_reduce_in_place(&mut values, ReduceOp::Sum);

@@ -161,7 +161,7 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
 #[test]
 fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_operation() {
     const LIMIT: Duration = Duration::from_secs(2);
-    const MOMENT: Duration = Duration::from_millis(20);
+    const MOMENT: Duration = Duration::from_millis(100);
     if !needs_emulator("a stream that is held up") {
         return;
     }
@@ -450,12 +450,17 @@ fn the_watchdog_and_the_sentinel_sleep_when_nothing_is_pending_and_wake_seldom_w
         let before = sleeps(&both)?.ok_or("they are not there")?;
         // It is found again, and a busy communicator costs few looks.
         let until = Instant::now() + Duration::from_secs(2);
+        let mut calls = 0;
         while Instant::now() < until {
             unattended(&comm)?;
             stream.synchronize()?;
+            calls += 1;
         }
         let looks = sleeps(&both)?.ok_or("they are gone")? - before;
-        assert!((4..400).contains(&looks), "{looks} wakeups in 2 s");
+        assert!(
+            looks >= 4 && looks * 10 < calls,
+            "{looks} wakeups for {calls} calls in 2 s"
+        );
         Ok(())
     });
 }

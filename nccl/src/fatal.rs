@@ -6,10 +6,13 @@
 
 use std::fmt;
 use std::io::Write as _;
-use std::sync::Mutex;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::communicator::{Inner, lock};
 
@@ -99,8 +102,8 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 /// have memory that was lent to them. A later call replaces the hook of an earlier one.
 ///
 /// The hook runs at most once, on a thread of its own, and may take 5 s: to write a last line, to tell a supervisor. It
-/// returns how the process ends. When it panics or takes longer, and without a hook, that is SIGABRT. It should
-/// call neither CUDA nor NCCL, which may hang.
+/// returns how the process ends. When it panics or takes longer, where no thread can be started, and without a hook, that
+/// is SIGABRT. It should call neither CUDA nor NCCL, which may hang.
 ///
 /// ```
 /// use nccl::FatalExit;
@@ -185,15 +188,29 @@ pub(crate) fn end_the_process(report: FatalReport) -> ! {
 /// Writes the last word. Standard error may be a pipe that is full, or locked by another thread: it is given up then.
 fn say(text: String) {
     let (done, written) = mpsc::channel();
-    let write = move || {
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        let _ = done.send(());
+    let text: Arc<str> = text.into();
+    let write = {
+        let text = Arc::clone(&text);
+        move || {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            let _ = done.send(());
+        }
     };
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-last-word"))
         .spawn(write);
-    if spawned.is_ok() {
-        let _ = written.recv_timeout(LIMIT);
+    match spawned {
+        Ok(_) => drop(written.recv_timeout(LIMIT)),
+        Err(_) => write_within(std::io::stderr(), text.as_bytes(), LIMIT),
+    }
+}
+
+/// For a process that can have no thread: writes as much as a pipe that polls as writable takes at once.
+fn write_within(to: impl AsFd, text: &[u8], limit: Duration) {
+    let mut fds = [PollFd::new(&to, PollFlags::OUT)];
+    let limit = Timespec::try_from(limit).ok();
+    if poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
+        let _ = rustix::io::write(&to, &text[..text.len().min(libc::PIPE_BUF)]);
     }
 }
 
@@ -212,4 +229,25 @@ fn hear(report: FatalReport) -> FatalExit {
         .spawn(run);
     let said = spawned.ok().and_then(|_| said.recv_timeout(LIMIT).ok());
     said.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn without_a_thread_a_line_is_written_to_a_pipe_with_room_and_a_full_one_is_given_up() {
+        let (mut from, mut to) = std::io::pipe().expect("a pipe");
+        write_within(&to, b"nccl: a line\n", LIMIT);
+        let mut line = [0; 13];
+        from.read_exact(&mut line).expect("a line");
+        assert_eq!(&line, b"nccl: a line\n");
+        let flags = rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&to, flags).expect("a flag");
+        while to.write(&[0; libc::PIPE_BUF]).is_ok() {}
+        rustix::fs::fcntl_setfl(&to, rustix::fs::OFlags::empty()).expect("a flag");
+        write_within(&to, b"nccl: a line\n", Duration::from_millis(10));
+    }
 }

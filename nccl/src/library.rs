@@ -141,7 +141,7 @@ impl Library {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn load() -> Result<Self> {
-        forked::check()?;
+        forked::begin()?;
         LOADED
             // SAFETY: the environment's file is the operator's word, as with any program that the linker starts; what the
             // linker finds by NCCL's own name is taken for NCCL. No libnccl is closed, because its threads would lose their code.
@@ -165,7 +165,7 @@ impl Library {
     /// assert!(loaded.is_err());
     /// ```
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
-        forked::check()?;
+        forked::begin()?;
         let wanted = path.as_ref();
         if let Some(loaded) = LOADED.get()
             && loaded.path() == wanted

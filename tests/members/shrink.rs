@@ -88,6 +88,34 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
     }
 }
 
+/// The rank that asked for a mode may be the one that is left out.
+#[test]
+fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
+    for asks in 0..3 {
+        Ranks::new(3)
+            .variable(support::LAUNCH_MODE, "default")
+            .processes(move |world| -> Outcome {
+                let stream = support::device(&world)?.new_stream()?;
+                let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+                let comm = match asks == world.rank() {
+                    true => comm.launch_mode(LaunchMode::NonBlocking),
+                    false => comm,
+                };
+                let comm = comm.init_timeout(LIMIT).build()?;
+                let part = comm.split("part", Some(0), 0)?.expect("a color was given");
+                assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
+                if world.rank() != 2 {
+                    let two = comm.shrink("two", &[2])?.communicator;
+                    assert_eq!(two.launch_mode(), Some(LaunchMode::NonBlocking));
+                    assert_eq!(sum(&two, &stream)?, 11.0);
+                    two.finalize()?;
+                }
+                world.barrier("over")?;
+                Ok(())
+            });
+    }
+}
+
 #[test]
 fn on_an_old_library_a_new_communicator_is_made() {
     // Ranks cannot share a device before 2.30.3.

@@ -92,8 +92,8 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
     let directory = tempfile::tempdir().expect("a directory");
     let full = directory.path().join("full");
     std::fs::create_dir(&full).expect("a directory");
-    // A file system of one page, which only these processes see, and a file that takes it.
-    let script = "mount -t tmpfs -o size=4k full $0 || exit 99
+    // A small file system, which only these processes see, and a file that takes it.
+    let script = "mount -t tmpfs -o size=16k full $0 || exit 99
         head -c $TAKEN /dev/zero > $0/other
         \"$@\"; code=$?; echo left: $(ls -A $0); exit $code";
     let nccl_run = options_only(&format!("-n 3 --record {}", full.display()));
@@ -105,9 +105,9 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
         "the timeline cannot be written to {}: No space left",
         full.display()
     );
-    // Either no recording has room, or that of one rank.
+    // Either no recording has room, or the timeline has none beside them.
     for (taken, told, left) in [
-        ("4096", none, "left: other\n"),
+        ("16384", none, "left: other\n"),
         ("0", some, "left: other rank-"),
     ] {
         let mut command = in_the_environment_of(&nccl_run, "unshare");

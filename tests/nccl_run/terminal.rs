@@ -26,9 +26,19 @@ impl Terminal {
         let other = ioctl_tiocgptpeer(&keys, OpenptFlags::RDWR | OpenptFlags::NOCTTY);
         let other: OwnedFd = other.expect("its other side");
         let copy = || Stdio::from(other.try_clone().expect("a descriptor"));
-        // `setsid --ctty` makes it the terminal of the shell, which then controls jobs as for a person.
-        let shell = Command::new("setsid")
-            .args(["--ctty", "--wait", "bash", "-c", script, "shell"])
+        // `setsid --ctty` makes it the terminal of the shell, which then controls jobs as for a person. What a shell starts
+        // in the background ignores the keys' signals, and so may this process.
+        let shell = Command::new("env")
+            .args([
+                "--default-signal=INT,QUIT",
+                "setsid",
+                "--ctty",
+                "--wait",
+                "bash",
+                "-c",
+                script,
+                "shell",
+            ])
             .args(arguments)
             .stdin(copy())
             .stdout(copy())

@@ -254,6 +254,8 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
     if Role::of(&test) != Role::Test {
         end_with(|| {
             let world = join()?;
+            // Before this rank can be stopped: what happens earlier is not among them.
+            let mut events = world.events();
             let pids = world.all_gather("pid", &std::process::id().to_ne_bytes());
             let pids = pids.map_err(|error| error.to_string())?;
             let pid = |rank: usize| {
@@ -265,7 +267,6 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
                 std::thread::sleep(Duration::from_millis(300));
                 send(pid(0)?, Signal::KILL);
             }
-            let mut events = world.events();
             let error = world.barrier("work").expect_err("rank 0 is gone");
             println!("{error}");
             if world.rank() == 3 {

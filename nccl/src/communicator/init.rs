@@ -77,6 +77,8 @@ pub(super) struct Prepared {
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
     wish: Wish,
+    /// Of the communicator that it is made from.
+    inherited: Option<LaunchMode>,
     /// Why not `BlockingChild`, where no mode was asked for.
     obstacle: Option<Obstacle>,
     mode: LaunchMode,
@@ -136,6 +138,7 @@ impl Plan<'_> {
             abort_signal: self.abort_signal,
             context,
             wish: self.wish,
+            inherited: None,
             obstacle: None,
             mode,
             configs,
@@ -189,7 +192,17 @@ impl Prepared {
     }
 
     pub(super) fn wish(&self) -> Wish {
-        self.wish
+        match (self.wish, self.inherited) {
+            (Wish::Asked(_), _) | (_, None) => self.wish,
+            (_, Some(mode)) => Wish::Asked(mode),
+        }
+    }
+
+    /// Made from a communicator in `mode`, on which its ranks have agreed: unless another one is asked for, in the same.
+    pub(super) fn inherits(mut self, mode: Option<LaunchMode>) -> Self {
+        self.inherited = mode;
+        self.mode = self.wish().alone();
+        self
     }
 
     /// What stands against `BlockingChild` here.

@@ -91,14 +91,17 @@ impl Inner {
             backoff.pause();
         }
         let needs_all = self.needs_the_whole_end();
-        let is_over = match &self.board {
-            Some(board) => board.let_go(match needs_all {
-                true => LetGo::KernelsAndNeedsAll,
-                false => LetGo::Kernels,
-            }),
-            None => !needs_all,
+        let so_far = match needs_all {
+            true => LetGo::KernelsAndNeedsAll,
+            false => LetGo::Kernels,
         };
-        if is_over {
+        let is_over = match &self.board {
+            // Without a fault the others go on, and do not come to say anything.
+            Some(board) => board.is_at_fault() && board.let_go(so_far),
+            None => true,
+        };
+        // Also where other ranks did not answer, its own abort is waited for.
+        if is_over && !needs_all {
             self.phase.let_go();
         }
     }

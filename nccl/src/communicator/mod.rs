@@ -488,6 +488,11 @@ impl Inner {
             .is_some_and(|switch| switch.is_pulled())
     }
 
+    /// Whether NCCL's abort flag is up, or about to be.
+    pub(crate) fn is_being_ended(&self) -> bool {
+        self.phase.get().is_aborted() || self.is_flag_up()
+    }
+
     /// The description of an operation that began at `started`.
     pub(crate) fn operation(
         &self,

@@ -164,6 +164,7 @@ impl Communicator {
                 let mut builder = set(builder);
                 builder.timeouts = outside.over(builder.timeouts);
                 let (prepared, id) = builder.prepare_split(rank == 0)?;
+                let prepared = prepared.inherits(self.inner.launch_mode());
                 Ok(Part {
                     prepared,
                     id,

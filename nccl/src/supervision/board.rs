@@ -500,10 +500,12 @@ impl Board {
         if unsure.is_empty() {
             return None;
         }
-        let names: Vec<_> = unsure
-            .iter()
-            .map(|&rank| self.name_of(self.place_of(rank)))
-            .collect();
+        // The rank that coordinates need not be one of its ranks.
+        let name_of = |&rank: &usize| match self.members.contains(&rank) {
+            true => self.name_of(self.place_of(rank)),
+            false => self.line.describe(rank),
+        };
+        let names: Vec<_> = unsure.iter().map(name_of).collect();
         Some(format!(
             "{} {why}, and may still write into memory that was lent to it",
             names.join(", ")

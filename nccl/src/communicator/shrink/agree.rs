@@ -47,7 +47,7 @@ impl Communicator {
             let ranks: Arc<[usize]> = places.iter().map(|&place| members[place]).collect();
             let prepared = CommunicatorBuilder::of_split(name, own, self, &places)
                 .prepare_split(false)
-                .map(|(prepared, _)| prepared);
+                .map(|(prepared, _)| prepared.inherits(self.inner.launch_mode()));
             let said = Said {
                 failed: prepared
                     .as_ref()

@@ -139,6 +139,10 @@ impl Eye {
                 Ok(true) => self.progress = Some(Instant::now()),
                 Err(error) => failed = failed.or(Some(error)),
             }
+            // What is reached once NCCL's abort flag is up need not have been done.
+            if Visit::of(inner)?.is_being_ended() {
+                return None;
+            }
             if let Some(done) = seen.queue.done() {
                 track.done(&seen.stream, done);
             }
