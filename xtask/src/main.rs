@@ -107,7 +107,7 @@ const CHORES: &[Chore] = &[
     },
     Chore {
         name: "sanitize",
-        arguments: "address|thread",
+        arguments: "address|thread [--all]",
         purpose: "run tests of the crates under that sanitizer",
         run: sanitize::run,
     },

@@ -46,20 +46,21 @@ const CRATES: &[&str] = &[
     "--lib",
 ];
 
-/// The capabilities in which threads and memory meet.
+/// Capabilities in which most of the threads and memory meet, for every change.
+const FIRST: &[&str] = &["--test=aborts", "--test=operations", "--test=plans"];
+
+/// The others in which they do.
 const CAPABILITIES: &[&str] = &[
     "--test=abort_together",
     "--test=all_to_all",
-    "--test=aborts",
     "--test=awaiting",
     "--test=buffers",
     "--test=deadlines",
     "--test=hangs",
     "--test=killed",
     "--test=launch_modes",
+    "--test=let_go",
     "--test=memory",
-    "--test=operations",
-    "--test=plans",
     "--test=recorder",
     "--test=succession",
     "--test=stuck_calls",
@@ -115,6 +116,7 @@ leak:nccl::supervision::watchdog::registry::Put
 ";
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
+    let all = arguments.flag("--all");
     let name = arguments.word("the name of a sanitizer: address or thread")?;
     arguments.finish()?;
     let sanitizer = Sanitizer::named(&name)
@@ -126,11 +128,11 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     if sanitizer == Sanitizer::Thread {
         need_library_sources()?;
     }
-    workspace::run(&mut command(sanitizer, &host()?, &target, &leaks))
+    workspace::run(&mut command(sanitizer, all, &host()?, &target, &leaks))
 }
 
 /// One call, so that what tests share is built once.
-fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Command {
+fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &Path) -> Command {
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     let mut cargo = workspace::cargo();
     cargo
@@ -138,7 +140,7 @@ fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Com
         // A target of its own: build scripts and macros are built without the sanitizer.
         .args(["test", "--target", host])
         .args(CRATES)
-        .args(CAPABILITIES)
+        .args(FIRST)
         .env("RUSTC_BOOTSTRAP", "1")
         .env(
             "RUSTFLAGS",
@@ -152,8 +154,14 @@ fn command(sanitizer: Sanitizer, host: &str, target: &Path, leaks: &Path) -> Com
         // has of the system finds that.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
+    if all {
+        cargo.args(CAPABILITIES);
+    }
+    if all && sanitizer == Sanitizer::Address {
+        cargo.args(ENDS);
+    }
     match sanitizer {
-        Sanitizer::Address => cargo.args(ENDS).args(["--", "--skip", MANY_LAUNCHES]),
+        Sanitizer::Address => cargo.args(["--", "--skip", MANY_LAUNCHES]),
         Sanitizer::Thread => cargo.args(["-Zbuild-std", "--", "--skip", STEPPED]),
     };
     for name in ONE_THREAD.iter().chain(MANY_RANKS) {
