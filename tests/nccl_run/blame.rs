@@ -156,6 +156,21 @@ fn a_failed_job_is_started_again_as_often_as_asked() {
 }
 
 #[test]
+fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_again() {
+    let text = "echo ran; [ $NCCL_RUN_RANK = 2 ] || exit 0; sleep 1; exit 6";
+    let run = run("-n 3 --restarts 5 --restart failed", text);
+    assert_eq!(run.code, 6, "{run:?}");
+    assert_eq!(run.stdout().matches("ran\n").count(), 3, "{run:?}");
+    let why = "ranks have ended well, and none is left that could take it in";
+    assert_eq!(run.stderr.matches(why).count(), 1, "{run:?}");
+    // All that failed are started again, as one restart.
+    let text = "[ $NCCL_RUN_EPOCH = 0 ] && exit 6; echo ran";
+    let all = super::running::run("-n 3 --restarts 1 --restart failed", text);
+    assert_eq!(all.code, 0, "{all:?}");
+    assert_eq!(all.stdout().matches("ran\n").count(), 3, "{all:?}");
+}
+
+#[test]
 fn ranks_that_outlive_a_death_may_go_on_and_give_the_exit_code() {
     // Rank 1 is killed, rank 2 too if it is told so, and the others work on for longer than anybody lingers.
     let text = "case $NCCL_RUN_RANK in

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nccl::launch::Signal;
-use nccl_tools::testing::eventually;
+use nccl_tools::testing::{eventually, lives};
 
 use super::running::{Notes, Running, script};
 
@@ -72,6 +72,29 @@ fn what_does_not_end_is_killed_after_the_grace_period() {
             .contains("ranks 0, 1: ended by SIGKILL from here"),
         "{run:?}"
     );
+}
+
+#[test]
+fn an_interrupt_is_no_success_where_others_are_kept() {
+    // Rank 0 ends well when it is asked, and rank 1 has to be killed.
+    let notes = Notes::new();
+    let text = "if [ $NCCL_RUN_RANK = 0 ]; then trap 'exit 0' INT; else trap '' INT; fi";
+    let running = two_ranks("--keep-others --grace 300ms", &notes, text);
+    running.signal(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.code, 130, "{run:?}");
+    // Rank 1 has died before, and rank 0 ends by the signal.
+    let notes = Notes::new();
+    let text = format!(
+        "if [ $NCCL_RUN_RANK = 1 ]; then {} kill -KILL $$; fi",
+        notes.noting("rank-1", "$$")
+    );
+    let running = two_ranks("--keep-others", &notes, &text);
+    let dead = notes.pid("rank-1");
+    eventually("rank 1 is dead", || !lives(dead));
+    running.signal(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.code, 130, "{run:?}");
 }
 
 #[test]

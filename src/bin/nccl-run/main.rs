@@ -77,10 +77,14 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// The exit code of the ranks that outlived the first death, and were not killed themselves.
+/// The exit code of the ranks that outlived the first death, and were not killed themselves; that of all where none died.
 fn code_of_those_left(report: &Report) -> u8 {
-    let first = report.first().map(RankEnd::rank);
-    let left = |end: &&RankEnd| Some(end.rank()) != first && end.exit().signal().is_none();
+    let Some(first) = report.first().map(RankEnd::rank) else {
+        return report.exit_code();
+    };
+    // An interrupt is no death of the rank's own: it counts.
+    let was_killed = |end: &RankEnd| end.exit().signal().is_some() && end.asked_by().is_none();
+    let left = |end: &&RankEnd| end.rank() != first && !was_killed(end);
     let mut left: Vec<_> = report.ranks().filter(left).collect();
     left.sort_by_key(|end| end.at());
     let failed = left.iter().find(|end| !end.exit().is_success());

@@ -56,7 +56,7 @@ The end:
       --restart WHICH    which of them: all, as the next epoch (unless said otherwise), or failed: that rank
                          alone, while the others run, for programs that go on and take it in
                          (World::next_epoch and World::rejoin; NCCL_RUN_RESTARTED=1 tells it); all when
-                         no other rank is left
+                         all have failed
   -h, --help             this
   -V, --version          the version
 
@@ -65,7 +65,8 @@ terminal; the others read nothing. Ctrl-C is passed on to the ranks, a second on
 
 The exit code is that of the rank that died first, 128 and the number for a signal; 2 for a wrong command
 line; 127 for a program that cannot be started; 0 when every rank returned 0. With --keep-others: of the
-ranks that outlived the first death and were not killed by a signal, the first code that is not 0, else 0.
+ranks that outlived the first death and were not killed by a signal from elsewhere, the first code that is
+not 0, else 0; as without it when no rank died.
 ";
 
 /// What was asked for.

@@ -1,10 +1,9 @@
-//! Starting ranks that have failed again, each alone, while others of the world run; or all, when none of them is left.
+//! Starting ranks that have failed again, each alone, while others of the world run; or all, when all have failed.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use nccl::launch::{Event, Fleet, RankEnd, Report, Signal};
+use nccl::launch::{Event, Fleet, Report, Signal};
 
 use crate::say;
 
@@ -24,8 +23,9 @@ pub(crate) struct Restarts {
     pub(crate) has_others: bool,
 }
 
-/// Starts each rank that fails again, alone while others of the world run, and all where none does. When no restart is
-/// left, a failure ends all ranks. Until none runs any more.
+/// Starts each rank that fails again, alone while others of the world run, and all where all have failed. Where a rank
+/// has ended well and none is left that could take another in, and when no restart is left, a failure ends all ranks.
+/// Until none runs any more.
 pub(crate) fn one_by_one(
     fleet: &Fleet,
     restarts: Restarts,
@@ -41,6 +41,8 @@ pub(crate) fn one_by_one(
     let mut alone: HashMap<usize, Instant> = HashMap::new();
     // What has ended before all were started again is settled.
     let mut since = 0;
+    let mut running = HashSet::new();
+    let mut has_one_ended_well = false;
     while let Some(event) = events.next() {
         let mut heard = vec![event];
         if heard.iter().any(is_failure) {
@@ -48,13 +50,28 @@ pub(crate) fn one_by_one(
             let wait = || until.saturating_duration_since(Instant::now());
             heard.extend(std::iter::from_fn(|| events.next_within(wait())));
         }
-        let finished = heard.iter().any(|event| matches!(event, Event::Finished));
-        let mut ends: Vec<_> = heard.into_iter().filter_map(failure).collect();
-        ends.retain(|end| end.epoch() >= since && !told_to_end());
-        for end in &ends {
-            alone.remove(&end.rank());
+        let mut finished = false;
+        let mut ends = Vec::new();
+        for event in heard {
+            match event {
+                Event::Started { rank, .. } => {
+                    running.insert(rank);
+                }
+                Event::Exited(end) if end.epoch() >= since => {
+                    running.remove(&end.rank());
+                    has_one_ended_well |= end.exit().is_success();
+                    if end.is_failure() && !told_to_end() {
+                        alone.remove(&end.rank());
+                        ends.push(end);
+                    }
+                }
+                Event::Finished => finished = true,
+                _ => {}
+            }
         }
-        if left > 0 && !ends.is_empty() && !has_others && !is_any_left(fleet, &mut alone) {
+        let are_all_gone =
+            !ends.is_empty() && !has_others && !is_any_left(fleet, &running, &mut alone);
+        if left > 0 && are_all_gone && !has_one_ended_well {
             left -= 1;
             match fleet.restart_all() {
                 Ok(epoch) => {
@@ -65,6 +82,7 @@ pub(crate) fn one_by_one(
                         who.join("; ")
                     ));
                     since = epoch;
+                    has_one_ended_well = false;
                     alone.clear();
                     ends.clear();
                 }
@@ -72,13 +90,18 @@ pub(crate) fn one_by_one(
             }
         }
         for end in ends {
-            if left == 0 {
+            let cannot_come_in = are_all_gone && has_one_ended_well;
+            if left == 0 || cannot_come_in {
+                let why_not = match cannot_come_in {
+                    true => "ranks have ended well, and none is left that could take it in",
+                    false => "no restarts are left",
+                };
                 if fleet.pids().iter().any(Option::is_some) {
-                    say(&format!(
-                        "{end}; no restarts are left, and the others are to end"
-                    ));
+                    say(&format!("{end}; {why_not}; the others are to end"));
                     let _ = fleet.wait_timeout(linger);
                     fleet.stop(Signal::TERM);
+                } else if cannot_come_in {
+                    say(&format!("{end}; {why_not}"));
                 }
                 continue;
             }
@@ -108,18 +131,13 @@ fn is_failure(event: &Event) -> bool {
     matches!(event, Event::Exited(end) if end.is_failure())
 }
 
-fn failure(event: Event) -> Option<Arc<RankEnd>> {
-    match event {
-        Event::Exited(end) if end.is_failure() => Some(end),
-        _ => None,
-    }
-}
-
 /// Whether a rank runs that could take one in: those that only look for the others cannot.
-fn is_any_left(fleet: &Fleet, alone: &mut HashMap<usize, Instant>) -> bool {
+fn is_any_left(
+    fleet: &Fleet,
+    running: &HashSet<usize>,
+    alone: &mut HashMap<usize, Instant>,
+) -> bool {
     let joined = fleet.joined();
     alone.retain(|rank, at| !joined.contains(rank) && at.elapsed() < TAKEN_IN);
-    let pids = fleet.pids();
-    let mut running = (0..pids.len()).filter(|&rank| pids[rank].is_some());
-    running.any(|rank| !alone.contains_key(&rank))
+    running.iter().any(|rank| !alone.contains_key(rank))
 }
