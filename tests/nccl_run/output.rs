@@ -139,6 +139,27 @@ fn a_failure_is_told_although_nobody_ever_reads_standard_output() {
 }
 
 #[test]
+fn a_slow_reader_loses_nothing_of_a_rank_that_failed() {
+    // With the rank before each line, three times as much as the rank prints.
+    const BYTES: usize = 60_000;
+    let text = format!("yes | head -c {BYTES}; exit 3");
+    let mut running = Running::start(script("-n 1", &text));
+    let mut slow = running.take_stdout();
+    let read = std::thread::spawn(move || {
+        let (mut all, mut piece) = (0, [0; 4096]);
+        while let Ok(length @ 1..) = slow.read(&mut piece) {
+            all += length;
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        all
+    });
+    let run = running.finish();
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(!run.report().contains("is lost"), "{run:?}");
+    assert_eq!(read.join().unwrap(), 3 * BYTES);
+}
+
+#[test]
 fn a_reader_that_comes_late_loses_nothing_of_ranks_that_ended_well() {
     let text = "head -c 200000 /dev/zero | tr '\\0' x";
     let mut running = Running::start(script("-n 2 --no-prefix", text));

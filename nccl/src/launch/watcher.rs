@@ -37,6 +37,8 @@ use restart::Restart;
 const KILL: Duration = Duration::from_secs(5);
 /// How long a fleet that has failed waits for a reader of its output that takes nothing.
 pub(super) const UNREAD: Duration = Duration::from_secs(3);
+/// A stream of an ended rank is at its end when nothing has been written for so long: two writes of one are closer.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for ended ranks where the kernel does not tell (before Linux 5.3, and in some sandboxes).
 const TICK: Duration = Duration::from_millis(20);
 /// Not a rank: somebody has something for us.
@@ -426,13 +428,16 @@ impl Watcher {
         }
         let writing = self.pumps.writing_since();
         let idle = self.running.is_empty() && self.restarts.is_empty();
-        // A reader that is slow loses nothing, however long it takes; unless there is a failure to tell.
+        // A reader that is slow loses nothing, however long it takes. One that takes nothing does, where there is a failure to tell.
         let unread = idle
             && writing.is_some_and(|since| now >= since + UNREAD)
             && self.board.lock().has_failed();
-        self.undrained.retain(|(drained, until)| {
+        self.undrained.retain_mut(|(drained, until)| {
+            if writing.is_some() {
+                *until = now + PAUSE;
+            }
             let done = drained.iter().all(|d| d.load(Ordering::Acquire));
-            !(done || unread || *until <= now && writing.is_none())
+            !(done || unread || *until <= now)
         });
         if unread {
             self.board.post(None, |board| board.unread = true);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
+use rustix::pipe::PIPE_BUF;
 
 use super::super::event::{Board, Event};
 use super::lines::Lines;
@@ -38,7 +39,7 @@ struct Shared {
     incoming: Mutex<Vec<Source>>,
     wake: OwnedFd,
     leave: AtomicBool,
-    /// Since when a call waits for the reader of this process's output.
+    /// Since when the reader of this process's output has taken nothing of what is being written.
     writing: Mutex<Option<Instant>>,
 }
 
@@ -86,7 +87,7 @@ impl Pumps {
         wake(&shared.wake);
     }
 
-    /// Since when a thread waits for the reader of this process's output.
+    /// Since when a thread writes and the reader of this process's output has taken nothing.
     pub(in crate::launch) fn writing_since(&self) -> Option<Instant> {
         let since = |shared: &Arc<Shared>| *lock(&shared.writing);
         self.shared.iter().filter_map(since).min()
@@ -269,32 +270,48 @@ impl Pump {
         if bytes.is_empty() || self.closed {
             return;
         }
-        *lock(&self.shared.writing) = Some(Instant::now());
+        let writing = || *lock(&self.shared.writing) = Some(Instant::now());
+        writing();
         // What this process itself prints comes in between, not into the middle.
         let written = match self.stream {
-            Stream::Stdout => write(&mut io::stdout().lock(), bytes),
-            Stream::Stderr => write(&mut io::stderr().lock(), bytes),
+            Stream::Stdout => write(&mut io::stdout().lock(), bytes, writing),
+            Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
         };
         *lock(&self.shared.writing) = None;
         self.closed = written.is_err();
     }
 }
 
-fn write(to: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
+/// Writes `bytes` in pieces, and calls `taken` after each: a reader that is slow takes some of them.
+fn write(
+    to: &mut (impl Write + AsFd),
+    mut bytes: &[u8],
+    mut taken: impl FnMut(),
+) -> io::Result<()> {
     to.flush()?;
     while !bytes.is_empty() {
-        match rustix::io::write(to.as_fd(), bytes) {
-            Ok(written) => bytes = &bytes[written..],
-            Err(Errno::INTR) => {}
-            // Somebody who has the same terminal or pipe open wants not to wait for it.
-            Err(Errno::AGAIN) => {
-                let mut polled = [PollFd::new(to, PollFlags::OUT)];
-                let _ = rustix::event::poll(&mut polled, None);
+        let mut polled = [PollFd::new(to, PollFlags::OUT)];
+        let _ = rustix::event::poll(&mut polled, None);
+        match rustix::io::write(to.as_fd(), piece(bytes)) {
+            Ok(written) => {
+                bytes = &bytes[written..];
+                taken();
             }
+            // AGAIN: another process has made the terminal or pipe one that does not block.
+            Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(())
+}
+
+/// What a pipe with room takes at once: whole lines, as far as they are no longer than that.
+fn piece(bytes: &[u8]) -> &[u8] {
+    let Some(most) = bytes.get(..PIPE_BUF) else {
+        return bytes;
+    };
+    let end = most.iter().rposition(|&byte| byte == b'\n');
+    &most[..end.map_or(PIPE_BUF, |end| end + 1)]
 }
 
 fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -> String {
@@ -303,5 +320,32 @@ fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -
             format!("[{rank:>width$} +{:.3}s] ", stamp.as_secs_f64())
         }
         _ => format!("[{rank:>width$}] "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_piece_that_a_reader_takes_counts() {
+        let (mut reader, mut writer) = io::pipe().expect("a pipe");
+        // More than a pipe holds.
+        let text = "what a rank prints\n".repeat(20_000);
+        let read = std::thread::spawn(move || io::read_to_string(&mut reader));
+        let mut taken = 0;
+        write(&mut writer, text.as_bytes(), || taken += 1).expect("somebody reads");
+        drop(writer);
+        assert_eq!(read.join().expect("a reader").expect("text"), text);
+        assert!(taken >= text.len() / PIPE_BUF, "{taken}");
+    }
+
+    #[test]
+    fn a_piece_ends_with_a_line_unless_the_line_is_longer() {
+        assert_eq!(piece(b"a\nb"), b"a\nb");
+        let lines = "0123456\n012\n".repeat(PIPE_BUF);
+        let first = piece(lines.as_bytes());
+        assert!(first.ends_with(b"\n") && first.len() > PIPE_BUF - 12);
+        assert_eq!(piece(&[b'x'; 2 * PIPE_BUF]), [b'x'; PIPE_BUF]);
     }
 }
