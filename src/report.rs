@@ -228,13 +228,22 @@ pub fn text(entries: &[Entry], style: Style, quiet: bool) -> String {
     text
 }
 
+/// Whether a terminal obeys this character instead of showing it: controls, and what changes the direction of text.
+pub(crate) fn steers(character: char) -> bool {
+    let turns = matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    turns || character.is_control()
+}
+
 /// Breaks a sentence into lines, the later ones indented.
 fn wrapped(sentence: &str, indent: usize, style: Style) -> String {
     // One line each: what comes from a log or another host must not look like a line of ours, or steer the
     // terminal.
     let clean: String = sentence
         .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
+        .map(|c| if steers(c) { ' ' } else { c })
         .collect();
     let Some(width) = style.width else {
         return clean;

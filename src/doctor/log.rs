@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::options::LogOptions;
 use super::{COULD_NOT_CHECK, could_not, show};
-use crate::report::Entry;
+use crate::report::{Entry, steers};
 
 /// Lines about processes before the findings.
 const MOST_LINES: usize = 16;
@@ -121,7 +121,7 @@ fn table(log: &DebugLog) -> String {
 /// Logs may hold anything; a terminal is not to obey it.
 fn clean(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
+        .map(|c| if steers(c) { ' ' } else { c })
         .collect()
 }
 

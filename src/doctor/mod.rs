@@ -42,7 +42,7 @@ pub fn main() -> ExitCode {
 }
 
 fn could_not(why: &str) -> ExitCode {
-    eprintln!("nccl-doctor: {why}");
+    eprintln!("nccl-doctor: {}", clean(why));
     ExitCode::from(COULD_NOT_CHECK)
 }
 

@@ -10,6 +10,7 @@ use nccl::{Observer, Rendezvous};
 
 use super::options::{Recordings, TimelineOptions};
 use super::{could_not, print};
+use crate::report::steers;
 
 pub(super) fn run(options: &TimelineOptions) -> ExitCode {
     let timeline = match &options.of {
@@ -96,12 +97,18 @@ pub fn summary(timeline: &Timeline) -> String {
     clean(&text)
 }
 
-/// `text` for a terminal. Names in it come from programs: nothing of them moves the cursor.
+/// `text` for a terminal. Names in it come from programs: nothing of them moves the cursor, or has a line read in another
+/// order. Ends of lines stay.
+///
+/// ```
+/// let name = "rank-\u{1b}[2J.json is \u{202e}lla, live";
+/// assert_eq!(nccl_tools::doctor::clean(name), "rank-\u{fffd}[2J.json is \u{fffd}lla, live");
+/// ```
 #[must_use]
 pub fn clean(text: &str) -> String {
     let visible = |character: char| match character {
         '\n' => '\n',
-        control if control.is_control() => '\u{fffd}',
+        steering if steers(steering) => '\u{fffd}',
         other => other,
     };
     text.chars().map(visible).collect()

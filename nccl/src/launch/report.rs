@@ -131,8 +131,8 @@ impl RankEnd {
     }
 
     /// The last lines on its standard error, at most as many as
-    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says. What is no UTF-8, and control characters, are
-    /// U+FFFD.
+    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says. What is no UTF-8, control characters, and those
+    /// that change the direction of text, are U+FFFD.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {

@@ -33,8 +33,13 @@ impl Directory {
         file.sync_data()
     }
 
-    /// Merges what the ranks of the attempt that has just ended have left; what to say about it.
+    /// Merges what the ranks of the attempt that has just ended have left; what to say about it, for a terminal: the names
+    /// of files and communicators are the ranks'.
     pub(crate) fn merge(&self, report: &Report) -> Option<String> {
+        Some(doctor::clean(&self.merged(report)?))
+    }
+
+    fn merged(&self, report: &Report) -> Option<String> {
         let mut files = recordings(&self.path);
         files.retain(|file| !self.before.contains(file));
         if files.is_empty() {
@@ -47,7 +52,11 @@ impl Directory {
         }
         let mut timeline = match Timeline::read(&files) {
             Ok(timeline) => timeline,
-            Err(error) => return Some(format!("the recordings cannot be merged: {error}")),
+            Err(error) => {
+                // One line, whatever the names of files in it are.
+                let why = error.to_string().replace('\n', "\u{fffd}");
+                return Some(format!("the recordings cannot be merged: {why}"));
+            }
         };
         let epoch = report.ranks().map(RankEnd::epoch).max();
         if epoch.is_some_and(|epoch| epoch != timeline.epoch) {
@@ -78,8 +87,7 @@ impl Directory {
                 for standing in timeline.standings() {
                     text.push_str(&format!(
                         "\n  {:?}: {}",
-                        standing.communicator,
-                        doctor::clean(&standing.sentence)
+                        standing.communicator, standing.sentence
                     ));
                 }
                 text
@@ -105,4 +113,27 @@ fn recordings(directory: &Path) -> Vec<PathBuf> {
         .collect();
     paths.sort();
     paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl::launch::{Fleet, Output};
+    use std::process::Command;
+
+    #[test]
+    fn names_of_files_that_ranks_made_are_no_commands_to_the_terminal() {
+        let place = tempfile::tempdir().expect("a directory");
+        let directory = Directory::new(place.path());
+        let name = "rank-\x1b[2J\n\u{202e}0.json";
+        std::fs::write(place.path().join(name), "no recording").expect("a file");
+        let fleet = Fleet::builder(1)
+            .output(Output::Discard)
+            .start(|_| Command::new("false"))
+            .expect("it starts");
+        let said = directory.merge(&fleet.wait()).expect("it cannot be read");
+        let shown = "rank-\u{fffd}[2J\u{fffd}\u{fffd}0.json";
+        assert!(said.contains(shown), "{said:?}");
+        assert!(!said.contains(char::is_control), "{said:?}");
+    }
 }

@@ -43,10 +43,14 @@ impl Tail {
     }
 }
 
-/// Reports are printed to terminals, which obey escape sequences: nothing of a rank moves the cursor there.
+/// Reports are printed to terminals, which obey escape sequences and marks of direction: nothing of a rank moves the cursor
+/// there, or has a line read in another order.
 fn visible(character: char) -> char {
     match character {
         '\t' => '\t',
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            '\u{fffd}'
+        }
         control if control.is_control() => '\u{fffd}',
         other => other,
     }
@@ -70,6 +74,12 @@ mod tests {
         tail.push("\x1b]0;title\x07\x1b[2J\tgone\u{9b}2J".as_bytes());
         let seen = "\u{fffd}]0;title\u{fffd}\u{fffd}[2J\tgone\u{fffd}2J";
         assert_eq!(tail.lines()[2], seen);
+        for mark in "\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
+            tail.push(format!("live {mark}lla").as_bytes());
+            assert_eq!(tail.lines()[2], "live \u{fffd}lla");
+        }
+        tail.push("ok ✓ \u{200d}".as_bytes());
+        assert_eq!(tail.lines()[2], "ok ✓ \u{200d}");
         let mut none = Tail::new(0);
         none.push(b"x");
         assert!(none.lines().is_empty());
