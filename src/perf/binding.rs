@@ -6,30 +6,49 @@ use crate::failure::{Exit, Failure};
 use crate::machine;
 use crate::options::BindTo;
 
+/// What this process is among those of its host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// `None` where the launcher does not say.
+    pub(super) rank: Option<usize>,
+    pub(super) ranks: usize,
+    /// Whether another program starts the ranks, which may have bound them.
+    pub(super) is_launched: bool,
+}
+
 /// Binds this process to a core where that is wanted: the calling thread, and those that it starts from now on. What the
 /// header says of it.
 ///
-/// On GPUs that is only done when asked for: NCCL's own threads move data there, and need cores beside that of the rank.
+/// On GPUs that is only done when asked for: NCCL's own threads move data there, and need cores beside that of the rank. A
+/// process that was launched on one core, or on fewer than there are ranks, stays there: others may have their own.
 ///
 /// # Errors
 /// Of the kernel; more ranks than cores, where it was asked for.
 pub(super) fn bind(
     wanted: Option<BindTo>,
     emulation: Emulation,
-    (local_rank, local_ranks): (Option<usize>, usize),
+    place: Place,
 ) -> Result<String, Failure> {
     let failed = |error: std::io::Error| {
         Failure::new(Exit::Failed, format!("binding a rank to a core: {error}"))
     };
-    let cores = machine::cores().map_err(failed)?.len();
-    let why_not = match (local_rank, wanted) {
+    let ranks = place.ranks;
+    let allowed = machine::cores().map_err(failed)?;
+    let cores = allowed.len();
+    if place.is_launched && (cores == 1 || wanted.is_none() && cores < ranks) {
+        return Ok(match allowed[..] {
+            [core] => format!("as launched: core {core}"),
+            _ => format!("as launched: {cores} cores, with {ranks} ranks on this host"),
+        });
+    }
+    let why_not = match (place.rank, wanted) {
         (_, Some(BindTo::None)) => String::from("--bind_to none"),
         (_, None) if emulation != Emulation::Emulated => {
             String::from("--bind_to core binds each rank to a core")
         }
         (None, _) => String::from("the launcher does not say which rank of its host this is"),
-        (Some(_), _) if local_ranks > cores => {
-            format!("{local_ranks} ranks on this host, of which this one may use {cores} cores")
+        (Some(_), _) if ranks > cores => {
+            format!("{ranks} ranks on this host, of which this one may use {cores} cores")
         }
         (Some(rank), _) => {
             machine::bind(rank).map_err(failed)?;
@@ -52,9 +71,14 @@ mod tests {
     fn bound(
         wanted: Option<BindTo>,
         emulation: Emulation,
-        place: (Option<usize>, usize),
+        (rank, ranks): (Option<usize>, usize),
     ) -> (usize, Result<String, Failure>) {
         let thread = std::thread::spawn(move || {
+            let place = Place {
+                rank,
+                ranks,
+                is_launched: false,
+            };
             let said = bind(wanted, emulation, place);
             (machine::cores().expect("cores").len(), said)
         });
@@ -83,5 +107,31 @@ mod tests {
         let (cores, said) = bound(Some(BindTo::Core), emulated, (Some(0), all + 1));
         assert_eq!(cores, all);
         assert!(said.unwrap_err().to_string().contains("cannot be had"));
+    }
+
+    #[test]
+    fn a_rank_that_its_launcher_bound_to_a_core_stays_there() {
+        let place = Place {
+            rank: Some(1),
+            ranks: 2,
+            is_launched: true,
+        };
+        let cores = machine::cores().expect("cores");
+        let last = cores.len() - 1;
+        let core = cores[last];
+        let thread = std::thread::spawn(move || {
+            machine::bind(last).expect("it is allowed");
+            let itself = Place {
+                is_launched: false,
+                ..place
+            };
+            for wanted in [None, Some(BindTo::Core), Some(BindTo::None)] {
+                let said = bind(wanted, Emulation::Emulated, place).expect("it is on a core");
+                assert_eq!(said, format!("as launched: core {core}"));
+            }
+            // Ranks that share what one program was given have no core each.
+            assert!(bind(Some(BindTo::Core), Emulation::Emulated, itself).is_err());
+        });
+        thread.join().expect("it does not panic");
     }
 }

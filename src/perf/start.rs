@@ -103,7 +103,11 @@ fn one_rank<O: Operation>(
     let local_ranks = launcher.local_world_size(lookup).unwrap_or(1);
     let emulation = devices::install(local_ranks + devices::first_device()?)?;
     // Before anything else: the threads of the libraries shall be on the same core.
-    let place = (launcher.local_rank(lookup), local_ranks);
+    let place = binding::Place {
+        rank: launcher.local_rank(lookup),
+        ranks: local_ranks,
+        is_launched: launched,
+    };
     let binding = binding::bind(options.bind_to, emulation, place)?;
     // Before the others wait for this one.
     Library::load()?;
