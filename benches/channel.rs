@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use nccl::{Rendezvous, World};
+use nccl_tools::statistics::median_time;
 
 const BYTES: usize = 256;
 const LONG: Duration = Duration::from_secs(60);
@@ -81,7 +82,7 @@ fn run(world: World, messages: usize) -> nccl::Result<()> {
             "{} ranks: {rate:.0} messages/s to all others; there and back, median of {turns}: {:.1?}, \
              p99 {:.1?}",
             world.size(),
-            times[turns / 2],
+            median_time(&times).unwrap_or_default(),
             times[turns * 99 / 100]
         );
     }

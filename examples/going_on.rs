@@ -28,6 +28,7 @@ use nccl::cudarc::driver::CudaStream;
 use nccl::launch::{Fleet, Output, Signal};
 use nccl::{Communicator, ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
+use nccl_tools::statistics::median_time;
 
 const RANKS: usize = 4;
 /// How long ranks wait for each other in order to go on.
@@ -187,7 +188,7 @@ fn launch(rounds: usize) -> Outcome<()> {
     times.sort();
     println!(
         "launcher: three ranks went on {:.1} ms after SIGKILL (median of {rounds}; at most {:.1} ms)",
-        times[rounds / 2].as_secs_f64() * 1e3,
+        median_time(&times).unwrap_or_default().as_secs_f64() * 1e3,
         times[rounds - 1].as_secs_f64() * 1e3,
     );
     fleet.kill();

@@ -1,5 +1,7 @@
 //! Summaries of repeated measurements.
 
+use std::time::Duration;
+
 /// What `-I` reports of the iterations of one measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
@@ -66,6 +68,20 @@ pub fn median(values: &[f64]) -> Option<f64> {
     let sorted = sorted(values)?;
     let (low, high) = ((sorted.len() - 1) / 2, sorted.len() / 2);
     Some((sorted[low] + sorted[high]) / 2.0)
+}
+
+/// The [`median`] of times.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let times = [3, 1].map(Duration::from_micros);
+/// assert_eq!(nccl_tools::statistics::median_time(&times), Some(Duration::from_micros(2)));
+/// ```
+#[must_use]
+pub fn median_time(times: &[Duration]) -> Option<Duration> {
+    let seconds: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
+    median(&seconds).map(Duration::from_secs_f64)
 }
 
 fn sorted(values: &[f64]) -> Option<Vec<f64>> {

@@ -122,7 +122,8 @@ fn bind(rank: usize) {
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+    (values[low] + values[high]) / 2.0
 }
 
 impl Bench {

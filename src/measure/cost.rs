@@ -9,6 +9,7 @@ use super::{Setting, Sheet};
 use crate::nccl_call;
 use crate::raw::operations::{Stream, connect};
 use crate::raw::{Comm, Rank, Result};
+use crate::statistics::{median, median_time};
 
 /// Time and memory of init, with the first exchange.
 ///
@@ -53,21 +54,22 @@ pub fn init(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
             figures.host.push(self::resident() - resident);
         }
     }
-    for ((name, _), mut figures) in kinds.iter().zip(figures) {
-        if figures.times.is_empty() {
+    for ((name, _), figures) in kinds.iter().zip(figures) {
+        let Some(time) = median_time(&figures.times) else {
             continue;
-        }
-        figures.times.sort_unstable();
-        let median = figures.times[figures.times.len() / 2];
-        sheet.time(format!("{name}: init, median"), median);
-        let mut memory = |what: &str, bytes: &mut Vec<i64>| {
-            bytes.sort_unstable();
-            let mib = bytes[bytes.len() / 2] as f64 / f64::from(1 << 20);
-            sheet.add(format!("{name}: memory of the {what}, median"), mib, "MiB");
+        };
+        sheet.time(format!("{name}: init, median"), time);
+        let mut memory = |what: &str, bytes: &[i64]| {
+            let mib: Vec<f64> = bytes
+                .iter()
+                .map(|&b| b as f64 / f64::from(1 << 20))
+                .collect();
+            let what = format!("{name}: memory of the {what}, median");
+            sheet.add(what, median(&mib), "MiB");
         };
         // Both ranks' on a shared device.
-        memory("device", &mut figures.device);
-        memory("process", &mut figures.host);
+        memory("device", &figures.device);
+        memory("process", &figures.host);
     }
     Ok(())
 }
@@ -155,16 +157,14 @@ pub fn child_bandwidth(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Resu
                 times[which].push(begun.elapsed() / iterations);
             }
         }
-        for (name, mut times) in ["plain", "child"].into_iter().zip(times) {
-            if times.is_empty() {
+        for (name, times) in ["plain", "child"].into_iter().zip(times) {
+            let Some(time) = median_time(&times) else {
                 continue;
-            }
-            times.sort_unstable();
-            let median = times[times.len() / 2];
-            let rate = bytes as f64 / median.as_secs_f64() / 1e9;
+            };
+            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
             sheet.time(
                 format!("{bytes} B, {name}: all-to-all, median of {turns}"),
-                median,
+                time,
             );
             sheet.add(
                 format!("{bytes} B, {name}: algorithm bandwidth"),

@@ -10,6 +10,7 @@ use super::{Setting, Sheet};
 use crate::machine;
 use crate::raw::operations::{Stream, connect, exchange};
 use crate::raw::{Comm, Rank, Result, settle};
+use crate::statistics::{median, median_time};
 
 /// A message in bytes.
 const BYTES: usize = 8;
@@ -68,13 +69,11 @@ pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let comm = comm.stream(&rank.stream).build()?;
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
-        let mut of_raw = exchanges(rank, raw, repetitions)?;
-        let mut of_safe = safe_exchanges_on(rank, &comm, repetitions)?;
-        let median = |times: &mut Vec<Duration>| {
-            times.sort_unstable();
-            times[times.len() / 2].as_secs_f64() * 1e6
-        };
-        rounds.push((median(&mut of_raw), median(&mut of_safe)));
+        let of_raw = exchanges(rank, raw, repetitions)?;
+        let of_safe = safe_exchanges_on(rank, &comm, repetitions)?;
+        let median = |times: &[Duration]| median_time(times).unwrap_or_default();
+        let us = |times: &[Duration]| median(times).as_secs_f64() * 1e6;
+        rounds.push((us(&of_raw), us(&of_safe)));
     }
     comm.finalize()?;
     let sorted = |of: fn(&(f64, f64)) -> f64| {
@@ -95,7 +94,7 @@ pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         let values = sorted(of);
         sheet.add(
             format!("{what}, median of {ROUNDS}"),
-            shown(values[ROUNDS / 2]),
+            shown(median(&values).unwrap_or(f64::NAN)),
             unit,
         );
         // Two of ten medians lie outside on average.

@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 
 use crate::gpu_check::RESULT;
 use crate::raw::{Rank, Result, Way};
+use crate::statistics::median_time;
 
 /// How a measurement is run.
 #[derive(Clone, Copy, Debug)]
@@ -165,9 +166,10 @@ impl Sheet {
     /// The median and the 99th percentile of times.
     pub fn times(&mut self, what: impl Display, mut times: Vec<Duration>) {
         times.sort_unstable();
-        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-        self.add(format!("{what}, median"), microseconds(at(0.5)), "us");
-        self.add(format!("{what}, 99 %"), microseconds(at(0.99)), "us");
+        let most = times[((times.len() - 1) as f64 * 0.99).round() as usize];
+        let median = median_time(&times).unwrap_or_default();
+        self.time(format!("{what}, median"), median);
+        self.time(format!("{what}, 99 %"), most);
     }
 
     /// Prints it, and leaves it for the report.

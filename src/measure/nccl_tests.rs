@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::gpu_check::RESULT;
 use crate::raw::Result;
 use crate::spawn::{Job, Outcome, Output};
+use crate::statistics::median;
 
 /// What is compared.
 #[derive(Clone, Debug)]
@@ -147,12 +148,9 @@ fn collect(path: &Path, times: &mut Times) -> Result {
 
 /// Median, least and greatest.
 fn spread(times: &[f64]) -> [f64; 3] {
-    let mut times = times.to_vec();
-    times.sort_by(f64::total_cmp);
-    let (Some(&least), Some(&greatest)) = (times.first(), times.last()) else {
-        return [f64::NAN; 3];
-    };
-    [times[times.len() / 2], least, greatest]
+    let least = times.iter().copied().reduce(f64::min);
+    let greatest = times.iter().copied().reduce(f64::max);
+    [median(times), least, greatest].map(|time| time.unwrap_or(f64::NAN))
 }
 
 fn write(comparison: &Comparison, turns: usize, times: &[[Times; 2]; 2]) -> Result {
@@ -221,6 +219,7 @@ mod tests {
     #[test]
     fn the_spread_of_times_is_median_least_and_greatest() {
         assert_eq!(spread(&[3.0, 1.0, 2.0]), [2.0, 1.0, 3.0]);
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), [2.5, 1.0, 4.0]);
         assert!(spread(&[])[0].is_nan());
     }
 

@@ -55,7 +55,7 @@ pub fn write(path: &Path, short: bool) -> Result {
         machine::line(),
         machine::load(),
     );
-    page += "Two ranks, bound to no core. Each measurement is a run of its own: `measure NAME --arrangement threads` or `processes`.\n";
+    page += "Two ranks, bound to no core; in `launch-ratio`, where there are two cores, to one each. Each measurement is a run of its own: `measure NAME --arrangement threads` or `processes`.\n";
     page += &sections;
     fs::write(path, page)?;
     Ok(())
