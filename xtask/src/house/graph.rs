@@ -1,4 +1,4 @@
-//! Which file uses which.
+//! Which file uses which, and where names are defined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,18 +17,15 @@ const HOPS: u32 = 8;
 
 pub(super) fn of(sources: &Sources) -> Graph {
     let files = &sources.files;
-    let by_module: BTreeMap<&[String], usize> = files
-        .iter()
-        .enumerate()
-        .map(|(at, file)| (&file.module[..], at))
-        .collect();
+    let modules = Modules::of(sources);
     let uses = files
         .iter()
         .enumerate()
         .map(|(at, file)| {
-            let named = file.imports.values().chain(&file.paths).chain(&file.globs);
+            let globs = file.globs.iter().map(|(_, other)| other);
+            let named = file.imports.values().chain(&file.paths).chain(globs);
             let mut used: BTreeSet<usize> = named
-                .filter_map(|path| resolve(files, &by_module, path, HOPS))
+                .filter_map(|path| Some(modules.resolve(path)?.0))
                 .collect();
             used.remove(&at);
             used
@@ -42,46 +39,64 @@ pub(super) fn of(sources: &Sources) -> Graph {
     }
 }
 
-/// The file that defines what a path names.
-fn resolve(
-    files: &[File],
-    by_module: &BTreeMap<&[String], usize>,
-    path: &[String],
-    hops: u32,
-) -> Option<usize> {
-    let mut depth = path.len();
-    let at = loop {
-        match by_module.get(&path[..depth]) {
-            Some(&at) if depth > 0 => break at,
-            _ if depth == 0 => break 0,
-            _ => depth -= 1,
-        }
-    };
-    let Some(name) = path.get(depth) else {
-        return Some(at);
-    };
-    let file = &files[at];
-    if hops > 0 {
-        if let Some(import) = file.imports.get(name)
-            && import[..] != *path
-        {
-            let mut further = import.clone();
-            further.extend_from_slice(&path[depth + 1..]);
-            return resolve(files, by_module, &further, hops - 1);
-        }
-        // A name that nothing brings in is the file's own, or of a glob that has it.
-        for glob in &file.globs {
-            if let Some(&other) = by_module.get(&glob[..])
-                && files[other].imports.contains_key(name)
-            {
-                let mut further = glob.clone();
-                further.extend_from_slice(&path[depth..]);
-                return resolve(files, by_module, &further, hops - 1);
+/// The files of a crate by their modules.
+pub(super) struct Modules<'a> {
+    files: &'a [File],
+    by_path: BTreeMap<&'a [String], usize>,
+}
+
+impl<'a> Modules<'a> {
+    pub(super) fn of(sources: &'a Sources) -> Self {
+        let files = &sources.files[..];
+        let by_path = files.iter().enumerate();
+        let by_path = by_path.map(|(at, file)| (&file.module[..], at)).collect();
+        Self { files, by_path }
+    }
+
+    /// The file that defines what a path names, and the path under which it does.
+    pub(super) fn resolve(&self, path: &[String]) -> Option<(usize, Vec<String>)> {
+        let mut path = path.to_vec();
+        for _ in 0..HOPS {
+            match self.further(&path) {
+                Some(further) if further != path => path = further,
+                _ => break,
             }
         }
+        let (depth, at) = self.file_of(&path);
+        // In the root, what is no module of the crate's is another crate, or a macro.
+        (depth > 0 || path.is_empty()).then_some((at, path))
     }
-    // In the root, what is no module of the crate's is another crate, or a macro.
-    (depth > 0).then_some(at)
+
+    /// The file with what a path names, and how much of the path is its module.
+    fn file_of(&self, path: &[String]) -> (usize, usize) {
+        let depths = (0..=path.len()).rev();
+        let mut found =
+            depths.filter_map(|depth| Some((depth, *self.by_path.get(&path[..depth])?)));
+        found.next().unwrap_or((0, 0))
+    }
+
+    /// What a `use` item on the way has a path stand for.
+    fn further(&self, path: &[String]) -> Option<Vec<String>> {
+        let (depth, at) = self.file_of(path);
+        let file = &self.files[at];
+        for depth in depth + 1..=path.len() {
+            if let Some(import) = file.imports.get(&path[..depth]) {
+                return Some([&import[..], &path[depth..]].concat());
+            }
+        }
+        // A name that nothing brings in is the file's own, or of a glob that has it.
+        file.globs.iter().find_map(|(module, other)| {
+            let rest = path.strip_prefix(&module[..])?;
+            let is_own = file.items.contains(path.get(..=module.len())?);
+            let further = [&other[..], rest].concat();
+            (!is_own && self.has(&further[..=other.len()])).then_some(further)
+        })
+    }
+
+    fn has(&self, path: &[String]) -> bool {
+        let file = &self.files[self.file_of(path).1];
+        file.module == path || file.items.contains(path) || file.imports.contains_key(path)
+    }
 }
 
 impl Graph {
@@ -167,6 +182,50 @@ fn tied(uses: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A crate of these modules, the first of which is its root.
+    fn sources(modules: &[(&str, &str)]) -> Sources {
+        let file = |&(module, text): &(&str, &str)| {
+            let names = module.split("::").filter(|name| !name.is_empty());
+            let names = names.map(str::to_owned).collect();
+            let (file, _) = super::super::sources::parse(module, names, text).expect("it is Rust");
+            file
+        };
+        let files = modules.iter().map(file).collect();
+        Sources { files }
+    }
+
+    #[test]
+    fn names_are_followed_to_where_they_are_defined() {
+        let sources = sources(&[
+            ("", "mod a; mod b; mod c; pub use a::Thing;"),
+            (
+                "a",
+                "mod inner; pub struct Thing; pub(crate) use inner::Other; fn f() { inner::g(); }",
+            ),
+            (
+                "a::inner",
+                "use super::*; impl Thing {} pub struct Other; pub(super) fn g() {}",
+            ),
+            (
+                "b",
+                "use crate::Thing; mod sealed { use super::Thing; impl Thing {} }",
+            ),
+            (
+                "c",
+                "pub struct Thing; impl Thing {} fn f() { assert!(crate::a::Other::is(), std::x()); }",
+            ),
+        ]);
+        let graph = of(&sources);
+        let uses = |from: usize, to: usize| graph.uses[from].contains(&to);
+        assert!(uses(1, 2) && uses(2, 1), "{:?}", graph.uses);
+        assert_eq!(graph.uses[3..], [1, 2].map(|used| BTreeSet::from([used])));
+        let modules = Modules::of(&sources);
+        let resolve = |path: &Vec<String>| modules.resolve(path).map(|(_, path)| path.join("::"));
+        let types = sources.files.iter().flat_map(|file| &file.inherent);
+        let types: Vec<_> = types.filter_map(resolve).collect();
+        assert_eq!(types, ["a::Thing", "a::Thing", "c::Thing"]);
+    }
 
     #[test]
     fn what_is_tied_in_circles_is_found() {

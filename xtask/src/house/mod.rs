@@ -6,7 +6,7 @@
 mod graph;
 mod sources;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::arguments::Arguments;
@@ -26,8 +26,12 @@ const CRATES: &[&str] = &[
     "nccl-candle",
 ];
 
-/// Types whose methods are to be in few files.
-const OWNERS: &[&str] = &["Communicator", "Inner", "World"];
+/// Types whose methods are to be in few files: their crates, and paths that lead to them.
+const OWNERS: &[(&str, &str)] = &[
+    ("nccl", "Communicator"),
+    ("nccl", "communicator::Inner"),
+    ("nccl", "World"),
+];
 
 /// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`.
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -38,7 +42,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         "| crate | files | lines of code | rooms | largest knot of rooms | circles of files | largest circle |"
     );
     println!("|---|--:|--:|--:|--:|--:|--:|");
-    let mut owners: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
     let mut code = 0;
     for name in CRATES {
         let directory = root.join(name).join("src");
@@ -60,18 +64,21 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             circles.len(),
             largest(&circles),
         );
-        for file in &sources.files {
-            for &owner in OWNERS {
-                if file.inherent.contains(owner) {
-                    let path = format!("{name}/src/{}", file.path);
-                    owners.entry(owner).or_default().insert(path);
-                }
-            }
+        let modules = graph::Modules::of(&sources);
+        for &(_, owner) in OWNERS.iter().filter(|(of, _)| of == name) {
+            let path: Vec<String> = owner.split("::").map(str::to_owned).collect();
+            let defined = modules.resolve(&path);
+            let has_methods = |file: &&sources::File| {
+                let mut types = file.inherent.iter();
+                defined.is_some() && types.any(|path| modules.resolve(path) == defined)
+            };
+            let count = sources.files.iter().filter(has_methods).count();
+            owners.insert(owner, count);
         }
     }
     println!("\nlines of code in all: {code}");
     for (owner, files) in owners {
-        println!("files with an `impl {owner}`: {}", files.len());
+        println!("files with an `impl {owner}`: {files}");
     }
     Ok(())
 }

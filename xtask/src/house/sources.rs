@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
@@ -14,22 +15,28 @@ pub(super) struct Sources {
     pub(super) files: Vec<File>,
 }
 
+/// A path of names from the crate's root, without `crate`.
+pub(super) type Names = Vec<String>;
+
 /// A file that is compiled without `cfg(test)`.
+#[derive(Default)]
 pub(super) struct File {
     /// Below `src`.
     pub(super) path: String,
-    /// Its module, without `crate`.
-    pub(super) module: Vec<String>,
+    /// Its module.
+    pub(super) module: Names,
     /// Lines that are neither blank nor comments nor tests.
     pub(super) code: usize,
-    /// Names that its `use` items bring in, and what they stand for.
-    pub(super) imports: BTreeMap<String, Vec<String>>,
-    /// Modules of which it takes all names.
-    pub(super) globs: Vec<Vec<String>>,
-    /// Paths that begin with `crate`, `self` or `super`, from the root.
-    pub(super) paths: BTreeSet<Vec<String>>,
+    /// What it defines, in modules of its own as well.
+    pub(super) items: BTreeSet<Names>,
+    /// Names that its `use` items bring in, each as a path of the module that it is brought into, and what they stand for.
+    pub(super) imports: BTreeMap<Names, Names>,
+    /// Modules that take all names of another one, and these.
+    pub(super) globs: Vec<(Names, Names)>,
+    /// What its code names, in the arguments of macros as well. A path may begin with a name that is not of this crate.
+    pub(super) paths: BTreeSet<Names>,
     /// Types of which it has inherent methods.
-    pub(super) inherent: BTreeSet<String>,
+    pub(super) inherent: BTreeSet<Names>,
 }
 
 /// The files of the crate whose root is `directory/lib.rs`.
@@ -37,35 +44,46 @@ pub(super) fn read(directory: &Path) -> Result<Sources> {
     let mut files = Vec::new();
     let mut waiting = vec![(String::from("lib.rs"), Vec::new())];
     while let Some((path, module)) = waiting.pop() {
-        let (file, children) = read_file(directory, path, module)?;
+        let text = fs::read_to_string(directory.join(&path))
+            .map_err(|error| format!("cannot read {path}: {error}"))?;
+        let (file, children) = parse(&path, module, &text)?;
+        for child in children {
+            let place = find(directory, &path, &child)?;
+            waiting.push((place, child.module));
+        }
         files.push(file);
-        waiting.extend(children);
     }
     Ok(Sources { files })
 }
 
-/// Files, by their path below `src`, and their modules.
-type Children = Vec<(String, Vec<String>)>;
+/// A module that has a file of its own.
+pub(super) struct Child {
+    module: Names,
+    /// Of its attribute `path`.
+    place: Option<String>,
+}
 
-fn read_file(directory: &Path, path: String, module: Vec<String>) -> Result<(File, Children)> {
-    let text = fs::read_to_string(directory.join(&path))
-        .map_err(|error| format!("cannot read {path}: {error}"))?;
-    let parsed = syn::parse_file(&text).map_err(|error| format!("{path}: {error}"))?;
+/// What a file has, and its children.
+pub(super) fn parse(path: &str, module: Names, text: &str) -> Result<(File, Vec<Child>)> {
+    let parsed = syn::parse_file(text).map_err(|error| format!("{path}: {error}"))?;
     let mut reader = Reader {
         module: module.clone(),
         tests: Vec::new(),
-        imports: BTreeMap::new(),
-        globs: Vec::new(),
-        paths: BTreeSet::new(),
-        inherent: BTreeSet::new(),
+        file: File::default(),
         children: Vec::new(),
     };
     reader.visit_file(&parsed);
+    let Reader {
+        tests,
+        mut file,
+        children,
+        ..
+    } = reader;
     let is_test = |line: usize| {
-        let mut tests = reader.tests.iter();
+        let mut tests = tests.iter();
         tests.any(|&(first, last)| (first..=last).contains(&line))
     };
-    let code = text
+    file.code = text
         .lines()
         .enumerate()
         .filter(|(at, line)| {
@@ -73,57 +91,38 @@ fn read_file(directory: &Path, path: String, module: Vec<String>) -> Result<(Fil
             !line.is_empty() && !line.starts_with("//") && !is_test(at + 1)
         })
         .count();
-    let mut children = Vec::new();
-    for (name, other_path) in &reader.children {
-        let mut child = module.clone();
-        child.push(name.clone());
-        children.push((
-            find(directory, &path, &module, name, other_path.as_deref())?,
-            child,
-        ));
-    }
-    let file = File {
-        path,
-        module,
-        code,
-        imports: reader.imports,
-        globs: reader.globs,
-        paths: reader.paths,
-        inherent: reader.inherent,
-    };
+    file.path = path.to_owned();
+    file.module = module;
     Ok((file, children))
 }
 
-/// Where `mod name;` of a file is.
-fn find(
-    directory: &Path,
-    path: &str,
-    module: &[String],
-    name: &str,
-    other_path: Option<&str>,
-) -> Result<String> {
-    if let Some(other) = other_path {
+/// Where the file of a child is.
+fn find(directory: &Path, path: &str, child: &Child) -> Result<String> {
+    if let Some(place) = &child.place {
         let beside = Path::new(path).parent().unwrap_or(Path::new(""));
-        return Ok(beside.join(other).to_string_lossy().into_owned());
+        return Ok(beside.join(place).to_string_lossy().into_owned());
     }
-    let below = module.join("/");
-    let below = if below.is_empty() { below } else { below + "/" };
-    let candidates = [format!("{below}{name}.rs"), format!("{below}{name}/mod.rs")];
+    let stem = child.module.join("/");
+    let candidates = [format!("{stem}.rs"), format!("{stem}/mod.rs")];
     candidates
         .into_iter()
         .find(|candidate| directory.join(candidate).is_file())
-        .ok_or_else(|| format!("{path}: there is no file of `mod {name}`").into())
+        .ok_or_else(|| {
+            format!(
+                "{path}: there is no file of `mod {}`",
+                child.module.join("::")
+            )
+            .into()
+        })
 }
 
 struct Reader {
-    module: Vec<String>,
+    /// The module that is being read: the file's, or one within it.
+    module: Names,
     /// First and last lines of what only tests have.
     tests: Vec<(usize, usize)>,
-    imports: BTreeMap<String, Vec<String>>,
-    globs: Vec<Vec<String>>,
-    paths: BTreeSet<Vec<String>>,
-    inherent: BTreeSet<String>,
-    children: Vec<(String, Option<String>)>,
+    file: File,
+    children: Vec<Child>,
 }
 
 /// Whether an item exists in tests alone.
@@ -158,20 +157,43 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
+/// The name of what an item defines.
+fn name(item: &syn::Item) -> Option<&syn::Ident> {
+    use syn::Item;
+    match item {
+        Item::Const(item) => Some(&item.ident),
+        Item::Enum(item) => Some(&item.ident),
+        Item::Fn(item) => Some(&item.sig.ident),
+        Item::Macro(item) => item.ident.as_ref(),
+        Item::Mod(item) => Some(&item.ident),
+        Item::Static(item) => Some(&item.ident),
+        Item::Struct(item) => Some(&item.ident),
+        Item::Trait(item) => Some(&item.ident),
+        Item::Type(item) => Some(&item.ident),
+        Item::Union(item) => Some(&item.ident),
+        _ => None,
+    }
+}
+
+fn names(path: &syn::Path) -> Names {
+    let names = path.segments.iter();
+    names.map(|segment| segment.ident.to_string()).collect()
+}
+
 impl Reader {
-    /// A path from the crate's root, if it begins with `crate`, `self` or `super`.
-    fn below_root(&self, path: &[String]) -> Option<Vec<String>> {
-        let (first, mut rest) = path.split_first()?;
-        let mut base = match first.as_str() {
-            "crate" => Vec::new(),
-            "self" => self.module.clone(),
-            "super" => {
-                let mut base = self.module.clone();
-                base.pop();
-                base
+    /// A path in the module that is being read, from the root. What begins with another crate's name becomes one that is
+    /// not there.
+    fn rooted(&self, path: &[String]) -> Names {
+        let mut base = self.module.clone();
+        let mut rest = path;
+        match path.first().map(String::as_str) {
+            Some("crate") => {
+                base.clear();
+                rest = &path[1..];
             }
-            _ => return None,
-        };
+            Some("self") => rest = &path[1..],
+            _ => {}
+        }
         while let Some((next, others)) = rest.split_first()
             && next == "super"
         {
@@ -179,10 +201,60 @@ impl Reader {
             rest = others;
         }
         base.extend_from_slice(rest);
-        Some(base)
+        base
     }
 
-    fn import(&mut self, mut prefix: Vec<String>, tree: &syn::UseTree) {
+    fn child(&self, name: impl ToString) -> Names {
+        let mut child = self.module.clone();
+        child.push(name.to_string());
+        child
+    }
+
+    /// Notes what code names; a name alone is of this file, or was brought in.
+    fn note(&mut self, path: &[String]) {
+        if path.len() > 1 {
+            let path = self.rooted(path);
+            self.file.paths.insert(path);
+        }
+    }
+
+    /// Notes the paths among the tokens of a macro.
+    fn scan(&mut self, tokens: TokenStream) {
+        let (mut path, mut colons) = (Vec::new(), 0);
+        for token in tokens {
+            match token {
+                TokenTree::Ident(ident) => {
+                    if colons != 2 {
+                        self.note(&path);
+                        path.clear();
+                    }
+                    path.push(ident.to_string());
+                    colons = 0;
+                }
+                TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
+                other => {
+                    self.note(&path);
+                    path.clear();
+                    colons = 0;
+                    if let TokenTree::Group(group) = other {
+                        self.scan(group.stream());
+                    }
+                }
+            }
+        }
+        self.note(&path);
+    }
+
+    /// Whether something with these attributes exists in tests alone, and is left out.
+    fn leaves_out(&mut self, attributes: &[syn::Attribute], span: Span) -> bool {
+        let is_test = is_test(attributes);
+        if is_test {
+            self.tests.push((span.start().line, span.end().line));
+        }
+        is_test
+    }
+
+    fn import(&mut self, mut prefix: Names, tree: &syn::UseTree) {
         match tree {
             syn::UseTree::Path(path) => {
                 prefix.push(path.ident.to_string());
@@ -194,64 +266,87 @@ impl Reader {
                 }
             }
             syn::UseTree::Name(name) => {
-                let name = name.ident.to_string();
+                let mut name = name.ident.to_string();
                 match name.as_str() {
-                    "self" => {
-                        let name = prefix.last().cloned().unwrap_or_default();
-                        self.bring_in(name, prefix);
-                    }
-                    _ => {
-                        prefix.push(name.clone());
-                        self.bring_in(name, prefix);
-                    }
+                    "self" => name = prefix.last().cloned().unwrap_or_default(),
+                    _ => prefix.push(name.clone()),
                 }
+                self.bring_in(name, &prefix);
             }
             syn::UseTree::Rename(rename) => {
                 if rename.ident != "self" {
                     prefix.push(rename.ident.to_string());
                 }
-                self.bring_in(rename.rename.to_string(), prefix);
+                self.bring_in(rename.rename.to_string(), &prefix);
             }
             syn::UseTree::Glob(_) => {
-                if let Some(path) = self.of_this_crate(&prefix) {
-                    self.globs.push(path);
-                }
+                let other = self.rooted(&prefix);
+                self.file.globs.push((self.module.clone(), other));
             }
         }
     }
 
-    /// As [`below_root`](Self::below_root); a path may begin with a child's name as well, which is found out later.
-    fn of_this_crate(&self, path: &[String]) -> Option<Vec<String>> {
-        self.below_root(path).or_else(|| {
-            let mut below = self.module.clone();
-            below.extend_from_slice(path);
-            Some(below)
-        })
-    }
-
-    fn bring_in(&mut self, name: String, path: Vec<String>) {
-        if let Some(path) = self.of_this_crate(&path) {
-            self.imports.insert(name, path);
+    fn bring_in(&mut self, name: String, path: &[String]) {
+        let path = self.rooted(path);
+        // There may be several of these.
+        if name == "_" {
+            self.file.paths.insert(path);
+        } else {
+            self.file.imports.insert(self.child(name), path);
         }
     }
 }
 
+/// Visits what need not be an item only where it exists without tests.
+macro_rules! without_tests {
+    ($($visit:ident($node:ident);)*) => {$(
+        fn $visit(&mut self, node: &'ast syn::$node) {
+            if !self.leaves_out(&node.attrs, node.span()) {
+                visit::$visit(self, node);
+            }
+        }
+    )*};
+}
+
 impl<'ast> Visit<'ast> for Reader {
+    without_tests! {
+        visit_arm(Arm);
+        visit_expr_block(ExprBlock);
+        visit_expr_call(ExprCall);
+        visit_expr_for_loop(ExprForLoop);
+        visit_expr_if(ExprIf);
+        visit_expr_macro(ExprMacro);
+        visit_expr_match(ExprMatch);
+        visit_expr_method_call(ExprMethodCall);
+        visit_expr_path(ExprPath);
+        visit_expr_struct(ExprStruct);
+        visit_expr_try(ExprTry);
+        visit_expr_unsafe(ExprUnsafe);
+        visit_expr_while(ExprWhile);
+        visit_field(Field);
+        visit_field_pat(FieldPat);
+        visit_field_value(FieldValue);
+        visit_impl_item_const(ImplItemConst);
+        visit_impl_item_fn(ImplItemFn);
+        visit_impl_item_type(ImplItemType);
+        visit_local(Local);
+        visit_stmt_macro(StmtMacro);
+        visit_trait_item_const(TraitItemConst);
+        visit_trait_item_fn(TraitItemFn);
+        visit_variant(Variant);
+    }
+
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        let attributes = attributes(item);
-        if is_test(attributes) {
-            let first = attributes
-                .first()
-                .map_or(item.span().start().line, |attribute| {
-                    attribute.span().start().line
-                });
-            self.tests.push((first, item.span().end().line));
+        if self.leaves_out(attributes(item), item.span()) {
             return;
+        }
+        if let Some(name) = name(item) {
+            self.file.items.insert(self.child(name));
         }
         match item {
             syn::Item::Use(item) => self.import(Vec::new(), &item.tree),
             syn::Item::Mod(item) if item.content.is_none() => {
-                let path = item
+                let place = item
                     .attrs
                     .iter()
                     .find_map(|attribute| match &attribute.meta {
@@ -266,13 +361,20 @@ impl<'ast> Visit<'ast> for Reader {
                         }
                         _ => None,
                     });
-                self.children.push((item.ident.to_string(), path));
+                self.children.push(Child {
+                    module: self.child(&item.ident),
+                    place,
+                });
+            }
+            syn::Item::Mod(item) => {
+                self.module.push(item.ident.to_string());
+                visit::visit_item_mod(self, item);
+                self.module.pop();
             }
             syn::Item::Impl(item) => {
-                if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty)
-                    && let Some(last) = of.path.segments.last()
-                {
-                    self.inherent.insert(last.ident.to_string());
+                if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty) {
+                    let of = self.rooted(&names(&of.path));
+                    self.file.inherent.insert(of);
                 }
                 visit::visit_item_impl(self, item);
             }
@@ -281,14 +383,79 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Vec<String> = path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string())
-            .collect();
-        if let Some(path) = self.below_root(&names) {
-            self.paths.insert(path);
-        }
+        self.note(&names(path));
         visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, mac: &'ast syn::Macro) {
+        visit::visit_macro(self, mac);
+        self.scan(mac.tokens.clone());
+    }
+
+    /// Who may use something is no use of it.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(path: &str) -> Names {
+        path.split("::").map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn paths_within_modules_of_a_file_and_within_macros_are_from_the_root() {
+        let text = "
+            use crate::other::Thing;
+            pub(in crate::room) mod sealed {
+                use super::Thing;
+                pub fn f() { super::super::beside(); }
+            }
+            fn f() {
+                assert!(crate::macros::g() == [super::h::<u8>(), child::i(x.y)]);
+            }
+        ";
+        let (file, _) = parse("room/file.rs", path("room::file"), text).expect("it is Rust");
+        let imports = [
+            ("room::file::Thing", "other::Thing"),
+            ("room::file::sealed::Thing", "room::file::Thing"),
+        ];
+        let imports = imports.map(|(name, of)| (path(name), path(of)));
+        assert_eq!(file.imports, BTreeMap::from(imports));
+        let paths = [
+            "room::beside",
+            "macros::g",
+            "room::h",
+            "room::file::child::i",
+        ];
+        assert_eq!(file.paths, BTreeSet::from(paths.map(path)));
+    }
+
+    #[test]
+    fn what_only_tests_have_is_no_code_wherever_it_is() {
+        let text = "
+            struct S {
+                x: u8,
+                #[cfg(test)]
+                y: crate::tested::Y,
+            }
+            impl S {
+                #[cfg(test)]
+                fn f() {
+                    crate::tested::f();
+                }
+                fn g() -> Option<()> {
+                    #[cfg(test)]
+                    crate::tested::g()?;
+                    #[cfg(test)]
+                    let x = crate::tested::h();
+                    crate::used::i()
+                }
+            }
+        ";
+        let (file, _) = parse("file.rs", path("file"), text).expect("it is Rust");
+        assert_eq!(file.paths, BTreeSet::from([path("used::i")]));
+        assert_eq!(file.code, 8);
     }
 }
