@@ -42,6 +42,19 @@ fn held() -> (usize, usize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
 
+/// What is held once that stays the same: what has ended may still be on its way out.
+fn settled() -> (usize, usize) {
+    let (mut known, mut since) = (held(), Instant::now());
+    while since.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = held();
+        if now != known {
+            (known, since) = (now, Instant::now());
+        }
+    }
+    known
+}
+
 /// Starts what a process keeps for good once it has taken part in a world: the thread that reads its
 /// connections.
 fn warm_up() {
@@ -172,10 +185,10 @@ fn events_end_with_the_fleet() {
 fn twenty_restarts_leave_descriptors_and_threads_as_they_were() {
     alone(&name(&|| ()), || {
         warm_up();
-        let none = held();
+        let none = settled();
         let fleet = quiet(2).keep_others(true).start(shell("sleep 60")).unwrap();
         fleet.restart(1).unwrap();
-        let with = held();
+        let with = settled();
         for turn in 0..20 {
             assert_eq!(fleet.restart(turn % 2).unwrap(), turn as u64 + 2);
         }
@@ -307,7 +320,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
 fn a_fleet_of_which_one_cannot_be_started_leaves_nothing() {
     alone(&name(&|| ()), || {
         warm_up();
-        let (before, begun) = (held(), Instant::now());
+        let (before, begun) = (settled(), Instant::now());
         let error = quiet(3).start(|rank| {
             if rank == 2 {
                 return Command::new("no-such-program");
