@@ -1,4 +1,4 @@
-//! The kill switch of a blocking communicator: the idle parent whose abort flag it shares.
+//! What ends a call of a blocking communicator: the idle parent whose abort flag it shares.
 //!
 //! ```text
 //! parent   blocking = 0, splitShare = 1   never carries data; its abort raises the flag of both
