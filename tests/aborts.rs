@@ -234,10 +234,17 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
             before = Some((held()?, device()?));
         }
     }
-    // The last ends go on in the background.
-    std::thread::sleep(Duration::from_secs(1));
-    let ((before, device_before), after) = (before.ok_or("never warm")?, held()?);
-    let device_after = device()?;
+    let (before, device_before) = before.ok_or("never warm")?;
+    // The last ends go on in the background, on a busy machine for a while.
+    let ended = Instant::now();
+    let (after, device_after) = loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let (after, device_after) = (held()?, device()?);
+        let is_over = !after.is_more_than(&before) && device_after <= device_before + DEVICE;
+        if is_over || ended.elapsed() > LIMIT / 2 {
+            break (after, device_after);
+        }
+    };
     // What only fills up has done so in the first third.
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
     // What NCCL is being asked for while it is ended comes back soon, and is freed. A starved machine may take longer.

@@ -103,9 +103,9 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                 }
                 FaultClass::Asked if is_culprit => signal.abort(),
                 FaultClass::TimedOut if is_culprit => {
-                    std::thread::sleep(Duration::from_millis(500));
+                    std::thread::sleep(Duration::from_secs(5));
                 }
-                FaultClass::TimedOut => limit = Duration::from_millis(100),
+                FaultClass::TimedOut => limit = Duration::from_secs(2),
                 FaultClass::Failed if is_culprit => most = 4,
                 _ => {}
             }

@@ -14,6 +14,7 @@ use support::apart;
 const RANKS: usize = 3;
 /// How long an operation may take.
 const LIMIT: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(20);
 
 /// One rank: all-reduces without end, which the killed rank stops.
 fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +29,9 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
         if turn == 10 {
             println!("working");
         }
-        let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+        // The first connects the ranks.
+        let limited = comm.within(if turn == 0 { SOON } else { LIMIT });
+        let done = limited.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = done.and_then(|done| done.wait()) {
             assert!(error.is_timeout(), "{error}");
             assert!(error.fault().is_none(), "{error}");

@@ -146,7 +146,7 @@ fn survivor_or_victim(directory: &Path) -> Result<(), String> {
 #[test]
 fn events_come_in_order_and_to_everybody() {
     let fleet = quiet(2)
-        .start(shell("sleep 0.$NCCL_RUN_RANK; exit $NCCL_RUN_RANK"))
+        .start(shell("sleep $NCCL_RUN_RANK; exit $NCCL_RUN_RANK"))
         .unwrap();
     let seen = |fleet: &Fleet| -> Vec<String> {
         let mut events = Vec::new();

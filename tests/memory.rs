@@ -335,7 +335,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
         if world.rank() == 0 {
             let late_abort = faults::at_call("ncclCommAbort")
                 .rank(0)
-                .delay(Duration::from_millis(800));
+                .delay(Duration::from_secs(3));
             let mut y = owner.alloc_zeros::<u8>(1 << 20)?;
             owner.synchronize()?;
             let gate = std::thread::scope(|scope| {

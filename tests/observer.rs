@@ -115,7 +115,7 @@ fn how_a_rank_was_killed_is_what_all_others_say_also_when_it_was_rank_0() {
             );
         }
         println!("rank {dead}, tcp {tcp}: the others had ended after {after:?}");
-        assert!(after < Duration::from_secs(2), "{after:?}");
+        assert!(after < Duration::from_secs(10), "{after:?}");
         // Who tells the others sees it itself a moment later.
         let end = || family.observer.snapshot().ranks[dead].end.clone();
         let deadline = Instant::now() + LONG;
@@ -308,7 +308,7 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
     dead.kill().unwrap();
     dead.wait().unwrap();
     let begun = Instant::now();
-    let timeline = family.observer.recordings(Duration::from_secs(1));
+    let timeline = family.observer.recordings(Duration::from_millis(1500));
     let took = begun.elapsed();
     kill(zero, rustix::process::Signal::CONT);
     kill(stopped, rustix::process::Signal::CONT);

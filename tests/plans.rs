@@ -162,7 +162,7 @@ fn a_plan_dropped_under_its_replay_keeps_its_memory() {
         let elsewhere = context.new_stream()?;
         for on in [comm.stream().clone(), elsewhere] {
             let mut plan = sum_plan(&comm, &on, 100_000)?;
-            let late = faults::late(LATE);
+            let late = faults::late(Duration::from_millis(500));
             let done = plan.launch()?;
             drop(plan);
             assert!(!done.is_complete()?, "it runs late");
@@ -402,7 +402,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
 fn launches_that_nobody_answers_run_into_their_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let (_context, comm) = start(&world)?;
-        let impatient = comm.within(Duration::from_millis(500));
+        let impatient = comm.within(Duration::from_secs(2));
         let mut plan = sum_plan(&impatient, comm.stream(), 10)?;
         world.barrier("captured")?;
         if world.rank() == 0 {
@@ -425,7 +425,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             let operation = fault.operation().unwrap_or_default();
             // The launch that waits for room does not know which of those before it is late.
             assert!(operation.starts_with("replay of plan 1"), "{operation}");
-            assert!(fault.cause().ends_with("within 500ms"), "{fault}");
+            assert!(fault.cause().ends_with("within 2s"), "{fault}");
             assert_eq!(
                 error.is_timeout(),
                 !matches!(error.kind(), ErrorKind::Aborted { .. }),

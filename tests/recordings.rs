@@ -267,7 +267,7 @@ fn some_are_stopped(world: World) -> Outcome {
             let process = Pid::from_raw(pid.cast_signed()).ok_or("a process")?;
             kill_process(process, Signal::STOP)?;
             let begun = Instant::now();
-            let timeline = world.recordings(Duration::from_millis(700));
+            let timeline = world.recordings(Duration::from_millis(1500));
             let took = begun.elapsed();
             kill_process(process, Signal::CONT)?;
             println!("asked for {took:?} while rank {stopped} was stopped");

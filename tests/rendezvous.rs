@@ -379,7 +379,7 @@ fn a_name_that_is_the_loopback_on_rank_0s_host_is_said() {
     for word in ["127.0.1.1", "line 2 of /etc/hosts", "eth7 10.77.0.1"] {
         assert!(said.contains(word), "{word:?} in {said:?}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -414,6 +414,7 @@ fn ranks_of_one_host_meet_without_any_network() {
 
 #[test]
 fn a_rank_0_that_dies_while_others_still_come_is_named_at_once() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("meet");
     let place = format!("unix:{}", path.display());
@@ -434,5 +435,6 @@ fn a_rank_0_that_dies_while_others_still_come_is_named_at_once() {
     let said = results(vec![one]).remove(0);
     println!("said after {:?}: {said}", begun.elapsed());
     table::is_as_quoted(PAGE, "rank 0 is killed while others still come", &said);
-    assert!(begun.elapsed() < Duration::from_secs(1));
+    // Below the silence after which a rank counts as gone.
+    assert!(begun.elapsed() < Duration::from_millis(2500));
 }

@@ -89,10 +89,10 @@ fn a_port_that_another_process_holds() {
 fn a_rank_that_is_never_started() {
     let meeting = Meeting::new();
     let begun = Instant::now();
-    let ranks = [0, 1, 3].map(|rank| meeting.start(rank, 4, "meet", "1500"));
+    let ranks = [0, 1, 3].map(|rank| meeting.start(rank, 4, "meet", "4000"));
     let words = ["rank 2 of 4 did not come", "2 has never reached rank 0"];
     said(
-        "never started (limit 1.5 s)",
+        "never started (limit 4 s)",
         begun,
         SOON,
         ranks.into(),
@@ -147,7 +147,7 @@ fn two_processes_that_are_one_rank() {
 #[test]
 fn ranks_that_disagree_on_how_many_they_are() {
     let meeting = Meeting::new();
-    let zero = meeting.start(0, 2, "meet", "1500");
+    let zero = meeting.start(0, 2, "meet", "5000");
     let begun = Instant::now();
     let one = meeting.start(1, 4, "meet", LONG);
     let words = ["rank 1 expects 4 ranks, rank 0 expects 2"];

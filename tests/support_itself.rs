@@ -100,7 +100,7 @@ fn a_thread_that_returns_an_error_fails_the_test_although_another_waits() {
 fn a_process_that_hangs_is_killed_at_the_deadline_and_described() {
     let message = panic_of(|| {
         Ranks::new(2)
-            .deadline(Duration::from_secs(1))
+            .deadline(Duration::from_secs(5))
             .processes(|world| {
                 println!("rank {} is here", world.rank());
                 while world.rank() == 1 {

@@ -3,6 +3,7 @@
 mod ranks;
 
 use std::ptr::null_mut;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -76,12 +77,13 @@ fn a_split_of_a_nonblocking_parent_is_polled_on_the_parent() {
         &[],
         || {
             let id = unique_id();
+            let looked = &Barrier::new(2);
             thread::scope(|scope| {
                 for rank in 0..2 {
                     scope.spawn(move || {
                         let parent = Rank::join_nonblocking(id, 2, rank);
                         if rank == 1 {
-                            thread::sleep(Duration::from_millis(100));
+                            looked.wait();
                         }
                         let mut own = config(|config| config.blocking = 1);
                         let mut comm = null_mut();
@@ -94,6 +96,7 @@ fn a_split_of_a_nonblocking_parent_is_polled_on_the_parent() {
                             assert_eq!(parent.state(), 7);
                             let mut count = 0;
                             assert_eq!(nccl!(ncclCommCount(parent.comm, &mut count)), 4);
+                            looked.wait();
                         }
                         assert_eq!(parent.settle(), 0, "{}", last_error());
                         let child = described(&parent, comm);

@@ -2,6 +2,7 @@
 
 mod ranks;
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -236,17 +237,19 @@ fn an_operation_hangs_on_its_stream_until_the_guard_goes() {
         &[],
         || {
             let guard = faults::at_operation("AllReduce").rank(1).nth(2).hang();
+            let looked = Barrier::new(2);
             threads(2, |rank| {
                 let memory = rank.memory(&[1u8]);
                 let reduce = || rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum);
                 assert_eq!([reduce(), reduce(), reduce()], [0, 0, 0]);
                 // The second of the three is held.
                 assert!(guard.wait_for_hits(1, PATIENCE));
+                wait_until("the first is done here too", || memory.read() == [2]);
                 thread::sleep(Duration::from_millis(50));
                 assert!(!rank.is_idle());
                 assert_eq!(memory.read(), [2]);
+                looked.wait();
                 if rank.rank == 1 {
-                    thread::sleep(Duration::from_millis(50));
                     guard.release();
                 }
             });
@@ -318,20 +321,22 @@ fn late_operations_are_not_done_when_the_stream_could_do_them() {
         "late_operations_are_not_done_when_the_stream_could_do_them",
         &[],
         || {
-            let late = faults::late(Duration::from_millis(50));
+            let delay = Duration::from_millis(500);
+            let late = faults::late(delay);
             let rank = Rank::join(unique_id(), 1, 0);
             let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
             let exchange = || {
+                // Before the launch, from which the delay counts.
+                let start = Instant::now();
                 assert_eq!(nccl!(ncclGroupStart()), 0);
                 assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
                 assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
                 assert_eq!(nccl!(ncclGroupEnd()), 0);
-                let start = Instant::now();
                 assert!(!rank.is_idle());
                 rank.sync();
                 start.elapsed()
             };
-            assert!(exchange() >= Duration::from_millis(45));
+            assert!(exchange() >= delay);
             assert_eq!(to.read(), [1]);
             drop(late);
             rank.destroy();

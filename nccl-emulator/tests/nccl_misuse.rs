@@ -5,7 +5,7 @@ mod ranks;
 use std::thread;
 use std::time::Duration;
 
-use nccl_emulator::{ViolationKind, violations};
+use nccl_emulator::{ViolationKind, faults, violations};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::{
     Rank, alone, last_error, nccl, processes, processes_ending, threads, unique_id, wait_until,
@@ -56,12 +56,14 @@ fn aborting_a_blocking_communicator_under_a_thread_is_a_violation() {
         let ranks = [0, 1].map(|rank| thread::spawn(move || Rank::join(id, 2, rank)));
         let [first, second] = ranks.map(|rank| rank.join().unwrap());
         let first = &first;
+        let entered = faults::at_call("ncclSend").delay(Duration::ZERO);
         thread::scope(|scope| {
             // The first message to a peer waits for it on the host.
             let inside = scope.spawn(move || {
                 let memory = first.memory(&[1u8]);
                 first.send(&memory, Kind::ncclUint8, 1)
             });
+            assert!(entered.wait_for_hits(1, Duration::from_secs(20)));
             thread::sleep(Duration::from_millis(50));
             assert!(!inside.is_finished());
             assert_eq!(nccl!(ncclCommAbort(first.comm)), 0);

@@ -4,6 +4,7 @@
 mod ranks;
 
 use std::ptr::null_mut;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -96,13 +97,14 @@ fn every_other_call_is_refused_while_in_progress() {
     alone("every_other_call_is_refused_while_in_progress", &[], || {
         let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
         let id = unique_id();
+        let refused = &Barrier::new(2);
         thread::scope(|scope| {
             for rank in 0..2 {
                 scope.spawn(move || {
                     let rank = Rank::join_nonblocking(id, 2, rank);
                     if rank.rank == 1 {
                         // The other's receive connects for the first time: it waits for this rank.
-                        thread::sleep(Duration::from_millis(100));
+                        refused.wait();
                         let from = rank.memory(&[1u8]);
                         assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 7);
                         assert_eq!(rank.settle(), 0);
@@ -120,6 +122,7 @@ fn every_other_call_is_refused_while_in_progress() {
                     // NCCL lets this failure hide the state until the work is over.
                     assert_eq!(rank.receive(&to, Kind::ncclUint8, 1), 4);
                     assert_eq!(rank.state(), 4);
+                    refused.wait();
                     wait_until("the receive is launched", || rank.state() == 0);
                     rank.sync();
                     assert_eq!(to.read(), [1]);

@@ -4,6 +4,7 @@ mod ranks;
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -147,13 +148,14 @@ fn processes_put_to_each_other() {
 #[test]
 fn a_wait_takes_as_many_signals_as_it_waits_for() {
     alone("a_wait_takes_as_many_signals_as_it_waits_for", &[], || {
+        let looked = Barrier::new(2);
         threads(2, |rank| {
             if rank.rank == 1 {
                 for _ in 0..3 {
                     assert_eq!(signal(rank, 0, 0, 0), 0, "{}", last_error());
                 }
                 rank.sync();
-                thread::sleep(Duration::from_millis(200));
+                looked.wait();
                 assert_eq!(signal(rank, 0, 0, 0), 0);
                 rank.sync();
                 return;
@@ -164,6 +166,7 @@ fn a_wait_takes_as_many_signals_as_it_waits_for() {
             assert_eq!(wait(rank, &mut [from(1, 2)]), 0);
             thread::sleep(Duration::from_millis(50));
             assert!(!rank.is_idle());
+            looked.wait();
             rank.sync();
         });
     });

@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
 
+use nccl_emulator::faults;
 use nccl_sys::{NCCL_SHRINK_ABORT, ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::children::{described, split, sum};
 use ranks::{Rank, alone, last_error, nccl, processes_ending, threads, unique_id};
@@ -160,11 +161,13 @@ fn a_revoke_ends_a_group_in_the_background_and_a_call_that_waits() {
                     });
                 }
             });
+            let entered = &faults::at_call("ncclRecv").delay(Duration::ZERO);
             threads(2, |rank| {
                 if rank.rank == 0 {
                     let handle = rank.comm.addr();
                     thread::scope(|inner| {
                         inner.spawn(move || {
+                            assert!(entered.wait_for_hits(1, Duration::from_secs(20)));
                             thread::sleep(Duration::from_millis(100));
                             let comm = std::ptr::without_provenance_mut(handle);
                             assert_eq!(nccl!(ncclCommRevoke(comm, 0)), 0);

@@ -61,7 +61,7 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
 /// Three ranks of this host communicate, of which one cannot.
 fn three_with(fault: &str) -> serde_json::Value {
     let mut command = doctor(&["--emulator", "--json", "--ranks", "3", "--communicate"]);
-    command.args(["--timeout", "1"]);
+    command.args(["--timeout", "3"]);
     command.env("NCCL_EMULATOR_FAULTS", fault);
     let output = run(command);
     assert_eq!(output.status.code(), Some(2), "{output:?}");

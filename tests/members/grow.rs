@@ -264,7 +264,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
     ranks_as_processes(3, |world| -> Outcome {
         let (stream, all) = start(&world, LIMIT)?;
         let part = all.split_with("part", (world.rank() < 2).then_some(0), 0, |builder| {
-            builder.init_timeout(Duration::from_millis(700))
+            builder.init_timeout(Duration::from_secs(3))
         })?;
         if let Some(part) = &part {
             let error = part.grow(&world, "whole").expect_err("one does not come");

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use nccl::launch::Signal;
+use nccl_tools::testing::{eventually, lives};
 
 use super::cgroup::Group;
 use super::running::{Notes, Running, options_only, run, script, send};
@@ -20,7 +21,7 @@ fn the_first_that_died_is_reported_although_others_die_of_it() {
         notes.noting("dead", "$$"),
         dead = notes.path().display()
     );
-    let run = run("-n 4", &text);
+    let run = run("-n 4 --linger 20s", &text);
     assert_eq!(run.code, 3, "{run:?}");
     let report = run.report();
     let first: Vec<&str> = report.lines().collect();
@@ -163,9 +164,21 @@ fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_agai
     assert_eq!(run.stdout().matches("ran\n").count(), 3, "{run:?}");
     let why = "ranks have ended well, and none is left that could take it in";
     assert_eq!(run.stderr.matches(why).count(), 1, "{run:?}");
-    // All that failed are started again, as one restart.
-    let text = "[ $NCCL_RUN_EPOCH = 0 ] && exit 6; echo ran";
-    let all = super::running::run("-n 3 --restarts 1 --restart failed", text);
+    // All that failed are started again, as one restart; they die while nccl-run stands still.
+    let notes = Notes::new();
+    let text = format!(
+        "[ $NCCL_RUN_EPOCH = 0 ] || {{ echo ran; exit 0; }}; {} exec sleep 50",
+        notes.noting("rank-$NCCL_RUN_RANK", "$$")
+    );
+    let running = Running::start(script("-n 3 --restarts 1 --restart failed", &text));
+    let pids = [0, 1, 2].map(|rank| notes.pid(&format!("rank-{rank}")));
+    running.signal(Signal::STOP);
+    for pid in pids {
+        send(pid, Signal::KILL);
+    }
+    eventually("all are dead", || !pids.iter().any(|&pid| lives(pid)));
+    running.signal(Signal::CONT);
+    let all = running.finish();
     assert_eq!(all.code, 0, "{all:?}");
     assert_eq!(all.stdout().matches("ran\n").count(), 3, "{all:?}");
 }

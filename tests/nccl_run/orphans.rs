@@ -121,7 +121,7 @@ fn a_rank_that_ends_takes_with_it_what_it_has_started() {
 #[test]
 fn what_a_rank_leaves_to_write_its_log_may_finish_that() {
     // As with `exec > >(tee log)` in bash: the rank ends before what writes for it.
-    let run = run("-n 1", "(sleep 0.2; echo late) & exit 0");
+    let run = run("-n 1", "(sleep 0.05; echo late) & exit 0");
     assert_eq!((run.code, run.stdout().as_str()), (0, "[0] late\n"));
 }
 

@@ -85,7 +85,7 @@ fn a_rank_that_stands_still_ends_the_run_at_the_time_limit() {
         child,
         pids,
         _stdout: stdout,
-    } = endless("--ranks 3 -T 1");
+    } = endless("--ranks 3 -T 5");
     let begun = Instant::now();
     signal(pids[1], Signal::STOP);
     let drained = std::thread::spawn(move || {

@@ -83,11 +83,11 @@ fn a_wait_in_vain_leaves_the_core_to_others() {
         )
     };
     done!(c"cuStreamWaitValue32_v2", stream => *mut c_void, address => u64, 1 => u32, 0 => c_uint);
+    let (before, start) = (spent(), Instant::now());
     let writer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(400));
         number.store(1, std::sync::atomic::Ordering::Release);
     });
-    let (before, start) = (spent(), Instant::now());
     done!(c"cuStreamSynchronize", stream => *mut c_void);
     assert!(start.elapsed() >= Duration::from_millis(350));
     let used = spent() - before;

@@ -172,7 +172,7 @@ mod tests {
             let path =
                 std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
             let meet = crate::Rendezvous::unix(path, rank, 2).unwrap();
-            meet.timeout(REPORT + Duration::from_secs(1))
+            meet.timeout(REPORT + Duration::from_secs(5))
         };
         std::thread::scope(|scope| {
             scope.spawn(|| crate::World::join(meet("log-alone", 0)).unwrap_err());

@@ -82,13 +82,17 @@ pub(crate) const ROWS: &[Row] = &[
                     abort.abort();
                 });
             }
-            // Rank 2 stays away, so that nobody comes to an end.
+            // Rank 2 stays away until rank 1 has given up, so that nobody comes to an end.
             if actor.is(2) {
-                std::thread::sleep(Duration::from_millis(400));
+                actor.world.get("given up")?;
             }
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            let comm = comm.without_preflight().abort_signal(&signal).build();
-            comm.map(drop)
+            let comm = comm.without_preflight().abort_signal(&signal);
+            let ended = comm.build().map(drop);
+            if actor.is(1) {
+                actor.world.set("given up", &[])?;
+            }
+            ended
         },
         ends: Ends::Cause {
             culprits: &[1],

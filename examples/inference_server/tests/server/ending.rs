@@ -60,8 +60,8 @@ fn a_server_that_is_killed_leaves_neither_processes_nor_files() {
     signal(server.pid(), Signal::KILL);
     let begun = Instant::now();
     nothing_is_left(&ranks, &files);
-    // The kernel ends them with it, or they read the end of their connection.
-    assert!(begun.elapsed().as_secs() < 2, "{:?}", begun.elapsed());
+    // The kernel ends them with it, or they read the end of their connection. An operation would fail after 10 s.
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
     assert!(!server.until_ended().success());
 }
 

@@ -64,8 +64,9 @@ fn a_rank_that_leaves_is_named_at_once() {
 
 #[test]
 fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
+    let (say, joined) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
             let Rendezvous { address, job, .. } = rendezvous("died", 1, 2);
             let deadline = Instant::now() + Duration::from_secs(20);
             let mailbox = Arc::new(Mailbox::default());
@@ -83,10 +84,13 @@ fn a_connection_that_ends_without_goodbye_is_a_rank_that_died() {
             };
             connection.enqueue(request.encode(0));
             connection.drain(deadline).unwrap();
+            joined.recv().unwrap();
+            // Rank 0 usually waits by then; if it comes later, it hears the same.
             std::thread::sleep(Duration::from_millis(100));
             connection.shut();
         });
         let world = World::join(rendezvous("died", 0, 2)).unwrap();
+        say.send(()).unwrap();
         let error = world.barrier("never").unwrap_err().to_string();
         assert!(
             error.contains("rank 1") && error.contains("it died"),
@@ -144,14 +148,17 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
 
 #[test]
 fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
+    use crate::{Observer, WorldEvent};
+
+    let meet = |rank| rendezvous("claim", rank, 3).timeout(Duration::from_secs(6));
     std::thread::scope(|scope| {
-        let zero = scope.spawn(|| {
-            World::join(rendezvous("claim", 0, 3).timeout(Duration::from_secs(2))).map(drop)
-        });
-        let first = scope.spawn(|| {
-            World::join(rendezvous("claim", 1, 3).timeout(Duration::from_secs(2))).map(drop)
-        });
-        std::thread::sleep(Duration::from_millis(300));
+        let zero = scope.spawn(|| World::join(meet(0)).map(drop));
+        let first = scope.spawn(|| World::join(meet(1)).map(drop));
+        // The first rank 1 is in before the second comes.
+        let observer = Observer::join(meet(0)).unwrap();
+        let is_first = |event: WorldEvent| matches!(event, WorldEvent::Joined { rank: 1, .. });
+        assert!(observer.events().any(is_first), "rank 1 never came");
+        drop(observer);
         let other = World::join(rendezvous("claim", 1, 3))
             .unwrap_err()
             .to_string();

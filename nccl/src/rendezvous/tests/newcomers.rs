@@ -207,7 +207,7 @@ fn a_side_that_may_not_decide_lets_nobody_in() {
         std::thread::sleep(Duration::from_millis(10));
         door.hub().tick(Instant::now());
     }
-    let error = World::rejoin(meet(1).timeout(Duration::from_millis(300))).unwrap_err();
+    let error = World::rejoin(meet(1).timeout(Duration::from_secs(2))).unwrap_err();
     let error = error.to_string();
     assert!(
         error.contains("does not hear the others any more"),

@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::OperationKind;
+use crate::communicator::lock;
 use crate::rendezvous::board::RankEnd;
 use crate::rendezvous::client::Claim;
 use crate::rendezvous::events::{Events, WorldEvent};
+use crate::rendezvous::hub::Hub;
 use crate::rendezvous::observer::Observer;
 use crate::rendezvous::reader::Reader;
 use crate::rendezvous::{Attendance, Subject, Suspicion};
@@ -362,7 +364,9 @@ fn a_rank_0_that_ended_before_it_listened_is_named_to_all_who_come() {
 #[test]
 fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
     let meet = |rank| rendezvous("again", rank, 3);
+    let hub = std::sync::OnceLock::<Arc<Hub>>::new();
     std::thread::scope(|scope| {
+        let hub = &hub;
         let observer = Observer::start(meet(0)).unwrap();
         observer.rank_started(1, 4711).unwrap();
         let dying = scope.spawn(move || fragile(meet(1)));
@@ -371,6 +375,10 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
             .map(|rank| {
                 scope.spawn(move || {
                     let world = World::join(meet(rank)).unwrap();
+                    if rank == 0 {
+                        let door = world.line.own_door().unwrap();
+                        hub.set(Arc::clone(door.hub())).unwrap();
+                    }
                     world.phase("waiting");
                     world.barrier("never").unwrap_err().to_string()
                 })
@@ -383,8 +391,21 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
                 matches!(event, WorldEvent::Phase { .. }).then_some(())
             });
         }
+        // The connection over which rank 0 is told how rank 1 ends; not the one of `before`.
+        let parent_after = |before: Option<u64>| {
+            let deadline = Instant::now() + LONG;
+            loop {
+                let parent = lock(&hub.get().unwrap().state).members[1].parent;
+                if parent.is_some() && parent != before {
+                    return parent;
+                }
+                assert!(Instant::now() < deadline, "no parent after {before:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let first = parent_after(None);
         observer.cut_for_a_test();
-        std::thread::sleep(Duration::from_millis(500));
+        parent_after(first);
         assert!(observer.snapshot().connected, "it comes again");
         dying.connection.shut();
         std::thread::sleep(Duration::from_millis(20));

@@ -134,17 +134,19 @@ impl Eye {
         self.looked = Some(now);
         for seen in &mut self.streams {
             let handle = handle_of(&seen.stream);
-            match seen.ask(now, &mut events, &track.identity.name) {
-                Ok(false) => {}
-                Ok(true) => self.progress = Some(Instant::now()),
-                Err(error) => failed = failed.or(Some(error)),
-            }
             // What is reached once NCCL's abort flag is up need not have been done.
-            if Visit::of(inner)?.is_being_ended() {
-                return None;
-            }
-            if let Some(done) = seen.queue.done() {
-                track.done(&seen.stream, done);
+            if !Visit::of(inner)?.is_flag_up() {
+                match seen.ask(now, &mut events, &track.identity.name) {
+                    Ok(false) => {}
+                    Ok(true) => self.progress = Some(Instant::now()),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+                if Visit::of(inner)?.is_being_ended() {
+                    return None;
+                }
+                if let Some(done) = seen.queue.done() {
+                    track.done(&seen.stream, done);
+                }
             }
             seen.queue.update(&calls, track.done_on(handle), now);
             if let Err(error) = seen.mark(&mut events) {

@@ -454,7 +454,7 @@ fn a_rank_that_does_not_leave_an_epoch_that_others_have_left_is_ended() {
 
 #[test]
 fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
-    let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.05"]);
+    let mut scene = Scene::new(&["--ranks", "2", "--deadline", "1"]);
     scene.say(0, FromRank::Entered { epoch: 0 });
     scene.say(1, FromRank::Entered { epoch: 0 });
     scene.say(0, left(0));
