@@ -1,7 +1,7 @@
 //! The side of a rank in a row: what it has, what it can do, and what it says.
 //!
 //! A rank says, each at the beginning of a line: `ready`; `harm` when it is about to do the wrong thing
-//! itself; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
+//! itself; `fault: ` and the cause as JSON; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
 //! `leaks: ` and what it holds more than before, or nothing.
 
 use std::fmt::Write as _;
@@ -166,6 +166,7 @@ pub(crate) fn rank(row: &'static Row) {
         Ok(()) => println!("unharmed"),
         Err(error) => match error.fault() {
             Some(fault) => {
+                println!("fault: {}", serde_json::to_string(fault).expect("values"));
                 let root = serde_json::to_value(fault.root()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
                 let class = fault.class();

@@ -11,6 +11,7 @@
 mod actor;
 #[path = "../support/cgroup.rs"]
 mod cgroup;
+mod outcomes;
 mod row;
 mod rows;
 mod stage;
@@ -20,10 +21,12 @@ mod support;
 #[path = "../support/switch.rs"]
 mod switch;
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nccl_tools::testing::{Role, name};
+use outcomes::{Outcome, Outcomes};
 use row::{Ends, OnNvidias, Row};
 use stage::{Stage, Unable};
 use support::table::{try_all, written_or_same};
@@ -47,6 +50,9 @@ struct Measured {
     ended: Duration,
     /// Until the last rank has a right result again.
     on: Duration,
+    outcome: Outcome,
+    /// What the ranks were told.
+    sentences: BTreeSet<String>,
 }
 
 /// Tries a row; what is wrong with it.
@@ -127,7 +133,27 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     for &rank in &live {
         stage.ends_well(rank, PATIENCE)?;
     }
-    Ok(Measured { ended, on })
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    let mut sentences = BTreeSet::new();
+    let mut fault = None;
+    for &rank in live.iter().filter(|rank| !row.aside.contains(rank)) {
+        if let Some(told) = stage.has_said(rank, "fault: ") {
+            let told: serde_json::Value =
+                serde_json::from_str(told).map_err(|error| format!("rank {rank}: {error}"))?;
+            outcomes::sentences(&told, &host, &mut sentences);
+            fault = Some(told);
+        } else if let Some(told) = stage.has_said(rank, "refused: ") {
+            sentences.insert(outcomes::lasting(told, &host));
+        }
+    }
+    let outcome = Outcome::of(fault.as_ref(), stage.ends());
+    Ok(Measured {
+        ended,
+        on,
+        outcome,
+        sentences,
+    })
 }
 
 /// The ranks that a root has together: of a circle, of a host.
@@ -205,6 +231,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
         .collect();
     let measured = Mutex::new(Vec::new());
     let nvidias = support::on_nvidias();
+    let outcomes = Outcomes::read();
     let failures = try_all(rows.len(), TOGETHER, |index| {
         let row = rows[index];
         let differs = match row.on_nvidias {
@@ -225,6 +252,12 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
                 row.name
             )),
             (Ok(found), None) => {
+                // NVIDIA's library has its own words, and those of a call that fails are not ours.
+                if !nvidias {
+                    let compared =
+                        outcomes.compare(row.name, found.outcome.clone(), found.sentences.clone());
+                    compared.map_err(|why| format!("{}: {why}", row.name))?;
+                }
                 measured.lock().unwrap().push((index, found));
                 Ok(())
             }
@@ -235,6 +268,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
             (Err(Unable::Failed(why)), None) => Err(format!("{}: {why}", row.name)),
         }
     });
+    outcomes.write();
     let mut measured = measured.into_inner().unwrap();
     measured.sort_by_key(|(index, _)| *index);
     for (index, found) in measured {

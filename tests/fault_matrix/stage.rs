@@ -150,6 +150,41 @@ impl Stage {
         }
     }
 
+    /// What a rank has said in a line that begins with `word`, if it has.
+    pub(crate) fn has_said(&self, rank: usize, word: &str) -> Option<&str> {
+        let mut lines = self.said[rank].iter();
+        lines.find_map(|(line, _)| line.strip_prefix(word))
+    }
+
+    /// How every process has ended: its exit code or signal, or that it runs, for one that is stopped or hangs.
+    pub(crate) fn ends(&mut self) -> Vec<String> {
+        const SOON: Duration = Duration::from_secs(1);
+        let runs = || String::from("runs");
+        let deadline = Instant::now() + SOON;
+        match &mut self.players {
+            Players::Children(children) => children
+                .iter_mut()
+                .map(|child| {
+                    loop {
+                        match child.try_wait().expect("a child") {
+                            Some(status) => return status.to_string(),
+                            None if Instant::now() > deadline => return runs(),
+                            None => std::thread::sleep(Duration::from_millis(2)),
+                        }
+                    }
+                })
+                .collect(),
+            Players::Fleet(fleet) => match fleet.wait_timeout(SOON) {
+                Some(report) => report.ranks().map(|end| end.exit().to_string()).collect(),
+                None => fleet
+                    .pids()
+                    .into_iter()
+                    .map(|pid| pid.map_or_else(|| String::from("has ended"), |_| runs()))
+                    .collect(),
+            },
+        }
+    }
+
     /// What was heard, for somebody who has to find out why.
     pub(crate) fn told(&self, what: &str) -> String {
         let mut text = what.to_owned();
