@@ -16,6 +16,7 @@ mod foreign_clients;
 mod gpu_bundle;
 mod header;
 mod house;
+mod public_api;
 mod real_nccl;
 mod sanitize;
 mod slim;
@@ -104,6 +105,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "run CuPy's and NVIDIA's Python bindings of NCCL on the emulator",
         run: foreign_clients::run,
+    },
+    Chore {
+        name: "public-api",
+        arguments: "[--write]",
+        purpose: "fail if the public items of the library crates differ from their lists; or write those",
+        run: public_api::run,
     },
     Chore {
         name: "sanitize",
