@@ -1,12 +1,13 @@
 //! The communicator that takes tensors.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::shape::Dim;
 use candle_core::{Device, Tensor};
 use nccl::cudarc::driver::{CudaContext, CudaStream};
 use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use parking_lot::Mutex;
 
 use crate::collective::Collective;
 use crate::error::Error;
@@ -233,8 +234,7 @@ impl TensorCommunicator {
     /// ```
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<Error>> {
-        let last = self.shared.last_error.lock();
-        last.unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.last_error.lock().clone()
     }
 
     /// Reduces the tensors of all ranks, element by element; all get the result.
@@ -454,8 +454,7 @@ impl TensorCommunicator {
     pub(crate) fn fail(&self, error: Error) -> candle_core::Error {
         let error = Arc::new(error);
         let wrapped = Error::wrap(&error);
-        let last = self.shared.last_error.lock();
-        *last.unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *self.shared.last_error.lock() = Some(error);
         wrapped
     }
 }

@@ -8,14 +8,15 @@
 //! failed, a rank that does not let go) is leaked.
 
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError, PinnedHostSlice,
 };
 use nccl::{Communicator, DataType, Erased, ErasedMut, ErrorKind};
+use parking_lot::Mutex;
 
 use crate::collective::Collective;
 
@@ -221,8 +222,8 @@ impl Staging {
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Area>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<Area>> {
+        self.idle.lock()
     }
 
     /// An area of so many bytes or more: the smallest that is large enough, or a new one in the place of one that is

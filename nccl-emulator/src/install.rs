@@ -9,11 +9,11 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use cuda_emulator::hooks::{self, Hooks};
 use cuda_emulator::settings::{self, Settings};
 use cuda_emulator::stand_in::{self, StandInError, Symbol, loaded_from};
+use cuda_emulator::sync::Mutex;
 
 use crate::options::{self, Wishes};
 use crate::{expert_parallel, faults};
@@ -196,7 +196,7 @@ impl fmt::Display for Installation {
 static INSTALLED: Mutex<Option<Installation>> = Mutex::new(None);
 
 pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = INSTALLED.lock();
     let options = options::fix(wishes)?;
     if let Some(installation) = &*installed {
         return Ok(installation.clone());
@@ -266,10 +266,7 @@ fn carry(path: &Path, _: &mut Installation) -> Result<RealLibrary, InstallError>
 
 /// Whether [`install()`](crate::install()) has been done.
 pub(crate) fn installation() -> Option<Installation> {
-    INSTALLED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone()
+    INSTALLED.lock().clone()
 }
 
 fn refuse_loaded(soname: &CStr) -> Result<(), InstallError> {

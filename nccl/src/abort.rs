@@ -1,10 +1,10 @@
 //! A switch that ends a communicator from another thread, while it is being made or used.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
-use crate::communicator::lock;
 use crate::forked;
+use crate::sync::Mutex;
 
 /// Ends the communicator it was given to, from any thread, even while it is still being made.
 ///
@@ -56,7 +56,7 @@ impl AbortSignal {
         }
         let any = Self::new();
         for signal in signals {
-            let mut followers = lock(&signal.0.followers);
+            let mut followers = signal.0.followers.lock();
             followers.retain(|follower| follower.strong_count() > 0);
             followers.push(Arc::downgrade(&any.0));
             drop(followers);
@@ -103,7 +103,7 @@ impl Signal {
         if forked::is_child() {
             return;
         }
-        let followers = std::mem::take(&mut *lock(&self.followers));
+        let followers = std::mem::take(&mut *self.followers.lock());
         for follower in followers.iter().filter_map(Weak::upgrade) {
             follower.give();
         }
@@ -136,6 +136,6 @@ mod tests {
         for _ in 0..100 {
             drop(AbortSignal::any(&[long.clone(), AbortSignal::new()]));
         }
-        assert!(lock(&long.0.followers).len() <= 1);
+        assert!(long.0.followers.lock().len() <= 1);
     }
 }

@@ -5,14 +5,14 @@
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
 use nccl_sys as sys;
 use nccl_sys::Version;
 
-use crate::communicator::lock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
+use crate::sync::Mutex;
 
 /// Settings of a communicator; what is not set is left to NCCL.
 ///
@@ -327,7 +327,7 @@ impl Config {
 /// or aborted, and the calls for the others return before.
 fn kept(text: CString) -> &'static CStr {
     static KEPT: LazyLock<Mutex<HashSet<&'static CStr>>> = LazyLock::new(Mutex::default);
-    let mut kept = lock(&KEPT);
+    let mut kept = KEPT.lock();
     match kept.get(text.as_c_str()) {
         Some(same) => same,
         None => {

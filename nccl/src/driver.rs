@@ -6,12 +6,12 @@
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 /// Makes the context current on this thread.
 #[inline]
@@ -141,7 +141,7 @@ pub(crate) fn heard<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    let _alone = lock(&SET_ASIDE);
+    let _alone = SET_ASIDE.lock();
     let before = context.check_err();
     let value = calls();
     let during = context.check_err();

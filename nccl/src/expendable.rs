@@ -8,12 +8,12 @@
 //! For calls that are rare: the thread costs some ten microseconds. Calls on the way of an operation are
 //! watched instead (`supervision/inside.rs`).
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::lock;
 use crate::error::{Error, ErrorKind};
 use crate::reaper::Working;
+use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
 /// How often the caller looks whether there is still a use in waiting.
@@ -53,7 +53,7 @@ pub(crate) fn call<T: Send + 'static>(
     let run = move || {
         let result = work();
         let (state, bell) = &*theirs;
-        let mut state = lock(state);
+        let mut state = state.lock();
         if matches!(*state, State::Out) {
             *state = State::Back(result);
             bell.notify_one();
@@ -68,7 +68,7 @@ pub(crate) fn call<T: Send + 'static>(
     threads::spawn("nccl-call", run).map_err(NotBack::NoThread)?;
 
     let (state, bell) = &*shared;
-    let mut state = lock(state);
+    let mut state = state.lock();
     let mut of_no_use: Option<Instant> = None;
     loop {
         match std::mem::replace(&mut *state, State::GivenUp) {
@@ -87,8 +87,7 @@ pub(crate) fn call<T: Send + 'static>(
             return Err(NotBack::Interrupted);
         }
         *state = State::Out;
-        let waited = bell.wait_timeout(state, left.min(TICK));
-        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        bell.wait_for(&mut state, left.min(TICK));
     }
 }
 

@@ -7,14 +7,15 @@
 use std::fmt;
 use std::io::Write as _;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::communicator::{Inner, lock};
+use crate::communicator::Inner;
+use crate::sync::Mutex;
 
 /// How long the hook may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -114,7 +115,7 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 /// });
 /// ```
 pub fn on_fatal(hook: impl FnOnce(&FatalReport) -> FatalExit + Send + 'static) {
-    let before = lock(&HOOK).replace(Box::new(hook));
+    let before = HOOK.lock().replace(Box::new(hook));
     // Outside the lock: it may hold anything.
     drop(before);
 }
@@ -217,7 +218,7 @@ fn write_within(to: impl AsFd, text: &[u8], limit: Duration) {
 /// What the hook says; the default without one, and for one that panics or does not come back.
 fn hear(report: FatalReport) -> FatalExit {
     // A thread of the program may have the lock, and panic hooks may set one.
-    let Some(hook) = HOOK.try_lock().ok().and_then(|mut hook| hook.take()) else {
+    let Some(hook) = HOOK.try_lock().and_then(|mut hook| hook.take()) else {
         return FatalExit::default();
     };
     let (say, said) = mpsc::channel();

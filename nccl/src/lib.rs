@@ -133,6 +133,7 @@ mod rendezvous;
 mod request;
 pub mod stats;
 mod supervision;
+mod sync;
 mod threads;
 mod time;
 mod unique_id;

@@ -13,7 +13,7 @@
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,10 @@ use ::metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::stats::{CommunicatorStats, Durations, Stats, WorldStats, stats};
+use crate::sync::{Condvar, Mutex};
 
 /// Passes [`stats()`](crate::stats()) on to the recorder, once.
 ///
@@ -34,7 +34,7 @@ use crate::stats::{CommunicatorStats, Durations, Stats, WorldStats, stats};
 /// nccl::metrics::sample();
 /// ```
 pub fn sample() {
-    let mut passed = lock(passed());
+    let mut passed = passed().lock();
     describe();
     pass_on(&stats(), &mut passed);
 }
@@ -97,14 +97,13 @@ impl Stop {
     /// Whether it was stopped within that time.
     fn within(&self, time: Duration) -> bool {
         let until = crate::time::deadline_after(time);
-        let mut stopped = lock(&self.stopped);
+        let mut stopped = self.stopped.lock();
         while !*stopped {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            let waited = self.bell.wait_timeout(stopped, left);
-            stopped = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            self.bell.wait_for(&mut stopped, left);
         }
         true
     }
@@ -116,7 +115,7 @@ impl Drop for Sampler {
         if forked::is_child() {
             return;
         }
-        *lock(&self.stop.stopped) = true;
+        *self.stop.stopped.lock() = true;
         self.stop.bell.notify_all();
         if let Some(thread) = self.thread.take()
             && thread.join().is_ok()

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
@@ -22,6 +22,7 @@ use crate::driver;
 use crate::events;
 use crate::forked;
 use crate::rendezvous;
+use crate::sync::{Condvar, Mutex};
 use crate::threads;
 use crate::time::deadline_after;
 
@@ -90,10 +91,6 @@ static PENDING: AtomicUsize = AtomicUsize::new(0);
 static HURRY: AtomicBool = AtomicBool::new(false);
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Whether the process is exiting, or a forked child, so that CUDA and NCCL must not be called any more.
 pub(crate) fn is_closed() -> bool {
     CLOSED.load(Ordering::Acquire) || forked::is_child()
@@ -113,7 +110,7 @@ pub(crate) fn take(remains: Box<dyn Remains>, limit: Duration) {
     }
     register_exit();
     PENDING.fetch_add(1, Ordering::AcqRel);
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     state.queue.push(Entry {
         remains,
         deadline: deadline_after(limit),
@@ -186,7 +183,7 @@ fn leak(entry: Entry) {
 /// The thread.
 fn run(generation: u64) {
     let mut pause = SHORTEST;
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     while state.generation == generation && !is_closed() {
         if let Some(remains) = state.over.pop_front() {
             state.busy_since = Some(Instant::now());
@@ -197,16 +194,13 @@ fn run(generation: u64) {
                 std::mem::forget(remains);
             }
             PENDING.fetch_sub(1, Ordering::AcqRel);
-            state = lock(&STATE);
+            state = STATE.lock();
             if state.generation == generation {
                 state.busy_since = None;
             }
             pause = SHORTEST;
         } else if state.queue.is_empty() {
-            let (still, waited) = BELL
-                .wait_timeout(state, IDLE)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = still;
+            let waited = BELL.wait_for(&mut state, IDLE);
             let is_last = state.generation == generation;
             if is_last && waited.timed_out() && state.queue.is_empty() && state.over.is_empty() {
                 state.running = false;
@@ -218,15 +212,14 @@ fn run(generation: u64) {
             state.busy_since = Some(Instant::now());
             drop(state);
             let (over, left) = look_at(entries);
-            state = lock(&STATE);
+            state = STATE.lock();
             if state.generation == generation {
                 state.busy_since = None;
             }
             state.queue.extend(left);
             state.over.extend(over);
             if state.over.is_empty() && !state.queue.is_empty() {
-                let slept = BELL.wait_timeout(state, pause);
-                (state, _) = slept.unwrap_or_else(PoisonError::into_inner);
+                BELL.wait_for(&mut state, pause);
                 pause = (pause * 2).min(LONGEST);
             }
         }

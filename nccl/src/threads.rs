@@ -111,10 +111,9 @@ pub(crate) mod scarcity {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use crate::sync::Mutex;
 
     use super::*;
-    use crate::communicator::lock;
 
     #[test]
     fn what_several_threads_would_do_is_done_by_those_that_there_are() {
@@ -124,14 +123,14 @@ mod tests {
             let done = Mutex::new(Vec::new());
             together(8, "nccl-test", "to count", || {
                 loop {
-                    let Some(number) = lock(&left).next() else {
+                    let Some(number) = left.lock().next() else {
                         return;
                     };
-                    lock(&done).push(number);
+                    done.lock().push(number);
                 }
             });
             scarcity::set(None);
-            let mut done = done.into_inner().unwrap();
+            let mut done = done.into_inner();
             done.sort_unstable();
             assert_eq!(done, Vec::from_iter(0..100), "with {threads:?} threads");
         }

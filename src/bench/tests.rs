@@ -1,6 +1,8 @@
 //! The method on ranks that are threads and a collective that is a copy through shared vectors.
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -36,9 +38,9 @@ impl Ranks for ThreadRank {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
-        self.board.gathered.lock().unwrap()[self.rank] = bytes.to_vec();
+        self.board.gathered.lock()[self.rank] = bytes.to_vec();
         self.board.barrier.wait();
-        let all = self.board.gathered.lock().unwrap().clone();
+        let all = self.board.gathered.lock().clone();
         self.board.barrier.wait();
         Ok(all)
     }
@@ -142,10 +144,10 @@ impl Collective for Vectors {
         for &shift in shifts {
             let shift = shift as usize;
             let sent = self.buffers[send][shift..shift + total].to_vec();
-            self.board.sent.lock().unwrap()[self.rank] = sent;
+            self.board.sent.lock()[self.rank] = sent;
             self.board.barrier.wait();
             for peer in 0..shape.ranks {
-                let sent = &self.board.sent.lock().unwrap()[peer];
+                let sent = &self.board.sent.lock()[peer];
                 let from = &sent[self.rank * part..(self.rank + 1) * part];
                 let to = shift + peer * part;
                 self.buffers[recv][to..to + part].copy_from_slice(from);

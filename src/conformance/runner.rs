@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nccl_sys::Version;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{FACT, Facts, Needs, PROGRAMS, Program};
@@ -83,7 +83,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
         while let Some(program) = selected.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (outcome, facts) = run(program, selection.way, selection.release)?;
             println!("{:<28} {outcome}, {} facts", program.name, facts.len());
-            let mut collected = collected.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut collected = collected.lock();
             collected.1 += usize::from(outcome != "ended");
             collected.0.insert(
                 program.name.to_owned(),
@@ -100,9 +100,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
         });
         ended.collect::<Result<(), Failure>>()
     })?;
-    let (found, unfinished) = collected
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let (found, unfinished) = collected.into_inner();
     let subject = format!("NCCL {}", std::env::var("NCCL_LIBRARY").unwrap_or_default());
     let emulated = std::env::var("NCCL_EMULATOR").is_ok_and(|value| value == "1");
     let carried = std::env::var("NCCL_EMULATOR_NCCL").unwrap_or_default();

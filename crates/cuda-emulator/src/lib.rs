@@ -40,4 +40,5 @@ pub mod registry;
 pub mod runtime;
 pub mod settings;
 pub mod stand_in;
+pub mod sync;
 pub mod violations;

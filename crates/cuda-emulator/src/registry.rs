@@ -10,7 +10,9 @@
 //! clone an `Arc`.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use crate::sync::Mutex;
 
 /// Slots of the first chunk; each further chunk has twice as many as the one before.
 const FIRST: usize = 64;
@@ -37,10 +39,6 @@ struct Free {
     used: u32,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<T> Registry<T> {
     /// An empty registry; `kind` (1 to 127) tells its handles from those of others.
     pub const fn new(kind: u8) -> Self {
@@ -61,7 +59,7 @@ impl<T> Registry<T> {
     /// Gives an object a handle. `None` if all are taken.
     pub fn insert(&self, object: Arc<T>) -> Option<*mut c_void> {
         let index = {
-            let mut free = lock(&self.free);
+            let mut free = self.free.lock();
             match free.slots.pop() {
                 Some(index) => index,
                 None => {
@@ -71,7 +69,7 @@ impl<T> Registry<T> {
                 }
             }
         };
-        let mut slot = lock(self.slot(index, true)?);
+        let mut slot = self.slot(index, true)?.lock();
         slot.generation = (slot.generation + 1) & 0xff_ffff;
         slot.object = Some(object);
         Some(self.encode(index, slot.generation))
@@ -80,7 +78,7 @@ impl<T> Registry<T> {
     /// The object of a handle, if it is one of a live object.
     pub fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
         let (index, generation) = self.decode(handle)?;
-        let slot = lock(self.slot(index, false)?);
+        let slot = self.slot(index, false)?.lock();
         if slot.generation == generation {
             slot.object.clone()
         } else {
@@ -91,7 +89,7 @@ impl<T> Registry<T> {
     /// Looks at the object of a handle in its place. Nothing else of the registry may be used meanwhile.
     pub fn look<R>(&self, handle: *mut c_void, look: impl FnOnce(&T) -> R) -> Option<R> {
         let (index, generation) = self.decode(handle)?;
-        let slot = lock(self.slot(index, false)?);
+        let slot = self.slot(index, false)?.lock();
         match slot.generation == generation {
             true => slot.object.as_deref().map(look),
             false => None,
@@ -101,28 +99,28 @@ impl<T> Registry<T> {
     /// Ends a handle and gives back its object.
     pub fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
         let (index, generation) = self.decode(handle)?;
-        let mut slot = lock(self.slot(index, false)?);
+        let mut slot = self.slot(index, false)?.lock();
         if slot.generation != generation {
             return None;
         }
         let object = slot.object.take()?;
         drop(slot);
-        lock(&self.free).slots.push(index);
+        self.free.lock().slots.push(index);
         Some(object)
     }
 
     /// Ends the handles of all objects that are `unwanted`.
     pub fn remove_if(&self, unwanted: impl Fn(&T) -> bool) {
-        let used = lock(&self.free).used;
+        let used = self.free.lock().used;
         for index in 0..used {
             let Some(slot) = self.slot(index, false) else {
                 continue;
             };
-            let mut slot = lock(slot);
+            let mut slot = slot.lock();
             if slot.object.as_deref().is_some_and(&unwanted) {
                 let object = slot.object.take();
                 drop(slot);
-                lock(&self.free).slots.push(index);
+                self.free.lock().slots.push(index);
                 drop(object);
             }
         }

@@ -4,7 +4,8 @@
 //! [`violations()`]. A violation names the allocation (or the object) it is about.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sync::{Mutex, MutexGuard};
 
 /// What kind of misuse was caught; see [`Violation`].
 ///
@@ -203,5 +204,5 @@ pub fn record(violation: Violation) {
 }
 
 fn lock() -> MutexGuard<'static, Vec<Violation>> {
-    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
+    RECORD.lock()
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use super::in_force::{COUNT, FAULTS, LATE_NANOS, lock, read_environment};
+use super::in_force::{COUNT, FAULTS, LATE_NANOS, read_environment};
 use super::rule::{Caller, Name, Rule};
 use super::specification::{self, SpecificationError};
 use super::{Action, FaultGuard, Point};
@@ -255,7 +255,7 @@ impl Fault {
 
 fn install(rule: Arc<Rule>) -> FaultGuard {
     read_environment();
-    lock(&FAULTS).rules.push(Arc::clone(&rule));
+    FAULTS.lock().rules.push(Arc::clone(&rule));
     COUNT.fetch_add(1, Ordering::Relaxed);
     FaultGuard(rule)
 }

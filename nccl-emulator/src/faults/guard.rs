@@ -1,10 +1,10 @@
 //! A fault in place, and lateness in place: both end with their guards.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::in_force::{COUNT, FAULTS, LATE_NANOS, lock, read_environment};
+use super::in_force::{COUNT, FAULTS, LATE_NANOS, read_environment};
 use super::rule::Rule;
 
 /// A fault in place. Dropping it takes the fault away and lets go on what hangs because of it.
@@ -28,7 +28,7 @@ impl FaultGuard {
     /// ```
     #[must_use]
     pub fn hits(&self) -> u64 {
-        lock(&self.0.state).hits
+        self.0.state.lock().hits
     }
 
     /// Waits until it has struck `hits` times. False if that takes longer than `patience`.
@@ -42,12 +42,10 @@ impl FaultGuard {
     /// ```
     #[must_use]
     pub fn wait_for_hits(&self, hits: u64, patience: Duration) -> bool {
-        let state = lock(&self.0.state);
-        let (state, _) = self
-            .0
+        let mut state = self.0.state.lock();
+        self.0
             .changed
-            .wait_timeout_while(state, patience, |state| state.hits < hits)
-            .unwrap_or_else(PoisonError::into_inner);
+            .wait_while_for(&mut state, |state| state.hits < hits, patience);
         state.hits >= hits
     }
 
@@ -60,13 +58,13 @@ impl FaultGuard {
     /// assert_eq!(guard.hits(), 0); // what it has seen can still be asked
     /// ```
     pub fn release(&self) {
-        let mut faults = lock(&FAULTS);
+        let mut faults = FAULTS.lock();
         let before = faults.rules.len();
         faults.rules.retain(|rule| !Arc::ptr_eq(rule, &self.0));
         COUNT.fetch_sub(before - faults.rules.len(), Ordering::Relaxed);
         drop(faults);
         let wakers = {
-            let mut state = lock(&self.0.state);
+            let mut state = self.0.state.lock();
             state.released = true;
             std::mem::take(&mut state.wakers)
         };

@@ -1,8 +1,10 @@
 //! The faults in force, and by how much operations are late: those of the environment, and those put in place.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+
+use cuda_emulator::sync::Mutex;
 
 use super::rule::Rule;
 use super::specification::{self, SpecificationError};
@@ -41,13 +43,9 @@ pub(super) static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 pub(super) static LATE_NANOS: AtomicU64 = AtomicU64::new(0);
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub(super) fn read_environment() {
     static READ: LazyLock<()> = LazyLock::new(|| {
-        let faults = lock(&FAULTS);
+        let faults = FAULTS.lock();
         COUNT.fetch_add(faults.rules.len(), Ordering::Relaxed);
         COUNT.fetch_sub(1, Ordering::Relaxed);
         LATE_NANOS.fetch_add(faults.late.as_nanos() as u64, Ordering::Relaxed);
@@ -66,7 +64,7 @@ pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
 /// Why not.
 pub(crate) fn check_for_nvidias() -> Result<(), String> {
     check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
-    let faults = lock(&FAULTS);
+    let faults = FAULTS.lock();
     let useless = faults
         .rules
         .iter()

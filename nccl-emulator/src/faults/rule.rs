@@ -1,11 +1,12 @@
 //! One fault in force: whom it strikes, what hangs because of it, and how it is let go.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::in_force::lock;
+use cuda_emulator::sync::{Condvar, Mutex};
+
 use super::{Action, Point};
 use crate::nccl::Code;
 
@@ -127,7 +128,7 @@ impl Rule {
         if self.nth.is_some_and(|nth| nth != time) {
             return false;
         }
-        lock(&self.state).hits += 1;
+        self.state.lock().hits += 1;
         self.changed.notify_all();
         true
     }
@@ -148,21 +149,17 @@ impl Rule {
     }
 
     pub(super) fn is_released(&self) -> bool {
-        lock(&self.state).released
+        self.state.lock().released
     }
 
     /// Hangs until released or, unless this is a hang that nothing ends, aborted.
     pub(super) fn hold(&self, aborted: &dyn Fn() -> bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while !state.released {
             if self.action == Action::Stall && aborted() {
                 return;
             }
-            state = self
-                .changed
-                .wait_timeout(state, TICK)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut state, TICK);
         }
     }
 }
@@ -203,7 +200,7 @@ impl OperationFault {
     /// Calls `wake` when a hang is released.
     pub(crate) fn on_release(&self, wake: impl Fn() + Clone + Send + 'static) {
         for rule in &self.holding {
-            let mut state = lock(&rule.state);
+            let mut state = rule.state.lock();
             if !state.released {
                 state.wakers.push(Box::new(wake.clone()));
             }

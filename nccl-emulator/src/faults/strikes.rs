@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::in_force::{FAULTS, any, lock};
+use super::in_force::{FAULTS, any};
 use super::rule::{OperationFault, Rule, Subject};
 use super::{Action, Point};
 use crate::nccl::{AbortFlag, Code};
 use cuda_emulator::driver::CUresult;
 
 fn striking(point: impl Fn(&Point) -> bool, subjects: &[Subject<'_>]) -> Vec<Arc<Rule>> {
-    let rules: Vec<_> = lock(&FAULTS)
+    let rules: Vec<_> = FAULTS
+        .lock()
         .rules
         .iter()
         .filter(|rule| point(&rule.point))

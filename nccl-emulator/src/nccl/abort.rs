@@ -4,8 +4,10 @@
 //!
 //! An `Arc`, because communicators that share resources share one flag: raising it breaks them all.
 
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
+
+use cuda_emulator::sync::Mutex;
 
 use super::communicator::Session;
 
@@ -28,7 +30,7 @@ impl AbortFlag {
     /// Raises it and wakes who sleeps on a bell of this process's ranks.
     pub(crate) fn raise(&self) {
         self.raised.store(true, Ordering::SeqCst);
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = self.sessions.lock();
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.own().bell.ring();
         }
@@ -41,7 +43,7 @@ impl AbortFlag {
 
     /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of that rank.
     pub(crate) fn wakes(&self, session: Weak<Session>) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock();
         sessions.retain(|session| session.strong_count() > 0);
         sessions.push(session);
     }

@@ -11,7 +11,8 @@ use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use cuda_emulator::sync::Mutex;
 
 /// What a line is about; the bits of `NCCL_DEBUG_SUBSYS`.
 pub(crate) mod subsystem {
@@ -211,7 +212,7 @@ fn open() -> Output {
 
 /// What `ncclResetDebugInit` does: the variables are read again at the next line.
 pub(crate) fn reset() {
-    let mut output = OUTPUT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut output = OUTPUT.lock();
     *output = None;
     LEVEL.store(NOT_READ, Ordering::Release);
 }
@@ -219,7 +220,7 @@ pub(crate) fn reset() {
 /// Whether lines of `level` about `about` are printed.
 pub(crate) fn enabled(level: Level, about: u32) -> bool {
     if LEVEL.load(Ordering::Acquire) == NOT_READ {
-        let mut output = OUTPUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = OUTPUT.lock();
         output.get_or_insert_with(open);
     }
     LEVEL.load(Ordering::Acquire) >= level as u32 && MASK.load(Ordering::Relaxed) & about != 0
@@ -253,7 +254,7 @@ pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Argu
         .unwrap_or_else(|| cuda_emulator::driver::current_device().unwrap_or(0));
     // SAFETY: always succeeds.
     let thread = unsafe { libc::gettid() };
-    let mut guard = OUTPUT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = OUTPUT.lock();
     let output = guard.get_or_insert_with(open);
     let mut line = String::new();
     if level == Level::Warn {
@@ -314,7 +315,7 @@ fn keep(place: &[AtomicU8], text: &str) {
 /// Keeps `message` as the last error and prints it if warnings are wanted. Called by [`warn!`].
 pub(crate) fn keep_and_print(file: &str, line: u32, message: fmt::Arguments<'_>) {
     {
-        let _writers = OUTPUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writers = OUTPUT.lock();
         keep(&LAST_ERROR, &message.to_string());
     }
     if enabled(Level::Warn, subsystem::ALL) {

@@ -5,9 +5,11 @@
 //! costs no system call; then it sleeps until [`notify`] or [`at`] wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 
 use super::communicator::Communicator;
 
@@ -35,7 +37,7 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
 fn lock() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    STATE.lock()
 }
 
 fn start(state: &mut State) {
@@ -137,7 +139,7 @@ fn run() {
         } else {
             let mut state = lock();
             while ASLEEP.load(Ordering::SeqCst) {
-                state = WAKE.wait(state).unwrap_or_else(PoisonError::into_inner);
+                WAKE.wait(&mut state);
             }
         }
         idle = 0;

@@ -26,10 +26,11 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 use nccl_sys::Api;
 
 use super::calls::Calls;
@@ -390,7 +391,7 @@ static LEFT: Condvar = Condvar::new();
 const LEAVING: Duration = Duration::from_secs(10);
 
 fn calls() -> MutexGuard<'static, Vec<Arc<Call>>> {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+    CALLS.lock()
 }
 
 /// A call among [`CALLS`] while it is under way here.
@@ -419,7 +420,7 @@ impl Drop for UnderWay {
 
 /// Tells the calls that are held that a communicator is about to be freed, and waits for those that end with its abort.
 fn note_end(ended: Subject, is_abort: bool) {
-    let calls = calls();
+    let mut calls = calls();
     for call in calls.iter() {
         for subject in &call.subjects {
             let is_it = subject.communicator == ended.communicator;
@@ -441,8 +442,7 @@ fn note_end(ended: Subject, is_abort: bool) {
             let own = |subject: &Subject| subject.communicator == ended.communicator;
             call.subjects.iter().any(own) && call.is_awaited.load(Ordering::SeqCst)
         };
-        let waited = LEFT.wait_timeout_while(calls, LEAVING, |calls| calls.iter().any(of_it));
-        let (calls, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        LEFT.wait_while_for(&mut calls, |calls| calls.iter().any(of_it), LEAVING);
         for call in calls.iter().filter(|call| of_it(call)) {
             call.is_awaited.store(false, Ordering::SeqCst);
         }

@@ -25,7 +25,8 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+
+use cuda_emulator::sync::Mutex;
 
 use super::calls::{Calls, RuntimeFunction};
 use super::error::LoadError;
@@ -179,7 +180,7 @@ static NAMES: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
 /// Keeps a name, and says where its characters are from now on.
 fn kept(name: CString) -> *const c_char {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     // The characters have memory of their own, which does not move with the string.
     let characters = name.as_ptr();
     names.push(name);

@@ -8,7 +8,9 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
+
+use cuda_emulator::sync::Mutex;
 
 /// A shared mapping of a whole memfd; unmapped on drop.
 #[derive(Debug)]
@@ -71,7 +73,7 @@ impl SharedMemory {
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = MAPPED.lock();
         let key = (stat.st_dev, stat.st_ino);
         if let Some(memory) = mapped.get(&key).and_then(Weak::upgrade) {
             return Ok(memory);

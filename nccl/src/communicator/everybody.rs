@@ -9,20 +9,21 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::free::abort_in_a_group;
 use super::handle::{Backoff, RawComm};
 use super::lifecycle::Why;
 use super::state::{Native, Phase};
-use super::{Inner, SharedLaunch, State, Timeouts, lock};
+use super::{Inner, SharedLaunch, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::forked;
 use crate::library::Capability;
 use crate::supervision::Cause;
+use crate::sync::Mutex;
 use crate::threads;
 use crate::time::deadline_after;
 
@@ -64,7 +65,7 @@ impl Birth {
             phase: OnceLock::new(),
             over: AtomicBool::new(false),
         });
-        let mut everybody = lock(&EVERYBODY);
+        let mut everybody = EVERYBODY.lock();
         everybody.births.retain(|birth| !birth.is_over());
         everybody.births.push(Arc::clone(&record));
         Arc::new(Self(record))
@@ -144,7 +145,7 @@ pub fn leaked_communicators() -> u64 {
 
 /// There is one more.
 pub(super) fn lives(inner: &Arc<Inner>) {
-    let mut everybody = lock(&EVERYBODY);
+    let mut everybody = EVERYBODY.lock();
     everybody.lives.retain(|inner| inner.strong_count() > 0);
     everybody.lives.push(Arc::downgrade(inner));
 }
@@ -251,7 +252,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
         return AbortReport::default();
     }
     let (births, mut lives) = {
-        let mut everybody = lock(&EVERYBODY);
+        let mut everybody = EVERYBODY.lock();
         everybody.births.retain(|birth| !birth.is_over());
         (everybody.births.clone(), everybody.lives())
     };
@@ -303,7 +304,7 @@ impl Everybody {
 /// Those that have not ended.
 fn alive() -> Vec<Arc<Inner>> {
     // One whose last handle goes meanwhile ends here, which must not be under the lock.
-    let mut lives = lock(&EVERYBODY).lives();
+    let mut lives = EVERYBODY.lock().lives();
     lives.retain(|inner| !inner.phase.get().is_final());
     lives
 }
@@ -423,7 +424,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     // All in one order.
     launches.sort_by_key(Arc::as_ptr);
     launches.dedup_by_key(|launch| Arc::as_ptr(launch));
-    let _first: Vec<_> = launches.iter().map(|launch| lock(&launch.0)).collect();
+    let _first: Vec<_> = launches.iter().map(|launch| launch.0.lock()).collect();
     let freed = abort_in_a_group(&first.library, &raws);
     for ((inner, _), freed) in taken.iter().zip(freed) {
         inner.phase.set_freed(freed);

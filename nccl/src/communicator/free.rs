@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::handle::{RawComm, Unsettled, settle};
 use super::state::{Native, Way};
-use super::{Inner, SharedLaunch, Switch, lock};
+use super::{Inner, SharedLaunch, Switch};
 use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
@@ -38,7 +38,7 @@ impl Native for Arc<Inner> {
             self.look_for_the_end();
         }
         let launch = self.shared_launch();
-        let _first = launch.as_ref().map(|launch| lock(&launch.0));
+        let _first = launch.as_ref().map(|launch| launch.0.lock());
         if way == Way::Abort && self.revoke_instead(raw) {
             // NCCL has let go of all that was lent to it, and keeps itself.
             return Ok(());
@@ -50,7 +50,7 @@ impl Native for Arc<Inner> {
 impl Inner {
     /// The launch under way, or left unfinished, that it shares with others. To be locked while it is freed.
     pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
-        lock(&self.launch).clone()
+        self.launch.lock().clone()
     }
 }
 

@@ -12,11 +12,10 @@ use std::sync::{Arc, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::switch::{Found, Switch};
 use crate::error::Result;
 use crate::reaper;
+use crate::sync::Mutex;
 use crate::threads;
 
 /// How often it looks; how much later than its limit a call may end.

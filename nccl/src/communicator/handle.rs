@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::Inner;
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
@@ -16,6 +15,7 @@ use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::supervision::Cause;
 use crate::supervision::recorder::Writer;
+use crate::sync::{Mutex, MutexGuard};
 use crate::time::deadline_after;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.

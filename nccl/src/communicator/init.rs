@@ -4,7 +4,7 @@
 //! it is ready, the thread that makes it has NCCL's pointer, and frees it when it comes to nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
@@ -36,6 +36,7 @@ use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::supervision::watchdog;
 use crate::supervision::{Board, Roster};
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 

@@ -20,8 +20,8 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
+use super::Inner;
 use super::handle::Backoff;
-use super::{Inner, lock};
 use crate::driver;
 use crate::events;
 use crate::reaper;
@@ -109,7 +109,7 @@ impl Inner {
     /// Behind all that was put on streams and is not known to be done; none where that cannot be had.
     fn events_behind(&self) -> Option<Vec<CudaEvent>> {
         driver::bind(&self.context).ok()?;
-        let streams = lock(&self.in_use).clone();
+        let streams = self.in_use.lock().clone();
         let behind = streams.iter().map(|stream| {
             if driver::is_capturing(stream) {
                 return None;

@@ -11,7 +11,7 @@ use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::lost::Noticed;
 use super::state::Retired;
-use super::{Communicator, Inner, State, everybody, lock};
+use super::{Communicator, Inner, State, everybody};
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
@@ -234,7 +234,7 @@ impl Inner {
             return false;
         }
         let _ = self.aborting_since.set(Instant::now());
-        *lock(&self.ending) = Some(reaper::Pending::begin());
+        *self.ending.lock() = Some(reaper::Pending::begin());
         let roster = self.roster();
         let world_ranks = roster.world_ranks();
         tracing::warn!(
@@ -388,7 +388,7 @@ impl Inner {
         {
             board.conclude(freed, self.needs_the_whole_end());
         }
-        lock(&self.ending).take();
+        self.ending.lock().take();
         let took = self.aborting_since.get().map(Instant::elapsed);
         let identity = &self.tracked.track().identity;
         events::aborted(identity, freed, took.unwrap_or_default());

@@ -62,7 +62,7 @@ mod warm_up;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
@@ -101,6 +101,7 @@ use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::watchdog::Overdue;
 use crate::supervision::{Board, Fault, Roster};
+use crate::sync::Mutex;
 use crate::unique_id::UniqueId;
 use handle::Turn;
 pub(crate) use state::Phase;
@@ -204,12 +205,6 @@ pub(crate) struct Pins {
     /// cudarc orders the streams of a context only while it counts one of its own streams there.
     /// Captures happen on it, because nobody else puts anything there.
     pub(crate) stream: Arc<CudaStream>,
-}
-
-/// Locks, whether or not some thread panicked with the lock: what is behind it stays consistent,
-/// because no panic can come between two of its changes.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Communicator {

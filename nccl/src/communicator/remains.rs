@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
 use super::state::retire;
-use super::{Inner, Pins, State, Switch, Timeouts, lock};
+use super::{Inner, Pins, State, Switch, Timeouts};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::reaper;
@@ -43,7 +43,7 @@ impl Drop for Inner {
                     self.pins.take(),
                     Arc::clone(&self.context),
                     Arc::clone(&self.stream),
-                    std::mem::take(&mut *lock(&self.in_use)),
+                    std::mem::take(&mut *self.in_use.lock()),
                 ));
             }
             return;
@@ -58,7 +58,7 @@ impl Drop for Inner {
             timeouts: self.timeouts,
             pins: self.pins.take(),
             stream: Arc::clone(&self.stream),
-            in_use: std::mem::take(&mut *lock(&self.in_use)),
+            in_use: std::mem::take(&mut *self.in_use.lock()),
             board: self.board.take(),
             abort_signal: self.abort_signal.clone(),
         };

@@ -13,8 +13,8 @@
 //!
 //! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use nccl_sys as sys;
@@ -23,13 +23,14 @@ use super::free::{free, within};
 use super::handle::{RawComm, Unsettled, settle, state};
 use super::lifecycle::{Outcome, Why};
 use super::state::Way;
-use super::{Communicator, Inner, State, lock};
+use super::{Communicator, Inner, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
 use crate::supervision::{Cause, FaultClass};
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 
 /// What a communicator knows of its revocation.
@@ -123,12 +124,12 @@ impl Inner {
 
     /// Whether NCCL still has it, to be shrunk.
     pub(super) fn is_revoked(&self) -> bool {
-        lock(&self.revocation.kept).is_some()
+        self.revocation.kept.lock().is_some()
     }
 
     /// NCCL's pointer to one that was revoked.
     pub(crate) fn revoked(&self) -> Option<RawComm> {
-        *lock(&self.revocation.kept)
+        *self.revocation.kept.lock()
     }
 
     /// Instead of the end of `raw`, where all ranks only want it revoked: whether that is done. On a thread that
@@ -139,7 +140,7 @@ impl Inner {
         }
         match self.revoke_raw(raw) {
             Ok(()) => {
-                *lock(&self.revocation.kept) = Some(raw);
+                *self.revocation.kept.lock() = Some(raw);
                 true
             }
             Err(unsettled) => {
@@ -194,7 +195,7 @@ impl Inner {
         let freed = within(self.timeouts.abort, "nccl-abort", move || {
             // Behind a call that is under way.
             let _handle = inner.handle.wait_for_it();
-            let freed = match lock(&inner.revocation.kept).take() {
+            let freed = match inner.revocation.kept.lock().take() {
                 Some(raw) => free(&inner.library, Way::Abort, raw).is_ok(),
                 None => true,
             };
@@ -212,7 +213,7 @@ impl Inner {
 
     /// The last handle of one that was revoked is dropped.
     pub(super) fn end_revoked(&mut self) {
-        let Some(raw) = lock(&self.revocation.kept).take() else {
+        let Some(raw) = self.revocation.kept.lock().take() else {
             return;
         };
         let remains = (self.library.clone(), raw, self.pins.take());

@@ -35,17 +35,14 @@
 //! of these very lines: abort against init, issue, poll, finalize, drop and split.
 
 use std::fmt;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-#[cfg(loom)]
-use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-#[cfg(not(loom))]
-use std::sync::{Condvar, Mutex, MutexGuard};
+
+use crate::sync::{Condvar, Mutex};
 
 /// Where a communicator is in its life; of [`Communicator::state`](crate::Communicator::state).
 ///
@@ -197,10 +194,6 @@ pub(crate) struct Phase {
     let_go: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Phase {
     /// Of a communicator that is being made.
     pub(crate) fn new() -> Self {
@@ -224,7 +217,7 @@ impl Phase {
 
     /// True for the one caller that is to abort.
     pub(crate) fn begin_abort(&self, why: &str) -> bool {
-        let mut reason = lock(&self.reason);
+        let mut reason = self.reason.lock();
         // It may go on in between, but in this order.
         let begun = self.step(State::Making, State::Aborting)
             || self.step(State::Ready, State::Aborting)
@@ -237,12 +230,12 @@ impl Phase {
 
     /// Why it was aborted; there from the moment on when an abort can be seen.
     pub(crate) fn reason(&self) -> Option<String> {
-        lock(&self.reason).as_ref().map(|(why, _)| why.clone())
+        self.reason.lock().as_ref().map(|(why, _)| why.clone())
     }
 
     /// How long ago it was aborted, if it was.
     pub(crate) fn aborted_for(&self) -> Option<Duration> {
-        lock(&self.reason).as_ref().map(|(_, at)| at.elapsed())
+        self.reason.lock().as_ref().map(|(_, at)| at.elapsed())
     }
 
     /// The finalizing caller is done; false if somebody began to abort meanwhile.
@@ -272,21 +265,20 @@ impl Phase {
 
     /// Tells those who wait for it whether NCCL let go of the communicator.
     pub(crate) fn set_freed(&self, freed: bool) {
-        *lock(&self.freed) = Some(freed);
+        *self.freed.lock() = Some(freed);
         self.freed_bell.notify_all();
     }
 
     /// Whether NCCL let go of the communicator within `limit`.
     pub(crate) fn wait_freed(&self, limit: Duration) -> bool {
         let begun = Instant::now();
-        let mut freed = lock(&self.freed);
+        let mut freed = self.freed.lock();
         while freed.is_none() {
             let left = limit.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return false;
             }
-            let waited = self.freed_bell.wait_timeout(freed, left);
-            (freed, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            self.freed_bell.wait_for(&mut freed, left);
         }
         *freed == Some(true)
     }

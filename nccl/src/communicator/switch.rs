@@ -27,13 +27,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::guard;
 use super::handle::{RawComm, Unsettled};
 use super::state::{Phase, Way};
 use crate::abort::AbortSignal;
 use crate::library::Library;
+use crate::sync::{Mutex, MutexGuard};
 
 const NOBODY: u64 = 0;
 /// The guard ended the call because its limit passed.

@@ -12,7 +12,7 @@ use super::frame::Left;
 use super::handle::{Guard, Handle, RawComm, Unsettled};
 use super::issue::{Calls, Lent, not_put};
 use super::switch::{Inside, Switch};
-use super::{Communicator, Inner, SharedLaunch, lock, order};
+use super::{Communicator, Inner, SharedLaunch, order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
@@ -245,7 +245,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         Ok(Progress::Pending) => {
             let shares = |launch: Option<Arc<SharedLaunch>>| {
                 for inner in &inners {
-                    *lock(&inner.launch) = launch.clone();
+                    *inner.launch.lock() = launch.clone();
                 }
             };
             // Before their locks are free again, and an abort can take their pointers.

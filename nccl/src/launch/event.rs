@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::exit::Signal;
 use super::output::Stream;
 use super::report::RankEnd;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Events kept for those who have not read them.
 const KEPT: usize = 4096;
@@ -106,7 +107,7 @@ impl Board {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Changes what is on the board, and says what happened.
@@ -135,17 +136,13 @@ impl Board {
             if let Some(found) = done(&inner) {
                 return Some(found);
             }
-            inner =
-                match deadline.map(|deadline| deadline.checked_duration_since(Instant::now())) {
-                    None => self.changed.wait(inner),
-                    Some(None) => return None,
-                    Some(Some(left)) => self
-                        .changed
-                        .wait_timeout(inner, left)
-                        .map(|(inner, _)| inner)
-                        .map_err(|poisoned| PoisonError::new(poisoned.into_inner().0)),
+            match deadline {
+                None => self.changed.wait(&mut inner),
+                Some(deadline) if deadline <= Instant::now() => return None,
+                Some(deadline) => {
+                    self.changed.wait_until(&mut inner, deadline);
                 }
-                .unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use super::watcher::{Order, Plan, Watcher, over};
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::rendezvous::Rendezvous;
+use crate::sync::Mutex;
 
 /// The processes of a world's ranks on this host.
 ///
@@ -104,7 +105,7 @@ impl Fleet {
         if forked::is_child() {
             return;
         }
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let orders = self.orders.lock();
         // A thread that is gone has nothing left to do.
         let _ = orders.send(order);
         drop(orders);

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
@@ -17,6 +17,7 @@ use super::oom::{Counter, OomKill};
 use super::output::{Pumps, Settings, Source, Stream, Tail};
 use super::process::{Pipes, Process, Standing};
 use super::report::RankEnd;
+use crate::sync::Mutex;
 
 /// How long what is left of an ended rank may take to write its last words: a `tee`, say, that a shell has
 /// started.
@@ -204,7 +205,7 @@ impl Running {
     }
 
     fn said(&self) -> Vec<String> {
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = self.tail.lock();
         tail.lines()
     }
 

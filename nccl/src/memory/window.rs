@@ -12,7 +12,7 @@ use nccl_sys as sys;
 use super::registered::{Kind, Registered, Registration, SLACK};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
-use crate::communicator::{Communicator, Inner, Kept, admit_buffer, lock};
+use crate::communicator::{Communicator, Inner, Kept, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 #[cfg(doc)]
@@ -130,7 +130,7 @@ impl Communicator {
             Err(not_back) => return failed(not_back.into_error(CALL, self.limit), buffer),
         };
         if handle.handle.is_some() {
-            lock(&self.inner.windows).push(range);
+            self.inner.windows.lock().push(range);
         }
         Ok(Registered {
             buffer: ManuallyDrop::new(buffer),
@@ -150,12 +150,12 @@ impl Inner {
     pub(super) fn forget_window<B: OwnedBuffer>(&self, buffer: &B) {
         let view = buffer.view();
         let start = crate::buffer::SendBuffer::erase(view).range().start;
-        lock(&self.windows).retain(|window| window.start != start);
+        self.windows.lock().retain(|window| window.start != start);
     }
 
     /// Whether so many bytes from there on lie in one window.
     pub(crate) fn is_in_a_window(&self, start: u64, bytes: u64) -> bool {
         let contains = |window: &Range<u64>| window.start <= start && start + bytes <= window.end;
-        lock(&self.windows).iter().any(contains)
+        self.windows.lock().iter().any(contains)
     }
 }

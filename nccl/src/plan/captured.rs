@@ -10,7 +10,7 @@ use cudarc::driver::CudaEvent;
 use super::graph::Slot;
 use super::pace::Pace;
 use super::remnant::Remnant;
-use crate::communicator::{Communicator, Frame, Kept, NotLaunched, State, lock};
+use crate::communicator::{Communicator, Frame, Kept, NotLaunched, State};
 #[cfg(any(doc, test))]
 use crate::error::ErrorKind;
 use crate::error::Result;
@@ -99,7 +99,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             let (join, limit) = (&self.join, comm.limit);
             comm.inner
                 .replay(&frame, join, volume, limit, self.slot.number, |inner| {
-                    let graph = lock(&self.slot.graph);
+                    let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
                         Some(graph) if inner.phase.get() == State::Ready => {
@@ -306,7 +306,7 @@ mod tests {
             worlds[0].barrier("first").expect("rank 1");
             // As a launch does that does not come back.
             let slot = Arc::clone(&held.slot);
-            let launching = lock(&slot.graph);
+            let launching = slot.graph.lock();
             let begun = Instant::now();
             let error = comm.abort("on purpose").expect_err("it is held");
             assert!(begun.elapsed() < Duration::from_secs(5));

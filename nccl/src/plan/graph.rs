@@ -4,14 +4,14 @@
 //! its operations is destroyed. So the communicator keeps a list of them, and whoever ends it destroys
 //! them: the plans stay where they are, and can be launched no more.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result};
 
-use crate::communicator::lock;
 use crate::driver;
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 /// One plan's graph, until it is destroyed.
 pub(crate) struct Slot {
@@ -69,14 +69,14 @@ impl Plans {
 
     /// Operation `sequence` is a replay of plan `number`.
     pub(crate) fn replays(&self, sequence: u64, number: u64) {
-        let mut replays = lock(&self.replays);
+        let mut replays = self.replays.lock();
         let at = sequence as usize % replays.0.len();
         replays.0[at] = (sequence, number);
     }
 
     /// Of which plan operation `sequence` is a replay, if it is one of the last.
     pub(crate) fn replayed_by(&self, sequence: u64) -> Option<u64> {
-        let replays = lock(&self.replays);
+        let replays = self.replays.lock();
         let (known, number) = replays.0[sequence as usize % replays.0.len()];
         (known == sequence && number > 0).then_some(number)
     }
@@ -95,34 +95,34 @@ impl Plans {
                 context: Arc::clone(context),
             })),
         });
-        lock(&self.slots).push(Arc::clone(&slot));
+        self.slots.lock().push(Arc::clone(&slot));
         slot
     }
 
     /// Destroys one graph. A replay of it that is on its way goes on to its end. Waits for a launch.
     pub(crate) fn destroy(&self, slot: &Arc<Slot>) {
-        let graph = lock(&slot.graph).take();
+        let graph = slot.graph.lock().take();
         if let Some(graph) = graph {
             let _ = driver::bind(&graph.context);
             drop(graph);
         }
-        lock(&self.slots).retain(|other| !Arc::ptr_eq(other, slot));
+        self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
     }
 
     /// Destroys all graphs.
     pub(crate) fn destroy_all(&self) {
-        let slots = lock(&self.slots).clone();
+        let slots = self.slots.lock().clone();
         for slot in &slots {
             self.destroy(slot);
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.slots).is_empty()
+        self.slots.lock().is_empty()
     }
 
     /// The numbers of the plans whose graphs are still there.
     pub(crate) fn alive(&self) -> Vec<u64> {
-        lock(&self.slots).iter().map(|slot| slot.number).collect()
+        self.slots.lock().iter().map(|slot| slot.number).collect()
     }
 }

@@ -12,7 +12,7 @@
 //! Facts go to rank 0 only: everybody's to everybody would be too much for a thousand ranks.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::facts::{Control, Facts, PROTOCOL, Process};
@@ -23,9 +23,9 @@ use super::rules::{View, judge, judge_reached, networks};
 use super::settings::Settings;
 use super::system::System;
 use super::wire::{self, Wire};
-use crate::communicator::lock;
 use crate::error::Result;
 use crate::rendezvous::World;
+use crate::sync::Mutex;
 
 /// Checks this host alone, before there is a world: limits, variables, interfaces, adapters.
 ///
@@ -76,7 +76,7 @@ fn process(control: &Control) -> Process {
     static KEPT: Mutex<Kept> = Mutex::new(None);
     const FRESH: Duration = Duration::from_millis(100);
 
-    let mut kept = lock(&KEPT);
+    let mut kept = KEPT.lock();
     let shared = match &*kept {
         Some((at, process)) if at.elapsed() < FRESH => Arc::clone(process),
         _ => {

@@ -1,16 +1,15 @@
 //! When a world is checked: once by itself, before its first communicator of several ranks, unless somebody
 //! has switched that off.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use super::facts::Control;
 use super::report::{Finding, Report};
 use super::run;
 use super::settings::Settings;
-use crate::communicator::lock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::World;
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 
 /// What a world knows about its checks.
@@ -30,7 +29,7 @@ impl Checks {
         Self {
             off: self.off,
             interface: self.interface.clone(),
-            passed: Mutex::new(all_known && *lock(&self.passed)),
+            passed: Mutex::new(all_known && *self.passed.lock()),
         }
     }
 }
@@ -71,7 +70,7 @@ impl World {
     /// ```
     pub fn preflight(&self, settings: &Settings) -> Result<Report> {
         // One after the other, or their exchanges would be mixed up.
-        let _turn = lock(&self.checks.passed);
+        let _turn = self.checks.passed.lock();
         run::world(
             self,
             Some(settings),
@@ -110,7 +109,7 @@ impl World {
         if self.size() < 2 || !self.needs_nccl() {
             return Ok(());
         }
-        let mut passed = lock(&self.checks.passed);
+        let mut passed = self.checks.passed.lock();
         if *passed {
             return Ok(());
         }

@@ -7,10 +7,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 /// What a kernel acknowledges, it acknowledges within this, also where some packets are lost; and a host that hears
 /// nothing waits longer before it gives up.
@@ -27,7 +26,7 @@ impl Acknowledged {
     /// Remembers how much is sent by now.
     pub(super) fn mark(&self, socket: impl AsFd, now: Instant) {
         if let Some(counts) = Counts::of(socket) {
-            lock(&self.0).mark(counts, now);
+            self.0.lock().mark(counts, now);
         }
     }
 
@@ -35,7 +34,7 @@ impl Acknowledged {
     /// connection has ended.
     pub(super) fn missing_for(&self, socket: impl AsFd, now: Instant) -> Option<Duration> {
         let counts = Counts::of(socket)?;
-        lock(&self.0).missing_for(counts, now)
+        self.0.lock().missing_for(counts, now)
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::acknowledged::Acknowledged;
 use super::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, Outgoing};
 use super::reactor::{EventFlags, Reactor, poll};
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 /// The most bytes that wait for one peer: it has not read several of the largest answers.
 const LARGEST_BACKLOG: usize = 4 * LARGEST_FRAME;
@@ -76,7 +76,7 @@ impl Connection {
 
     /// Keeps a frame for [`flush`](Self::flush).
     pub(super) fn enqueue(&self, frame: Outgoing) {
-        let mut out = lock(&self.out);
+        let mut out = self.out.lock();
         if out.failed.is_some() {
             return;
         }
@@ -91,7 +91,7 @@ impl Connection {
 
     /// Writes what the system takes.
     pub(super) fn flush(&self) -> io::Result<()> {
-        let mut out = lock(&self.out);
+        let mut out = self.out.lock();
         if let Some(kind) = out.failed {
             return Err(kind.into());
         }
@@ -163,7 +163,7 @@ impl Connection {
     pub(super) fn drain(&self, deadline: Instant) -> io::Result<()> {
         loop {
             self.flush()?;
-            if lock(&self.out).queue.is_empty() {
+            if self.out.lock().queue.is_empty() {
                 return Ok(());
             }
             if !poll(&self.socket, PollFlags::OUT, deadline)? {
@@ -173,7 +173,7 @@ impl Connection {
     }
 
     pub(super) fn has_backlog(&self) -> bool {
-        let out = lock(&self.out);
+        let out = self.out.lock();
         out.failed.is_none() && !out.queue.is_empty()
     }
 
@@ -201,7 +201,7 @@ impl Connection {
 
     /// The end of what can be read: because the peer sends no more, or why a write failed before.
     fn end(&self) -> io::Result<Received> {
-        match lock(&self.out).error {
+        match self.out.lock().error {
             // The peer is gone, which is an end.
             None | Some(Errno::PIPE | Errno::CONNRESET) => Ok(Received::End),
             Some(error) => Err(error.into()),

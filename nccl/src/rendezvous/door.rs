@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -24,10 +24,10 @@ use super::place::{self, Address, Listener};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::recordings::LARGEST_ANSWER;
 use super::server::Job;
-use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::supervision::recorder::{self, Home};
+use crate::sync::Mutex;
 
 /// What to do when somebody tells how the coordinator's process ended.
 pub(super) type OnWord = Box<dyn Fn(&str) + Send + Sync>;
@@ -108,7 +108,7 @@ impl Door {
 
     /// What to do from now on when somebody tells how the coordinator's process ended.
     pub(super) fn on_word(&self, on_word: OnWord) {
-        *lock(&self.on_word) = Some(Arc::new(on_word));
+        *self.on_word.lock() = Some(Arc::new(on_word));
     }
 
     /// Where it is.
@@ -122,12 +122,12 @@ impl Door {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        lock(&self.state).closed
+        self.state.lock().closed
     }
 
     /// Whether somebody waits for an answer, or has not taken one.
     pub(super) fn is_busy(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         self.hub.is_waited_for()
             || state
                 .peers
@@ -153,7 +153,7 @@ impl Door {
 
     /// Listens there: at first, or again after it was handed over in vain.
     pub(super) fn take_back(self: &Arc<Self>, listeners: Vec<Listener>) -> Result<()> {
-        let mut own = lock(&self.listeners);
+        let mut own = self.listeners.lock();
         self.handed_over.store(false, Ordering::Release);
         for listener in listeners {
             self.listen(listener, &mut own)?;
@@ -162,7 +162,7 @@ impl Door {
     }
 
     pub(super) fn hand_over(&self) -> Vec<Listener> {
-        let mut listeners = lock(&self.listeners);
+        let mut listeners = self.listeners.lock();
         self.handed_over.store(true, Ordering::Release);
         let taken = std::mem::take(&mut *listeners).into_iter();
         taken
@@ -177,7 +177,7 @@ impl Door {
 
     /// Lets go of the places that were taken.
     pub(super) fn leave_places(&self) {
-        let mut listeners = lock(&self.listeners);
+        let mut listeners = self.listeners.lock();
         let is_place = |listener: &Listener| self.places.iter().any(|place| listener.is_at(place));
         let (left, kept) = std::mem::take(&mut *listeners)
             .into_iter()
@@ -200,7 +200,7 @@ impl Door {
         let mut left = Vec::new();
         for place in &self.places {
             {
-                let mut listeners = lock(&self.listeners);
+                let mut listeners = self.listeners.lock();
                 let is_held = listeners.iter().any(|(own, _)| own.is_at(place));
                 if is_held || self.has_no_places() {
                     continue;
@@ -225,7 +225,7 @@ impl Door {
                 }
             };
             let at = taken.at.clone();
-            let mut listeners = lock(&self.listeners);
+            let mut listeners = self.listeners.lock();
             // Not after the next epoch has taken what there is, or the end.
             if self.has_no_places() {
                 continue;
@@ -241,7 +241,7 @@ impl Door {
     }
 
     pub(super) fn close(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         let peers = std::mem::take(&mut state.peers);
         state.guests.clear();
@@ -300,7 +300,7 @@ impl Door {
     }
 
     pub(super) fn coordinator_ended(&self, how: &str) {
-        let on_word = lock(&self.on_word).clone();
+        let on_word = self.on_word.lock().clone();
         if let Some(on_word) = on_word {
             on_word(how);
         }
@@ -312,7 +312,7 @@ impl Door {
     }
 
     fn accept(&self) {
-        let listeners = lock(&self.listeners);
+        let listeners = self.listeners.lock();
         for (listener, _) in &*listeners {
             // Not for ever: others wait for the reactor, too.
             for _ in 0..64 {
@@ -329,7 +329,7 @@ impl Door {
 
     /// No descriptors or memory: looks again later, instead of all the time.
     fn pause(&self, listeners: &[(Listener, u64)], error: Errno) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
             tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "accept", why = %error, "the rendezvous cannot accept a connection");
@@ -346,7 +346,7 @@ impl Door {
         let from = place::describe_peer(&socket);
         let stranger = place::admit(&socket).err();
         let connection = Arc::new(Connection::new(socket));
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return;
         }
@@ -365,7 +365,7 @@ impl Door {
         });
         if let Some(stranger) = stranger {
             drop(state);
-            return peer.turn_away(self, &mut lock(&peer.talk), &stranger.into());
+            return peer.turn_away(self, &mut peer.talk.lock(), &stranger.into());
         }
         state.guests.insert(number, Arc::clone(&peer));
         state.peers.insert(number, Arc::clone(&peer));
@@ -391,7 +391,7 @@ impl Door {
     /// Notes that somebody was turned away.
     pub(super) fn note(&self, from: &str, why: &str) {
         let count = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.turned_away += 1;
             state.turned_away
         };
@@ -406,7 +406,7 @@ impl Door {
         let Some(at) = self.hub.next_deadline() else {
             return;
         };
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.scheduled.is_some_and(|scheduled| scheduled <= at) {
             return;
         }
@@ -429,8 +429,8 @@ impl Source for Door {
 
     fn due(self: Arc<Self>, now: Instant) {
         {
-            let listeners = lock(&self.listeners);
-            let mut state = lock(&self.state);
+            let listeners = self.listeners.lock();
+            let mut state = self.state.lock();
             if state.scheduled.is_some_and(|scheduled| scheduled <= now) {
                 state.scheduled = None;
             }

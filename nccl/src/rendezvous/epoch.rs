@@ -6,7 +6,7 @@
 //!   └────────a rank died on its way there────────────┘
 //! ```
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::Claim;
@@ -25,9 +25,10 @@ use super::succession::Loss;
 use super::world::{Open, Origin, World};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::communicator::{Communicator, FromOutside, lock};
+use crate::communicator::{Communicator, FromOutside};
 use crate::error::{Error, Result};
 use crate::forked;
+use crate::sync::{Condvar, Mutex};
 use crate::time::{deadline_after, later};
 
 /// The topic, in errors.
@@ -489,7 +490,7 @@ struct AtTheDoor {
 impl AtTheDoor {
     /// Why whoever was waited for is not there any more.
     fn lost(&self) -> Option<String> {
-        match &*lock(&self.waiting.heard) {
+        match &*self.waiting.heard.lock() {
             Some(Err(why)) => Some(why.clone()),
             _ => None,
         }
@@ -509,7 +510,7 @@ impl Sink for Waiting {
 
     fn push(&self, push: Push) {
         if let Push::Invited { epoch, rank } = push {
-            lock(&self.heard).get_or_insert(Ok((epoch, rank)));
+            self.heard.lock().get_or_insert(Ok((epoch, rank)));
             self.bell.notify_all();
         }
     }
@@ -519,7 +520,7 @@ impl Sink for Waiting {
     }
 
     fn close(&self, loss: Loss) {
-        lock(&self.heard).get_or_insert(Err(loss.to_string()));
+        self.heard.lock().get_or_insert(Err(loss.to_string()));
         self.bell.notify_all();
     }
 }
@@ -541,7 +542,7 @@ fn wait_for_invitation(
             reader,
             waiting: Arc::clone(&waiting),
         };
-        let mut heard = lock(&waiting.heard);
+        let mut heard = waiting.heard.lock();
         loop {
             match heard.take() {
                 Some(Ok(invitation)) => {
@@ -571,8 +572,7 @@ fn wait_for_invitation(
                     begun.elapsed().as_secs_f64()
                 )));
             }
-            let waited = waiting.bell.wait_timeout(heard, left);
-            heard = waited.unwrap_or_else(PoisonError::into_inner).0;
+            waiting.bell.wait_for(&mut heard, left);
         }
         drop(heard);
         std::thread::sleep(PAUSE);

@@ -7,17 +7,17 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::inquiry::Lateness;
 use super::message::Departure;
 use super::observer::Shared;
-use crate::communicator::lock;
 use crate::forked;
 use crate::operation::OperationKind;
 use crate::supervision::Fault;
+use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
 
 /// How many events are kept for those who have not read them yet.
@@ -211,14 +211,14 @@ pub(super) struct Wakers(Mutex<Vec<Waker>>);
 
 impl Wakers {
     fn add(&self, waker: &Waker) {
-        let mut wakers = lock(&self.0);
+        let mut wakers = self.0.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
         }
     }
 
     pub(super) fn wake(&self) {
-        let wakers = std::mem::take(&mut *lock(&self.0));
+        let wakers = std::mem::take(&mut *self.0.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -240,7 +240,7 @@ struct Seen {
 impl Happenings {
     pub(super) fn note(&self, event: WorldEvent) {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if state.ended {
                 return;
             }
@@ -356,11 +356,11 @@ impl Events {
                     if Instant::now() >= deadline {
                         return None;
                     }
-                    state = shared.wait(state, deadline);
+                    shared.wait(&mut state, deadline);
                 }
             }
             Source::Rank(seen) => {
-                let mut state = lock(&seen.state);
+                let mut state = seen.state.lock();
                 loop {
                     if let Some(event) = state.log.read(&mut self.next) {
                         return Some(Some(event));
@@ -372,8 +372,7 @@ impl Events {
                     if left.is_zero() {
                         return None;
                     }
-                    let waited = seen.changed.wait_timeout(state, left);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    seen.changed.wait_for(&mut state, left);
                 }
             }
         }

@@ -21,7 +21,6 @@ use super::reader::Sink as _;
 use super::request::Request;
 use super::state::State;
 use super::succession::{Action, Event, Loss, is_majority};
-use crate::communicator::lock;
 
 /// How long the kernel takes to find a host silent to which something was sent.
 const SILENCE: Duration = Duration::from_millis(3500);
@@ -76,7 +75,7 @@ impl Hub {
     /// The hub of rank `me`, which does not coordinate.
     pub(super) fn dormant(size: usize, me: usize, epoch: u64, mailbox: Arc<Mailbox>) -> Self {
         let hub = Self::of_epoch(size, epoch);
-        lock(&hub.state).handover = Some(Handover {
+        hub.state.lock().handover = Some(Handover {
             me,
             mailbox,
             stage: Stage::Dormant,
@@ -87,14 +86,14 @@ impl Hub {
 
     /// Whether ranks are let in here.
     pub(super) fn coordinates(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let dormant = |handover: &Handover| handover.stage == Stage::Dormant;
         !state.handover.as_ref().is_some_and(dormant)
     }
 
     /// What this hub is to somebody who is new.
     pub(super) fn standing(&self) -> Standing {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let handover = state.handover.as_ref();
         let hears_nobody = handover.is_some_and(|handover| handover.mailbox.is_closed());
         match handover.map(|handover| handover.stage) {
@@ -108,14 +107,14 @@ impl Hub {
 
     /// Who coordinates, as far as this rank knows.
     pub(super) fn coordinator(&self) -> usize {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let handover = state.handover.as_ref();
         handover.map_or(0, |handover| handover.mailbox.coordinator())
     }
 
     /// From now on, reports are taken here.
     pub(super) fn take_over(&self, members: &[line::Member]) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let State {
             handover: Some(handover),
             members: known,
@@ -138,7 +137,7 @@ impl Hub {
 
     /// Somebody else coordinates after all.
     pub(super) fn stand_down(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(handover) = &mut state.handover {
             handover.stage = Stage::Dormant;
             handover.queued.clear();
@@ -150,7 +149,7 @@ impl Hub {
 
     /// What is known of a rank whose report is waited for.
     pub(super) fn found(&self, rank: usize, loss: Loss) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(handover) = &state.handover {
             let actions = handover.mailbox.step(Event::Found { rank, loss });
             state.act(actions);
@@ -161,7 +160,7 @@ impl Hub {
 
     /// What the succession has this rank's hub do.
     pub(super) fn act(&self, actions: Vec<Action<Notice>>) {
-        lock(&self.state).act(actions);
+        self.state.lock().act(actions);
         self.go_on();
     }
 
@@ -169,7 +168,7 @@ impl Hub {
     pub(super) fn go_on(&self) {
         loop {
             let queued = {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 match &mut state.handover {
                     Some(handover) if handover.stage == Stage::Leading => {
                         std::mem::take(&mut handover.queued)
@@ -186,7 +185,7 @@ impl Hub {
         }
         self.flush();
         let mailbox = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             let handover = state.handover.as_ref();
             handover.map(|handover| Arc::clone(&handover.mailbox))
         };

@@ -263,7 +263,7 @@ impl super::hub::Hub {
     /// For how long each rank that is another process has not been heard.
     pub(super) fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         let now = Instant::now();
-        let state = crate::communicator::lock(&self.state);
+        let state = self.state.lock();
         let members = state.members.iter().enumerate();
         let present = members.filter(|(_, member)| member.outlet.is_some());
         present

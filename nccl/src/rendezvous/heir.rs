@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::client::{self, Claim, MUTE, Met, Tried};
@@ -23,7 +23,7 @@ use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::server::Server;
 use super::succession::{Action, Event, Loss};
-use crate::communicator::lock;
+use crate::sync::Mutex;
 use crate::threads;
 
 /// How long a host may take to acknowledge, and a process at most to answer.
@@ -171,7 +171,7 @@ fn go_on(heir: &Heir, loss: Loss) {
     let why = loss.to_string();
     let has_left = mailbox.departure(before) == Some(Departure::Left);
     {
-        let mut way = lock(&heir.way);
+        let mut way = heir.way.lock();
         let server = match &way.link {
             Link::Elsewhere { server, .. } | Link::Between { server } => Arc::clone(server),
             Link::Here { .. } => return,
@@ -186,7 +186,7 @@ fn go_on(heir: &Heir, loss: Loss) {
         // Whoever leaves meanwhile has nobody to tell.
         std::thread::sleep(LEAVING);
     }
-    if lock(&heir.way).left {
+    if heir.way.lock().left {
         return;
     }
     let loss = if has_left { Loss::Left } else { loss };
@@ -228,7 +228,7 @@ impl Heir {
 
     /// This rank's door, unless the line is gone.
     fn server(&self) -> Option<Arc<Server>> {
-        let way = lock(&self.way);
+        let way = self.way.lock();
         if way.left {
             return None;
         }
@@ -351,7 +351,7 @@ impl Heir {
             let left = Mutex::new(awaited.iter().copied());
             let late = begun.elapsed() > PATIENCE;
             let inquire = || loop {
-                let Some(rank) = lock(&left).next() else {
+                let Some(rank) = left.lock().next() else {
                     return;
                 };
                 if !awaits(rank) {
@@ -365,11 +365,11 @@ impl Heir {
                     }
                     Answered::Mute => Some(Loss::Mute),
                     Answered::Met(met) => {
-                        *lock(&overtaken) = Some((rank, Some(met)));
+                        *overtaken.lock() = Some((rank, Some(met)));
                         None
                     }
                     Answered::Follows(by) if by > self.rank => {
-                        lock(&overtaken).get_or_insert((by, None));
+                        overtaken.lock().get_or_insert((by, None));
                         None
                     }
                     // It is about to come, or hears the one that this rank has lost.
@@ -390,10 +390,10 @@ impl Heir {
                 "to ask several ranks at once",
                 inquire,
             );
-            if let Some((by, met)) = overtaken.into_inner().unwrap_or_default() {
+            if let Some((by, met)) = overtaken.into_inner() {
                 // It was mute for a while, and another was next.
                 hub.stand_down();
-                lock(&self.way).link = Link::Between { server };
+                self.way.lock().link = Link::Between { server };
                 if mailbox.step(Event::Overtaken { by }).is_empty() {
                     return Vec::new();
                 }
@@ -432,7 +432,7 @@ impl Heir {
         decoder: Decoder,
     ) -> io::Result<()> {
         {
-            let mut way = lock(&self.way);
+            let mut way = self.way.lock();
             if way.left {
                 connection.shut();
                 return Ok(());
@@ -461,7 +461,7 @@ impl Heir {
     /// From now on, this rank coordinates, as soon as it may.
     fn take_over(&self) -> Option<Arc<Hub>> {
         let (hub, kept) = {
-            let mut way = lock(&self.way);
+            let mut way = self.way.lock();
             let Link::Between { server } = &way.link else {
                 return None;
             };

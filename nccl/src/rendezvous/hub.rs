@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::channels::{Channels, Sending};
@@ -28,8 +28,8 @@ use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
 use super::succession::Loss;
-use crate::communicator::lock;
 use crate::supervision::recorder;
+use crate::sync::Mutex;
 use crate::time::later;
 
 /// The longest name of a topic, a key or a phase, in bytes.
@@ -114,7 +114,7 @@ impl Hub {
 
     pub(super) fn know(&self, addresses: Vec<Option<String>>) {
         let mut known = addresses.iter().flatten();
-        lock(&self.state).doubt.is_on_one_host = known.all(|at| at.starts_with("unix:"));
+        self.state.lock().doubt.is_on_one_host = known.all(|at| at.starts_with("unix:"));
         let _ = self.addresses.set(addresses);
     }
 
@@ -134,7 +134,7 @@ impl Hub {
         (host, pid, kernel): (&str, u64, &str),
         welcome: Option<Outgoing>,
     ) -> Result<(), String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let successor = state.is_successor();
         let member = &mut state.members[rank];
         let end = match &member.departure {
@@ -198,7 +198,7 @@ impl Hub {
         connection: Arc<Connection>,
         welcome: Outgoing,
     ) -> Result<(), String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.has_room_to_observe()?;
         connection.enqueue(welcome);
         state.observe(number, Outlet::Remote(connection));
@@ -206,7 +206,7 @@ impl Hub {
     }
 
     pub(super) fn epoch(&self) -> u64 {
-        lock(&self.state).going.number
+        self.state.lock().going.number
     }
 
     /// Somebody asks to be taken into the next epoch.
@@ -219,17 +219,19 @@ impl Hub {
         connection: Arc<Connection>,
         welcome: Outgoing,
     ) -> Result<(), String> {
-        lock(&self.state).receive_newcomer(number, connection, welcome)
+        self.state
+            .lock()
+            .receive_newcomer(number, connection, welcome)
     }
 
     pub(super) fn newcomer_gone(&self, number: u64, how: &str) {
-        lock(&self.state).newcomer_gone(number, how);
+        self.state.lock().newcomer_gone(number, how);
         self.flush();
     }
 
     /// A rank will not come, unless it has.
     pub(super) fn never_comes(&self, rank: usize, departure: Departure) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !state.members[rank].has_come() {
             state.leave(rank, departure, false);
         }
@@ -237,26 +239,26 @@ impl Hub {
 
     /// The hub of the epoch that was agreed upon last.
     pub(super) fn next(&self) -> Option<Arc<Hub>> {
-        lock(&self.state).going.next().cloned()
+        self.state.lock().going.next().cloned()
     }
 
     /// This rank is in a later epoch. Should it come to coordinate what is left of this one, nobody comes in here.
     pub(super) fn has_gone_on(&self) {
-        lock(&self.state).has_gone_on();
+        self.state.lock().has_gone_on();
     }
 
     /// Whether this rank is in a later epoch.
     pub(super) fn is_past(&self) -> bool {
-        lock(&self.state).going.is_past()
+        self.state.lock().going.is_past()
     }
 
     /// The epoch that was agreed upon last came to nothing.
     pub(super) fn give_up_next(&self) {
-        lock(&self.state).going.give_up_next();
+        self.state.lock().going.give_up_next();
     }
 
     pub(super) fn unobserve(&self, number: u64) {
-        lock(&self.state).unobserve(number);
+        self.state.lock().unobserve(number);
     }
 
     /// One request of an observer; what follows from it waits for [`flush`](Self::flush).
@@ -266,12 +268,12 @@ impl Hub {
         id: u64,
         request: Request,
     ) -> Result<(), &'static str> {
-        lock(&self.state).handle_observer(number, id, request)
+        self.state.lock().handle_observer(number, id, request)
     }
 
     /// Somebody was turned away: told to those who wait in vain.
     pub(super) fn remark(&self, text: String) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.remarked += 1;
         if state.remarks.len() == REMARKS {
             state.remarks.pop_front();
@@ -282,7 +284,7 @@ impl Hub {
     /// One request of `rank`; what follows from it waits for [`flush`](Self::flush).
     pub(super) fn handle(&self, rank: usize, id: u64, request: Request) {
         let now = Instant::now();
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         let state = &mut *locked;
         if state.members[rank].outlet.is_none() {
             return;
@@ -384,7 +386,7 @@ impl Hub {
 
     /// A rank's connection has ended without goodbye.
     pub(super) fn lost(&self, rank: usize, loss: Loss) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.is_found(rank, &loss) {
             drop(state);
             return self.go_on();
@@ -401,12 +403,12 @@ impl Hub {
     /// It dies after so many sends to ranks.
     #[cfg(test)]
     pub(super) fn die_after(&self, sends: usize, server: Arc<super::server::Server>) {
-        *lock(&self.fuse) = Fuse::Burning(sends, server);
+        *self.fuse.lock() = Fuse::Burning(sends, server);
     }
 
     #[cfg(test)]
     fn is_dead(&self, outlet: &Outlet) -> bool {
-        let mut fuse = lock(&self.fuse);
+        let mut fuse = self.fuse.lock();
         match (&mut *fuse, outlet) {
             (Fuse::None, _) | (Fuse::Burning(..), Outlet::Local(_)) => false,
             (Fuse::Burnt, _) => true,
@@ -431,7 +433,7 @@ impl Hub {
 
     /// The ranks that have not gone.
     pub(super) fn present(&self) -> Vec<usize> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let members = state.members.iter().enumerate();
         members
             .filter(|(_, member)| member.departure.is_none())
@@ -442,19 +444,19 @@ impl Hub {
     /// What to say now about those who wait.
     #[cfg(test)]
     pub(super) fn reports(&self, now: Instant) -> Vec<String> {
-        lock(&self.state).reports(now)
+        self.state.lock().reports(now)
     }
 
     /// A rank takes part in nothing any more; the first reason stays.
     pub(super) fn leave(&self, rank: usize, departure: Departure) {
-        lock(&self.state).leave(rank, departure, false);
+        self.state.lock().leave(rank, departure, false);
         self.flush();
     }
 
     /// Ends what has run out of time.
     pub(super) fn tick(&self, now: Instant) {
         let reports = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.tick(now);
             state.reports(now)
         };
@@ -466,7 +468,7 @@ impl Hub {
 
     /// When to call [`tick`](Self::tick) next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         [state.earliest, state.next_report()]
             .into_iter()
             .flatten()
@@ -475,7 +477,7 @@ impl Hub {
 
     /// Whether somebody waits for something.
     pub(super) fn is_waited_for(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         !state.gets.is_empty() || state.rounds.values().any(|open| !open.waiting.is_empty())
     }
 
@@ -483,7 +485,7 @@ impl Hub {
     /// of notices, and those who listen to the log may ask how the world is.
     pub(super) fn flush(&self) {
         let (dirty, said, next) = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             (
                 std::mem::take(&mut state.dirty),
                 std::mem::take(&mut state.said),

@@ -4,7 +4,7 @@
 //! what comes is read by the reactor.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::{Board, WorldState};
@@ -20,9 +20,9 @@ use super::server::Job;
 use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
-use crate::communicator::lock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::time::deadline_after;
 
 /// Sees everything that becomes of a world's ranks, without being one.
@@ -123,7 +123,7 @@ impl Observer {
         let limit = rendezvous.timeout + Duration::from_secs(5);
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(limit);
-        let mut state = lock(&observer.shared.state);
+        let mut state = observer.shared.state.lock();
         while !state.was_there {
             if let Some(why) = state.board.ended() {
                 return Err(Error::rendezvous(why));
@@ -131,7 +131,7 @@ impl Observer {
             if Instant::now() >= deadline {
                 return Err(Error::rendezvous("the observer's thread stands still"));
             }
-            state = observer.shared.wait(state, deadline);
+            observer.shared.wait(&mut state, deadline);
         }
         drop(state);
         Ok(observer)
@@ -198,7 +198,7 @@ impl Observer {
         if forked::is_child() {
             return State::default().board.state();
         }
-        lock(&self.shared.state).board.state()
+        self.shared.state.lock().board.state()
     }
 
     /// What has happened since this observer has been there, and what will. Each reader has its own place;
@@ -237,7 +237,7 @@ impl Observer {
     /// ```
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
         forked::check()?;
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         check_rank(rank, &state)?;
         let entry = (rank, u64::from(pid));
         state.started.retain(|&(other, _)| other != rank);
@@ -267,7 +267,7 @@ impl Observer {
     /// ```
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         forked::check()?;
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         check_rank(rank, &state)?;
         let word = Word {
             rank,
@@ -289,13 +289,13 @@ impl Observer {
 impl Observer {
     /// Whether it has found the world, and has not lost it for good.
     pub(crate) fn is_on(&self) -> bool {
-        let state = lock(&self.shared.state);
+        let state = self.shared.state.lock();
         state.was_there && state.board.ended().is_none()
     }
 
     /// Where somebody who is new may ask for the one that coordinates.
     pub(crate) fn doors(&self) -> Vec<String> {
-        lock(&self.shared.state).doors()
+        self.shared.state.lock().doors()
     }
 
     /// Whom to ask for recordings.
@@ -303,7 +303,7 @@ impl Observer {
         if forked::is_child() {
             return (State::default().job(&self.shared.rendezvous), Vec::new());
         }
-        let state = lock(&self.shared.state);
+        let state = self.shared.state.lock();
         (state.job(&self.shared.rendezvous), state.board.targets())
     }
 }
@@ -427,18 +427,12 @@ impl State {
 
 impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Until something changes, or the deadline.
-    pub(super) fn wait<'s>(
-        &self,
-        state: MutexGuard<'s, State>,
-        deadline: Instant,
-    ) -> MutexGuard<'s, State> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout(state, left);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+    pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
+        self.changed.wait_until(state, deadline);
     }
 
     pub(super) fn notify(&self) {
@@ -541,7 +535,7 @@ impl Drop for Observer {
         state.stop = true;
         self.shared.notify();
         while !state.done && Instant::now() < deadline {
-            state = self.shared.wait(state, deadline);
+            self.shared.wait(&mut state, deadline);
         }
     }
 }

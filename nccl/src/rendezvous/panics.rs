@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
-use std::sync::{Arc, Mutex, Once, Weak, mpsc};
+use std::sync::{Arc, Once, Weak, mpsc};
 use std::time::Duration;
 
 use super::hub::cut;
 use super::line::Line;
-use crate::communicator::lock;
 use crate::forked;
+use crate::sync::Mutex;
 
 /// The longest message that is kept, in bytes.
 const LONGEST: usize = 4096;
@@ -65,7 +65,7 @@ pub(super) fn lines() -> Vec<Arc<Line>> {
     if forked::is_child() {
         return Vec::new();
     }
-    lock(&LINES).iter().filter_map(Weak::upgrade).collect()
+    LINES.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 fn describe(info: &PanicHookInfo<'_>) -> String {
@@ -99,7 +99,7 @@ pub(super) fn remember(line: Weak<Line>) {
     if forked::is_child() {
         return;
     }
-    let mut lines = lock(&LINES);
+    let mut lines = LINES.lock();
     lines.retain(|line| line.strong_count() > 0);
     lines.push(line);
 }
@@ -113,7 +113,7 @@ pub(super) fn tell_all(text: &str) {
     let text = text.to_owned();
     let (done, told) = mpsc::channel();
     let telling = move || {
-        let lines: Vec<_> = lock(&LINES).iter().filter_map(Weak::upgrade).collect();
+        let lines: Vec<_> = LINES.lock().iter().filter_map(Weak::upgrade).collect();
         for line in &lines {
             line.fail(text.clone());
         }

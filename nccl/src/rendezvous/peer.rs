@@ -2,7 +2,7 @@
 //! observer.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::admission::Refusal;
@@ -20,8 +20,8 @@ use super::reactor::{EventFlags, Source};
 use super::reader::loss_of;
 use super::request::Request;
 use super::succession::Loss;
-use crate::communicator::lock;
 use crate::supervision::recorder;
+use crate::sync::Mutex;
 
 /// The largest message of an observer: it may have started many ranks.
 const LARGEST_WORD: usize = 1 << 20;
@@ -71,7 +71,7 @@ impl Source for Peer {
         let Some(door) = self.door.upgrade() else {
             return;
         };
-        let talk = &mut *lock(&self.talk);
+        let talk = &mut *self.talk.lock();
         if events.contains(EventFlags::OUT) {
             self.connection.flush_quietly();
         }
@@ -110,7 +110,7 @@ impl Source for Peer {
         let Some(door) = self.door.upgrade() else {
             return;
         };
-        let talk = &mut *lock(&self.talk);
+        let talk = &mut *self.talk.lock();
         match talk.stage {
             Stage::Member { .. } | Stage::Observer | Stage::Newcomer => {}
             Stage::Dismissed | Stage::Messenger => self.close(&door, None),
@@ -130,7 +130,7 @@ impl Bereaved for Peer {
         let Some(door) = self.door.upgrade() else {
             return;
         };
-        let talk = &mut *lock(&self.talk);
+        let talk = &mut *self.talk.lock();
         if matches!(talk.stage, Stage::Member { .. }) {
             self.lost(&door, talk, Loss::Closed(process::ended(pid)));
         }
@@ -245,7 +245,7 @@ impl Peer {
                         talk.decoder.set_limit(LARGEST_WORD);
                     }
                 }
-                lock(&door.state).guests.remove(&self.number);
+                door.state.lock().guests.remove(&self.number);
                 Ok(())
             }
             (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}").into()),
@@ -335,7 +335,7 @@ impl Peer {
     fn lost(&self, door: &Door, talk: &mut Talk, loss: Loss) {
         match talk.stage {
             // It was the door that closed, and nobody died.
-            _ if lock(&door.state).closed => {}
+            _ if door.state.lock().closed => {}
             Stage::Member { rank, .. } => {
                 door.hub.lost(rank, loss);
                 self.close(door, None);
@@ -361,7 +361,7 @@ impl Peer {
         }
         self.connection.forget();
         self.connection.shut();
-        let mut state = lock(&door.state);
+        let mut state = door.state.lock();
         state.guests.remove(&self.number);
         let gone = state.peers.remove(&self.number);
         drop(state);

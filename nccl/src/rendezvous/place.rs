@@ -6,14 +6,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::tcp;
-use crate::communicator::lock;
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 /// Where rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +138,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     // Two epochs of this process may come for a place at the same moment. Both would find that nobody is there, and the
     // second remove the file of the first.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = lock(&ONE_AT_A_TIME);
+    let _alone = ONE_AT_A_TIME.lock();
     let listener = match UnixListener::bind_addr(&target) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

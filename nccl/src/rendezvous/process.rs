@@ -11,7 +11,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::checksum;
 use super::reactor::{EventFlags, Reactor, Source, poll};
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 /// How long what a process has sent before its end may still take to come.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
@@ -202,7 +202,7 @@ impl Vigil {
         let watcher = Watcher(Arc::downgrade(&vigil));
         let reactor = Reactor::get().ok()?;
         let token = reactor.add(&vigil.descriptor, EventFlags::IN, Arc::new(watcher));
-        *lock(&vigil.token) = Some(token.ok()?);
+        *vigil.token.lock() = Some(token.ok()?);
         Some(vigil)
     }
 
@@ -212,7 +212,7 @@ impl Vigil {
     }
 
     fn stop(&self) {
-        if let (Some(token), Ok(reactor)) = (lock(&self.token).take(), Reactor::get()) {
+        if let (Some(token), Ok(reactor)) = (self.token.lock().take(), Reactor::get()) {
             reactor.remove(&self.descriptor, token);
         }
     }

@@ -7,12 +7,12 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, Timespec, epoll};
 
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 pub(super) use rustix::event::epoll::EventFlags;
 
@@ -69,7 +69,7 @@ impl Reactor {
     pub(super) fn get() -> io::Result<&'static Self> {
         static STARTING: Mutex<()> = Mutex::new(());
         static REACTOR: OnceLock<Reactor> = OnceLock::new();
-        let _one = lock(&STARTING);
+        let _one = STARTING.lock();
         if let Some(reactor) = REACTOR.get() {
             return Ok(reactor);
         }
@@ -95,7 +95,7 @@ impl Reactor {
         events: EventFlags,
         source: Arc<dyn Source>,
     ) -> io::Result<u64> {
-        let mut sources = lock(&self.sources);
+        let mut sources = self.sources.lock();
         let token = sources.next;
         sources.next += 1;
         sources.by_token.insert(token, source);
@@ -115,14 +115,14 @@ impl Reactor {
     /// The source is called no more, but for a call that is running.
     pub(super) fn remove(&self, fd: impl AsFd, token: u64) {
         let _ = epoll::delete(&self.epoll, fd);
-        let source = lock(&self.sources).by_token.remove(&token);
+        let source = self.sources.lock().by_token.remove(&token);
         // Its own drop may come back here.
         drop(source);
     }
 
     /// Calls [`Source::due`] at `at` or a little later.
     pub(super) fn wake_at(&self, at: Instant, source: Weak<dyn Source>) {
-        let mut alarms = lock(&self.alarms);
+        let mut alarms = self.alarms.lock();
         let first = alarms.peek().is_none_or(|Reverse(alarm)| at < alarm.at);
         alarms.push(Reverse(Alarm { at, source }));
         drop(alarms);
@@ -134,7 +134,7 @@ impl Reactor {
     fn run(&self) {
         let mut events = Vec::with_capacity(256);
         loop {
-            let next = lock(&self.alarms).peek().map(|Reverse(alarm)| alarm.at);
+            let next = self.alarms.lock().peek().map(|Reverse(alarm)| alarm.at);
             let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
             events.clear();
             let buffer = rustix::buffer::spare_capacity(&mut events);
@@ -151,7 +151,7 @@ impl Reactor {
                     let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
                     continue;
                 }
-                let source = lock(&self.sources).by_token.get(&token).cloned();
+                let source = self.sources.lock().by_token.get(&token).cloned();
                 if let Some(source) = source {
                     let flags = event.flags;
                     protect(|| source.ready(flags));
@@ -159,7 +159,7 @@ impl Reactor {
             }
             let now = Instant::now();
             loop {
-                let mut alarms = lock(&self.alarms);
+                let mut alarms = self.alarms.lock();
                 if alarms.peek().is_none_or(|Reverse(alarm)| alarm.at > now) {
                     break;
                 }

@@ -2,7 +2,7 @@
 //! process, by what somebody says who knows, or by silence.
 
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Received};
@@ -15,8 +15,8 @@ use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
 use super::succession::Loss;
 use super::watching::{WORD, word};
-use crate::communicator::lock;
 use crate::supervision::recorder;
+use crate::sync::Mutex;
 
 /// What is said of a rank whose connection ends before it says that it leaves.
 pub(super) const LOST: &str = "its connection closed without goodbye: it died";
@@ -111,7 +111,7 @@ impl Reader {
             vigil: OnceLock::new(),
         });
         // What came with the welcome waits in the decoder, and no event tells of it.
-        reader.parse(&mut lock(&reader.reading));
+        reader.parse(&mut reader.reading.lock());
         let events = EventFlags::IN | EventFlags::RDHUP;
         let source = Arc::clone(&reader) as Arc<dyn Source>;
         let token = reactor.add(reader.connection.fd(), events, source)?;
@@ -211,7 +211,7 @@ impl Reader {
     /// itself `pid` under `kernel`. That it has ended and its number is another's already would show at the
     /// connection.
     pub(super) fn watch_rank_0(&self, pid: u64, kernel: &str) {
-        self.feel(&mut lock(&self.reading));
+        self.feel(&mut self.reading.lock());
         let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;
         let vigil = process::of_peer(self.connection.fd(), pid, kernel)
             .and_then(|process| Vigil::keep(pid, process, bereaved));
@@ -222,7 +222,7 @@ impl Reader {
 
     /// How rank 0's process ended, as somebody says who knows. What it has said before counts.
     pub(super) fn rank_0_ended(&self, how: &str) {
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.lock();
         reading.word.get_or_insert_with(|| word(how));
         self.conclude(&mut reading, false);
     }
@@ -256,7 +256,7 @@ impl Reader {
 
 impl Bereaved for Reader {
     fn process_ended(&self, pid: u64) {
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.lock();
         let ended = || Loss::Closed(process::ended(pid));
         reading.ended.get_or_insert_with(ended);
         self.conclude(&mut reading, false);
@@ -268,7 +268,7 @@ impl Source for Reader {
         if events.contains(EventFlags::OUT) {
             self.connection.flush_quietly();
         }
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.lock();
         if reading.ended.is_some() || reading.closed {
             return;
         }
@@ -293,7 +293,7 @@ impl Source for Reader {
     }
 
     fn due(self: Arc<Self>, now: Instant) {
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.lock();
         if reading.until.is_some_and(|until| until <= now) {
             self.conclude(&mut reading, true);
         }

@@ -13,7 +13,7 @@
 //!
 //! At most [`WORKERS`] ranks are asked at once, and all answers together have at most [`TOTAL`] bytes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Claim, Tried};
@@ -29,9 +29,9 @@ use super::process;
 use super::request::Request;
 use super::server::Job;
 use super::world::World;
-use crate::communicator::lock;
 use crate::forked;
 use crate::supervision::recorder::{self, Clock, MissingRank, RankRecording, Snapshot, Timeline};
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 
 /// How many ranks are asked at once.
@@ -254,7 +254,7 @@ impl Asker<'_> {
         let found = Mutex::new((here, Vec::new()));
         let work = || {
             loop {
-                let Some(target) = lock(&rest).next() else {
+                let Some(target) = rest.lock().next() else {
                     break;
                 };
                 let patience = match target.end {
@@ -263,7 +263,7 @@ impl Asker<'_> {
                 };
                 let deadline = until.min(deadline_after(patience));
                 let answer = self.ask_one(&target, deadline);
-                let (ranks, missing) = &mut *lock(&found);
+                let (ranks, missing) = &mut *found.lock();
                 match answer {
                     Ok(rank) => ranks.push(rank),
                     Err(why) => missing.push(target.missing(&why)),
@@ -280,9 +280,7 @@ impl Asker<'_> {
                 work();
             }
         });
-        let (mut ranks, mut missing) = found
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (mut ranks, mut missing) = found.into_inner();
         ranks.sort_by_key(|one| one.rank);
         missing.sort_by_key(|one: &MissingRank| one.rank);
         Timeline {

@@ -132,7 +132,7 @@ mod tests {
     }
 
     /// Keeps what is logged about waiting, on whatever thread.
-    struct Log(std::sync::Mutex<Vec<String>>);
+    struct Log(crate::sync::Mutex<Vec<String>>);
 
     impl tracing::Subscriber for &'static Log {
         fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
@@ -156,7 +156,7 @@ mod tests {
             }
             let mut text = Text(String::new());
             event.record(&mut text);
-            crate::communicator::lock(&self.0).push(text.0);
+            self.0.lock().push(text.0);
         }
 
         fn enter(&self, _: &tracing::span::Id) {}
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_rank_0_that_waits_alone_and_a_rank_that_finds_nobody_say_so_in_the_log() {
-        static LOG: Log = Log(std::sync::Mutex::new(Vec::new()));
+        static LOG: Log = Log(crate::sync::Mutex::new(Vec::new()));
         tracing::subscriber::set_global_default(&LOG).unwrap();
         let meet = |name: &str, rank| {
             let path =
@@ -178,7 +178,7 @@ mod tests {
             scope.spawn(|| crate::World::join(meet("log-alone", 0)).unwrap_err());
             scope.spawn(|| crate::World::join(meet("log-nobody", 1)).unwrap_err());
         });
-        let log = crate::communicator::lock(&LOG.0);
+        let log = LOG.0.lock();
         for words in [
             &[
                 "still waiting: 1 of 2 ranks wait at \"join\"",

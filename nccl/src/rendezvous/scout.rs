@@ -7,7 +7,7 @@
 //!    └──rank 0's process has ended──▶ standing in for it, until all have been told
 //! ```
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Claim, Met, Tried};
@@ -21,7 +21,7 @@ use super::request::Request;
 use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
-use crate::communicator::lock;
+use crate::sync::Mutex;
 use crate::threads;
 use crate::time::deadline_after;
 
@@ -130,14 +130,14 @@ fn look_again(shared: &Arc<Shared>, deadline: Instant) -> bool {
             Tried::Follows { why, .. } => std::io::Error::other(why),
             Tried::NotYet(error, _) => error,
         };
-        let state = shared.state();
+        let mut state = shared.state();
         // Rank 0 is not coming back, unless it is at another port.
         let refused = error.kind() == std::io::ErrorKind::ConnectionRefused
             || error.kind() == std::io::ErrorKind::NotFound;
         if state.stop || Instant::now() >= deadline || (refused && !several) {
             return false;
         }
-        drop(shared.wait(state, Instant::now() + pause));
+        shared.wait(&mut state, Instant::now() + pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     unreachable!("the loop ends at the deadline")
@@ -230,7 +230,7 @@ fn follow(shared: &Arc<Shared>, deadline: Instant) -> bool {
         if !anybody || Instant::now() >= deadline {
             return false;
         }
-        drop(shared.wait(shared.state(), Instant::now() + pause));
+        shared.wait(&mut shared.state(), Instant::now() + pause);
         pause = (pause * 2).min(Duration::from_millis(100));
     }
 }
@@ -259,7 +259,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
             Looked::Alive(_) => true,
             Looked::Nobody(_) => false,
         };
-        let state = shared.state();
+        let mut state = shared.state();
         if state.stop {
             return Found::Stopped;
         }
@@ -276,7 +276,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
         if Instant::now() >= deadline {
             return Found::Nobody(search.failure());
         }
-        drop(shared.wait(state, Instant::now() + pause));
+        shared.wait(&mut state, Instant::now() + pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
 }
@@ -317,7 +317,7 @@ fn go_on(shared: &Arc<Shared>, epoch: u64) {
             }
             return;
         }
-        drop(shared.wait(state, Instant::now() + pause));
+        shared.wait(&mut state, Instant::now() + pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
 }
@@ -394,7 +394,7 @@ fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
             }
         }
         let until = patience.unwrap_or(now + Duration::from_secs(3600));
-        state = shared.wait(state, until);
+        shared.wait(&mut state, until);
     }
 }
 
@@ -406,7 +406,7 @@ fn farewell(shared: &Arc<Shared>) -> String {
         && state.link.is_some()
         && Instant::now() < deadline
     {
-        state = shared.wait(state, deadline);
+        shared.wait(&mut state, deadline);
     }
     let link = state.link.take();
     drop(state);
@@ -436,7 +436,7 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
     let rest = Mutex::new(doors.into_iter());
     let tell_some = || {
         loop {
-            let Some((_, door)) = lock(&rest).next() else {
+            let Some((_, door)) = rest.lock().next() else {
                 break;
             };
             let word = (coordinator, pid, how);
@@ -517,7 +517,7 @@ fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
         if state.stop || Instant::now() >= deadline {
             return true;
         }
-        drop(shared.wait(state, Instant::now() + Duration::from_millis(20)));
+        shared.wait(&mut state, Instant::now() + Duration::from_millis(20));
         false
     };
     match stand_in_for_rank_0(rendezvous, Departure::Lost(how), enough) {

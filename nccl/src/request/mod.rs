@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream};
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{self, Backoff, Communicator, Inner, Noticed, lock};
+use crate::communicator::{self, Backoff, Communicator, Inner, Noticed};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
@@ -322,7 +322,7 @@ impl Request {
         self.mark.get_or_try_init(|| {
             let stream = self.stream();
             communicator::not_capturing("the operation's stream", stream)?;
-            let pooled = lock(&self.inner.marks).pop();
+            let pooled = self.inner.marks.lock().pop();
             let mark = match pooled {
                 Some(mark) => mark,
                 None => Arc::new(Mark {
@@ -462,7 +462,7 @@ impl Drop for Request {
         if let Some(mark) = self.mark.take()
             && Arc::strong_count(&mark) == 1
         {
-            lock(&self.inner.marks).push(mark);
+            self.inner.marks.lock().push(mark);
         }
     }
 }

@@ -8,16 +8,17 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Mark;
-use crate::communicator::{Inner, lock};
+use crate::communicator::Inner;
 use crate::error::Result;
 use crate::forked;
 use crate::reaper;
 use crate::supervision::inside::{self, Place};
+use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
 /// One awaited request.
@@ -66,7 +67,7 @@ impl Drop for Ticket {
         if forked::is_child() {
             return;
         }
-        let watched = lock(&POLLER.state).watched.remove(&self.key);
+        let watched = POLLER.state.lock().watched.remove(&self.key);
         // Outside the lock: a waker may run anything when it is dropped.
         drop(watched);
     }
@@ -79,7 +80,7 @@ pub(super) fn watch(
     deadline: Instant,
     waker: Waker,
 ) -> Result<Ticket> {
-    let mut registry = lock(&POLLER.state);
+    let mut registry = POLLER.state.lock();
     if !registry.running {
         start(registry.generation).map_err(threads::not_started("that wakes awaiting tasks"))?;
         registry.running = true;
@@ -106,7 +107,7 @@ fn start(generation: u64) -> std::io::Result<()> {
 
 /// The thread does not come back from a call: another one takes its place.
 pub(crate) fn replace() {
-    let mut registry = lock(&POLLER.state);
+    let mut registry = POLLER.state.lock();
     registry.generation += 1;
     if let Err(error) = start(registry.generation) {
         crate::events::no_thread("to wake awaiting tasks", &error);
@@ -120,12 +121,9 @@ fn run(generation: u64) {
     let mut busy_since = Instant::now();
     let mut all: Vec<Look> = Vec::new();
     loop {
-        let mut registry = lock(&POLLER.state);
+        let mut registry = POLLER.state.lock();
         while registry.watched.is_empty() && registry.generation == generation {
-            registry = POLLER
-                .work
-                .wait(registry)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            POLLER.work.wait(&mut registry);
             busy_since = Instant::now();
         }
         if registry.generation != generation {
@@ -148,7 +146,7 @@ fn run(generation: u64) {
                 ready.push(key);
             }
         }
-        let mut registry = lock(&POLLER.state);
+        let mut registry = POLLER.state.lock();
         let woken: Vec<Watched> = ready
             .iter()
             .filter_map(|key| registry.watched.remove(key))

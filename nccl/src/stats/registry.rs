@@ -4,7 +4,7 @@
 //! numbers for it. All names after the first are counted as one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::durations::{Durations, Timer};
@@ -12,6 +12,7 @@ use super::tally::{FUNCTIONS, KINDS, Tally, Total};
 use crate::communicator::Phase;
 use crate::operation::OperationKind;
 use crate::recorded::Function;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Names that are told apart.
 const NAMES: usize = 128;
@@ -204,7 +205,7 @@ fn registry() -> MutexGuard<'static, Registry> {
         names: Vec::new(),
         live: Vec::new(),
     });
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.lock()
 }
 
 /// A call on a communicator of that name took so long on its stream.

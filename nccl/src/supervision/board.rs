@@ -9,7 +9,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -20,10 +20,11 @@ use super::fault::{Cause, Fault};
 use super::roster::Roster;
 use super::trial::{self, Trials};
 use super::watch::{FAULT, Watch};
-use crate::communicator::{Inner, lock};
+use crate::communicator::Inner;
 use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
 use crate::stats;
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -306,7 +307,7 @@ impl Board {
     /// This rank has let go so far: tells the others, and waits until they have said how far they have. Whether that is
     /// all; otherwise it is to be called again with the end of the abort here.
     pub(crate) fn let_go(&self, so_far: LetGo) -> bool {
-        let _saying = lock(&self.saying);
+        let _saying = self.saying.lock();
         if self.conclusion.get().is_some() {
             return true;
         }

@@ -17,12 +17,11 @@
 //! `tests/loom/verdicts.rs` walks through the interleavings of these lines.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, PoisonError};
-
-#[cfg(loom)]
-use loom::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
 #[cfg(not(loom))]
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
+
+use crate::sync::{Mutex, MutexGuard};
 
 /// How many faults are kept of communicators that this rank does not have.
 const EARLY: usize = 256;
@@ -100,7 +99,7 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<F, B, D>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// There is one more. What has happened to it already is its verdict at once; `death` says what the death of

@@ -29,14 +29,15 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Inner, Visit, lock};
+use crate::communicator::{Inner, Visit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::forked;
+use crate::sync::Mutex;
 use crate::threads::not_started;
 use crate::{reaper, request};
 
@@ -118,7 +119,7 @@ struct GivesBack;
 impl Drop for GivesBack {
     fn drop(&mut self) {
         if let (Some(slot), false) = (SLOT.take(), forked::is_child()) {
-            lock(&SLOTS).free.push(slot);
+            SLOTS.lock().free.push(slot);
         }
     }
 }
@@ -161,7 +162,7 @@ pub(crate) fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
 fn own_slot() -> Option<&'static Slot> {
     // A thread that is ending has nobody to give a slot back.
     GIVES_BACK.try_with(|_| ()).ok()?;
-    let mut slots = lock(&SLOTS);
+    let mut slots = SLOTS.lock();
     let slot = slots.free.pop().unwrap_or_else(|| {
         let slot: &'static Slot = Box::leak(Box::default());
         slots.all.push(slot);
@@ -230,7 +231,7 @@ static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
 #[cold]
 fn wake() {
     if !AWAKE.swap(true, Ordering::SeqCst)
-        && let Some(thread) = &*lock(&THREAD)
+        && let Some(thread) = &*THREAD.lock()
     {
         thread.unpark();
     }
@@ -246,7 +247,7 @@ pub(crate) fn forget() {
 /// # Errors
 /// When there is no thread to do it.
 pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
-    let mut sentinel = lock(&SENTINEL);
+    let mut sentinel = SENTINEL.lock();
     sentinel.lives.retain(|inner| inner.strong_count() > 0);
     let own = Arc::downgrade(inner);
     if !sentinel.lives.iter().any(|known| known.ptr_eq(&own)) {
@@ -275,7 +276,7 @@ struct Stay {
 }
 
 fn run() {
-    *lock(&THREAD) = Some(std::thread::current());
+    *THREAD.lock() = Some(std::thread::current());
     let mut stays: HashMap<usize, Stay> = HashMap::new();
     let (mut idle, mut quiet, mut turns) = (0, 0, 0);
     loop {
@@ -285,7 +286,7 @@ fn run() {
             return;
         }
         {
-            let mut sentinel = lock(&SENTINEL);
+            let mut sentinel = SENTINEL.lock();
             sentinel.lives.retain(|inner| inner.strong_count() > 0);
             idle = if sentinel.lives.is_empty() {
                 idle + 1
@@ -297,7 +298,7 @@ fn run() {
                 return;
             }
         }
-        let slots = lock(&SLOTS).all.clone();
+        let slots = SLOTS.lock().all.clone();
         let now = slots.iter().fold(0_u64, |sum, slot| {
             sum.wrapping_add(slot.turn.load(Ordering::Relaxed))
         });
@@ -394,7 +395,7 @@ fn look_at(stay: &mut Stay) {
 }
 
 fn alive(of: usize) -> Option<Visit> {
-    let sentinel = lock(&SENTINEL);
+    let sentinel = SENTINEL.lock();
     let inner = sentinel
         .lives
         .iter()

@@ -19,7 +19,7 @@
 //! and whoever did not wait, hear the same.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::Board;
@@ -27,9 +27,9 @@ use super::elect::{self, Case, elect};
 use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
-use crate::communicator::lock;
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member};
+use crate::sync::{Condvar, Mutex};
 
 /// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
 /// communicator's key follows.
@@ -88,7 +88,7 @@ impl Trials {
         members: &[usize],
         is_own: impl Fn(&str) -> bool,
     ) -> Option<usize> {
-        let mut all = lock(&self.all);
+        let mut all = self.all.lock();
         if let Some((_, trial)) = all.iter_mut().find(|(known, _)| known == key) {
             trial.symptoms.push(fault);
             return None;
@@ -113,7 +113,7 @@ impl Trials {
 
     /// Rank `from` of the line says how it stands.
     pub(super) fn receive(&self, key: &str, from: usize, report: Report) {
-        let mut all = lock(&self.all);
+        let mut all = self.all.lock();
         let trial = all.iter_mut().find(|(known, _)| known == key);
         if let Some((_, trial)) = trial
             && trial.members.get(report.rank) == Some(&from)
@@ -126,7 +126,7 @@ impl Trials {
 
     /// There is a verdict.
     pub(super) fn close(&self, key: &str) {
-        lock(&self.all).retain(|(known, _)| known != key);
+        self.all.lock().retain(|(known, _)| known != key);
         self.bell.notify_all();
     }
 }
@@ -174,7 +174,7 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
     let (line, trials) = (board.line().0, board.trials());
     let start = Instant::now();
     let mut elected = false;
-    let mut all = lock(&trials.all);
+    let mut all = trials.all.lock();
     while board.fault().is_none() && !line.is_closed() {
         let now = Instant::now();
         let is_heard = all.iter().any(|(key, _)| key == board.key());
@@ -188,7 +188,7 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
                 announce(board, silent.as_ref().unwrap_or(own));
                 return silent.into_iter().for_each(|fault| board.decide(fault));
             }
-            all = lock(&trials.all);
+            all = trials.all.lock();
         }
         let trial = all.iter().find(|(key, _)| key == board.key());
         if let Some((_, trial)) = trial
@@ -206,7 +206,7 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
             };
             drop(all);
             let is_over = over();
-            all = lock(&trials.all);
+            all = trials.all.lock();
             let trial = all.iter().find(|(key, _)| key == board.key());
             if let (true, Some((_, trial))) = (is_over, trial) {
                 elected = true;
@@ -216,13 +216,12 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
                 let slack = begun.elapsed();
                 let fault = verdict(board, &trial, &left, slack);
                 announce(board, &fault);
-                all = lock(&trials.all);
+                all = trials.all.lock();
                 continue;
             }
         }
         // What ends it does not always ring.
-        let waited = trials.bell.wait_timeout(all, Duration::from_millis(5));
-        all = waited.unwrap_or_else(PoisonError::into_inner).0;
+        trials.bell.wait_for(&mut all, Duration::from_millis(5));
     }
 }
 

@@ -6,7 +6,7 @@
 //! may give it up before the others have come back from making it.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::board::{Board, FREED, end_alone};
@@ -16,10 +16,11 @@ use super::roster::Roster;
 use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
-use crate::communicator::{end_struck, leave_struck, lock};
+use crate::communicator::{end_struck, leave_struck};
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
 use crate::stats;
+use crate::sync::Mutex;
 use crate::threads;
 
 /// What announcements of faults are called; the communicator's key follows.
@@ -88,19 +89,19 @@ impl Watch {
 
     /// The verdict that was written last.
     pub(crate) fn latest(&self) -> Option<Arc<Fault>> {
-        lock(&self.latest).clone()
+        self.latest.lock().clone()
     }
 
     /// More is known of it.
     pub(super) fn complete_latest(&self, fault: Option<&Arc<Fault>>) {
-        let mut latest = lock(&self.latest);
+        let mut latest = self.latest.lock();
         if latest.as_deref() == fault.map(|fault| &**fault) {
             *latest = fault.cloned();
         }
     }
 
     pub(super) fn set_latest(&self, fault: &Arc<Fault>) {
-        *lock(&self.latest) = Some(Arc::clone(fault));
+        *self.latest.lock() = Some(Arc::clone(fault));
         if let Some(line) = self.line.upgrade() {
             line.tell_of(fault);
         }

@@ -17,6 +17,9 @@ mod life;
 mod listing;
 mod verdicts;
 
+#[path = "../../src/sync.rs"]
+mod sync;
+
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/communicator/state.rs"]
 mod state;

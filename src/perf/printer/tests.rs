@@ -1,4 +1,6 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::bench::Ratio;
@@ -11,7 +13,7 @@ struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Page {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -87,7 +89,7 @@ fn printed(emulator: Option<&str>) -> String {
         )
         .unwrap();
     printer.finish(None).unwrap();
-    let bytes = page.0.lock().unwrap().clone();
+    let bytes = page.0.lock().clone();
     String::from_utf8(bytes).unwrap()
 }
 

@@ -9,12 +9,13 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::CUresult;
 use crate::exec::{Kind, Stream};
 use crate::memory;
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 use crate::violations::{self, Violation};
 
 /// Every context that was not destroyed.
@@ -40,10 +41,6 @@ pub struct Context {
 struct Streams {
     all: Vec<Arc<Stream>>,
     legacy: Option<Arc<Stream>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
@@ -90,7 +87,7 @@ impl Context {
         CONTEXTS.remove(std::ptr::without_provenance_mut(handle));
         self.kill_with(CUresult::ERROR_CONTEXT_IS_DESTROYED, true);
         let streams = {
-            let mut streams = lock(&self.streams);
+            let mut streams = self.streams.lock();
             streams.legacy = None;
             std::mem::take(&mut streams.all)
         };
@@ -99,7 +96,7 @@ impl Context {
             let _ = stream.wait_until(stream.submitted());
             stream.destroy();
         }
-        for (_, peer) in std::mem::take(&mut *lock(&self.peers)) {
+        for (_, peer) in std::mem::take(&mut *self.peers.lock()) {
             memory::forbid_peer(self.device, peer);
         }
         memory::ipc::close_all_of(self.number);
@@ -164,7 +161,7 @@ impl Context {
                 .state
                 .compare_exchange(0, code.0, Ordering::SeqCst, Ordering::SeqCst);
         }
-        let streams = lock(&self.streams).all.clone();
+        let streams = self.streams.lock().all.clone();
         for stream in streams {
             stream.poke();
         }
@@ -172,7 +169,7 @@ impl Context {
 
     /// Enables or disables peer access. False if it was so already.
     pub(super) fn set_peer(&self, peer: &Self, enabled: bool) -> bool {
-        let mut peers = lock(&self.peers);
+        let mut peers = self.peers.lock();
         let known = peers.iter().any(|&(number, _)| number == peer.number);
         if known == enabled {
             return false;
@@ -189,31 +186,33 @@ impl Context {
 
     /// Held while work is put on the legacy stream or on a blocking one.
     pub fn order(&self) -> MutexGuard<'_, ()> {
-        lock(&self.order)
+        self.order.lock()
     }
 
     /// A stream of this context was made.
     pub fn adopt(&self, stream: &Arc<Stream>) {
-        lock(&self.streams).all.push(Arc::clone(stream));
+        self.streams.lock().all.push(Arc::clone(stream));
     }
 
     /// A stream of this context is gone.
     pub fn forget(&self, stream: &Arc<Stream>) {
-        lock(&self.streams)
+        self.streams
+            .lock()
             .all
             .retain(|other| !Arc::ptr_eq(other, stream));
     }
 
     /// All streams of this context.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
-        lock(&self.streams).all.clone()
+        self.streams.lock().all.clone()
     }
 
     /// The streams that the legacy stream is ordered with.
     pub fn blocking_streams(&self) -> Vec<Arc<Stream>> {
         let blocking =
             |stream: &&Arc<Stream>| matches!(stream.kind(), Kind::Blocking | Kind::PerThread);
-        lock(&self.streams)
+        self.streams
+            .lock()
             .all
             .iter()
             .filter(blocking)
@@ -228,7 +227,7 @@ impl Context {
         }
         self.check()?;
         let fresh = Stream::new(self, Kind::Legacy, 0);
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         match &streams.legacy {
             Some(stream) => {
                 let stream = Arc::clone(stream);
@@ -245,7 +244,7 @@ impl Context {
 
     /// The legacy stream, if anything was ever put on it.
     pub fn legacy_if_used(&self) -> Option<Arc<Stream>> {
-        lock(&self.streams).legacy.clone()
+        self.streams.lock().legacy.clone()
     }
 
     /// Waits for everything on all streams of this context.
@@ -377,12 +376,12 @@ impl Primary {
 /// The primary context of a device, brought to life if need be (as the CUDA runtime inside NCCL
 /// does); the caller holds no count of it.
 pub fn primary(device: i32) -> Result<Arc<Context>, CUresult> {
-    lock(primaries(device)?).get(device)
+    primaries(device)?.lock().get(device)
 }
 
 /// Counts one more user of the primary context.
 pub fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
-    let mut primary = lock(primaries(device)?);
+    let mut primary = primaries(device)?.lock();
     let context = primary.get(device)?;
     primary.count += 1;
     Ok(context)
@@ -390,7 +389,7 @@ pub fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
 
 /// Counts one user less; the last one destroys the context.
 pub fn release(device: i32) -> Result<(), CUresult> {
-    let mut primary = lock(primaries(device)?);
+    let mut primary = primaries(device)?.lock();
     primary.count = primary
         .count
         .checked_sub(1)
@@ -409,7 +408,7 @@ pub fn release(device: i32) -> Result<(), CUresult> {
 
 /// Destroys the primary context whatever its count.
 pub(super) fn reset(device: i32) -> Result<(), CUresult> {
-    let context = lock(primaries(device)?).context.take();
+    let context = primaries(device)?.lock().context.take();
     if let Some(context) = context {
         context.destroy();
     }
@@ -418,13 +417,13 @@ pub(super) fn reset(device: i32) -> Result<(), CUresult> {
 
 /// Flags of the primary context and whether it is alive.
 pub(super) fn primary_state(device: i32) -> Result<(u32, bool), CUresult> {
-    let primary = lock(primaries(device)?);
+    let primary = primaries(device)?.lock();
     Ok((primary.flags, primary.context.is_some()))
 }
 
 /// Sets the flags of the primary context.
 pub(super) fn set_primary_flags(device: i32, flags: u32) -> Result<(), CUresult> {
-    let mut primary = lock(primaries(device)?);
+    let mut primary = primaries(device)?.lock();
     primary.flags = flags;
     if let Some(context) = &primary.context {
         context.flags().store(flags, Ordering::Relaxed);

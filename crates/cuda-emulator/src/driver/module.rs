@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::context::{self, Context};
 use super::launch::{self, SHARED_OPT_IN, Shape, THREADS};
@@ -14,6 +14,7 @@ use crate::elf::Symbol;
 use crate::exec::Stream;
 use crate::kernels::{self, Entry, Kernel, Unreadable, program};
 use crate::registry::Registry;
+use crate::sync::Mutex;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -140,12 +141,7 @@ unsafe extern "C" fn unload(handle: *mut c_void) -> CUresult {
         let module = MODULES
             .remove(handle)
             .ok_or_else(|| bad_handle("module", handle))?;
-        let functions = std::mem::take(
-            &mut *module
-                .functions
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let functions = std::mem::take(&mut *module.functions.lock());
         for (_, function) in functions {
             drop(FUNCTIONS.remove(std::ptr::without_provenance_mut(function)));
         }
@@ -172,10 +168,7 @@ unsafe extern "C" fn get_function(
             .iter()
             .position(|entry| entry.name.as_bytes() == name)
             .ok_or(CUresult::ERROR_NOT_FOUND)?;
-        let mut functions = module
-            .functions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut functions = module.functions.lock();
         let known = functions.iter().find(|(entry, _)| *entry == at);
         let function = match known {
             Some(&(_, function)) => std::ptr::without_provenance_mut(function),

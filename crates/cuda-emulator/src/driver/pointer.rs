@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Mutex, PoisonError};
 
 use super::virtual_memory::DESCRIPTOR;
 use super::{CUresult, context, enter, store};
 use crate::elf::Symbol;
 use crate::memory::{self, Location};
+use crate::sync::Mutex;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -90,7 +90,7 @@ fn identify(address: u64) -> Option<Known> {
 static SYNCHRONOUS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 fn is_synchronous(id: u64) -> bool {
-    let set = SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let set = SYNCHRONOUS.lock();
     set.as_ref().is_some_and(|set| set.contains(&id))
 }
 
@@ -207,7 +207,7 @@ unsafe extern "C" fn set_attribute(
         }
         // SAFETY: not null, and the caller passes a number of 32 bits.
         let on = unsafe { value.cast::<c_uint>().read() } != 0;
-        let mut set = SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = SYNCHRONOUS.lock();
         let set = set.get_or_insert_default();
         match on {
             true => set.insert(known.id),

@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
 use super::CUresult;
 use crate::elf::Symbol;
+use crate::sync::Mutex;
 
 const NO_KERNELS: &str =
     "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";
@@ -34,7 +34,7 @@ pub(super) fn say(function: &'static str, reason: &str) {
 /// Says why a function is refused for `what`, the first time.
 pub(super) fn say_of(what: &str, function: &'static str, reason: &str) {
     static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut said = SAID.lock();
     if said.get_or_insert_default().insert(what.to_owned()) {
         eprintln!("nccl-emulator: {function} returns CUDA_ERROR_NOT_SUPPORTED: {reason}");
     }

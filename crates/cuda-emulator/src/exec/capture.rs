@@ -15,8 +15,8 @@
 //! never locked at once.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use super::graph::{Action, Body, GRAPHS, Graph, Node, add_places};
@@ -24,15 +24,12 @@ use super::object::Share;
 use super::{Kind, Stream};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
+use crate::sync::Mutex;
 
 /// All captures that were begun and not ended.
 static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
 /// How many there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Where a capture stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +156,7 @@ impl Capture {
         if stream.kind() == Kind::Legacy {
             return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
-        let mut captures = lock(&CAPTURES);
+        let mut captures = CAPTURES.lock();
         if stream.capturing() {
             return Err(CUresult::ERROR_ILLEGAL_STATE);
         }
@@ -191,7 +188,7 @@ impl Capture {
     /// it is over.
     pub fn end(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<*mut c_void, CUresult> {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let origin = state.members.first().map(|member| &member.stream);
             if !origin.is_some_and(|origin| Arc::ptr_eq(origin, stream)) {
                 state.invalidate();
@@ -199,7 +196,7 @@ impl Capture {
             }
         }
         self.unlist();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let standing = state.standing;
         let joined = state.joined();
         let (graph, handle) = state.release();
@@ -220,19 +217,19 @@ impl Capture {
     }
 
     fn unlist(self: &Arc<Self>) {
-        let mut captures = lock(&CAPTURES);
+        let mut captures = CAPTURES.lock();
         captures.retain(|other| !Arc::ptr_eq(other, self));
         COUNT.store(captures.len(), Ordering::Release);
     }
 
     /// Where it stands.
     pub fn standing(&self) -> Standing {
-        lock(&self.state).standing
+        self.state.lock().standing
     }
 
     /// Something forbidden was tried: no graph will come of it.
     pub fn invalidate(&self) {
-        lock(&self.state).invalidate();
+        self.state.lock().invalidate();
     }
 
     /// Adds a node that comes after what the streams have so far, and before what they get later.
@@ -240,7 +237,7 @@ impl Capture {
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`; `CUDA_ERROR_ILLEGAL_STATE` if the capture is over.
     pub fn add(&self, streams: &[&Arc<Stream>], action: Action) -> Result<(), CUresult> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let members = streams
             .iter()
             .map(|stream| state.member(stream))
@@ -272,7 +269,7 @@ impl Capture {
         nodes: &[Node],
         objects: &[Share],
     ) -> Result<(), CUresult> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let member = state.member(stream)?;
         let graph = Arc::clone(&state.graph);
         let mut body = graph.body();
@@ -301,7 +298,7 @@ impl Capture {
 
     /// What an event that is recorded on the stream stands for.
     pub fn tips(&self, stream: &Arc<Stream>) -> Result<Vec<usize>, CUresult> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let member = state.member(stream)?;
         Ok(state.members[member].tips.clone())
     }
@@ -311,7 +308,7 @@ impl Capture {
     /// # Errors
     /// As [`Capture::add`]; `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn info(&self, stream: &Arc<Stream>) -> Result<Info, CUresult> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let member = state.member(stream)?;
         let Handle(graph) = match state.handle {
             Some(handle) => handle,
@@ -336,7 +333,7 @@ impl Capture {
 
     /// The graph that is captured.
     pub fn graph(&self) -> Arc<Graph> {
-        Arc::clone(&lock(&self.state).graph)
+        Arc::clone(&self.state.lock().graph)
     }
 
     /// What the stream's next node depends on from now on: `tips`, and unless they `replace` them those of before.
@@ -349,7 +346,7 @@ impl Capture {
         tips: &[usize],
         replace: bool,
     ) -> Result<(), CUresult> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let member = state.member(stream)?;
         let own = &mut state.members[member].tips;
         if replace {
@@ -380,7 +377,7 @@ impl Capture {
             self.invalidate();
             return Err(CUresult::ERROR_STREAM_CAPTURE_MERGE);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match state.standing {
             Standing::Active => {}
             Standing::Invalid => return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED),
@@ -404,7 +401,7 @@ impl Capture {
     /// begun on nobody can end it.
     pub fn lose(self: &Arc<Self>, stream: &Arc<Stream>) {
         let origin = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let at = state
                 .members
                 .iter()
@@ -422,7 +419,7 @@ impl Capture {
         };
         if origin {
             self.unlist();
-            let (graph, handle) = lock(&self.state).release();
+            let (graph, handle) = self.state.lock().release();
             withdraw(handle);
             drop(graph);
         }
@@ -451,7 +448,7 @@ pub fn invalidate_if(forbids: impl Fn(&Capture) -> bool) -> bool {
         return false;
     }
     let mut any = false;
-    for capture in lock(&CAPTURES).iter().filter(|capture| forbids(capture)) {
+    for capture in CAPTURES.lock().iter().filter(|capture| forbids(capture)) {
         capture.invalidate();
         any = true;
     }
@@ -461,7 +458,7 @@ pub fn invalidate_if(forbids: impl Fn(&Capture) -> bool) -> bool {
 /// A call that takes in all streams of a context: voids every capture that one of them takes part
 /// in. True if there was one.
 pub fn invalidate_in(context: &Arc<Context>) -> bool {
-    invalidate_if(|capture| Capture::touches(&lock(&capture.state), context, false))
+    invalidate_if(|capture| Capture::touches(&capture.state.lock(), context, false))
 }
 
 /// Whether a stream can be asked for its capture. The legacy stream cannot while it is ordered with
@@ -472,9 +469,10 @@ pub fn invalidate_in(context: &Arc<Context>) -> bool {
 pub fn may_ask(stream: &Stream) -> Result<(), CUresult> {
     if stream.kind() == Kind::Legacy
         && COUNT.load(Ordering::Acquire) > 0
-        && lock(&CAPTURES)
+        && CAPTURES
+            .lock()
             .iter()
-            .any(|capture| Capture::touches(&lock(&capture.state), stream.context(), true))
+            .any(|capture| Capture::touches(&capture.state.lock(), stream.context(), true))
     {
         return Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT);
     }
@@ -486,7 +484,7 @@ pub fn may_ask(stream: &Stream) -> Result<(), CUresult> {
 /// # Errors
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` if one of them is being captured, and the capture is void.
 pub(super) fn check_legacy(context: &Arc<Context>) -> Result<(), CUresult> {
-    if invalidate_if(|capture| Capture::touches(&lock(&capture.state), context, true)) {
+    if invalidate_if(|capture| Capture::touches(&capture.state.lock(), context, true)) {
         Err(CUresult::ERROR_STREAM_CAPTURE_IMPLICIT)
     } else {
         Ok(())

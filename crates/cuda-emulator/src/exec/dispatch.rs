@@ -11,12 +11,13 @@
 //! a syscall only then: it looks once more after it has said that it sleeps, and both sides are
 //! sequentially consistent.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::bell::futex;
 use super::{Stream, run};
+use crate::sync::{Condvar, Mutex};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_micros(200);
@@ -47,10 +48,6 @@ static WORK: Condvar = Condvar::new();
 struct Workers {
     queue: Vec<Arc<Stream>>,
     idle: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the dispatcher knows of a stream's runners.
@@ -97,17 +94,17 @@ impl Visits {
 
 /// Makes a stream known.
 pub(super) fn adopt(stream: &Arc<Stream>) {
-    lock(&STREAMS).push(Arc::clone(stream));
+    STREAMS.lock().push(Arc::clone(stream));
 }
 
 /// Forgets a stream.
 pub(super) fn forget(stream: &Arc<Stream>) {
-    lock(&STREAMS).retain(|other| !Arc::ptr_eq(other, stream));
+    STREAMS.lock().retain(|other| !Arc::ptr_eq(other, stream));
 }
 
 /// The streams of a device, and what is enqueued on each.
 pub(super) fn marks(device: i32) -> Vec<(u64, Arc<Stream>)> {
-    let streams = lock(&STREAMS);
+    let streams = STREAMS.lock();
     let here = streams
         .iter()
         .filter(|stream| stream.device() == device && !stream.idle());
@@ -191,7 +188,7 @@ fn look() -> Seen {
         moves: 0,
     };
     let mut retired = Vec::new();
-    for stream in lock(&STREAMS).iter() {
+    for stream in STREAMS.lock().iter() {
         let visits = &stream.visits;
         let count = visits.count.load(Ordering::Relaxed);
         seen.moves = seen
@@ -221,7 +218,7 @@ fn look() -> Seen {
 }
 
 fn hand_over(stream: Arc<Stream>) {
-    let mut workers = lock(&WORKERS);
+    let mut workers = WORKERS.lock();
     workers.queue.push(stream);
     if workers.idle >= workers.queue.len() {
         WORK.notify_one();
@@ -234,21 +231,18 @@ fn hand_over(stream: Arc<Stream>) {
 }
 
 fn work() {
-    let mut workers = lock(&WORKERS);
+    let mut workers = WORKERS.lock();
     loop {
         if let Some(stream) = workers.queue.pop() {
             drop(workers);
             run::work_on(&stream);
             stream.visits.unclaim();
             drop(stream);
-            workers = lock(&WORKERS);
+            workers = WORKERS.lock();
             continue;
         }
         workers.idle += 1;
-        let (guard, wait) = WORK
-            .wait_timeout(workers, IDLE)
-            .unwrap_or_else(PoisonError::into_inner);
-        workers = guard;
+        let wait = WORK.wait_for(&mut workers, IDLE);
         workers.idle -= 1;
         if wait.timed_out() && workers.queue.is_empty() {
             return;

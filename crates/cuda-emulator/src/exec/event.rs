@@ -4,13 +4,14 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Action, Capture, Standing, Stream};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Every event that was not destroyed.
 static EVENTS: Registry<Event> = Registry::new(0x4E);
@@ -63,7 +64,7 @@ impl Event {
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Record>> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 
     /// The context it was made in.

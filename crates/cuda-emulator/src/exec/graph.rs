@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::object::Share;
 use super::run;
@@ -23,6 +23,7 @@ use super::{Event, Kind, Step, Stream, UserObject, Work};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Every graph that was not destroyed.
 pub static GRAPHS: Registry<Graph> = Registry::new(0x49);
@@ -192,7 +193,7 @@ impl Body {
 
 impl Graph {
     pub(super) fn body(&self) -> MutexGuard<'_, Body> {
-        lock(&self.body)
+        self.body.lock()
     }
 
     /// Gives the graph a handle.
@@ -412,10 +413,6 @@ struct Launched {
     last: Option<(Arc<Stream>, u64)>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Executable {
     /// Enqueues one replay on a stream. In a capture the nodes become part of it.
     ///
@@ -425,7 +422,7 @@ impl Executable {
         if let Some(capture) = stream.capture() {
             return capture.add_graph(stream, &self.nodes, &self.objects);
         }
-        let mut launched = lock(&self.launched);
+        let mut launched = self.launched.lock();
         // All sequences are held until all jobs are enqueued; by address, as everyone does who
         // holds several.
         let mut sequences: Vec<&Mutex<Last>> = Vec::new();
@@ -440,7 +437,7 @@ impl Executable {
         sequences.sort_by_key(|sequence| std::ptr::from_ref(*sequence).addr());
         let mut lasts: Vec<(usize, MutexGuard<'_, Last>)> = sequences
             .into_iter()
-            .map(|sequence| (std::ptr::from_ref(sequence).addr(), lock(sequence)))
+            .map(|sequence| (std::ptr::from_ref(sequence).addr(), sequence.lock()))
             .collect();
 
         let _order = stream.admit()?;
@@ -526,7 +523,7 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        for lane in &lock(&self.launched).lanes {
+        for lane in &self.launched.lock().lanes {
             // What is queued on it still runs.
             lane.destroy();
         }

@@ -7,12 +7,13 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use super::run;
 use super::work::HostCall;
 use crate::driver::CUresult;
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Every user object that has references.
 pub static OBJECTS: Registry<UserObject> = Registry::new(0x52);
@@ -46,9 +47,7 @@ impl UserObject {
     }
 
     fn references(&self) -> MutexGuard<'_, u32> {
-        self.references
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.references.lock()
     }
 
     /// Adds references.

@@ -29,13 +29,14 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::waiters::Waiters;
 use super::work::{HostCall, Job};
 use super::{Bell, Step, Stream, Work, dispatch, spin};
 use crate::driver::CUresult;
+use crate::sync::{Mutex, MutexGuard};
 
 /// How many streams one thread runs at once.
 const DEPTH: u32 = 8;
@@ -66,14 +67,10 @@ struct Parked(NonNull<Bell>);
 // SAFETY: a bell is used through shared references from any thread; see `park` for its lifetime.
 unsafe impl Send for Parked {}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Attention {
     /// Makes the stream's runner look up if it sleeps.
     pub(crate) fn poke(&self) {
-        if let Some(parked) = &*lock(&self.parked) {
+        if let Some(parked) = &*self.parked.lock() {
             // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which
             // needs this lock.
             unsafe { parked.0.as_ref() }.ring();
@@ -106,13 +103,13 @@ impl<'a> Chain<'a> {
     /// Sleeps until the bell rings, something interrupts, or `limit` is over.
     pub(super) fn park(&self, bell: &Bell, seen: u32, limit: Duration) {
         for link in self.links() {
-            *lock(&link.stream.attention.parked) = Some(Parked(NonNull::from(bell)));
+            *link.stream.attention.parked.lock() = Some(Parked(NonNull::from(bell)));
         }
         if !self.interrupted() {
             bell.wait(seen, limit);
         }
         for link in self.links() {
-            *lock(&link.stream.attention.parked) = None;
+            *link.stream.attention.parked.lock() = None;
         }
     }
 }
@@ -187,11 +184,7 @@ pub(super) fn work_on(stream: &Arc<Stream>) {
 }
 
 fn try_token(stream: &Stream) -> Option<MutexGuard<'_, Front>> {
-    match stream.runner.try_lock() {
-        Ok(front) => Some(front),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
+    stream.runner.try_lock()
 }
 
 /// False if interrupted.

@@ -14,8 +14,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::run::{self, Front};
 use super::waiters::Waiters;
@@ -24,6 +24,7 @@ use super::{Action, Capture, Recipe, Standing, Work, capture, dispatch};
 use crate::driver::CUresult;
 use crate::driver::context::Context;
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Every stream that has a handle.
 pub static STREAMS: Registry<Stream> = Registry::new(0x45);
@@ -63,10 +64,6 @@ pub struct Stream {
     capture: Mutex<Option<Arc<Capture>>>,
     capturing: AtomicBool,
     destroyed: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stream {
@@ -230,13 +227,13 @@ impl Stream {
     pub(super) fn open(&self) -> Open<'_> {
         Open {
             stream: self,
-            queue: Some(lock(&self.queue)),
+            queue: Some(self.queue.lock()),
         }
     }
 
     /// Moves what is queued to the runner's empty batch.
     pub(super) fn take_queue(&self, batch: &mut VecDeque<Job>) {
-        std::mem::swap(&mut *lock(&self.queue), batch);
+        std::mem::swap(&mut *self.queue.lock(), batch);
     }
 
     /// Inserts the waits that order this stream and the legacy stream, if both are in use. Hold the
@@ -343,7 +340,7 @@ impl Stream {
     /// The capture that the stream takes part in.
     pub fn capture(&self) -> Option<Arc<Capture>> {
         if self.capturing() {
-            lock(&self.capture).clone()
+            self.capture.lock().clone()
         } else {
             None
         }
@@ -351,7 +348,7 @@ impl Stream {
 
     /// Makes the stream take part in a capture, or in none. The capture's own.
     pub(super) fn set_capture(&self, capture: Option<Arc<Capture>>) {
-        let mut slot = lock(&self.capture);
+        let mut slot = self.capture.lock();
         self.capturing.store(capture.is_some(), Ordering::Release);
         *slot = capture;
     }

@@ -1,11 +1,12 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::driver::context;
+use crate::sync::Mutex;
 
 /// A job made of a closure.
 struct Closure<F> {
@@ -51,7 +52,7 @@ impl Gate {
         Box::new(Closure {
             bell: Arc::clone(&self.bell),
             step: move |_| {
-                gate.steps.lock().unwrap().push(thread::current().id());
+                gate.steps.lock().push(thread::current().id());
                 let seen = gate.bell.value();
                 if gate.open.load(Ordering::SeqCst) {
                     Step::Done
@@ -112,12 +113,12 @@ fn the_thread_that_synchronizes_runs_the_jobs_in_order() {
             let ran = Arc::new(Mutex::new(Vec::new()));
             for number in 0..100 {
                 let ran = Arc::clone(&ran);
-                let work = job(move || ran.lock().unwrap().push((number, thread::current().id())));
+                let work = job(move || ran.lock().push((number, thread::current().id())));
                 assert_eq!(stream.enqueue(work).unwrap(), round * 100 + number + 1);
             }
             stream.synchronize().unwrap();
             assert_eq!(stream.completed(), (round + 1) * 100);
-            let ran = ran.lock().unwrap();
+            let ran = ran.lock();
             assert!(ran.iter().map(|(number, _)| *number).eq(0..100));
             if ran.iter().all(|(_, thread)| *thread == me) {
                 break;
@@ -200,7 +201,7 @@ fn a_worker_makes_way_for_the_thread_that_waits() {
         stream.enqueue(gate.job()).unwrap();
         let (gate2, me) = (gate.clone(), thread::current().id());
         until("a worker took the stream", || {
-            !gate2.steps.lock().unwrap().is_empty()
+            !gate2.steps.lock().is_empty()
         });
         // It has long gone to sleep on the job's bell.
         thread::sleep(Duration::from_millis(20));
@@ -208,13 +209,13 @@ fn a_worker_makes_way_for_the_thread_that_waits() {
             let gate = gate.clone();
             move || {
                 until("the waiter runs it", || {
-                    gate.steps.lock().unwrap().last() == Some(&me)
+                    gate.steps.lock().last() == Some(&me)
                 });
                 gate.open();
             }
         });
         stream.synchronize().unwrap();
-        assert_eq!(gate.steps.lock().unwrap().last(), Some(&me));
+        assert_eq!(gate.steps.lock().last(), Some(&me));
         opener.join().unwrap();
     });
 }
@@ -226,14 +227,14 @@ fn a_wait_for_another_stream_runs_that_stream_too() {
         let order = Arc::new(Mutex::new(Vec::new()));
         let note = |text: &'static str| {
             let order = Arc::clone(&order);
-            job(move || order.lock().unwrap().push(text))
+            job(move || order.lock().push(text))
         };
         first.enqueue(note("first")).unwrap();
         let mark = first.mark().unwrap();
         second.wait_for(&first, mark).unwrap();
         second.enqueue(note("second")).unwrap();
         second.synchronize().unwrap();
-        assert_eq!(*order.lock().unwrap(), ["first", "second"]);
+        assert_eq!(*order.lock(), ["first", "second"]);
     });
 }
 
@@ -422,7 +423,7 @@ fn the_default_stream_waits_for_blocking_streams_and_they_for_it() {
         let order = Arc::new(Mutex::new(Vec::new()));
         let note = |text: &'static str| {
             let order = Arc::clone(&order);
-            job(move || order.lock().unwrap().push(text))
+            job(move || order.lock().push(text))
         };
         legacy.enqueue(note("default")).unwrap();
         blocking.enqueue(note("blocking")).unwrap();
@@ -431,13 +432,10 @@ fn the_default_stream_waits_for_blocking_streams_and_they_for_it() {
         for _ in 0..100 {
             assert!(!legacy.query().unwrap());
         }
-        assert_eq!(*order.lock().unwrap(), ["non-blocking"]);
+        assert_eq!(*order.lock(), ["non-blocking"]);
         gate.open();
         blocking.synchronize().unwrap();
-        assert_eq!(
-            *order.lock().unwrap(),
-            ["non-blocking", "default", "blocking"]
-        );
+        assert_eq!(*order.lock(), ["non-blocking", "default", "blocking"]);
     });
 }
 

@@ -48,12 +48,13 @@ mod ptx;
 mod work;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 pub use launch::{Launch, Plain};
 pub(crate) use ptx::{Entry, Parameter, Unreadable, entries};
 pub(crate) use work::Kernel;
 
+use crate::sync::RwLock;
 use crate::violations::Violation;
 
 /// What runs in the place of a kernel.
@@ -81,7 +82,7 @@ pub fn provide(
     name: impl Into<String>,
     kernel: impl Fn(&mut Launch<'_>) -> Result<(), Violation> + Send + Sync + 'static,
 ) {
-    let mut provided = PROVIDED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut provided = PROVIDED.write();
     provided
         .get_or_insert_default()
         .insert(name.into(), Arc::new(kernel));
@@ -89,6 +90,6 @@ pub fn provide(
 
 /// What runs in the place of a kernel, if that is known.
 pub(crate) fn function(name: &str) -> Option<Function> {
-    let provided = PROVIDED.read().unwrap_or_else(PoisonError::into_inner);
+    let provided = PROVIDED.read();
     provided.as_ref()?.get(name).cloned()
 }

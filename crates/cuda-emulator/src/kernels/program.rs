@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::driver::CUresult;
@@ -16,6 +16,7 @@ use crate::driver::context::Context;
 use crate::exec::{Backoff, Pause, Recipe, Step, Stream, Work};
 use crate::hooks;
 use crate::registry::Registry;
+use crate::sync::RwLock;
 use crate::violations::Violation;
 
 /// What a kernel does.
@@ -113,7 +114,7 @@ pub fn register_program(
     let handle = PROGRAMS
         .insert(Arc::new(registered))
         .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
-    let mut handles = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut handles = HANDLES.write();
     let before = handles
         .get_or_insert_default()
         .insert(symbol.addr(), handle.expose_provenance());
@@ -126,7 +127,7 @@ pub fn register_program(
 /// The handle (`CUfunction`) of the kernel that a function of the host stands for.
 #[must_use]
 pub fn handle_of(symbol: *const c_void) -> Option<*mut c_void> {
-    let handles = HANDLES.read().unwrap_or_else(PoisonError::into_inner);
+    let handles = HANDLES.read();
     let handle = *handles.as_ref()?.get(&symbol.addr())?;
     Some(std::ptr::with_exposed_provenance_mut(handle))
 }

@@ -3,10 +3,11 @@
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::driver::CUresult;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::violations::{Violation, ViolationKind};
 
 const PAGE: usize = 4096;
@@ -50,11 +51,11 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
 fn read() -> RwLockReadGuard<'static, BTreeMap<usize, Entry>> {
-    BLOCKS.read().unwrap_or_else(PoisonError::into_inner)
+    BLOCKS.read()
 }
 
 fn write() -> RwLockWriteGuard<'static, BTreeMap<usize, Entry>> {
-    BLOCKS.write().unwrap_or_else(PoisonError::into_inner)
+    BLOCKS.write()
 }
 
 fn containing(blocks: &BTreeMap<usize, Entry>, address: usize) -> Option<&Entry> {

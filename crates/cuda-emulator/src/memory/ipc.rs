@@ -10,14 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use super::address::AddressRange;
 use super::mapping::{Mapping, import, imported};
 use super::pool::HUGE;
 use super::{DeviceOrdinal, Found, Span, pool_at};
 use crate::driver::CUresult;
+use crate::sync::RwLock;
 use crate::violations::{self, Violation, ViolationKind};
 
 /// "ncclEmuI".
@@ -149,7 +150,7 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
     if named.pid == std::process::id() {
         return Err(CUresult::ERROR_INVALID_CONTEXT);
     }
-    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = OPENED.write();
     for (&address, (opened, count)) in all.iter_mut() {
         if opened.context == context && opened.named == named {
             *count += 1;
@@ -211,12 +212,12 @@ fn pool_of(named: &Named) -> Result<Arc<Mapping>, CUresult> {
 /// `CUDA_ERROR_INVALID_VALUE` if the address is not one that [`open`] gave.
 pub fn close(address: u64, settle: impl FnOnce(DeviceOrdinal)) -> Result<(), CUresult> {
     let device = {
-        let all = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+        let all = OPENED.read();
         let (opened, _) = all.get(&address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
         opened.device
     };
     settle(device);
-    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = OPENED.write();
     let (opened, count) = all.get_mut(&address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     *count -= 1;
     if *count == 0 {
@@ -230,7 +231,7 @@ pub fn close(address: u64, settle: impl FnOnce(DeviceOrdinal)) -> Result<(), CUr
 
 /// Closes all that a context opened.
 pub fn close_all_of(context: u32) {
-    let mut all = OPENED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = OPENED.write();
     all.retain(|_, (opened, _)| {
         let keep = opened.context != context;
         opened.closed.fetch_or(!keep, Ordering::AcqRel);
@@ -239,7 +240,7 @@ pub fn close_all_of(context: u32) {
 }
 
 fn opened_at(address: u64) -> Option<(Arc<Opened>, u64)> {
-    let all = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+    let all = OPENED.read();
     let (&start, (opened, _)) = all.range(..=address).next_back()?;
     let offset = address - start;
     (offset < opened.window.len()).then(|| (Arc::clone(opened), offset))

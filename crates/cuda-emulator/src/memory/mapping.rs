@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use super::Span;
 use super::address::AddressRange;
 use super::pool::HUGE;
 use super::table::{ENTRIES, Entry, HEAD, Head, LAYOUT, MAGIC, Snapshot, State, now_ms};
+use crate::sync::Mutex;
 use crate::violations::{Allocation, Violation, ViolationKind};
 
 /// A mapped pool. The memory stays mapped while this lives.
@@ -46,7 +47,7 @@ static MAPPED: LazyLock<Mutex<HashMap<u128, Weak<Mapping>>>> = LazyLock::new(Mut
 /// # Errors
 /// The descriptor is not a pool of this version of the emulator, or the host refuses to map it.
 pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
-    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mapped = MAPPED.lock();
     if let Some(mapping) = mapped.get(&token).and_then(Weak::upgrade) {
         return Ok(mapping);
     }
@@ -92,7 +93,7 @@ pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
 
 /// The mapping of a token, if its pool is mapped.
 pub(super) fn imported(token: u128) -> Option<Arc<Mapping>> {
-    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mapped = MAPPED.lock();
     mapped.get(&token).and_then(Weak::upgrade)
 }
 
@@ -141,10 +142,7 @@ impl Mapping {
             token,
             window,
         });
-        MAPPED
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(token, Arc::downgrade(&mapping));
+        MAPPED.lock().insert(token, Arc::downgrade(&mapping));
         Ok(mapping)
     }
 

@@ -3,13 +3,14 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::pool::Source;
 use super::{DeviceOrdinal, Placement, pool};
 use crate::driver::CUresult;
 use crate::registry::Registry;
 use crate::settings::settings;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A memory pool of a device.
 #[derive(Debug)]
@@ -29,10 +30,6 @@ pub struct MemPool {
 
 static POOLS: Registry<MemPool> = Registry::new(0x47);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// For each device: its default pool, and the pool in use.
 fn of_devices() -> &'static [Mutex<OfDevice>] {
     static ALL: OnceLock<Vec<Mutex<OfDevice>>> = OnceLock::new();
@@ -50,7 +47,7 @@ fn of_device(device: DeviceOrdinal) -> Result<MutexGuard<'static, OfDevice>, CUr
     usize::try_from(device)
         .ok()
         .and_then(|device| of_devices().get(device))
-        .map(lock)
+        .map(|mutex| mutex.lock())
         .ok_or(CUresult::ERROR_INVALID_DEVICE)
 }
 
@@ -200,7 +197,7 @@ impl MemPool {
                 _ => Ok(()),
             };
         }
-        let mut granted = lock(&self.granted);
+        let mut granted = self.granted.lock();
         granted.retain(|&(other, _)| other != device);
         if flags != 0 {
             granted.push((device, flags));
@@ -213,7 +210,8 @@ impl MemPool {
         if device == self.device {
             return 3;
         }
-        lock(&self.granted)
+        self.granted
+            .lock()
             .iter()
             .find(|&&(other, _)| other == device)
             .map_or(0, |&(_, flags)| flags)

@@ -11,14 +11,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mapping::{keeps_its_length, sealed_file};
 use super::pool::{HUGE, Pool};
 use super::{DeviceOrdinal, pool};
 use crate::driver::{CUresult, visible};
 use crate::registry::Registry;
+use crate::sync::{Mutex, MutexGuard};
 
 /// "ncclEmuV".
 const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuV");
@@ -263,7 +264,7 @@ impl Physical {
     }
 
     fn handle(&self) -> MutexGuard<'_, Handle> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handle.lock()
     }
 
     /// The memory of a handle.

@@ -9,14 +9,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mapping::{punch, sealed_file};
 use super::space::Space;
 use super::table::{ENTRIES, HEAD, Snapshot, State};
 use super::{Found, Mapping, Span};
 use crate::driver::CUresult;
+use crate::sync::{Mutex, MutexGuard};
 use crate::violations::{Violation, ViolationKind};
 
 const PAGE: u64 = 4 << 10;
@@ -257,9 +258,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Allocator> {
-        self.allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.allocator.lock()
     }
 
     /// New memory for a context. `pending`: usable when [`Pool::reached`] is told that its stream

@@ -9,13 +9,14 @@
 //! [`Pieces::still_valid`].
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::DeviceOrdinal;
 use super::address::AddressRange;
 use super::physical::{GRANULARITY, HEAD, Location, Physical};
 use crate::driver::CUresult;
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::violations::{Violation, ViolationKind};
 
 /// All reservations by their first address.
@@ -60,7 +61,7 @@ static PAST: Mutex<VecDeque<Past>> = Mutex::new(VecDeque::new());
 const REMEMBERED: usize = 1024;
 
 fn reservations() -> RwLockReadGuard<'static, BTreeMap<u64, Arc<Reservation>>> {
-    RESERVATIONS.read().unwrap_or_else(PoisonError::into_inner)
+    RESERVATIONS.read()
 }
 
 fn at(address: u64) -> Option<(Arc<Reservation>, u64)> {
@@ -87,10 +88,7 @@ pub fn reserve(len: u64, align: u64) -> Result<u64, CUresult> {
         pieces: RwLock::default(),
     };
     let address = reservation.window.address();
-    RESERVATIONS
-        .write()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(address, Arc::new(reservation));
+    RESERVATIONS.write().insert(address, Arc::new(reservation));
     Ok(address)
 }
 
@@ -99,7 +97,7 @@ pub fn reserve(len: u64, align: u64) -> Result<u64, CUresult> {
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` if it is not a whole reservation, or something is mapped in it.
 pub fn unreserve(address: u64, len: u64) -> Result<(), CUresult> {
-    let mut reservations = RESERVATIONS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut reservations = RESERVATIONS.write();
     let whole = reservations
         .get(&address)
         .is_some_and(|found| found.window.len() == len && found.read().is_empty());
@@ -194,7 +192,7 @@ pub fn unmap(address: u64, len: u64) -> Result<(), CUresult> {
         pieces.remove(&piece.offset);
     }
     drop(pieces);
-    let mut past = PAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut past = PAST.lock();
     for piece in &ended {
         past.push_back(Past {
             start: piece.address(),
@@ -247,17 +245,17 @@ pub(super) fn is_device_address(address: u64) -> bool {
 
 impl Reservation {
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Arc<Piece>>> {
-        self.pieces.read().unwrap_or_else(PoisonError::into_inner)
+        self.pieces.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Arc<Piece>>> {
-        self.pieces.write().unwrap_or_else(PoisonError::into_inner)
+        self.pieces.write()
     }
 }
 
 impl Piece {
-    fn grants(&self) -> std::sync::MutexGuard<'_, Grants> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn grants(&self) -> crate::sync::MutexGuard<'_, Grants> {
+        self.granted.lock()
     }
 
     fn grant(&self, location: Location, flags: u64) -> Result<(), CUresult> {
@@ -394,7 +392,7 @@ fn unmapped(address: u64, len: u64) -> Violation {
 /// What is wrong with an address where something was mapped.
 #[cold]
 pub(super) fn past(address: u64, len: u64) -> Option<Violation> {
-    let past = PAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let past = PAST.lock();
     let latest = past
         .iter()
         .rev()

@@ -5,13 +5,13 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::{Mutex, PoisonError};
 
 use super::error::run;
 use super::layouts::Property;
 use super::{Code, Cuda, caller, driver};
 use crate::driver::{CUresult, context};
 use crate::elf::Symbol;
+use crate::sync::Mutex;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
     let properties = match cuda {
@@ -77,7 +77,7 @@ fn make_current(device: c_int) -> Result<(), Code> {
 /// The primary context of a device, which the runtime retains once.
 fn primary(device: c_int) -> Result<*mut c_void, Code> {
     static RETAINED: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
-    let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut retained = RETAINED.lock();
     let mut context = std::ptr::null_mut();
     // SAFETY: a place for the context.
     unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) }?;

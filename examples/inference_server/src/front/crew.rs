@@ -3,12 +3,13 @@
 use std::error::Error;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl::Observer;
 use nccl::launch::{Fleet, Signal};
+use parking_lot::Mutex;
 
 use super::engine::Event;
 use super::options::{Options, Recovery};
@@ -365,7 +366,7 @@ impl Crew {
         let all = self.members.iter_mut();
         all.for_each(Worker::is_started_again);
         let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
-        let mut shared = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.observer.lock();
         let before = std::mem::replace(&mut *shared, observer);
         drop(shared);
         // It may have something to say still, for which nobody waits.

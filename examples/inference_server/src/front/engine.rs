@@ -20,11 +20,12 @@
 mod tests;
 mod trouble;
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl::launch::Event as FleetEvent;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::caller::{Caller, Said};
 use super::crew::{Crew, Failure, Serves};
@@ -383,6 +384,6 @@ impl Engine {
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.view.lock()
     }
 }

@@ -5,8 +5,10 @@
 //! exception. Only a communicator that was finalized by a revoke goes without them; a replay after
 //! that uses what NCCL has freed, and is recorded.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use cuda_emulator::sync::{Condvar, Mutex};
 
 use super::Communicator;
 
@@ -27,12 +29,9 @@ impl Count {
 
     /// Returns when no graph has a launch of the communicator.
     pub(super) fn wait(&self) {
-        let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(
-            self.none
-                .wait_while(launches, |launches| *launches > 0)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let mut launches = self.launches.lock();
+        self.none
+            .wait_while(&mut launches, |launches| *launches > 0);
     }
 }
 
@@ -43,10 +42,7 @@ impl Captured {
     /// Counts one more.
     pub(crate) fn new(communicator: &Arc<Communicator>) -> Arc<Self> {
         let count = &communicator.captured;
-        *count
-            .launches
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
+        *count.launches.lock() += 1;
         Arc::new(Self(Arc::clone(communicator)))
     }
 
@@ -69,10 +65,7 @@ impl Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         let count = &self.0.captured;
-        let mut launches = count
-            .launches
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut launches = count.launches.lock();
         *launches -= 1;
         if *launches == 0 {
             count.none.notify_all();

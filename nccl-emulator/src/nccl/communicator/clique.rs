@@ -4,7 +4,9 @@
 //! destroy and abort only count, and return. The emulator does the same.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
+
+use cuda_emulator::sync::Mutex;
 
 use super::{Communicator, Session};
 
@@ -25,7 +27,7 @@ static CLIQUES: LazyLock<Mutex<HashMap<u64, Weak<Clique>>>> = LazyLock::new(Mute
 
 /// The clique of a session's communicator in this process.
 pub(super) fn of(session: &Session) -> Arc<Clique> {
-    let mut cliques = CLIQUES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cliques = CLIQUES.lock();
     cliques.retain(|_, clique| clique.strong_count() > 0);
     if let Some(clique) = cliques.get(&session.token).and_then(Weak::upgrade) {
         return clique;
@@ -55,7 +57,7 @@ impl Clique {
         Some(std::mem::take(&mut members.all))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> cuda_emulator::sync::MutexGuard<'_, Members> {
+        self.members.lock()
     }
 }

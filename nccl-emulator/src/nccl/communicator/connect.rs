@@ -111,10 +111,7 @@ pub(crate) fn finish_peers(
             exchange.is_connected(opposite(direction))
         })?;
     }
-    let mut connections = communicator
-        .connections
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut connections = communicator.connections.lock();
     if wanted.iter().any(|&(peer, _)| !session.is_local(peer)) {
         communicator.family.needs_proxy();
     }
@@ -154,11 +151,7 @@ pub(crate) fn finish_algorithm(
     if (0..session.ranks()).any(|rank| !session.is_local(rank)) {
         communicator.family.needs_proxy();
     }
-    communicator
-        .connections
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .algorithms |= algorithm;
+    communicator.connections.lock().algorithms |= algorithm;
     info!(subsystem::INIT, "Connected all rings, use ring PXN 0 GDR 0");
     Ok(())
 }

@@ -30,7 +30,9 @@ mod window;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use cuda_emulator::sync::{Mutex, MutexGuard};
 
 pub(crate) use announce::ending;
 pub(crate) use captured::Captured;
@@ -196,9 +198,7 @@ impl Communicator {
 
     /// The flag of a child that is being made, or was not made.
     pub(crate) fn child_abort(&self) -> MutexGuard<'_, Option<Arc<AbortFlag>>> {
-        self.child_abort
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.child_abort.lock()
     }
 
     /// Counts a split or a grow; its number.
@@ -292,7 +292,7 @@ impl Communicator {
 
     /// The group in the background.
     pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Arc<Pending>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     /// Whether the communicator may be used for a new call.
@@ -356,9 +356,7 @@ impl Communicator {
 
     /// The operators that its user created.
     pub(crate) fn operators(&self) -> MutexGuard<'_, UserOperators> {
-        self.operators
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.operators.lock()
     }
 
     /// Whether one-sided operations can run without waiting for all ranks first.
@@ -374,10 +372,7 @@ impl Communicator {
     /// Counts a registration of a buffer and returns its handle: never 0, the same for the same
     /// buffer.
     pub(crate) fn register(&self, address: usize, size: usize) -> usize {
-        let mut all = self
-            .registrations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.registrations.lock();
         let at = all
             .iter()
             .position(|&(a, s, _)| (a, s) == (address, size))
@@ -391,10 +386,7 @@ impl Communicator {
 
     /// Takes one registration back. False if there is none.
     pub(crate) fn deregister(&self, handle: usize) -> bool {
-        let mut all = self
-            .registrations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.registrations.lock();
         match handle.checked_sub(1).and_then(|at| all.get_mut(at)) {
             Some((_, _, count)) if *count > 0 => {
                 *count -= 1;
@@ -418,18 +410,14 @@ impl Communicator {
 
     /// Empty lists, with room if a launch has left some.
     pub(crate) fn spare_lists(&self) -> Lists {
-        self.spare
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()
-            .unwrap_or_default()
+        self.spare.lock().pop().unwrap_or_default()
     }
 
     /// Takes back the lists of a launch.
     pub(crate) fn give_back(&self, mut lists: Lists) {
         const KEPT: usize = 16;
         lists.clear();
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock();
         if spare.len() < KEPT {
             spare.push(lists);
         }

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use cuda_emulator::sync::Mutex;
 
 use super::peers::{self, Route};
 use crate::nccl::abort::AbortFlag;
@@ -99,7 +101,7 @@ impl Session {
 
     /// Takes so many signals of each (source, signal), if all of them are there.
     pub(crate) fn take_signals(&self, wanted: &[(usize, usize, u64)]) -> bool {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         let there = wanted.iter().all(|&(source, signal, count)| {
             let before = taken.get(&(source, signal)).copied().unwrap_or(0);
             let now = self.segment.signals(source, self.rank, signal);

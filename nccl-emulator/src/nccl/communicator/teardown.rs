@@ -7,8 +7,8 @@
 //! what lies before a launch on its stream is waited for as well, and so is the end of every graph
 //! that has captured a launch.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::peers::{self, Route};
@@ -106,12 +106,7 @@ fn announce(session: &Session, bits: u32) {
 
 /// Until this communicator's last launch has left its stream; each one waits for the one before.
 pub(super) fn wait_for_launches(communicator: &Communicator) {
-    let last = communicator
-        .issue
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .0
-        .clone();
+    let last = communicator.issue.lock().0.clone();
     if let Some((stream, sequence)) = last {
         // The stream of a context that failed has dropped what was on it.
         let _ = stream.wait_until(sequence);

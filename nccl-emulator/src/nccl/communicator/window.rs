@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_t};
 
 use super::Communicator;
@@ -28,7 +29,7 @@ static WINDOWS: Registry<Window> = Registry::new(KIND);
 static ALLOCATED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 fn allocated() -> MutexGuard<'static, BTreeMap<u64, u64>> {
-    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
+    ALLOCATED.lock()
 }
 
 /// Memory that can be shown to other ranks.
@@ -93,7 +94,7 @@ impl Communicator {
     }
 
     fn windows(&self) -> MutexGuard<'_, Vec<Arc<Window>>> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.windows.lock()
     }
 
     /// The window of collective memory that an address of this rank lies in, and where in it.

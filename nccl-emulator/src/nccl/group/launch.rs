@@ -1,6 +1,6 @@
 //! From queued operations to a job on a stream.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Tasks;
@@ -19,10 +19,7 @@ type Ends = Vec<(usize, Direction)>;
 /// The peers that these operations use for the first time, in NCCL's order.
 fn missing_peers(tasks: &Tasks) -> Ends {
     let communicator = &tasks.communicator;
-    let connections = communicator
-        .connections
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let connections = communicator.connections.lock();
     let mut missing = Ends::new();
     for message in &tasks.lists.messages {
         let end = (message.peer as usize, message.direction);
@@ -37,11 +34,7 @@ fn missing_peers(tasks: &Tasks) -> Ends {
 }
 
 fn misses_ring(tasks: &Tasks) -> bool {
-    let connections = tasks
-        .communicator
-        .connections
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let connections = tasks.communicator.connections.lock();
     !tasks.lists.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
 }
 
@@ -175,10 +168,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     }
     let start = faults::lateness().map(|delay| Instant::now() + delay);
     let launch = Launch::new(&communicator, session, lists, start);
-    let mut issue = communicator
-        .issue
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut issue = communicator.issue.lock();
     for other in others {
         stream.wait_for(other, other.submitted()).map_err(refuse)?;
     }

@@ -13,8 +13,10 @@
 //! caller that does not poll finds its stream empty. While it is not over the state of its
 //! communicators is `ncclInProgress`.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
+
+use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 
 use super::Work;
 use crate::nccl::code::{IN_PROGRESS, INTERNAL, SYSTEM};
@@ -59,7 +61,7 @@ impl Pending {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether nobody has begun with it.
@@ -144,10 +146,7 @@ impl Pending {
             busy.for_each(|c| c.raise_abort());
         }
         while matches!(*state, State::Running(_)) {
-            state = self
-                .over
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.over.wait(&mut state);
         }
     }
 }

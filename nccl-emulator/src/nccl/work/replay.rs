@@ -1,8 +1,10 @@
 //! Launches in graphs: each replay is a [`Launch`] of its own, of the same operations.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+use cuda_emulator::sync::Mutex;
 
 use super::{Launch, Lists};
 use crate::faults;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use cuda_emulator::sync::Mutex;
 use nccl_sys::Version;
 
 use super::arithmetic::BadArgument;
@@ -150,12 +151,12 @@ impl Context {
     }
 
     pub(super) fn waits(&self) -> Vec<(usize, Wait)> {
-        let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = self.waits.lock();
         waits.keys().copied().collect()
     }
 
     fn waiting(&self, key: (usize, Wait), begins: bool) {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.waits.lock();
         let count = waits.entry(key).or_insert(0);
         if begins {
             *count += 1;

@@ -5,7 +5,8 @@ mod wheels;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
-use std::sync::Mutex;
+
+use cuda_emulator::sync::Mutex;
 
 use super::cache::Cache;
 
@@ -19,7 +20,7 @@ extern "C" fn refused(name: *const c_char) -> c_int {
     // SAFETY: trampolines pass C strings that live as long as the process.
     let name = unsafe { CStr::from_ptr(name) };
     let name = name.to_string_lossy().into_owned();
-    REFUSED.lock().unwrap().push(name);
+    REFUSED.lock().push(name);
     NOT_SUPPORTED
 }
 

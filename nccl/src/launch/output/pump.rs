@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use rustix::pipe::PIPE_BUF;
 use super::super::event::{Board, Event};
 use super::lines::Lines;
 use super::{Line, Output, Stream, Tail};
+use crate::sync::Mutex;
 
 /// Bytes taken from a rank before it is another's turn.
 const PIECE: usize = 64 << 10;
@@ -83,13 +84,13 @@ impl Pumps {
 
     pub(in crate::launch) fn add(&self, stream: Stream, source: Source) {
         let shared = &self.shared[stream as usize];
-        lock(&shared.incoming).push(source);
+        shared.incoming.lock().push(source);
         wake(&shared.wake);
     }
 
     /// Since when a thread writes and the reader of this process's output has taken nothing.
     pub(in crate::launch) fn writing_since(&self) -> Option<Instant> {
-        let since = |shared: &Arc<Shared>| *lock(&shared.writing);
+        let since = |shared: &Arc<Shared>| *shared.writing.lock();
         self.shared.iter().filter_map(since).min()
     }
 }
@@ -117,10 +118,6 @@ impl Drop for Pumps {
 pub(in crate::launch) fn wake(eventfd: &OwnedFd) {
     // Full means that it is awake.
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Reading {
@@ -152,7 +149,7 @@ impl Pump {
         let mut buffer = vec![0u8; PIECE];
         while !self.shared.leave.load(Ordering::Acquire) {
             self.sources
-                .extend(lock(&self.shared.incoming).drain(..).map(|source| Reading {
+                .extend(self.shared.incoming.lock().drain(..).map(|source| Reading {
                     rank: source.rank,
                     pipe: Some(source.pipe.into()),
                     lines: Lines::default(),
@@ -224,7 +221,7 @@ impl Pump {
         let mut out = Vec::new();
         let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
         let prefix = prefix(&self.output, self.width, source.rank, stamp);
-        let mut tail = source.tail.as_ref().map(|tail| lock(tail));
+        let mut tail = source.tail.as_ref().map(|tail| tail.lock());
         let (output, rank, stream) = (&self.output, source.rank, self.stream);
         let mut each = |line: &[u8]| {
             let text = line.strip_suffix(b"\n").unwrap_or(line);
@@ -270,14 +267,14 @@ impl Pump {
         if bytes.is_empty() || self.closed {
             return;
         }
-        let writing = || *lock(&self.shared.writing) = Some(Instant::now());
+        let writing = || *self.shared.writing.lock() = Some(Instant::now());
         writing();
         // What this process itself prints comes in between, not into the middle.
         let written = match self.stream {
             Stream::Stdout => write(&mut io::stdout().lock(), bytes, writing),
             Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
         };
-        *lock(&self.shared.writing) = None;
+        *self.shared.writing.lock() = None;
         self.closed = written.is_err();
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
-use crate::communicator::lock;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::rendezvous::door::PATIENCE;
@@ -189,7 +188,7 @@ impl Line {
     ) -> Result<Vec<Vec<u8>>> {
         forked::check()?;
         let number = {
-            let mut rounds = lock(&self.rounds);
+            let mut rounds = self.rounds.lock();
             let key = match members {
                 None => topic.to_owned(),
                 Some(members) => format!("{topic} of {members:?}"),
@@ -252,7 +251,7 @@ impl Line {
             return;
         }
         let link = {
-            let mut way = lock(&self.way);
+            let mut way = self.way.lock();
             // Whoever was told meanwhile that there is no answer does not ask any more.
             if matches!(way.link, Link::Between { .. })
                 && id != u64::MAX

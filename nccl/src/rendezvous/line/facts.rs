@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::{Line, Link, Member};
-use crate::communicator::lock;
 use crate::forked;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::heartbeat::Suspect;
@@ -93,14 +92,14 @@ impl Line {
 
     /// What the program of this rank does, as it says, and for how long.
     pub(crate) fn phase(&self) -> Option<(String, Duration)> {
-        let phase = lock(&self.phase);
+        let phase = self.phase.lock();
         phase
             .as_ref()
             .map(|(name, since)| (name.clone(), since.elapsed()))
     }
 
     pub(in crate::rendezvous) fn set_phase(&self, name: &str) {
-        *lock(&self.phase) = Some((name.to_owned(), Instant::now()));
+        *self.phase.lock() = Some((name.to_owned(), Instant::now()));
     }
 
     /// Whether nothing comes any more.

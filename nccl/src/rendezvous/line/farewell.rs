@@ -1,12 +1,12 @@
 //! How a rank takes its leave of the others: with its world, with its communicators, or with its process.
 
-use std::sync::{Condvar, Mutex, Weak};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
-use crate::communicator::lock;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::request::Request;
+use crate::sync::{Condvar, Mutex};
 
 /// How long a goodbye may take to be written.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ static SAID: Condvar = Condvar::new();
 /// The process exits with this status, and with communicators that were not dropped. When it is not 0,
 /// the other ranks are not to wait for it.
 pub(crate) fn say_goodbye(status: i32) {
-    let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
+    let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
     for line in &open {
         if matches!(line.link(), Link::Here { server: None, .. }) {
             // The other ranks are threads that end as well.
@@ -31,15 +31,15 @@ pub(crate) fn say_goodbye(status: i32) {
         }
         if status != 0 {
             let chain = format!("its process ended with exit status {status}");
-            *lock(&line.farewell) = Departure::Failed(chain);
+            *line.farewell.lock() = Departure::Failed(chain);
         }
         line.leave();
     }
     // Their own goodbye would be the second.
     open.into_iter().for_each(std::mem::forget);
     // Another thread has dropped one just now, and is about to say it.
-    let unsaid = lock(&UNSAID);
-    let _ = SAID.wait_timeout_while(unsaid, FAREWELL, |unsaid| *unsaid > 0);
+    let mut unsaid = UNSAID.lock();
+    SAID.wait_while_for(&mut unsaid, |unsaid| *unsaid > 0, FAREWELL);
 }
 
 impl Line {
@@ -62,7 +62,7 @@ impl Line {
     /// The world is gone; `alone` if nothing else has the line.
     pub(in crate::rendezvous) fn world_ends(&self, farewell: Departure, alone: bool) {
         if alone {
-            *lock(&self.farewell) = farewell;
+            *self.farewell.lock() = farewell;
             return;
         }
         let chain = match farewell {
@@ -74,7 +74,7 @@ impl Line {
 
     /// Says goodbye, for good.
     fn leave(&self) {
-        let farewell = std::mem::replace(&mut *lock(&self.farewell), Departure::Left);
+        let farewell = std::mem::replace(&mut *self.farewell.lock(), Departure::Left);
         let link = self.last_link();
         match &link {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),
@@ -99,7 +99,7 @@ impl Line {
     fn last_link(&self) -> Link {
         let deadline = Instant::now() + FAREWELL;
         loop {
-            let mut way = lock(&self.way);
+            let mut way = self.way.lock();
             let has_left = self.mailbox.departure(self.coordinator()) == Some(Departure::Left);
             if !matches!(way.link, Link::Between { .. })
                 || has_left
@@ -117,7 +117,7 @@ impl Line {
     /// Whoever ends the process need not wait for it any more.
     fn has_left(&self) {
         if self.watch.get().is_some() {
-            *lock(&UNSAID) -= 1;
+            *UNSAID.lock() -= 1;
             SAID.notify_all();
         }
     }

@@ -23,7 +23,7 @@ mod member;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::farewell::{OPEN, UNSAID};
@@ -35,11 +35,11 @@ use super::mailbox::{Mailbox, Notice};
 use super::message::Departure;
 use super::panics;
 use super::server::Server;
-use crate::communicator::lock;
 use crate::forked;
 use crate::reaper;
 use crate::supervision::Watch;
 use crate::supervision::recorder::Home;
+use crate::sync::Mutex;
 
 pub(crate) use self::ends::Ended;
 pub(crate) use self::facts::world_stats;
@@ -136,7 +136,7 @@ impl Line {
 
     /// The way to the coordinator, as it is now.
     pub(in crate::rendezvous) fn link(&self) -> Link {
-        lock(&self.way).link.clone()
+        self.way.lock().link.clone()
     }
 
     /// As if this process died.
@@ -209,10 +209,10 @@ impl Line {
     /// What looks after the communicators of this line.
     pub(crate) fn watch(self: &Arc<Self>) -> Arc<Watch> {
         Arc::clone(self.watch.get_or_init(|| {
-            let mut open = lock(&OPEN);
+            let mut open = OPEN.lock();
             open.retain(|line| line.strong_count() > 0);
             open.push(Arc::downgrade(self));
-            *lock(&UNSAID) += 1;
+            *UNSAID.lock() += 1;
             self.watched.store(true, Ordering::Release);
             reaper::register_exit();
             Watch::start(self)

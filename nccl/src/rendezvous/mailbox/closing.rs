@@ -1,7 +1,6 @@
 //! When nothing comes any more: who waits learns why.
 
 use super::{Mailbox, Notice};
-use crate::communicator::lock;
 use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::succession::Loss;
@@ -9,19 +8,19 @@ use crate::rendezvous::succession::Loss;
 impl Mailbox {
     /// Whether nothing comes any more.
     pub(in crate::rendezvous) fn is_closed(&self) -> bool {
-        lock(&self.state).closed.is_some()
+        self.state.lock().closed.is_some()
     }
 
     /// Whom this rank cannot reach any more, and why, if that is why nothing comes.
     pub(in crate::rendezvous) fn parted(&self) -> Option<(Vec<usize>, String)> {
-        lock(&self.state).cut_off.clone()
+        self.state.lock().cut_off.clone()
     }
 
     /// This rank hears no more of those others, and they not of it. The handlers hear it with
     /// [`settle`](crate::rendezvous::reader::Sink::settle).
     pub(in crate::rendezvous) fn cut_off(&self, from: Vec<usize>, why: &str) {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if state.closed.is_some() {
                 return;
             }
@@ -39,11 +38,11 @@ impl Mailbox {
     /// Nothing comes any more: everybody who waits learns why. Unless the coordinator has said that it
     /// leaves, that is how its death shows.
     pub(in crate::rendezvous) fn close(&self, loss: Loss) {
-        let on_loss = lock(&self.on_loss).clone();
+        let on_loss = self.on_loss.lock().clone();
         if let Some(on_loss) = on_loss {
             return on_loss(loss);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let coordinator = state.coordinator();
         let why = loss.to_string();
         if state.closed.is_none() && !state.departed.contains_key(&coordinator) {
@@ -57,7 +56,7 @@ impl Mailbox {
 
     /// Nobody gets an answer any more.
     pub(in crate::rendezvous) fn end(&self, why: &str) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed.is_some() {
             return;
         }

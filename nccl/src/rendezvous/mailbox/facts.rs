@@ -3,39 +3,38 @@
 use std::time::Duration;
 
 use super::Mailbox;
-use crate::communicator::lock;
 use crate::rendezvous::heartbeat::Suspect;
 use crate::rendezvous::message::Departure;
 
 impl Mailbox {
     /// Who coordinates, as far as this rank knows.
     pub(in crate::rendezvous) fn coordinator(&self) -> usize {
-        lock(&self.state).coordinator()
+        self.state.lock().coordinator()
     }
 
     /// For how long the coordinator has not been heard.
     pub(in crate::rendezvous) fn coordinator_age(&self) -> Option<Duration> {
-        lock(&self.state).suspects.coordinator_age()
+        self.state.lock().suspects.coordinator_age()
     }
 
     /// Whose processes are silent.
     pub(in crate::rendezvous) fn suspects(&self) -> Vec<Suspect> {
-        lock(&self.state).suspects.all()
+        self.state.lock().suspects.all()
     }
 
     /// How many wait to be taken into the next epoch.
     pub(in crate::rendezvous) fn newcomers(&self) -> usize {
-        lock(&self.state).newcomers
+        self.state.lock().newcomers
     }
 
     /// How a rank left, if it did.
     pub(in crate::rendezvous) fn departure(&self, rank: usize) -> Option<Departure> {
-        lock(&self.state).departed.get(&rank).cloned()
+        self.state.lock().departed.get(&rank).cloned()
     }
 
     /// Who left, and how.
     pub(in crate::rendezvous) fn departures(&self) -> Vec<(usize, Departure)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let departed = state.departed.iter();
         departed
             .map(|(&rank, departure)| (rank, departure.clone()))
@@ -44,7 +43,7 @@ impl Mailbox {
 
     /// Who died or failed first, if anybody did.
     pub(in crate::rendezvous) fn first_failed(&self) -> Option<(usize, Departure)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let rank = state.first_failed?;
         Some((rank, state.departed.get(&rank)?.clone()))
     }

@@ -1,7 +1,6 @@
 //! Who is called with the notices, one after the other.
 
 use super::{Mailbox, Notice};
-use crate::communicator::lock;
 
 pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 
@@ -12,8 +11,8 @@ impl Mailbox {
     /// From now on, `handler` is called with each notice, on the thread that received it: it must not
     /// wait. Notices that came before go to the first handler at once.
     pub(in crate::rendezvous) fn on_notice(&self, handler: Handler) {
-        let mut handlers = lock(&self.handlers);
-        let kept = std::mem::take(&mut lock(&self.state).kept);
+        let mut handlers = self.handlers.lock();
+        let kept = std::mem::take(&mut self.state.lock().kept);
         kept.iter().for_each(&handler);
         handlers.push(handler);
     }
@@ -22,7 +21,7 @@ impl Mailbox {
     pub(in crate::rendezvous) fn run_handlers(&self) -> bool {
         loop {
             let notice = {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 if state.running {
                     return false;
                 }
@@ -32,9 +31,9 @@ impl Mailbox {
                 state.running = true;
                 notice
             };
-            let handlers = lock(&self.handlers);
+            let handlers = self.handlers.lock();
             if handlers.is_empty() {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 if state.kept.len() < KEPT {
                     state.kept.push(notice);
                 }
@@ -46,7 +45,7 @@ impl Mailbox {
                 }
             }
             drop(handlers);
-            lock(&self.state).running = false;
+            self.state.lock().running = false;
         }
     }
 }

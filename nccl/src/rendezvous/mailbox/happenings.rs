@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{Mailbox, State};
-use crate::communicator::lock;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::line::Member;
 use crate::supervision::Fault;
@@ -16,7 +15,7 @@ impl Mailbox {
         members: &[Member],
         fault: impl FnOnce() -> Option<Arc<Fault>>,
     ) -> Arc<Happenings> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(happenings) = &state.happenings {
             return Arc::clone(happenings);
         }
@@ -36,7 +35,7 @@ impl Mailbox {
         members: &[Member],
         epoch: WorldEvent,
     ) {
-        let mut state = lock(&before.state);
+        let mut state = before.state.lock();
         if state.passed_on {
             return;
         }
@@ -46,11 +45,11 @@ impl Mailbox {
         state.passed_on = true;
         drop(state);
         happenings.note(epoch);
-        lock(&self.state).begin(&happenings, members);
+        self.state.lock().begin(&happenings, members);
     }
 
     pub(in crate::rendezvous) fn happens(&self, event: impl FnOnce() -> WorldEvent) {
-        lock(&self.state).happens(event);
+        self.state.lock().happens(event);
     }
 
     /// The world is gone here, unless it has gone on.

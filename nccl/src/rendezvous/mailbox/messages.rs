@@ -1,11 +1,10 @@
 //! What comes over channels, in order, until somebody takes it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Mailbox;
-use crate::communicator::lock;
 use crate::rendezvous::channels::CAPACITY;
 use crate::rendezvous::message::Departure;
 
@@ -38,7 +37,7 @@ const TOLD: usize = CAPACITY / 4;
 impl Mailbox {
     /// The next message of a channel, and what the end of all channels is when there is none.
     pub(in crate::rendezvous) fn receive(&self, channel: &str, deadline: Instant) -> Taken {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(queue) = state.channels.get_mut(channel)
                 && let Some((from, bytes)) = queue.waiting.pop_front()
@@ -58,8 +57,7 @@ impl Mailbox {
             if left.is_zero() {
                 return Taken::Late;
             }
-            let waited = self.bell.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.bell.wait_for(&mut state, left);
         }
     }
 }

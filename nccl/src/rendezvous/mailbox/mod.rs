@@ -21,7 +21,7 @@ mod ticket;
 use std::collections::hash_map::{self, HashMap};
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use self::handlers::Handler;
 use self::messages::Queue;
@@ -31,6 +31,7 @@ use super::events::{Happenings, WorldEvent};
 use super::heartbeat::Suspects;
 use super::message::Departure;
 use super::succession::Succession;
+use crate::sync::{Condvar, Mutex};
 
 pub(super) use self::messages::Taken;
 pub(crate) use self::notice::{Notice, ONE_WAY, SILENT};

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::{Mailbox, Notice};
-use crate::communicator::lock;
 use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::heartbeat::{Said, Turn};
 use crate::rendezvous::incoming::{Answer, Push};
@@ -12,7 +11,7 @@ use crate::rendezvous::succession::{Event, Loss};
 
 impl Mailbox {
     pub(in crate::rendezvous) fn push(&self, push: Push) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let notice = match push {
             Push::Notice { from, topic, bytes } => Notice::Announced { from, topic, bytes },
             Push::Gone { rank, .. } if state.departed.contains_key(&rank) => return,
@@ -123,15 +122,15 @@ impl Sink for Mailbox {
     }
 
     fn waits_for_word(&self) -> bool {
-        lock(&self.state).watched
+        self.state.lock().watched
     }
 
     fn coordinator_heard(&self, now: Instant) {
-        lock(&self.state).suspects.coordinator_heard(now);
+        self.state.lock().suspects.coordinator_heard(now);
     }
 
     fn coordinator_turns(&self, turn: Turn, seen: Option<String>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let rank = state.coordinator();
         let said = match turn {
             Turn::Same => return,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Mailbox, Notice, State};
-use crate::communicator::lock;
 use crate::rendezvous::events::WorldEvent;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::succession::{Action, Event, Loss, Report, Stage, Succession};
@@ -15,22 +14,22 @@ pub(super) type OnLoss = Box<dyn Fn(Loss) + Send + Sync>;
 impl Mailbox {
     /// From now on, what is told is kept for a successor: this is number `rank` of `size`.
     pub(in crate::rendezvous) fn keep_log(&self, rank: usize, size: usize) {
-        lock(&self.state).succession = Some(Succession::new(rank, size));
+        self.state.lock().succession = Some(Succession::new(rank, size));
     }
 
     /// From now on, the end of the connection to the coordinator is not the end.
     pub(in crate::rendezvous) fn on_loss(&self, handler: impl Fn(Loss) + Send + Sync + 'static) {
-        *lock(&self.on_loss) = Some(Arc::new(Box::new(handler)));
+        *self.on_loss.lock() = Some(Arc::new(Box::new(handler)));
     }
 
     /// Nobody looks for another coordinator any more.
     pub(in crate::rendezvous) fn forget_loss(&self) {
-        lock(&self.on_loss).take();
+        self.on_loss.lock().take();
     }
 
     /// Who left, and how, in the order in which all have heard.
     pub(in crate::rendezvous) fn gone(&self) -> Vec<(usize, Departure)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let Some(succession) = &state.succession else {
             return Vec::new();
         };
@@ -46,7 +45,7 @@ impl Mailbox {
 
     /// Whose hosts this rank found silent itself, and how.
     pub(in crate::rendezvous) fn silent(&self) -> Vec<(usize, String)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let lost = state
             .succession
             .iter()
@@ -60,25 +59,25 @@ impl Mailbox {
 
     /// Whose reports this rank waits for, while it takes over.
     pub(in crate::rendezvous) fn awaited(&self) -> Option<Vec<usize>> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let succession = state.succession.as_ref()?;
         matches!(succession.stage(), Stage::Collecting(_)).then(|| succession.awaited())
     }
 
     pub(in crate::rendezvous) fn report(&self) -> Option<Report<Notice>> {
-        Some(lock(&self.state).succession.as_ref()?.report())
+        Some(self.state.lock().succession.as_ref()?.report())
     }
 
     /// Something that all are to hear, which is kept until it is heard.
     pub(in crate::rendezvous) fn say(&self, notice: Notice) {
-        if let Some(succession) = &mut lock(&self.state).succession {
+        if let Some(succession) = &mut self.state.lock().succession {
             succession.say(notice);
         }
     }
 
     /// One step of the succession. What this rank is to hear by it waits for [`settle`](crate::rendezvous::reader::Sink::settle).
     pub(in crate::rendezvous) fn step(&self, event: Event<Notice>) -> Vec<Action<Notice>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let Some(succession) = &mut state.succession else {
             return Vec::new();
         };
@@ -103,7 +102,7 @@ impl Mailbox {
     /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
     /// on to its successor.
     pub(in crate::rendezvous) fn interrupt(&self, why: &str) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.watched = false;
         state.suspects.begin_anew(Instant::now());
         // They ask its successor once more.

@@ -1,11 +1,11 @@
 //! A request whose answer is waited for.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Mailbox;
-use crate::communicator::lock;
 use crate::rendezvous::incoming::Answer;
+use crate::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(super) struct Slot {
@@ -16,7 +16,7 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn put(&self, answer: Result<Answer, (usize, String)>) {
-        *lock(&self.answer) = Some(answer);
+        *self.answer.lock() = Some(answer);
         self.came.notify_all();
     }
 }
@@ -42,14 +42,14 @@ impl Mailbox {
     /// A number for a request, under which its answer will come.
     pub(in crate::rendezvous) fn ticket(&self) -> Ticket<'_> {
         let slot = Arc::new(Slot::default());
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let id = state.next;
         state.next += 1;
         match &state.closed {
             None => {
                 state.waiting.insert(id, Arc::clone(&slot));
             }
-            Some(why) => *lock(&slot.answer) = Some(Err((state.coordinator(), why.clone()))),
+            Some(why) => *slot.answer.lock() = Some(Err((state.coordinator(), why.clone()))),
         }
         Ticket {
             mailbox: self,
@@ -61,20 +61,20 @@ impl Mailbox {
     /// As [`ticket`](Self::ticket), for what is asked of a successor as well when the coordinator is gone.
     pub(in crate::rendezvous) fn lasting_ticket(&self) -> Ticket<'_> {
         let ticket = self.ticket();
-        lock(&self.state).lasting.insert(ticket.id);
+        self.state.lock().lasting.insert(ticket.id);
         ticket
     }
 
     pub(in crate::rendezvous) fn answer(&self, id: u64, answer: Answer) {
         // An answer to a request that was given up may still come.
-        if let Some(slot) = lock(&self.state).waiting.remove(&id) {
+        if let Some(slot) = self.state.lock().waiting.remove(&id) {
             slot.put(Ok(answer));
         }
     }
 
     /// Whether somebody waits for an answer of this number.
     pub(in crate::rendezvous) fn is_waited_for(&self, id: u64) -> bool {
-        lock(&self.state).waiting.contains_key(&id)
+        self.state.lock().waiting.contains_key(&id)
     }
 }
 
@@ -85,7 +85,7 @@ impl Ticket<'_> {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Waited {
-        let mut answer = lock(&self.slot.answer);
+        let mut answer = self.slot.answer.lock();
         loop {
             match answer.take() {
                 Some(Ok(answer)) => return Waited::Answer(answer),
@@ -101,19 +101,14 @@ impl Ticket<'_> {
                 Some(_) => left.min(Duration::from_millis(20)),
                 None => left,
             };
-            answer = self
-                .slot
-                .came
-                .wait_timeout(answer, pause)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.slot.came.wait_for(&mut answer, pause);
         }
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.mailbox.state);
+        let mut state = self.mailbox.state.lock();
         state.waiting.remove(&self.id);
         state.lasting.remove(&self.id);
     }

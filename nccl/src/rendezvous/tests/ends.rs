@@ -1,12 +1,10 @@
 //! Ranks whose world is gone before their communicators are, and rounds that do without the dead.
 
-use std::sync::Mutex;
-
 use super::super::line::Ended;
 use super::super::mailbox::Notice;
 use super::super::message::Departure;
 use super::*;
-use crate::communicator::lock;
+use crate::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -23,7 +21,7 @@ fn departures(world: &World) -> Arc<Mutex<Vec<(usize, Departure)>>> {
     let record = Arc::clone(&heard);
     world.line.on_notice(move |notice| {
         if let Notice::Gone { rank, departure } = notice {
-            lock(&record).push((*rank, departure.clone()));
+            record.lock().push((*rank, departure.clone()));
         }
     });
     heard
@@ -47,7 +45,7 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
         drop(stays);
         let error = other.barrier("never").unwrap_err().to_string();
         assert!(error.contains("left the world"), "{error}");
-        assert_eq!(*lock(&heard), []);
+        assert_eq!(*heard.lock(), []);
         // It is still there for what ends.
         std::thread::scope(|scope| {
             let members: Arc<[usize]> = [0, 1].into();
@@ -65,7 +63,7 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
                 all([b"a", b"b"], rank)
             );
         });
-        eventually("the goodbye", || *lock(&heard) == [(rank, Departure::Left)]);
+        eventually("the goodbye", || *heard.lock() == [(rank, Departure::Left)]);
     }
 }
 
@@ -88,7 +86,7 @@ fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
         line.cut_for_a_test();
         eventually(
             "the death",
-            || matches!(&lock(&heard)[..], [(dead, Departure::Lost(how))] if *dead == rank && how.contains("died")),
+            || matches!(&heard.lock()[..], [(dead, Departure::Lost(how))] if *dead == rank && how.contains("died")),
         );
         std::mem::forget(line);
     }
@@ -101,7 +99,7 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     let line = Arc::clone(&one.line);
     one.fail(&std::io::Error::other("out of paper"));
     let failed = (1, Departure::Failed(String::from("out of paper")));
-    eventually("the failure", || *lock(&heard) == [failed.clone()]);
+    eventually("the failure", || *heard.lock() == [failed.clone()]);
     let members: Arc<[usize]> = [0, 1].into();
     let soon = Duration::from_millis(50);
     let missing = zero.line.end("x", &members, b"", soon, None);
@@ -117,7 +115,7 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
         Ended::All(vec![b"b".to_vec(), Vec::new()])
     );
     assert!(begun.elapsed() < PATIENCE / 2);
-    assert_eq!(*lock(&heard), [failed]);
+    assert_eq!(*heard.lock(), [failed]);
 }
 
 #[test]
@@ -161,11 +159,11 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
                         return;
                     }
                     let of_0 = |(gone, _): &(usize, Departure)| *gone == 0;
-                    eventually("rank 0 leaves", || lock(&heard).iter().any(of_0));
+                    eventually("rank 0 leaves", || heard.lock().iter().any(of_0));
                     // What rank 0 says of others as it goes comes no later than its own end.
                     std::thread::sleep(Duration::from_millis(5));
                     seen.wait();
-                    assert_eq!(*lock(&heard), [(0, Departure::Left)]);
+                    assert_eq!(*heard.lock(), [(0, Departure::Left)]);
                 });
             }
         });

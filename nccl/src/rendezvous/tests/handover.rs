@@ -1,10 +1,8 @@
 //! A coordinator that dies while it tells the others something.
 
-use std::sync::Mutex;
-
 use super::*;
-use crate::communicator::lock;
 use crate::rendezvous::mailbox::Notice;
+use crate::sync::Mutex;
 
 /// Its death is between two sends: some have heard, and some have not.
 #[test]
@@ -35,7 +33,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
                         Notice::CutOff { why, .. } => why.clone(),
                         _ => return,
                     };
-                    lock(&hearing).push(text);
+                    hearing.lock().push(text);
                 });
                 heard
             })
@@ -45,12 +43,12 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
         drop(server);
         let begun = Instant::now();
         worlds[speaker].line.announce("fault/x", b"it failed");
-        while heard.iter().any(|heard| lock(heard).len() < 2) {
-            let so_far: Vec<_> = heard.iter().map(|heard| lock(heard).clone()).collect();
+        while heard.iter().any(|heard| heard.lock().len() < 2) {
+            let so_far: Vec<_> = heard.iter().map(|heard| heard.lock().clone()).collect();
             assert!(begun.elapsed() < Duration::from_secs(10), "{so_far:#?}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let first = lock(&heard[0]).clone();
+        let first = heard[0].lock().clone();
         println!("{sends} sends, after {:?}: {first:?}", begun.elapsed());
         let fault = first
             .iter()
@@ -63,7 +61,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
                 .any(|text| text.starts_with("rank 0: its connection closed"))
         );
         for other in &heard[1..] {
-            assert_eq!(*lock(other), first);
+            assert_eq!(*other.lock(), first);
         }
         for world in &worlds[1..] {
             assert_eq!(world.line.coordinator(), 1);

@@ -1,6 +1,6 @@
 //! Who has not entered an operation: what the coordinator asks, and what it says.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
@@ -9,6 +9,7 @@ use crate::rendezvous::hub::{Hub, Outlet};
 use crate::rendezvous::mailbox::{Mailbox, Notice};
 use crate::rendezvous::request::Request;
 use crate::rendezvous::{Attendance, Departure, Lateness, Subject, Suspicion};
+use crate::sync::Mutex;
 
 /// What a rank has heard.
 type Heard = Arc<Mutex<Vec<Notice>>>;
@@ -20,7 +21,7 @@ fn hub(ranks: usize) -> (Hub, Vec<Heard>) {
         let heard = Heard::default();
         let into = Arc::clone(&heard);
         mailbox.on_notice(Box::new(move |notice| {
-            into.lock().unwrap().push(notice.clone());
+            into.lock().push(notice.clone());
         }));
         let outlet = Outlet::Local(mailbox);
         hub.attach(rank, outlet, ("here", 70 + rank as u64, "this"), None)
@@ -62,7 +63,7 @@ fn say(hub: &Hub, rank: usize, request: Request) {
 }
 
 fn taken(heard: &Heard) -> Vec<Notice> {
-    std::mem::take(&mut *heard.lock().unwrap())
+    std::mem::take(&mut *heard.lock())
 }
 
 fn late(heard: &Heard) -> Arc<Lateness> {

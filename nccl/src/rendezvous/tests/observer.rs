@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::OperationKind;
-use crate::communicator::lock;
 use crate::rendezvous::board::RankEnd;
 use crate::rendezvous::client::Claim;
 use crate::rendezvous::events::{Events, WorldEvent};
@@ -395,7 +394,7 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
         let parent_after = |before: Option<u64>| {
             let deadline = Instant::now() + LONG;
             loop {
-                let parent = lock(&hub.get().unwrap().state).members[1].parent;
+                let parent = hub.get().unwrap().state.lock().members[1].parent;
                 if parent.is_some() && parent != before {
                     return parent;
                 }

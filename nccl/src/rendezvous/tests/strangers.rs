@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 use crate::Observer;
-use crate::communicator::lock;
 use crate::error::Error;
 use crate::rendezvous::hub::Hub;
 use crate::rendezvous::place::Address;
@@ -318,7 +317,7 @@ fn a_rank_that_fails_or_panics_is_named_with_its_chain_at_once() {
 
 #[test]
 fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
-    let errors = std::sync::Mutex::new(Vec::new());
+    let errors = crate::sync::Mutex::new(Vec::new());
     let missed = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
         for rank in 0..4 {
@@ -334,7 +333,7 @@ fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
                 let limit = Duration::from_secs(if rank == 1 { 2 } else { 10 });
                 let world = world.with_timeout(limit);
                 let error = world.barrier("loaded").unwrap_err().to_string();
-                errors.lock().unwrap().push(error);
+                errors.lock().push(error);
                 if rank != 2 {
                     missed.wait();
                 }
@@ -345,7 +344,7 @@ fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
             });
         }
     });
-    let errors = errors.into_inner().unwrap();
+    let errors = errors.into_inner();
     assert!(
         errors.iter().all(|error| *error == errors[0]),
         "{errors:#?}"
@@ -423,7 +422,7 @@ fn groups_and_keys_work_beside_each_other() {
                     // Rank 0 is there first.
                     let begun = Instant::now();
                     let is_pair = |round: &Round| round.topic == "pair";
-                    while !lock(&hub.get().unwrap().state).rounds.keys().any(is_pair) {
+                    while !hub.get().unwrap().state.lock().rounds.keys().any(is_pair) {
                         assert!(begun.elapsed() < SOON, "rank 0 does not come");
                         std::thread::sleep(Duration::from_millis(1));
                     }

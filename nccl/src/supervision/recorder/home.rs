@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::snapshot::Place;
 use super::timeline::Clock;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A rank of a world, as long as its line or one of its communicators' records lives.
 #[derive(Debug)]
@@ -84,11 +85,11 @@ impl Home {
     }
 
     fn past(&self) -> MutexGuard<'_, Option<Arc<Self>>> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+        self.past.lock()
     }
 
     fn broken(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.broken.lock()
     }
 
     pub(crate) fn set_clock(&self, clock: Clock) {
@@ -102,7 +103,7 @@ impl Home {
 
 fn all() -> MutexGuard<'static, Vec<Weak<Home>>> {
     static ALL: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.lock()
 }
 
 /// Which rank this process is; `None` if it is none, or several.

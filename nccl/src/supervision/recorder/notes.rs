@@ -1,13 +1,13 @@
 //! What the program says about itself, beside what its communicators do.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::{json, track};
 use crate::forked;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Notes that are kept.
 const KEPT: usize = 256;
@@ -40,7 +40,7 @@ pub struct Note {
 
 fn kept() -> MutexGuard<'static, VecDeque<Note>> {
     static NOTES: Mutex<VecDeque<Note>> = Mutex::new(VecDeque::new());
-    NOTES.lock().unwrap_or_else(PoisonError::into_inner)
+    NOTES.lock()
 }
 
 /// Notes something, to be read beside the calls: which step this is, what is loaded, who is served.

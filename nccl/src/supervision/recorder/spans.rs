@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tracing::Metadata;
@@ -14,6 +14,7 @@ use tracing::level_filters::LevelFilter;
 
 use super::json;
 use super::notes::cut;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The span of `tracing` that was entered where a call was made.
 ///
@@ -78,7 +79,7 @@ fn ask() -> Mention {
 
 fn names() -> MutexGuard<'static, Vec<&'static Metadata<'static>>> {
     static NAMES: Mutex<Vec<&'static Metadata<'static>>> = Mutex::new(Vec::new());
-    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+    NAMES.lock()
 }
 
 /// Where the name of a span with such metadata is kept.
@@ -112,7 +113,7 @@ type Describe = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
 
 fn describer() -> MutexGuard<'static, Option<Describe>> {
     static DESCRIBE: Mutex<Option<Describe>> = Mutex::new(None);
-    DESCRIBE.lock().unwrap_or_else(PoisonError::into_inner)
+    DESCRIBE.lock()
 }
 
 /// Says how the spans in which calls are made are described, by the number that the subscriber has given them.

@@ -112,7 +112,7 @@ impl Eye {
         }
         let (queue_limit, mut events, signalled) = {
             let inner = Visit::of(inner)?;
-            let mut events = crate::communicator::lock(&inner.events);
+            let mut events = inner.events.lock();
             let some = events.len().saturating_sub(2).min(streams.len());
             let at = events.len() - some;
             let signalled = inner.abort_signal.is_aborted();

@@ -9,7 +9,7 @@
 //!
 //! [`Usual`]: crate::supervision::recorder
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
@@ -17,7 +17,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 use super::facts::{Facts, Pending};
 use super::judge::{Standing, Unreached};
 use super::threads;
-use crate::communicator::{Inner, is_lost, lock, same_stream};
+use crate::communicator::{Inner, is_lost, same_stream};
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::events;
@@ -27,6 +27,7 @@ use crate::supervision::recorder::{
     Track, TrackedCall, handle_of, limit_of_word, limit_word, origin,
 };
 use crate::supervision::stragglers::Inquired;
+use crate::sync::Mutex;
 use crate::threads::not_started;
 
 /// How long a stream without pending calls stays in the registry.
@@ -221,7 +222,7 @@ pub(crate) fn attend(issue: Issue<'_>) -> Result<()> {
 /// # Errors
 /// As [`before`].
 pub(crate) fn ensure() -> Result<()> {
-    start(&mut lock(&STATE))
+    start(&mut STATE.lock())
 }
 
 /// How many questions are open at once; of the others nobody gets an answer.
@@ -230,7 +231,7 @@ const INQUIRIES: usize = 256;
 /// Answers whether a rank of this process has entered an operation, now and when it has.
 pub(in crate::supervision) fn answer(asked: Inquired) {
     let next = asked.next;
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     state.inquired.retain(|known| !known.is_about(&asked));
     if state.inquired.len() >= INQUIRIES || reaper::is_closed() {
         return;
@@ -262,7 +263,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     }
     let now = origin().monotonic.elapsed();
     let period = period(limit_of_word(limit));
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     start(&mut state)?;
     let at = state
         .entries
@@ -314,7 +315,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         entry.streams.len() - 1
     });
     // Not only while it is watched: its end is asked for when the communicator is aborted.
-    let mut in_use = lock(&inner.in_use);
+    let mut in_use = inner.in_use.lock();
     if !in_use.iter().any(|stream| same_stream(stream, on)) {
         in_use.push(Arc::clone(on));
     }
@@ -369,7 +370,7 @@ pub(super) fn period(limit: Option<Duration>) -> Duration {
 /// When that says that the context is lost.
 fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
     let Issue { inner, on, .. } = issue;
-    let Some(event) = lock(&inner.events).pop() else {
+    let Some(event) = inner.events.lock().pop() else {
         return Ok(());
     };
     let track = inner.tracked.track();
@@ -394,7 +395,7 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
             false => Ok(()),
         };
     }
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     let entry = state
         .entries
         .iter_mut()
@@ -432,14 +433,14 @@ pub(super) fn record(
 
 /// Sees to it that there are events at hand. Without, the watchdog's own marks have to do.
 fn keep_events(inner: &Inner) {
-    if !lock(&inner.events).is_empty() {
+    if !inner.events.lock().is_empty() {
         return;
     }
     let [at_hand, most] = EVENTS;
     let new: Vec<_> = (0..at_hand)
         .map_while(|_| new_event(&inner.context).ok())
         .collect();
-    let mut events = lock(&inner.events);
+    let mut events = inner.events.lock();
     events.reserve(most);
     events.extend(new);
 }
@@ -447,7 +448,7 @@ fn keep_events(inner: &Inner) {
 /// Keeps events for later marks.
 pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent>) {
     let mut too_many = Vec::new();
-    let mut events = lock(&inner.events);
+    let mut events = inner.events.lock();
     for event in given {
         if events.len() < EVENTS[1] {
             events.push(event);
@@ -460,7 +461,7 @@ pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent
 }
 
 pub(super) fn facts() -> Vec<Pending> {
-    let state = lock(&STATE);
+    let state = STATE.lock();
     let entries = state.entries.iter();
     entries.map(|entry| entry.facts.of(&entry.track)).collect()
 }

@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
-use crate::communicator::{self, Inner, Visit, lock, same_stream};
+use crate::communicator::{self, Inner, Visit, same_stream};
 use crate::error::Error;
 use crate::reaper;
 use crate::supervision::recorder::{limit_of_word, origin};
+use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 
 /// How often the second thread looks whether the first one is stuck, while anything is pending; and how often
@@ -78,16 +79,11 @@ pub(super) fn start(running: &mut Running) -> io::Result<()> {
     Ok(())
 }
 
-fn wait<'s>(
-    bell: &Condvar,
-    state: MutexGuard<'s, State>,
-    limit: Option<Duration>,
-) -> MutexGuard<'s, State> {
+fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, limit: Option<Duration>) {
     match limit {
-        None => bell.wait(state).unwrap_or_else(PoisonError::into_inner),
+        None => bell.wait(state),
         Some(limit) => {
-            let waited = bell.wait_timeout(state, limit);
-            waited.unwrap_or_else(PoisonError::into_inner).0
+            bell.wait_for(state, limit);
         }
     }
 }
@@ -95,7 +91,7 @@ fn wait<'s>(
 /// The thread that looks.
 fn watch(generation: u64) {
     let mut eyes: HashMap<u64, Eye> = HashMap::new();
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     while state.threads.generation == generation {
         let asked = state.inquired.iter().map(|asked| asked.next).min();
         if asked.is_some_and(|asked| asked <= Instant::now()) {
@@ -115,7 +111,7 @@ fn watch(generation: u64) {
         let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
         if pause.is_none_or(|pause| !pause.is_zero()) {
             state.threads.planned = wakes;
-            state = wait(&LOOK, state, pause);
+            wait(&LOOK, &mut state, pause);
             continue;
         }
         let due = next.filter(|entry| entry.next <= now);
@@ -133,7 +129,7 @@ fn watch(generation: u64) {
         };
         let begun = Instant::now();
         let report = eyes.entry(number).or_default().look(&mut task);
-        state = lock(&STATE);
+        state = STATE.lock();
         if state.threads.generation != generation {
             // It came back after all.
             if let Some(entry) = state.entry(number) {
@@ -158,7 +154,7 @@ fn watch(generation: u64) {
         // These may be the last who have a stream, or the context: CUDA is called.
         drop((task, dropped));
         drop(working);
-        state = lock(&STATE);
+        state = STATE.lock();
     }
     drop(state);
     match reaper::Working::begin() {
@@ -180,7 +176,7 @@ fn look_for_others(mut state: MutexGuard<'static, State>) -> MutexGuard<'static,
         again.then_some(asked)
     });
     let kept: Vec<_> = kept.collect();
-    state = lock(&STATE);
+    state = STATE.lock();
     for asked in kept {
         // Somebody may have asked about a later one meanwhile.
         if !state.inquired.iter().any(|other| other.is_about(&asked)) {
@@ -253,7 +249,10 @@ impl State {
                 _ if !is_idle => watched.idle_since = None,
                 Some(since) if begun.saturating_duration_since(since) >= LINGER => {
                     if let Some(inner) = Visit::of(&entry.inner) {
-                        lock(&inner.in_use).retain(|stream| !same_stream(stream, &watched.stream));
+                        inner
+                            .in_use
+                            .lock()
+                            .retain(|stream| !same_stream(stream, &watched.stream));
                     }
                     dropped.push(entry.streams.swap_remove(at));
                 }
@@ -305,13 +304,13 @@ const MOMENT: Duration = Duration::from_micros(500);
 
 /// The thread that calls neither CUDA nor NCCL.
 fn keep_time() {
-    let mut state = lock(&STATE);
+    let mut state = STATE.lock();
     loop {
         if state.entries.is_empty() {
-            state = wait(&CLOCK, state, None);
+            CLOCK.wait(&mut state);
             continue;
         }
-        state = wait(&CLOCK, state, Some(TICK));
+        CLOCK.wait_for(&mut state, TICK);
         if reaper::is_closed() {
             return;
         }
@@ -330,7 +329,7 @@ fn keep_time() {
         for (inner, overdue) in late {
             end_overdue(&inner, &overdue);
         }
-        state = lock(&STATE);
+        state = STATE.lock();
     }
 }
 

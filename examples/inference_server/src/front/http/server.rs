@@ -1,9 +1,10 @@
 //! What all answers are made of.
 
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::front::crew::SharedObserver;
@@ -60,8 +61,7 @@ impl Server {
 
     /// How it stands now. A copy: what is made of it reads files of the kernel, and the engine does not wait for that.
     pub(super) fn view(&self) -> View {
-        let view = self.view.lock();
-        view.unwrap_or_else(PoisonError::into_inner).clone()
+        self.view.lock().clone()
     }
 }
 
@@ -87,8 +87,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let view = self.server.view.lock();
-        let mut view = view.unwrap_or_else(PoisonError::into_inner);
+        let mut view = self.server.view.lock();
         *view.numbers.requests.entry(self.outcome).or_default() += 1;
     }
 }

@@ -1,6 +1,6 @@
 //! Whether the server lives, is ready, and how it stands with its ranks.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -114,8 +114,7 @@ async fn ask<T: Send + 'static>(
     let Ok(Ok(permit)) = permit.await else {
         return Err("others ask the ranks already, and they have not answered yet");
     };
-    let observer = server.observer.lock();
-    let observer = Arc::clone(&observer.unwrap_or_else(PoisonError::into_inner));
+    let observer = Arc::clone(&server.observer.lock());
     let asking = tokio::task::spawn_blocking(move || {
         let answer = question(&observer);
         // Not before, also when the client has gone away meanwhile.

@@ -1,8 +1,10 @@
 //! Communicators in host memory, as NCCL's host code would leave them to its kernels.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+
+use cuda_emulator::sync::Mutex;
 
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Function, Protocol};
 use super::super::launch::{Interpreter, Progress, Running};
@@ -54,7 +56,7 @@ impl Lease for Held {
 
 impl Memory for Arena {
     fn view(&self, address: u64, length: usize) -> Result<View, Violation> {
-        let blocks = self.blocks.lock().unwrap();
+        let blocks = self.blocks.lock();
         let Some((&base, block)) = blocks.range(..=address).next_back() else {
             return Err(violation(address, length, "no allocation"));
         };
@@ -93,12 +95,12 @@ impl Arena {
             length,
             freed,
         };
-        self.blocks.lock().unwrap().insert(address, allocation);
+        self.blocks.lock().insert(address, allocation);
         address
     }
 
     pub(super) fn free(&self, address: u64) {
-        let blocks = self.blocks.lock().unwrap();
+        let blocks = self.blocks.lock();
         blocks[&address].freed.store(true, Ordering::Relaxed);
     }
 
@@ -132,7 +134,7 @@ impl Arena {
 
     /// Fails if a kernel wrote around an allocation.
     pub(super) fn check_guards(&self) {
-        for (address, block) in self.blocks.lock().unwrap().iter() {
+        for (address, block) in self.blocks.lock().iter() {
             assert!(
                 block.words[..8].iter().all(|&word| word == 0),
                 "something wrote before the allocation at {address:#x}"
@@ -248,7 +250,7 @@ impl World {
         };
         for _ in 0..world.settings.channels {
             let mut ring: Vec<usize> = (0..world.settings.ranks).collect();
-            world.random.lock().unwrap().shuffle(&mut ring);
+            world.random.lock().shuffle(&mut ring);
             world.rings.push(ring);
         }
         world.connect();
@@ -257,12 +259,12 @@ impl World {
     }
 
     pub(super) fn below(&self, limit: usize) -> usize {
-        self.random.lock().unwrap().usize(..limit)
+        self.random.lock().usize(..limit)
     }
 
     pub(super) fn random_bytes(&self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        self.random.lock().unwrap().fill(&mut bytes);
+        self.random.lock().fill(&mut bytes);
         bytes
     }
 

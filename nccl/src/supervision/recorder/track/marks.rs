@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::CudaStream;
 
 use super::{Track, handle_of, now};
-use crate::communicator::lock;
 
 /// Streams whose marks are kept where no lock is needed.
 pub(super) const STREAMS: usize = 8;
@@ -34,7 +33,7 @@ impl Track {
             }
         }
         match is_full {
-            true => lock(&self.more_marks).get(&stream).copied().unwrap_or(0),
+            true => self.more_marks.lock().get(&stream).copied().unwrap_or(0),
             false => 0,
         }
     }
@@ -56,7 +55,7 @@ impl Track {
                 return;
             }
         }
-        let mut more = lock(&self.more_marks);
+        let mut more = self.more_marks.lock();
         if more.len() >= MORE_STREAMS && !more.contains_key(&stream) {
             let oldest = more.iter().min_by_key(|(_, done)| **done);
             if let Some(oldest) = oldest.map(|(&stream, _)| stream) {

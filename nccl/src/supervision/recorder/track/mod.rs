@@ -18,8 +18,8 @@ mod tracked;
 mod writer;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaStream;
 
@@ -31,6 +31,7 @@ use super::usual::Usual;
 use crate::communicator::Phase;
 use crate::stats::Tally;
 use crate::supervision::Roster;
+use crate::sync::Mutex;
 
 pub(crate) use self::calls::TrackedCall;
 pub(super) use self::clock::now;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::slots::Progress;
@@ -13,6 +13,7 @@ use crate::stats::Tally;
 use crate::supervision::recorder::dump;
 use crate::supervision::recorder::lane::Lane;
 use crate::supervision::recorder::usual::Usual;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Communicators that are kept after their end, for whoever asks what they did last.
 const ENDED: usize = 16;
@@ -100,7 +101,7 @@ fn all() -> MutexGuard<'static, All> {
         live: Vec::new(),
         ended: VecDeque::new(),
     });
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.lock()
 }
 
 /// Every communicator that has a record, oldest first.

@@ -1,9 +1,10 @@
 //! Devices whose ranks map each other's buffers at equal distances, and a scheduler that parts works as NCCL's does.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
+use cuda_emulator::sync::Mutex;
 use nccl_sys::Version;
 
 use super::super::super::launch::{Failure, Interpreter, Progress, Refused, Running};
@@ -56,7 +57,7 @@ impl Lease for Held {
 
 impl Memory for Devices {
     fn view(&self, address: u64, length: usize) -> Result<View, Violation> {
-        let mut ranges = self.ranges.lock().unwrap();
+        let mut ranges = self.ranges.lock();
         let Some((&base, range)) = ranges.range_mut(..=address).next_back() else {
             return Err(refusal(address, length, "nothing is mapped"));
         };
@@ -84,11 +85,11 @@ impl Devices {
             length,
             freed: Arc::default(),
         };
-        self.ranges.lock().unwrap().insert(address, range);
+        self.ranges.lock().insert(address, range);
     }
 
     pub(super) fn free(&self, address: u64) {
-        let ranges = self.ranges.lock().unwrap();
+        let ranges = self.ranges.lock();
         ranges[&address].freed.store(true, Ordering::Relaxed);
     }
 
@@ -230,14 +231,14 @@ impl Machine {
 
     /// Addresses that nothing uses yet, for every rank.
     fn addresses(&self) -> u64 {
-        let mut next = self.next.lock().unwrap();
+        let mut next = self.next.lock();
         let address = *next;
         *next += 1 << 40;
         address
     }
 
     pub(super) fn random(&self) -> u64 {
-        let mut random = self.random.lock().unwrap();
+        let mut random = self.random.lock();
         *random ^= *random << 13;
         *random ^= *random >> 7;
         *random ^= *random << 17;

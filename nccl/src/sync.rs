@@ -1,0 +1,105 @@
+//! The crate's locks, for files that `tests/loom` walks through as well: there they are loom's.
+
+#[cfg(not(loom))]
+pub(crate) use outside_loom::Mutex;
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Condvar, MutexGuard};
+#[cfg(loom)]
+pub(crate) use under_loom::{Condvar, Mutex, MutexGuard};
+
+#[cfg(not(loom))]
+mod outside_loom {
+    use std::ops::{Deref, DerefMut};
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+
+    /// A lock that no panic poisons: what is behind it stays consistent, because no panic comes between two of its changes.
+    /// Therefore values that have one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(parking_lot::Mutex::new(value))
+        }
+
+        pub(crate) fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+    }
+
+    impl<T> Deref for Mutex<T> {
+        type Target = parking_lot::Mutex<T>;
+
+        fn deref(&self) -> &parking_lot::Mutex<T> {
+            &self.0
+        }
+    }
+
+    impl<T> DerefMut for Mutex<T> {
+        fn deref_mut(&mut self) -> &mut parking_lot::Mutex<T> {
+            &mut self.0
+        }
+    }
+
+    impl<T> UnwindSafe for Mutex<T> {}
+    impl<T> RefUnwindSafe for Mutex<T> {}
+}
+
+/// As in `parking_lot`, as far as those files need it.
+#[cfg(loom)]
+mod under_loom {
+    use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            // A model ends with the first panic.
+            MutexGuard(Some(self.0.lock().expect("no panic with the lock")))
+        }
+    }
+
+    /// Empty while a [`Condvar`] has it.
+    pub(crate) struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().expect("nobody waits with it")
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().expect("nobody waits with it")
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Condvar::new())
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        /// As long as it takes: loom has no clock.
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+            let waited = self
+                .0
+                .wait_timeout(guard.0.take().expect("one wait"), limit);
+            guard.0 = Some(waited.expect("no panic with the lock").0);
+        }
+    }
+}
