@@ -639,16 +639,20 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
             };
             // What is made once per process is there after the first rounds.
             (0..4).try_for_each(round)?;
+            // One rank counts: a directory that another reads meanwhile is a descriptor of the process as well.
+            let count = || (world.rank() == 0).then(left);
             world.barrier("begun")?;
-            let before = left();
+            let before = count();
             world.barrier("counted")?;
             (4..rounds).try_for_each(round)?;
             world.barrier("over")?;
-            let now = left();
-            assert!(
-                now.0 <= before.0 && now.1 <= before.1,
-                "descriptors and threads: {before:?} at first, {now:?} after {rounds} rounds"
-            );
+            let now = count();
+            if let (Some(before), Some(now)) = (before, now) {
+                assert!(
+                    now.0 <= before.0 && now.1 <= before.1,
+                    "descriptors and threads: {before:?} at first, {now:?} after {rounds} rounds"
+                );
+            }
             world.barrier("counted")?;
             assert_eq!(nccl::leaked_communicators(), 0);
             nothing_was_caught();

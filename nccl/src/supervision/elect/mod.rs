@@ -27,9 +27,10 @@ mod silence;
 mod tests;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::compare::{Shape, shapes};
 pub(super) use self::silence::silent_coordinator;
 use super::cause::{RootCause, Waiting};
 use super::fault::{Cause, Fault, FaultClass};
@@ -49,7 +50,7 @@ pub(super) struct Case<'c> {
     pub(super) symptoms: &'c [Fault],
     pub(super) reports: &'c BTreeMap<usize, Report>,
     /// See [`done_somewhere`].
-    pub(super) done: &'c HashSet<u64>,
+    pub(super) done: &'c Done,
     /// Who left the world in order.
     pub(super) left: &'c BTreeSet<usize>,
     /// Of who did not answer, who stands still: as the kernel says, in its words, or as its heartbeats do not come.
@@ -118,18 +119,31 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     }
 }
 
-/// The places of the calls that are done on some rank.
-pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> HashSet<u64> {
+/// The calls of all ranks that are done on some rank: their places, and what was done there.
+#[derive(Default)]
+pub(super) struct Done(BTreeMap<u64, BTreeSet<Vec<Shape>>>);
+
+/// See [`Done`].
+pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> Done {
+    let mut done = Done::default();
     let calls = reports.values().flat_map(|report| &report.calls);
-    let done = calls.filter(|call| !call.is_pending());
-    done.filter_map(|call| call.place).collect()
+    for call in calls.filter(|call| !call.is_pending()) {
+        if let Some(place) = call.place {
+            done.0.entry(place).or_default().insert(shapes(call));
+        }
+    }
+    done
 }
 
 impl Case<'_> {
-    /// Whether a call is not done, as far as anybody knows: where all ranks need each other, one that is done on one
-    /// rank stands still nowhere, even if nobody has looked there yet.
+    /// Whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that is
+    /// done on one rank is done on all that entered the same one, even where no thread has looked yet. A rank that
+    /// entered another one can be through, with a wrong result, while the others wait for ever.
     fn is_open(&self, call: &Entered) -> bool {
-        let is_done = |place| self.done.contains(&place);
+        let is_done = |place| {
+            let done = self.done.0.get(&place);
+            done.is_some_and(|done| done.contains(&shapes(call)))
+        };
         call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
     }
 

@@ -220,6 +220,24 @@ fn of_two_that_are_absent_the_one_that_waits_for_nobody_is_the_cause() {
     assert_eq!(table.elect().rank, 2);
 }
 
+/// On NVIDIA's library the rank with another operation can be through, with a wrong result, while the others wait.
+#[test]
+fn an_operation_that_is_done_on_the_rank_that_entered_another_one_is_still_compared() {
+    let mut table = Table::of(vec![
+        entered(0, 2, false),
+        entered(1, 2, false),
+        entered(2, 2, false),
+    ]);
+    table.reports.get_mut(&1).unwrap().calls[1] =
+        call(2, vec![operation(OperationKind::AllGather)], State::Done);
+    let verdict = table.elect();
+    assert_eq!(verdict.rank, 1, "{verdict:?}");
+    assert!(
+        matches!(&verdict.cause.root, RootCause::Mismatch { field: Differs::Operation, sequence: Some(2), .. }),
+        "{verdict:?}"
+    );
+}
+
 #[test]
 fn what_does_not_fit_together_comes_before_who_is_absent() {
     for (field, change) in [
