@@ -75,7 +75,7 @@ pub(crate) const ROWS: &[Row] = &[
             all_reduce_of(actor, 192)
         },
         on_nvidias: OnNvidias::Differs(
-            "the rank with the other collective goes on with a wrong result; the others time out, and are told `unknown`",
+            "the rank with the other collective goes on with a wrong result, and is told nothing; the others are told the `mismatch`, and that it is rank 1",
         ),
         ends: differ(&["all_gather", "all_reduce"]),
         ..DIFFERS

@@ -233,7 +233,14 @@ fn an_operation_that_is_done_on_the_rank_that_entered_another_one_is_still_compa
     let verdict = table.elect();
     assert_eq!(verdict.rank, 1, "{verdict:?}");
     assert!(
-        matches!(&verdict.cause.root, RootCause::Mismatch { field: Differs::Operation, sequence: Some(2), .. }),
+        matches!(
+            &verdict.cause.root,
+            RootCause::Mismatch {
+                field: Differs::Operation,
+                sequence: Some(2),
+                ..
+            }
+        ),
         "{verdict:?}"
     );
 }
