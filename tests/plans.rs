@@ -615,7 +615,7 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
     let asked = std::env::var("NCCL_TEST_ROUNDS").map(|rounds| rounds.parse());
     let rounds = match (asked, std::env::var_os("NCCL_TEST_PATIENCE")) {
         (Ok(rounds), _) => rounds.expect("a number of rounds"),
-        (Err(_), None) => 60,
+        (Err(_), None) => 24,
         (Err(_), Some(_)) => 8,
     };
     Ranks::new(2)

@@ -37,19 +37,21 @@ impl Sanitizer {
     }
 }
 
-/// What the crates test by themselves: the emulator runs in the same process as `nccl`, and is looked at as well.
+/// The unit tests of the crates: the emulator runs in the same process as `nccl`, and is looked at as well.
 const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
-    "--package=nccl-tools",
     "--lib",
 ];
 
-/// Capabilities in which most of the threads and memory meet, for every change.
+/// The package of the tools and of `tests/`: its dependencies are more than those of all the crates.
+const TOOLS: &str = "--package=nccl-tools";
+
+/// Tests of `tests/` in which most of the memory is lent and freed, for every change.
 const FIRST: &[&str] = &["--test=aborts", "--test=operations", "--test=plans"];
 
-/// The others in which they do.
+/// The others in which threads and memory meet.
 const CAPABILITIES: &[&str] = &[
     "--test=abort_together",
     "--test=all_to_all",
@@ -144,7 +146,6 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
         // A target of its own: build scripts and macros are built without the sanitizer.
         .args(["test", "--target", host])
         .args(CRATES)
-        .args(FIRST)
         .env("RUSTC_BOOTSTRAP", "1")
         .env(
             "RUSTFLAGS",
@@ -158,6 +159,9 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
         // has of the system finds that.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
+    if all || sanitizer == Sanitizer::Address {
+        cargo.arg(TOOLS).args(FIRST);
+    }
     if all {
         cargo.args(CAPABILITIES);
     }
