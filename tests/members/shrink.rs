@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use nccl::{
-    CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ShrinkWay, Timeouts, World,
+    CommunicatorState as State, ErrorKind, Fault, GrowWay, LaunchMode, ReduceOp, ShrinkWay,
+    Timeouts, World,
 };
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
@@ -110,6 +111,18 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
                     assert_eq!(sum(&two, &stream)?, 11.0);
                     two.finalize()?;
                 }
+                // The rank that is new has no part in the choice.
+                let pair = comm.split("pair", (world.rank() != 2).then_some(0), 0)?;
+                let grown = match pair {
+                    Some(pair) => {
+                        let grown = pair.grow(&world, "grown")?;
+                        assert_eq!(grown.way, GrowWay::Native);
+                        grown.communicator
+                    }
+                    None => world.communicator("grown").stream(&stream).build()?,
+                };
+                assert_eq!(grown.launch_mode(), Some(LaunchMode::NonBlocking));
+                assert_eq!(sum(&grown, &stream)?, 111.0);
                 world.barrier("over")?;
                 Ok(())
             });

@@ -106,6 +106,10 @@ impl CommunicatorBuilder<'_> {
             },
             Origin::World(world) => {
                 let prepared = self.prepare(false, signal.clone(), &birth);
+                // A world of one rank has its mode on a library that the others do not use.
+                let inherited = parent.filter(|parent| !local::is(parent.library()));
+                let inherited = inherited.and_then(Communicator::launch_mode);
+                let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
                 let interrupted = || signal.is_aborted();
                 let about = self.checks.then(|| self.about());
@@ -116,8 +120,8 @@ impl CommunicatorBuilder<'_> {
                         return Err(error);
                     }
                     // Only the ranks together know which token it has to be.
-                    (Ok((prepared, _)), Ok(())) if parent.is_some() => Ok((prepared, None)),
-                    (Ok((prepared, _)), Ok(())) => {
+                    (Ok(prepared), Ok(())) if parent.is_some() => Ok((prepared, None)),
+                    (Ok(prepared), Ok(())) => {
                         // So that there is time left to tell the others why there is none.
                         let limit = deadline.saturating_duration_since(Instant::now()) / 2;
                         self.token(limit).map(|id| (prepared, id))

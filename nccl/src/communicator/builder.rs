@@ -187,7 +187,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// ask for different modes get an error; ranks that come together with a [`UniqueId`](crate::UniqueId) cannot
     /// agree, and all have to be alike.
     ///
-    /// A split has the mode of the communicator that it is split from.
+    /// What is made by a split, a shrink or a grow has the mode of the communicator that it is made from.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

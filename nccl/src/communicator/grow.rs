@@ -29,7 +29,7 @@ use super::meeting::Said;
 use super::slot::Slot;
 use super::start::{Patience, Sent, as_int, came_back};
 use super::state::{Left, Way};
-use super::{Communicator, CommunicatorBuilder, Inner, State};
+use super::{Communicator, CommunicatorBuilder, Inner, LaunchMode, State};
 use crate::abort::AbortSignal;
 use crate::driver;
 use crate::error::{Error, Result};
@@ -146,6 +146,9 @@ impl Communicator {
     }
 }
 
+/// On 2.32.3 the ranks of a child that is split from a communicator that has grown wait for each other.
+const NO_CHILD: &str = "its calls block, and NCCL cannot split a child from what has grown";
+
 /// Why this rank cannot go NCCL's own way, with the communicator that it brings, if it does.
 pub(super) fn cannot_grow(
     prepared: &Prepared,
@@ -189,16 +192,15 @@ pub(super) fn cannot_grow(
     }
     if parent.blocks {
         return Some(String::from(match parent.switch {
-            // On 2.32.3 the ranks of a child that is split from a communicator that has grown wait for each other.
-            Some(_) => "its calls block, and NCCL cannot split a child from what has grown",
+            Some(_) => NO_CHILD,
             None => "its calls block, and could not be ended",
         }));
     }
     None
 }
 
-/// What all say together comes to; `None` if nobody brings a communicator.
-pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
+/// What all say together comes to for a communicator in `mode`; `None` if no rank brings one that is to grow.
+pub(super) fn way(said: &[Said], mode: LaunchMode) -> Option<GrowWay> {
     said.iter().find(|said| said.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
         let why = format!("on rank {rank}: {why}");
@@ -222,7 +224,10 @@ pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
             _ => {}
         }
     }
-    Some(GrowWay::Native)
+    match mode {
+        LaunchMode::NonBlocking => Some(GrowWay::Native),
+        LaunchMode::BlockingChild => anew(0, NO_CHILD),
+    }
 }
 
 /// A communicator that grows, which nobody else calls meanwhile.
@@ -429,8 +434,12 @@ mod tests {
     #[test]
     fn ncclcommgrow_is_used_where_the_first_ranks_bring_the_same_one_and_the_others_none() {
         let old = || said(Some(("a", 2)));
-        assert_eq!(way(&[said(None), said(None)]), None);
-        assert_eq!(way(&[old(), old(), said(None)]), Some(GrowWay::Native));
+        let polled = |said: &[Said]| way(said, LaunchMode::NonBlocking);
+        assert_eq!(polled(&[said(None), said(None)]), None);
+        let all = [old(), old(), said(None)];
+        assert_eq!(polled(&all), Some(GrowWay::Native));
+        let blocks = way(&all, LaunchMode::BlockingChild).map(|way| way.to_string());
+        assert!(blocks.is_some_and(|why| why.contains("calls block")));
         let mut unable = said(None);
         unable.cannot_grow = Some(String::from("it is too old"));
         for (ranks, why) in [
@@ -450,7 +459,7 @@ mod tests {
             ),
             (vec![old(), old(), unable], "rank 2: it is too old"),
         ] {
-            let way = way(&ranks);
+            let way = polled(&ranks);
             let text = way.as_ref().map(ToString::to_string).unwrap_or_default();
             assert!(text.contains(why), "{text}");
         }
