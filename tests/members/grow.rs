@@ -50,15 +50,23 @@ fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
 
 #[test]
 fn a_part_of_a_world_grows_to_all_of_it_and_the_old_one_stays() {
-    ranks_as_threads(4, |world| grow_to_all(polled(world), 3, None));
-    ranks_as_processes(4, |world| grow_to_all(polled(world), 1, None));
-    ranks_as_processes(3, |world| grow_to_all(polled(world), 2, None));
+    for mode in MODES {
+        let world = move |world: World| world.with_launch_mode(mode);
+        ranks_as_processes(4, move |all| grow_to_all(world(all), 1, None));
+        ranks_as_processes(3, move |all| grow_to_all(world(all), 2, None));
+    }
 }
 
-/// In the launch mode in which NCCL grows a communicator.
-fn polled(world: World) -> World {
-    world.with_launch_mode(LaunchMode::NonBlocking)
+#[test]
+fn a_part_of_a_world_grows_among_threads() {
+    for mode in MODES {
+        ranks_as_threads(4, move |world| {
+            grow_to_all(world.with_launch_mode(mode), 3, None)
+        });
+    }
 }
+
+const MODES: [LaunchMode; 2] = [LaunchMode::NonBlocking, LaunchMode::BlockingChild];
 
 #[test]
 fn on_an_old_library_a_new_communicator_is_made() {
@@ -69,18 +77,7 @@ fn on_an_old_library_a_new_communicator_is_made() {
     }
     Ranks::new(3)
         .variable("NCCL_EMULATOR_VERSION", "2.28.7")
-        .processes(|world| grow_to_all(polled(world), 2, Some("2.29.2")));
-}
-
-#[test]
-fn where_calls_block_a_new_communicator_is_made() {
-    let blocking = |world: World| world.with_launch_mode(LaunchMode::BlockingChild);
-    ranks_as_threads(4, move |world| {
-        grow_to_all(blocking(world), 3, Some("block"))
-    });
-    ranks_as_processes(3, move |world| {
-        grow_to_all(blocking(world), 2, Some("block"))
-    });
+        .processes(|world| grow_to_all(world, 2, Some("2.29.2")));
 }
 
 #[test]
@@ -173,10 +170,7 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
     for rank in &mut ranks {
         assert!(rank.says("old: ").contains("111"));
         let way = rank.says("way: ");
-        match support::launch_mode() {
-            LaunchMode::NonBlocking => assert!(way.contains("by ncclCommGrow"), "{way}"),
-            _ => assert!(way.contains("its calls block"), "{way}"),
-        }
+        assert!(way.contains("by ncclCommGrow"), "{way}");
     }
     ranks.push({
         assert!(new.says("right: ").contains("1111"));
@@ -255,7 +249,7 @@ fn a_grow_that_fails_ends_what_was_to_grow_for_one_cause() {
         ("ncclCommGrow", 1),
         ("ncclCommGrow", 2),
     ] {
-        ranks_as_processes(3, move |world| failing_grow(polled(world), call, on));
+        ranks_as_processes(3, move |world| failing_grow(world, call, on));
     }
 }
 
@@ -319,7 +313,7 @@ fn a_rank_that_dies_while_a_communicator_grows_is_the_cause_and_the_others_go_on
     const RANKS: usize = 3;
     let test = name(&|| ());
     if let Some((role, world)) = apart::rank(&test, RANKS) {
-        survive_a_grow(polled(world), role.parse().expect("a rank")).expect("two are left");
+        survive_a_grow(world, role.parse().expect("a rank")).expect("two are left");
         return;
     }
     if !support::needs_emulator("a rank that dies in a chosen call") {

@@ -47,8 +47,12 @@ fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
 
 #[test]
 fn a_rank_that_lives_is_left_out_and_the_parent_stays() {
-    ranks_as_threads(4, |world| leave_out_a_rank_that_lives(world, true));
     ranks_as_processes(4, |world| leave_out_a_rank_that_lives(world, true));
+}
+
+#[test]
+fn a_thread_that_lives_is_left_out_and_the_parent_stays() {
+    ranks_as_threads(4, |world| leave_out_a_rank_that_lives(world, true));
 }
 
 #[test]

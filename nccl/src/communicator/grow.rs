@@ -8,6 +8,10 @@
 //! otherwise                                                                   ──▶ a new communicator
 //! ```
 //!
+//! Where calls block, the child that carries the data grows into the idle parent of the new communicator, and not the old
+//! idle parent: what NCCL grows from a communicator that was split with shared resources uses the proxy of that one, which
+//! takes no connection of those that are new (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
+//!
 //! NCCL has the first rank open a door for those that come, and tells the last one by way of the old
 //! communicator, in whose lock each rank stays until the new one is ready: what is exchanged there must not be
 //! mixed with anything else. When it comes to nothing, the old one cannot be relied upon, and is aborted. Before
@@ -29,7 +33,7 @@ use super::meeting::Said;
 use super::slot::Slot;
 use super::start::{Patience, Sent, as_int, came_back};
 use super::state::{Left, Way};
-use super::{Communicator, CommunicatorBuilder, Inner, LaunchMode, State};
+use super::{Communicator, CommunicatorBuilder, Inner, State};
 use crate::abort::AbortSignal;
 use crate::driver;
 use crate::error::{Error, Result};
@@ -107,8 +111,7 @@ impl Communicator {
     /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
     /// why.
     ///
-    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2) in launch mode
-    /// [`NonBlocking`](crate::LaunchMode::NonBlocking).
+    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -145,9 +148,6 @@ impl Communicator {
         Ok(Grown { communicator, way })
     }
 }
-
-/// On 2.32.3 the ranks of a child that is split from a communicator that has grown wait for each other.
-const NO_CHILD: &str = "its calls block, and NCCL cannot split a child from what has grown";
 
 /// Why this rank cannot go NCCL's own way, with the communicator that it brings, if it does.
 pub(super) fn cannot_grow(
@@ -190,17 +190,14 @@ pub(super) fn cannot_grow(
             "NCCL_COMM_ID is set in its environment, with which NCCL makes no token to grow",
         ));
     }
-    if parent.blocks {
-        return Some(String::from(match parent.switch {
-            Some(_) => NO_CHILD,
-            None => "its calls block, and could not be ended",
-        }));
+    if parent.blocks && parent.switch.is_none() {
+        return Some(String::from("its calls block, and could not be ended"));
     }
     None
 }
 
-/// What all say together comes to for a communicator in `mode`; `None` if no rank brings one that is to grow.
-pub(super) fn way(said: &[Said], mode: LaunchMode) -> Option<GrowWay> {
+/// What all say together comes to; `None` if no rank brings one that is to grow.
+pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
     said.iter().find(|said| said.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
         let why = format!("on rank {rank}: {why}");
@@ -224,10 +221,7 @@ pub(super) fn way(said: &[Said], mode: LaunchMode) -> Option<GrowWay> {
             _ => {}
         }
     }
-    match mode {
-        LaunchMode::NonBlocking => Some(GrowWay::Native),
-        LaunchMode::BlockingChild => anew(0, NO_CHILD),
-    }
+    Some(GrowWay::Native)
 }
 
 /// A communicator that grows, which nobody else calls meanwhile.
@@ -434,12 +428,8 @@ mod tests {
     #[test]
     fn ncclcommgrow_is_used_where_the_first_ranks_bring_the_same_one_and_the_others_none() {
         let old = || said(Some(("a", 2)));
-        let polled = |said: &[Said]| way(said, LaunchMode::NonBlocking);
-        assert_eq!(polled(&[said(None), said(None)]), None);
-        let all = [old(), old(), said(None)];
-        assert_eq!(polled(&all), Some(GrowWay::Native));
-        let blocks = way(&all, LaunchMode::BlockingChild).map(|way| way.to_string());
-        assert!(blocks.is_some_and(|why| why.contains("calls block")));
+        assert_eq!(way(&[said(None), said(None)]), None);
+        assert_eq!(way(&[old(), old(), said(None)]), Some(GrowWay::Native));
         let mut unable = said(None);
         unable.cannot_grow = Some(String::from("it is too old"));
         for (ranks, why) in [
@@ -459,7 +449,7 @@ mod tests {
             ),
             (vec![old(), old(), unable], "rank 2: it is too old"),
         ] {
-            let way = polled(&ranks);
+            let way = way(&ranks);
             let text = way.as_ref().map(ToString::to_string).unwrap_or_default();
             assert!(text.contains(why), "{text}");
         }

@@ -156,7 +156,7 @@ impl<'m> Meeting<'m> {
             let why = said[rank].obstacle.as_deref().unwrap_or_default();
             launch_mode::not_by_default(name, rank, why);
         }
-        let way = way(&said, mode);
+        let way = way(&said);
         let first = said.first();
         if first.is_none_or(|first| first.parent.is_none()) {
             let token = first.map(|first| &first.token[..]).unwrap_or_default();
