@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use nccl_sys::{NCCL_CONFIG_INITIALIZER, ncclComm, ncclComm_t, ncclConfig_t, ncclUniqueId};
-use ranks::{Process, Rank, is_child_of, nccl, wait_until};
+use ranks::{Process, Rank, is_child_of, nccl};
 use real::{Buffers, P2P, SHM, SOCKETS, last_error, on_each, stays, version, within};
 
 const IN_PROGRESS: u32 = 7;
@@ -27,6 +27,10 @@ unsafe impl Send for Handle {}
 impl Handle {
     fn abort(self) -> u32 {
         nccl!(ncclCommAbort(self.0))
+    }
+
+    fn revoke(self) -> u32 {
+        nccl!(ncclCommRevoke(self.0, 0))
     }
 }
 
@@ -179,6 +183,93 @@ fn what_has_grown_from_an_idle_parent_with_a_child_cannot_connect() {
         assert!(stays(Duration::from_secs(3), || !is_over()), "it works now");
         process.meet("over");
         // What waits for a peer keeps the process from an end in order.
+        std::process::exit(0);
+    });
+}
+
+/// Ends an operation of `child`, to which rank 2 does not come, as an end of launch mode `BlockingChild` does: the abort of
+/// the idle parent brings the thread out. Then the child is revoked.
+fn revoked(process: &Process, idle: &Rank, child: Rank) -> Rank {
+    let parent = Handle(idle.comm);
+    if process.rank == 2 {
+        process.wait_for("out");
+        assert_eq!(parent.abort(), 0, "{}", last_error());
+    } else {
+        let aborting = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            parent.abort()
+        });
+        // Its first operation, which connects.
+        Buffers::of(&child).issue(&child);
+        assert_eq!(aborting.join().unwrap(), 0, "{}", last_error());
+        process.mark("out");
+    }
+    let comm = Handle(child.comm);
+    let code = within(SOON, move || comm.revoke());
+    assert_eq!(code, Some(0), "{}", last_error());
+    assert_eq!(child.settle(), 0, "{}", last_error());
+    child
+}
+
+/// An idle parent without rank 2, by NCCL's own way; a call that blocks.
+fn shrunk(child: &Rank) -> Rank {
+    let (made, mut config, mut without) = (place(), config(0, 1), [2]);
+    let (to, list) = (made.as_ptr(), without.as_mut_ptr());
+    let code = nccl!(ncclCommShrink(child.comm, list, 1, to, &mut config, 0));
+    assert_eq!(code, 0, "{}", last_error());
+    let shrunk = beside(child, 2, child.rank, made.load(Ordering::Acquire));
+    assert_eq!(shrunk.settle(), 0, "{}", last_error());
+    shrunk
+}
+
+fn can_revoke(test: &str) -> bool {
+    let can = version() >= 22807;
+    if !can {
+        println!("NOT TESTED: {test}: this release has no ncclCommRevoke");
+    }
+    can
+}
+
+#[test]
+fn a_child_that_is_revoked_behind_the_abort_of_its_idle_parent_shrinks() {
+    let name = "a_child_that_is_revoked_behind_the_abort_of_its_idle_parent_shrinks";
+    on_each(name, 3, &SHM, |process| {
+        if !can_revoke(name) {
+            return;
+        }
+        let all = idle(&process, 3).unwrap();
+        let child_of_all = revoked(&process, &all, child(&all));
+        if process.rank < 2 {
+            let two = shrunk(&child_of_all);
+            let child_of_two = child(&two);
+            Buffers::of(&child_of_two).check(&child_of_two);
+            child_of_two.destroy();
+            two.destroy();
+        }
+        assert_eq!(child_of_all.abort(), 0);
+    });
+}
+
+/// Why this crate makes a new communicator there: with the idle parent gone, nothing can raise the child's abort flag while
+/// a thread is inside the child, and NCCL frees a blocking communicator under such a thread.
+#[test]
+fn the_shrink_of_a_revoked_child_waits_for_a_rank_that_does_not_come() {
+    let name = "the_shrink_of_a_revoked_child_waits_for_a_rank_that_does_not_come";
+    on_each(name, 3, &SHM, |process| {
+        if !can_revoke(name) {
+            return;
+        }
+        let all = idle(&process, 3).unwrap();
+        let child = revoked(&process, &all, child(&all));
+        if process.rank == 0 {
+            let shrunk = within(Duration::from_secs(5), move || {
+                shrunk(&child).comm.is_null()
+            });
+            assert_eq!(shrunk, None, "the call is back");
+            process.mark("over");
+        }
+        process.wait_for("over");
+        // A thread is inside NCCL.
         std::process::exit(0);
     });
 }

@@ -7,9 +7,10 @@
 //! on it is to be shrunk, and to be aborted, which happens when the last handle is dropped: a destroy could
 //! wait for ranks that are gone.
 //!
-//! Where calls block, only the abort of the idle parent brings a thread out of the child, and NCCL could shrink a revoked
-//! child only by a call that nothing ends. There both are aborted, which ends and lets go of the same, and a shrink makes
-//! a new communicator.
+//! Where calls block, only the abort of the idle parent brings a thread out of the child. NCCL revokes the child behind that,
+//! and shrinks it, but by a call that blocks, and that nothing ends when a rank dies meanwhile: the flag of the child cannot be
+//! raised without freeing it under the thread (`nccl-emulator/tests/real_modes.rs`). There both are aborted, which ends and
+//! lets go of the same, and a shrink makes a new communicator.
 //!
 //! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
 
