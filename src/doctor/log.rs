@@ -6,9 +6,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use nccl::debug_log::{
-    DebugLog, Ended, Endpoint, InitState, Membership, PluginState, Process, Transport,
-};
+use nccl::debug_log::{DebugLog, Ended, Endpoint, Membership, PluginState, Process, Transport};
 use serde_json::{Value, json};
 
 use super::options::LogOptions;
@@ -143,7 +141,7 @@ fn line(process: &Process) -> String {
     if let Some(endpoint) = &process.bootstrap {
         parts.push(written(endpoint));
     }
-    if let Some(one) = process.communicators.first() {
+    if let Some(one) = process.working().next() {
         if let Some(network) = &one.network {
             let adapters = match process.adapters.is_empty() {
                 true => String::new(),
@@ -151,10 +149,10 @@ fn line(process: &Process) -> String {
             };
             parts.push(format!("network {network}{adapters}"));
         }
-        parts.push(match (one.state, one.ended) {
+        parts.push(match (one.came_up(), one.ended) {
             (_, Some(Ended::Aborted)) => "aborted".to_owned(),
             (_, Some(Ended::Destroyed)) => "ended in order".to_owned(),
-            (InitState::Completed, _) => "came up".to_owned(),
+            (true, _) => "came up".to_owned(),
             _ => "did not come up".to_owned(),
         });
     }
@@ -217,7 +215,7 @@ fn process(process: &Process) -> Value {
         "tuning": process.tuning,
         "direct_rdma": process.direct_rdma,
         "no_peer_access": process.no_peer_access,
-        "communicators": process.communicators.iter().map(member).collect::<Value>(),
+        "communicators": process.working().map(member).collect::<Value>(),
         "retries": process.retries.iter().map(|retry| json!({
             "address": retry.address.map(|address| address.to_string()),
             "reason": retry.reason,
@@ -245,9 +243,9 @@ fn member(one: &Membership) -> Value {
         "rank": one.rank,
         "ranks": one.ranks,
         "device": one.device,
-        "state": match one.state {
-            InitState::Completed => "completed",
-            _ => "started",
+        "state": match one.came_up() {
+            true => "completed",
+            false => "started",
         },
         "ended": one.ended.map(|ended| match ended {
             Ended::Finalized => "finalized",

@@ -54,6 +54,44 @@ fn the_exit_code_tells_how_bad_it_is() {
     }
 }
 
+/// Launch mode `BlockingChild`: of its two communicators the one that carries the data is the user's.
+#[test]
+fn idle_parents_are_no_communicators() {
+    let whole = std::fs::read_to_string(log("real-2.32.3-blocking-child-rank-0.log")).unwrap();
+    let split = "ncclCommSplit comm";
+    let without = |what: &str| -> String {
+        let lines = whole.lines().filter(|line| !line.contains(what));
+        lines.flat_map(|line| [line, "\n"]).collect()
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let judge = |name: &str, content: &str| {
+        let path = file(&directory, name, content.as_bytes());
+        let value = json(&run(doctor(&["log", "--json", &path])));
+        (value, text(&run(doctor(&["log", &path])).stdout))
+    };
+    // The second one without the lines by which it is known.
+    for (name, content) in [("named", whole.clone()), ("unnamed", without("Comm name"))] {
+        let (value, stdout) = judge(name, &content);
+        let all = value["processes"][0]["communicators"].as_array().unwrap();
+        assert_eq!(all.len(), 1, "{name}: {value:#}");
+        assert!(all[0]["parent"].is_string(), "{name}: {value:#}");
+        assert!(stdout.contains("came up"), "{name}: {stdout}");
+    }
+    // Where the split comes to nothing, what the user asked for has not come up.
+    let begun: String = whole
+        .lines()
+        .take_while(|line| !line.contains(split))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let (value, stdout) = judge("begun", &begun);
+    assert_eq!(
+        value["processes"][0]["communicators"][0]["state"],
+        "started"
+    );
+    assert!(stdout.contains("did not come up"), "{stdout}");
+    assert_eq!(one(&value, "log-init")["severity"], "error", "{value:#}");
+}
+
 #[test]
 fn a_log_comes_from_standard_input_as_well() {
     let mut command = doctor(&["log", "-", "--json"]);
@@ -160,10 +198,9 @@ fn the_emulators_own_logs_are_understood_as_every_release() {
         ranks.sort_unstable();
         assert_eq!(ranks, [Some(0), Some(1), Some(2)], "{release:?}");
         for process in processes {
-            // The child that carries the data comes behind its idle parent.
             let all = process["communicators"].as_array().unwrap();
-            assert!(all.len() <= 2, "{process:#}");
-            let one = all.last().unwrap();
+            assert_eq!(all.len(), 1, "the idle parent is none: {process:#}");
+            let one = &all[0];
             assert_eq!(
                 (&one["ranks"], &one["state"]),
                 (&3.into(), &"completed".into()),

@@ -15,6 +15,8 @@ use nccl_sys::Version;
 
 use crate::communicator::IDLE_PARENT;
 
+/// The setting in which NCCL writes a communicator's name.
+pub(super) const COMM_NAME: &str = "Comm name";
 /// What is longer is cut: NCCL's longest line lists the ranks of a ring.
 const LONGEST_LINE: usize = 16 << 10;
 /// Texts that are kept.
@@ -290,7 +292,10 @@ fn fact(process: &mut Process, message: Message<'_>) {
         Message::NoPeerAccess(text) => add(&mut process.no_peer_access, cut(text)),
         Message::Variable { name, value } => put(&mut process.variables, name, cut(value)),
         Message::Config { field, value } => {
-            process.has_idle_parents |= field == "Comm name" && value.ends_with(IDLE_PARENT);
+            if field == COMM_NAME && value.ends_with(IDLE_PARENT) {
+                process.has_idle_parents = true;
+                process.idle_to_come += 1;
+            }
             put(&mut process.config, field, cut(value));
         }
         Message::Tuning {

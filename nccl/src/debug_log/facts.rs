@@ -59,6 +59,8 @@ pub struct Process {
     pub warnings: Vec<Warning>,
     /// It has communicators of launch mode `BlockingChild`, each of which is two to NCCL.
     pub(super) has_idle_parents: bool,
+    /// Idle parents that were named, and whose start was not told yet.
+    pub(super) idle_to_come: usize,
     /// Warnings beyond the first ones, which are not kept.
     pub more_warnings: u64,
     /// Where in NCCL's source a function first returned an error, and its code (`ncclResult_t`).
@@ -158,8 +160,28 @@ pub struct Membership {
     pub ring: Option<String>,
     /// How it ended, if it did.
     pub ended: Option<Ended>,
+    /// It carries no data: in launch mode `BlockingChild` it is the idle parent of the communicator that does.
+    pub is_idle: bool,
     pub(super) nvml_device: Option<u32>,
     pub(super) net_links: usize,
+}
+
+impl Membership {
+    /// Whether all of its ranks were there: of an idle parent nothing is said by that.
+    ///
+    /// ```
+    /// assert!(!nccl::debug_log::Membership::default().came_up());
+    /// ```
+    #[must_use]
+    pub fn came_up(&self) -> bool {
+        self.state == InitState::Completed && !self.is_idle
+    }
+
+    /// Whether it was split from `parent` by all of its ranks.
+    pub(super) fn carries_data_of(&self, parent: &Self) -> bool {
+        self.parent.as_ref() == Some(&parent.comm)
+            && (self.rank, self.ranks) == (parent.rank, parent.ranks)
+    }
 }
 
 /// How far the start of a communicator has come.
@@ -323,6 +345,24 @@ impl Process {
         ranks.sort_unstable();
         ranks.dedup();
         ranks
+    }
+
+    /// Its communicators without the idle parents of launch mode `BlockingChild`. An idle parent whose child has not begun is
+    /// in place of that child.
+    ///
+    /// ```
+    /// assert!(nccl::debug_log::DebugLog::new().processes().iter().all(|process| process.working().next().is_none()));
+    /// ```
+    pub fn working(&self) -> impl Iterator<Item = &Membership> {
+        let all = self.communicators.iter().enumerate();
+        all.filter(|(at, one)| !one.is_idle || !self.has_child(*at))
+            .map(|(_, one)| one)
+    }
+
+    fn has_child(&self, at: usize) -> bool {
+        let parent = &self.communicators[at];
+        let mut later = self.communicators[at + 1..].iter();
+        later.any(|child| child.carries_data_of(parent))
     }
 
     /// All addresses that are known to be this process's host's.

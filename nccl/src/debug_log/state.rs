@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::collect::cut;
+use super::collect::{COMM_NAME, cut};
 use super::facts::{InitState, Link, Membership, Process, Transport};
 use super::message::{Channel, Init, Stage, Via};
 
@@ -83,7 +83,9 @@ impl State {
                     parent: init.parent.map(cut),
                     ..Membership::default()
                 });
-                process.communicators.len() - 1
+                let index = process.communicators.len() - 1;
+                idle(process, index);
+                index
             }
             None => return,
         };
@@ -142,7 +144,10 @@ impl State {
                 gdr,
             },
         };
+        let is_named = process.has_idle_parents;
         let membership = &mut process.communicators[index];
+        // What has connections of its own was taken for an idle parent by its child alone.
+        membership.is_idle &= is_named;
         let (from, to) = (channel.from, channel.to);
         let link = Link { from, to, via };
         if let Some(channels) = membership.links.get_mut(&link) {
@@ -162,5 +167,25 @@ impl State {
         } else {
             membership.more_links += 1;
         }
+    }
+}
+
+/// Whether the communicator at `index`, which is new, is an idle parent, or has one. The name of an idle parent is told before
+/// the thread is known on which that is made; the child is known by its parent, and where no name is told at all, so is the
+/// parent by its child.
+fn idle(process: &mut Process, index: usize) {
+    let (earlier, new) = process.communicators.split_at_mut(index);
+    let child = &mut new[0];
+    let parent = earlier.iter_mut().rev();
+    let parent = parent.into_iter().find(|one| child.carries_data_of(one));
+    let has_names = process.config.contains_key(COMM_NAME);
+    match parent {
+        Some(parent) if process.has_idle_parents => parent.is_idle = true,
+        Some(parent) if !has_names && parent.links.is_empty() => parent.is_idle = true,
+        None if process.idle_to_come > 0 => {
+            process.idle_to_come -= 1;
+            child.is_idle = true;
+        }
+        _ => {}
     }
 }

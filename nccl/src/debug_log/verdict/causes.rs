@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::view::{Group, View, about, numbered, who};
-use crate::debug_log::facts::{Ended, InitState, Process, Warning};
+use crate::debug_log::facts::{Ended, Process, Warning};
 use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
 use crate::preflight::{Finding, Severity};
@@ -252,7 +252,7 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
             .iter()
             .filter(|(_, one)| {
                 // Who gave up waiting had not come up, either.
-                one.state == InitState::Started && matches!(one.ended, None | Some(Ended::Aborted))
+                !one.came_up() && matches!(one.ended, None | Some(Ended::Aborted))
             })
             .collect();
         if waiting.is_empty() {

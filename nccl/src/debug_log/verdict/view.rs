@@ -62,18 +62,11 @@ impl<'l> View<'l> {
     pub(super) fn new(log: &'l DebugLog) -> Self {
         let mut groups: BTreeMap<(Option<&str>, usize), Group<'l>> = BTreeMap::new();
         for process in log.processes() {
-            let all = &process.communicators;
-            // The name is told before the thread is known on which the communicator is made.
-            let parents = all.iter().enumerate().map(|(at, child)| {
-                let address = child.parent.as_ref().filter(|_| process.has_idle_parents)?;
-                all[..at].iter().rposition(|one| one.comm == *address)
-            });
-            let parents: Vec<Option<usize>> = parents.collect();
-            for (at, member) in all.iter().enumerate() {
-                if parents.contains(&Some(at)) {
-                    continue;
-                }
-                let parent = parents[at].and_then(|parent| all[parent].id.as_deref());
+            for member in process.working() {
+                // A split of some releases has no name.
+                let mut idle = process.communicators.iter().filter(|one| one.is_idle).rev();
+                let parent = idle.find(|one| member.carries_data_of(one));
+                let parent = parent.and_then(|parent| parent.id.as_deref());
                 let id = member.id.as_deref().or(parent);
                 let group = groups.entry((id, member.ranks)).or_insert_with(|| Group {
                     id,
