@@ -6,9 +6,14 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
-use nccl::{Communicator, CommunicatorState, Error, ErrorKind, ReduceOp, StreamRefusal, World};
+use nccl::cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, sys};
+use nccl::launch::Fleet;
+use nccl::{
+    Communicator, CommunicatorState, Error, ErrorKind, ExpertParallel, FatalCause, FatalExit,
+    ReduceOp, StreamRefusal, World,
+};
 use nccl_emulator::faults;
+use nccl_tools::testing::{Role, again};
 use support::gate::Gate;
 use support::sums::{all_reduce, start, sum};
 use support::{ranks_as_processes, ranks_as_threads};
@@ -42,6 +47,13 @@ fn to_oneself(comm: &Communicator) -> nccl::Result<()> {
         group.irecv(&mut y, rank)
     })?
     .wait()
+}
+
+/// Has each rank connected with itself and with the others, and all of them done with that.
+fn connect(world: &World, comm: &Communicator) -> Outcome {
+    to_oneself(comm)?;
+    all_reduce(comm, comm.stream())?;
+    Ok(world.barrier(&format!("{} is connected", comm.name()))?)
 }
 
 /// An error is handed out before the abort has come back from NCCL.
@@ -106,15 +118,16 @@ fn captured_meanwhile(
         if !ends_soon {
             ends_without_graph(stream);
         }
-        let reason = refusal(&error);
-        assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
-        assert!(
-            error.to_string().contains("that capture is void"),
-            "{error}"
-        );
+        assert!(names_the_capture(&error), "{error}");
         assert!(error.fault().is_some(), "all ranks say why: {error}");
         error
     })
+}
+
+fn names_the_capture(error: &Error) -> bool {
+    error
+        .to_string()
+        .contains(&StreamRefusal::CapturedMeanwhile.to_string())
 }
 
 /// The other rank is told of it.
@@ -134,8 +147,7 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let (stream, comm) = start(&world, LIMIT)?;
-        to_oneself(&comm)?;
-        all_reduce(&comm, &stream)?;
+        connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
             world.barrier("over")?;
@@ -169,8 +181,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
         let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
-        to_oneself(&comm)?;
-        all_reduce(&comm, &stream)?;
+        connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
             world.barrier("over")?;
@@ -211,8 +222,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let (stream, comm) = start(&world, LIMIT)?;
-        to_oneself(&comm)?;
-        all_reduce(&comm, &stream)?;
+        connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
             world.barrier("over")?;
@@ -313,8 +323,7 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
             let stream = context.new_stream()?;
             let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
             let comm = comm.build()?;
-            to_oneself(&comm)?;
-            all_reduce(&comm, &stream)?;
+            connect(&world, &comm)?;
             Ok((stream, comm))
         };
         let [(s, a), (t, b)] = [make("a")?, make("b")?];
@@ -339,6 +348,273 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
         captured_meanwhile(&s, "ncclSend", true, work);
         becomes_aborted(&a);
         becomes_aborted(&b);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// Rank 0 issues `work` while another thread's capture of `stream` begins in `call`, and ends before this crate makes it void.
+fn becomes_a_graph<T: Send>(
+    stream: &Arc<CudaStream>,
+    call: &str,
+    work: impl FnOnce() -> T + Send,
+) -> (T, Option<CudaGraph>) {
+    let held = faults::at_call(call).on_other_threads().hang();
+    let asks = faults::at_call("cuStreamQuery").on_other_threads().hang();
+    std::thread::scope(|scope| {
+        let issues = scope.spawn(work);
+        assert!(held.wait_for_hits(1, LIMIT));
+        stream.begin_capture(RELAXED).expect("it begins");
+        drop(held);
+        assert!(asks.wait_for_hits(1, LIMIT));
+        let graph = stream.end_capture(NO_FLAGS).expect("a graph");
+        drop(asks);
+        (issues.join().expect("no panic"), graph)
+    })
+}
+
+/// The graph has the addresses of what is only borrowed, and can be launched whenever the program likes.
+#[test]
+fn a_capture_that_ends_before_it_is_void_ends_the_process() {
+    const TEST: &str = "a_capture_that_ends_before_it_is_void_ends_the_process";
+    if let Role::Child(_) = Role::of(TEST) {
+        nccl::on_fatal(|report| match report.cause {
+            FatalCause::InGraph => FatalExit::Code(75),
+            _ => FatalExit::Abort,
+        });
+        nccl_tools::perf::install(2).expect("the emulator");
+        let mut worlds = World::threads(2);
+        let one = worlds.pop().expect("a world");
+        let begun = |world: &World| {
+            let (stream, comm) = start(world, LIMIT).expect("a communicator");
+            connect(world, &comm).expect("it works");
+            (stream, comm)
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _comm = begun(&one);
+                std::thread::sleep(LIMIT);
+            });
+            let (stream, comm) = begun(&worlds[0]);
+            let x = stream.clone_htod(&[1u8; 4]).expect("memory");
+            let mut y = stream.alloc_zeros::<u8>(4).expect("memory");
+            let work = || {
+                let issued = comm.group(|group| {
+                    group.isend(&x, 0)?;
+                    group.irecv(&mut y, 0)
+                });
+                issued.map(drop)
+            };
+            let (issued, _) = becomes_a_graph(&stream, "ncclSend", work);
+            panic!("the call must not come back, and says {issued:?}");
+        });
+    }
+    if !support::needs_emulator("calls that hang on purpose") {
+        return;
+    }
+    let fleet = Fleet::builder(1).start(|_| again(TEST, "ends"));
+    let report = fleet.expect("a process").wait_timeout(LIMIT * 2);
+    let report = report.expect("it ends by itself");
+    assert_eq!(report.exit_code(), 75, "{report}");
+    let said = report.to_string();
+    assert!(said.contains("captured a graph"), "{said}");
+    assert!(!said.contains("void"), "{said}");
+}
+
+#[test]
+fn a_replay_that_another_threads_capture_takes_ends_the_communicator() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let y = comm.buffer::<f32>(1000)?;
+        let mut plan = comm.capture(y, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+        })?;
+        plan.launch()?.wait()?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        captured_meanwhile(&stream, "cuGraphLaunch", true, || {
+            plan.launch().map(drop).unwrap_err()
+        });
+        becomes_aborted(&comm);
+        drop(plan);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// The plan owns its memory, which stays as long as the graph of the other thread may use it.
+#[test]
+fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
+    if !support::needs_emulator("calls that hang on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+        let y = comm.buffer::<f32>(1000)?;
+        let mut plan = comm.capture(y, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+        })?;
+        plan.launch()?.wait()?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
+        let work = || plan.launch().map(drop).unwrap_err();
+        let (error, graph) = becomes_a_graph(&stream, "cuGraphLaunch", work);
+        assert!(graph.is_some(), "it ended before it was void");
+        assert_eq!(refusal(&error), Some(StreamRefusal::InGraph), "{error}");
+        assert!(!error.to_string().contains("void"), "{error}");
+        let deadline = Instant::now() + LIMIT;
+        while comm.state() != CommunicatorState::Leaked && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(comm.state(), CommunicatorState::Leaked);
+        drop(plan);
+        assert!(!freed.wait_for_hits(1, Duration::from_millis(300)));
+        drop(graph);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn kernels_of_expert_parallelism_that_another_threads_capture_takes_end_the_communicator() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        let ep = ExpertParallel::builder(&comm).experts(2).top_k(1);
+        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        let mut routing = ep.routing()?;
+        let topk = stream.clone_htod(&[0i32, 1])?;
+        ep.route(&topk, &mut routing)?.wait()?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        captured_meanwhile(&stream, "cuLaunchKernel", true, || {
+            ep.route(&topk, &mut routing).map(drop).unwrap_err()
+        });
+        becomes_aborted(&comm);
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// The operation itself is in no capture; but the stream on which its buffer is freed cannot wait for it.
+#[test]
+fn a_capture_that_begins_on_the_stream_of_a_buffer_lets_that_not_be_freed_too_early() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        connect(&world, &comm)?;
+        if world.rank() == 1 {
+            is_told_of_rank_0(&comm, &stream);
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let away = stream.context().new_stream()?;
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, away.alloc_zeros::<u8>(4)?);
+        stream.context().synchronize()?;
+        let late = faults::late(Duration::from_millis(400));
+        captured_meanwhile(&away, "ncclSend", false, || {
+            let issued = comm.group(|group| {
+                group.isend(&x, 0)?;
+                group.irecv(&mut y, 0)
+            });
+            issued.map(drop).unwrap_err()
+        });
+        drop(y);
+        drop(late);
+        becomes_aborted(&comm);
+        let _ = stream.context().check_err();
+        stream.context().synchronize()?;
+        let caught = nccl_emulator::violations();
+        assert!(caught.is_empty(), "{caught:?}");
+        world.barrier("over")?;
+        Ok(())
+    });
+}
+
+/// What the failed call says does not hide that there was a capture.
+#[test]
+fn an_operation_that_fails_under_another_threads_capture_names_both() {
+    if !support::needs_emulator("calls that fail on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world: World| -> Outcome {
+        let context = support::device(&world)?;
+        let mut made = Vec::new();
+        for name in ["alone", "together", "replay", "kernels"] {
+            let stream = context.new_stream()?;
+            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            let comm = comm.build()?;
+            connect(&world, &comm)?;
+            made.push((stream, comm));
+        }
+        let [alone, together, replay, kernels] = &made[..] else {
+            unreachable!("four")
+        };
+        let y = replay.1.buffer::<f32>(1000)?;
+        let mut plan = replay.1.capture(y, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
+        })?;
+        let ep = ExpertParallel::builder(&kernels.1).experts(2).top_k(1);
+        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        let mut routing = ep.routing()?;
+        if world.rank() == 1 {
+            for (stream, comm) in &made {
+                is_told_of_rank_0(comm, stream);
+            }
+            world.barrier("over")?;
+            return Ok(());
+        }
+        let fails = |stream, call, code, work: &mut (dyn FnMut() -> Error + Send)| {
+            let fault = faults::at_call(call).on_other_threads().fail(code);
+            let error = captured_meanwhile(stream, call, true, work);
+            drop(fault);
+            assert_eq!(refusal(&error), None, "{error}");
+        };
+        let (stream, comm) = alone;
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
+        fails(stream, "ncclSend", 1, &mut || {
+            let issued = comm.group(|group| {
+                group.isend(&x, 0)?;
+                group.irecv(&mut y, 0)
+            });
+            issued.map(drop).unwrap_err()
+        });
+        let (stream, comm) = together;
+        let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
+        fails(stream, "ncclSend", 1, &mut || {
+            let issued = nccl::group(|group| {
+                group.on(comm)?.isend(&x, 0)?;
+                group.on(comm)?.irecv(&mut y, 0)
+            });
+            issued.map(drop).unwrap_err()
+        });
+        fails(&replay.0, "cuGraphLaunch", 1, &mut || {
+            plan.launch().map(drop).unwrap_err()
+        });
+        let (stream, _) = kernels;
+        let topk = stream.clone_htod(&[0i32, 1])?;
+        fails(stream, "cuLaunchKernel", 1, &mut || {
+            ep.route(&topk, &mut routing).map(drop).unwrap_err()
+        });
         world.barrier("over")?;
         Ok(())
     });

@@ -75,6 +75,8 @@ pub enum FatalCause {
         /// How long an abort may take.
         limit: Duration,
     },
+    /// A capture that the program began on the stream of an operation has ended, and its graph may hold the operation.
+    InGraph,
     /// A thread panicked while memory was lent to NCCL.
     Panicked,
 }
@@ -154,6 +156,13 @@ impl fmt::Display for FatalCause {
             Self::Panicked => {
                 return f.write_str(
                     "a thread panicked while memory was lent to NCCL, which may still use it",
+                );
+            }
+            Self::InGraph => {
+                return f.write_str(
+                    "another thread captured a graph on the stream of an operation while that was put there: the graph may use \
+                     memory that was lent to the operation whenever it is launched; do not capture on streams that a communicator \
+                     uses",
                 );
             }
             Self::NotFreed { limit } => ("NCCL did not give the communicator back", limit),

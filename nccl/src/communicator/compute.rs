@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
 
-use super::frame::{Frame, Left};
+use super::frame::Frame;
 use super::issue::Lent;
-use super::{Communicator, Inner, order};
+use super::order::{self, Capture};
+use super::{Communicator, Inner};
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
@@ -55,21 +56,21 @@ impl Inner {
             self.prepare(&handle, frame).map_err(before)?;
             let lent = Lent::of(self);
             let launched = launch();
-            let left = frame.leave(self, &handle.join);
+            let left = self.leave(frame, &handle.join);
             std::mem::forget(lent);
             (launched, left)
         };
-        let ordered = match left {
-            Left::Ordered(ordered) => ordered,
-            Left::InCapture => {
+        let put = match left {
+            Some(ordered) => launched.and(ordered),
+            None => {
                 let lent = Lent::of(self);
                 // NCCL has no part in it, and does not wait for the end of the capture.
                 let _ = self.outlast(frame, self.patience_with_captures());
                 std::mem::forget(lent);
-                Err(order::captured(order::OPERATION))
+                Err(order::captured(Capture::Void, launched.err()))
             }
         };
-        launched.and(ordered).map_err(|error| {
+        put.map_err(|error| {
             let error = error.during(&describe);
             self.abandon(&error, frame);
             self.conclude(error).during(describe)

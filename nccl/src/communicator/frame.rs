@@ -18,9 +18,10 @@ use std::time::Instant;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
+use super::Inner;
 use super::handle::Backoff;
+use super::order::{self, Capture};
 use super::steps::{Copy, Step};
-use super::{Inner, order};
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::driver;
@@ -54,8 +55,8 @@ pub(crate) struct Frame<'a> {
 pub(super) enum Left {
     /// No capture was in the way.
     Ordered(Result<()>),
-    /// There is one, made void, whose end is to be waited for.
-    InCapture,
+    /// There is one: if it is void, its end is to be waited for.
+    Captured(Capture),
 }
 
 /// What only some frames need. Apart from the frame, which is small so that it can be moved.
@@ -319,13 +320,10 @@ impl<'a> Frame<'a> {
     #[inline]
     pub(super) fn leave(&self, inner: &Inner, join: &CudaEvent) -> Left {
         if self.needs_no_order() {
-            return match order::is_captured(self.on) {
-                false => Left::Ordered(Ok(())),
-                true => Left::InCapture,
-            };
+            let capture = order::void_capture(self.on);
+            return capture.map_or(Left::Ordered(Ok(())), Left::Captured);
         }
-        let ordered = self.order_behind(inner, join);
-        ordered.map_or(Left::InCapture, Left::Ordered)
+        self.order_behind(inner, join)
     }
 
     /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
@@ -334,46 +332,47 @@ impl<'a> Frame<'a> {
         self.rest.foreign.is_empty() && self.rest.guards.is_empty()
     }
 
-    fn is_captured(&self, inner: &Inner) -> bool {
+    fn void_capture(&self, inner: &Inner) -> Option<Capture> {
         let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
-        order::is_captured(self.on)
+        order::void_capture(self.on)
     }
 
-    /// `None` if a capture has taken the events, or may have.
-    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Option<Result<()>> {
+    /// Not ordered if a capture has taken the events, or may have.
+    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Left {
         let _inside = inside::enter(inner, Place::Look, inner.timeouts.abort);
         // A group over several devices has bound the last one's.
         let _ = driver::bind(self.on.context());
-        if order::is_captured(self.on) {
-            return None;
+        if let Some(capture) = order::void_capture(self.on) {
+            return Left::Captured(capture);
         }
         let left = order::leave(self.on, self.foreign(), join);
         let ordered = left.and_then(|()| self.record_guards());
-        (!order::is_captured(self.on)).then_some(ordered)
+        let capture = order::void_capture(self.on);
+        capture.map_or(Left::Ordered(ordered), Left::Captured)
     }
 
-    /// Waits for the end of the capture that was in the way, and does then what [`leave`](Self::leave) could not. `None` if it
+    /// Waits for the end of the capture that was in the way, and does then what [`leave`](Self::leave) could not, unless it
     /// has not ended at the deadline. Nothing of the communicator is used, whose lock is not to be held.
     #[cold]
-    pub(super) fn outlast(&self, inner: &Inner, deadline: Instant) -> Option<Result<()>> {
+    pub(super) fn outlast(&self, inner: &Inner, deadline: Instant) -> Left {
         let mut backoff = Backoff::new();
-        while self.is_captured(inner) {
-            if Instant::now() >= deadline {
-                return None;
+        while let Some(capture) = self.void_capture(inner) {
+            if capture == Capture::InGraph || Instant::now() >= deadline {
+                return Left::Captured(capture);
             }
             backoff.pause();
         }
         if self.needs_no_order() {
-            return Some(Ok(()));
+            return Left::Ordered(Ok(()));
         }
         let join = driver::new_event(&inner.context, None);
         match join.map_err(Error::cuda("creating an event (cuEventCreate)")) {
             Ok(join) => match self.order_behind(inner, &join) {
-                Some(ordered) => Some(ordered),
                 // Another capture has begun.
-                None => self.outlast(inner, deadline),
+                Left::Captured(Capture::Void) => self.outlast(inner, deadline),
+                left => left,
             },
-            Err(error) => Some(Err(error)),
+            Err(error) => Left::Ordered(Err(error)),
         }
     }
 

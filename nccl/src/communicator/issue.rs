@@ -21,10 +21,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
 use super::frame::{Frame, Left};
 use super::handle::{Backoff, Handle, RawComm, Unsettled, settle};
+use super::order::Capture;
 use super::{Communicator, Inner, check, order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
@@ -107,8 +109,7 @@ impl Communicator {
                     .outlast(frame, inner.patience_with_captures())
                     .is_some();
                 let is_settled = failed.is_none();
-                let error = failed.unwrap_or_else(|| order::captured(order::OPERATION));
-                let error = error.during(describe);
+                let error = order::captured(Capture::Void, failed).during(describe);
                 match is_settled && !has_ended {
                     // The capture has all of the work, and NCCL waits for it.
                     true => inner.abort_in_background(&error),
@@ -218,11 +219,24 @@ impl Inner {
         }
 
         // 4. On every path.
-        let left = frame.leave(self, &handle.join);
+        let left = self.leave(frame, &handle.join);
         std::mem::forget(lent);
         match left {
-            Left::Ordered(ordered) => launched.and(ordered).map_err(Refused::Underway),
-            Left::InCapture => Err(Refused::InCapture(launched.err())),
+            Some(ordered) => launched.and(ordered).map_err(Refused::Underway),
+            None => Err(Refused::InCapture(launched.err())),
+        }
+    }
+
+    /// The second half of the joins; `None` if a capture was in the way, which is void. Ends the process if that has become a
+    /// graph, in which the memory may be that was lent to the operation.
+    #[inline]
+    pub(super) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Option<Result<()>> {
+        match frame.leave(self, join) {
+            Left::Ordered(ordered) => Some(ordered),
+            Left::Captured(Capture::Void) => None,
+            Left::Captured(Capture::InGraph) => {
+                end_the_process(FatalReport::new(self, FatalCause::InGraph))
+            }
         }
     }
 
@@ -235,12 +249,15 @@ impl Inner {
     /// Ends the process if they cannot be had. To be called without the lock: an abort needs that.
     #[cold]
     pub(super) fn outlast(&self, frame: &Frame<'_>, deadline: Instant) -> Option<Result<()>> {
-        let ordered = frame.outlast(self, deadline);
-        if ordered.is_none() && !frame.needs_no_order() {
-            let limit = self.timeouts.abort;
-            end_the_process(FatalReport::new(self, FatalCause::Captured { limit }));
-        }
-        ordered
+        let cause = match frame.outlast(self, deadline) {
+            Left::Ordered(ordered) => return Some(ordered),
+            Left::Captured(Capture::Void) if frame.needs_no_order() => return None,
+            Left::Captured(Capture::Void) => FatalCause::Captured {
+                limit: self.timeouts.abort,
+            },
+            Left::Captured(Capture::InGraph) => FatalCause::InGraph,
+        };
+        end_the_process(FatalReport::new(self, cause))
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
@@ -329,14 +346,10 @@ impl Inner {
             return false;
         };
         let inside = inside::enter(self, Place::Look, self.timeouts.abort);
-        let left = frame.leave(self, &handle.join);
+        let left = self.leave(frame, &handle.join);
         drop((inside, handle));
-        match left {
-            Left::Ordered(ordered) => ordered.is_ok(),
-            Left::InCapture => self
-                .outlast(frame, self.patience_with_captures())
-                .is_none_or(|ordered| ordered.is_ok()),
-        }
+        let left = left.or_else(|| self.outlast(frame, self.patience_with_captures()));
+        left.is_none_or(|ordered| ordered.is_ok())
     }
 
     /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that

@@ -189,7 +189,7 @@ impl Inner {
                 | ErrorKind::Nccl(_)
                 | ErrorKind::Cuda { .. }
                 | ErrorKind::Stream {
-                    reason: StreamRefusal::CapturedMeanwhile,
+                    reason: StreamRefusal::CapturedMeanwhile | StreamRefusal::InGraph,
                     ..
                 }
         ) || threads::are_exhausted(error.kind());

@@ -127,34 +127,55 @@ pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
     not_capturing(OPERATION, on)
 }
 
-/// Whether another thread has begun a capture on the stream since it was admitted. Makes that capture void: the operation may be
-/// in it, and what the operation uses is only borrowed, so that no replay must ever use it.
+/// What has become of a capture that another thread has begun on a stream since the stream was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capture {
+    /// It is void.
+    Void,
+    /// It has ended, so that there may be a graph with the operation in it.
+    InGraph,
+}
+
+/// The capture that another thread has begun on the stream since that was admitted, if there is one. Makes it void: the operation
+/// may be in it, and what the operation uses is only borrowed, so that no replay must ever use it.
 #[inline]
-pub(crate) fn is_captured(on: &CudaStream) -> bool {
+pub(crate) fn void_capture(on: &CudaStream) -> Option<Capture> {
     // The handle of a default stream means that of the context which is bound: in a group over several devices, the last one's.
     if on.cu_stream().addr() <= LEGACY.addr() {
         let _ = driver::bind(on.context());
     }
     match driver::capture_status(on) {
-        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_) => false,
-        Ok(_) => spoil_capture(on),
+        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_) => None,
+        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED) => Some(Capture::Void),
+        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE) => Some(spoil_capture(on)),
     }
 }
 
 #[cold]
-fn spoil_capture(on: &CudaStream) -> bool {
+fn spoil_capture(on: &CudaStream) -> Capture {
     // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is asked for its status.
-    let _ = unsafe { sys::cuStreamQuery(on.cu_stream()) };
-    true
+    match unsafe { sys::cuStreamQuery(on.cu_stream()) } {
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => Capture::Void,
+        // The stream is in no capture any more: the thread that began it has ended it meanwhile.
+        _ => Capture::InGraph,
+    }
 }
 
-/// The error for an operation while which a capture has begun on a stream of it.
+/// The error for an operation on whose stream a capture has begun meanwhile; `failed` is that of its calls, if they failed.
 #[cold]
-pub(crate) fn captured(what: &'static str) -> Error {
-    Error::new(ErrorKind::Stream {
-        what,
-        reason: StreamRefusal::CapturedMeanwhile,
-    })
+pub(crate) fn captured(capture: Capture, failed: Option<Error>) -> Error {
+    let kind = ErrorKind::Stream {
+        what: OPERATION,
+        reason: match capture {
+            Capture::Void => StreamRefusal::CapturedMeanwhile,
+            Capture::InGraph => StreamRefusal::InGraph,
+        },
+    };
+    match failed {
+        None => Error::new(kind),
+        Some(error) => error.beside(kind),
+    }
 }
 
 /// After the operation: the streams of its buffers wait for it.
@@ -174,7 +195,10 @@ fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -
         let waits = driver::wait(stream, join).map_err(|error| {
             // It must not wait for what is not in its capture.
             match driver::is_capturing(stream) {
-                true => captured(BUFFERS),
+                true => Error::new(ErrorKind::Stream {
+                    what: BUFFERS,
+                    reason: StreamRefusal::CapturedMeanwhile,
+                }),
                 false => Error::cuda("making a buffer's stream wait")(error),
             }
         });

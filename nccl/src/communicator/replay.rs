@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
+use super::Inner;
 use super::frame::{Frame, Left};
-use super::{Inner, order};
+use super::order::{self, Capture};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::stats::Volume;
@@ -76,33 +77,34 @@ impl Inner {
         }
         let left = frame.leave(self, join);
         drop(inside);
-        let has_ended = match &left {
-            Left::Ordered(_) => true,
-            Left::InCapture => self.outlast(frame, self.patience_with_captures()).is_some(),
-        };
-        let ordered = match left {
-            Left::Ordered(ordered) => ordered,
-            Left::InCapture if launched.is_ok() && !has_ended => {
-                let (kind, now) = (OperationKind::Replay, Instant::now());
-                let error = order::captured(order::OPERATION)
-                    .during(|| self.operation(kind, Shape::default(), Some(sequence), now));
-                // The plan keeps its memory, and NCCL waits for the end of that capture.
-                self.abort_in_background(&error);
-                return Err(error);
+        // Whether the work is on the stream or will never get there.
+        let (captured, is_apart) = match &left {
+            Left::Ordered(_) => (None, true),
+            Left::Captured(Capture::Void) => {
+                let ended = self.outlast(frame, self.patience_with_captures());
+                (Some(Capture::Void), ended.is_some())
             }
-            Left::InCapture => Err(order::captured(order::OPERATION)),
+            Left::Captured(Capture::InGraph) => (Some(Capture::InGraph), false),
         };
-        match (launched, ordered) {
-            (Ok(()), Ok(())) => Ok(sequence),
-            (Err(NotLaunched::Refused(error)), _) => Err(error),
-            (Err(NotLaunched::Failed(error)), _) | (Ok(()), Err(error)) => {
-                let (kind, now) = (OperationKind::Replay, Instant::now());
-                let error =
-                    error.during(|| self.operation(kind, Shape::default(), Some(sequence), now));
-                self.abandon(&error, frame);
-                Err(error)
-            }
+        let (failed, is_launched) = match (launched, left) {
+            (Err(NotLaunched::Refused(error)), _) => return Err(error),
+            (Err(NotLaunched::Failed(error)), _) => (Some(error), false),
+            (Ok(()), Left::Ordered(Err(error))) => (Some(error), true),
+            (Ok(()), _) => (None, true),
+        };
+        let error = match (captured, failed) {
+            (Some(capture), failed) => order::captured(capture, failed),
+            (None, Some(error)) => error,
+            (None, None) => return Ok(sequence),
+        };
+        let (kind, now) = (OperationKind::Replay, Instant::now());
+        let error = error.during(|| self.operation(kind, Shape::default(), Some(sequence), now));
+        match is_launched && !is_apart {
+            // The plan keeps its memory, and NCCL waits for the end of that capture, and of its graph.
+            true => self.abort_in_background(&error),
+            false => self.abandon(&error, frame),
         }
+        Err(error)
     }
 
     /// A replay that has no number.

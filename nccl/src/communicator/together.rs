@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::everybody::abort_together;
-use super::frame::Left;
 use super::handle::{Guard, Handle, RawComm, Unsettled};
 use super::issue::{Calls, Lent, not_put};
+use super::order::{self, Capture};
 use super::switch::{Inside, Switch};
-use super::{Communicator, Inner, SharedLaunch, order};
+use super::{Communicator, Inner, SharedLaunch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
@@ -284,25 +284,27 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
     for (at, group) in all.iter().enumerate() {
         let join = &handles[handle_of(group.comm)].join;
-        let left = group.frame.leave(&group.comm.inner, join);
-        captured.push(matches!(left, Left::InCapture));
-        let left = match left {
-            Left::Ordered(ordered) => ordered,
-            Left::InCapture => Err(order::captured(order::OPERATION)),
-        };
+        let left = group.comm.inner.leave(&group.frame, join);
+        captured.push(left.is_none());
+        let left = left.unwrap_or(Ok(()));
         ordered = ordered.and(left.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);
     let is_settled = launched.is_ok();
-    match launched.and(ordered) {
-        Ok(()) => Ok(sequences),
-        Err((at, error)) if captured.contains(&true) => Err(Refused::InCapture {
-            captured,
-            is_settled,
-            at,
-            error,
-        }),
-        Err((at, error)) => Err(Refused::Underway(at, error)),
+    let failed = launched.and(ordered).err();
+    let first = captured.iter().position(|captured| *captured);
+    match (failed, first) {
+        (None, None) => Ok(sequences),
+        (Some((at, error)), None) => Err(Refused::Underway(at, error)),
+        (failed, Some(first)) => {
+            let (at, failed) = failed.map_or((first, None), |(at, error)| (at, Some(error)));
+            Err(Refused::InCapture {
+                captured,
+                is_settled,
+                at,
+                error: order::captured(Capture::Void, failed),
+            })
+        }
     }
 }
 

@@ -394,6 +394,13 @@ pub enum StreamRefusal {
          streams that a communicator uses, or capture with `Communicator::capture`"
     )]
     CapturedMeanwhile,
+    /// Another thread captured it while a plan was launched there.
+    #[error(
+        "another thread captured a graph on it while a plan was launched there, and that graph may hold the plan: never launch \
+         it; the communicator is ended, which NCCL does once no graph has its operations; do not capture on streams that a \
+         communicator uses, or capture with `Communicator::capture`"
+    )]
+    InGraph,
     /// NCCL uses the primary context of the device.
     #[error("it belongs to a context that is not the device's primary context, which NCCL uses")]
     NotPrimary,

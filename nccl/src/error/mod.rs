@@ -57,6 +57,8 @@ struct Inner {
     is_told: bool,
     /// What this rank saw, where the kind is that of the fault.
     seen: Option<ErrorKind>,
+    /// What else is at the root of it here, beside the kind.
+    beside: Option<ErrorKind>,
     /// What the end of the communicator left open.
     also: Option<String>,
     /// How an exchange between the ranks ended, if it is about one.
@@ -71,6 +73,7 @@ impl Error {
             fault: None,
             is_told: false,
             seen: None,
+            beside: None,
             also: None,
             unfinished: None,
         }))
@@ -81,6 +84,12 @@ impl Error {
         if self.0.operation.is_none() {
             self.0.operation = Some(operation());
         }
+        self
+    }
+
+    /// Says what else is at the root of it here.
+    pub(crate) fn beside(mut self, other: ErrorKind) -> Self {
+        self.0.beside = Some(other);
         self
     }
 

@@ -61,6 +61,9 @@ impl Error {
                 if let Some(seen) = own.or(self.0.seen.as_ref()) {
                     write!(f, "\n  seen here:  {seen}")?;
                 }
+                if let Some(beside) = &self.0.beside {
+                    write!(f, "\n  also here:  {beside}")?;
+                }
                 write!(f, "\n{}", fault.explain())?;
                 if let (None, Some(hint)) = (fault.hint(), self.hint()) {
                     write!(f, "\n  hint:       {hint}")?;
@@ -72,6 +75,9 @@ impl Error {
             }
             (Some(operation), None) => {
                 write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
+                if let Some(beside) = &self.0.beside {
+                    write!(f, "\n  also:  {beside}")?;
+                }
                 if let Some(also) = &self.0.also {
                     write!(f, "\n  also:  {also}")?;
                 }
@@ -84,6 +90,9 @@ impl Error {
                 match fault.as_ref().filter(|_| self.is_told()) {
                     Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
                     None => write!(f, "{}", self.0.kind)?,
+                }
+                if let Some(beside) = &self.0.beside {
+                    write!(f, "; {beside}")?;
                 }
                 if let Some(also) = &self.0.also {
                     write!(f, "; {also}")?;
