@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use nccl::cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, sys};
 use nccl::launch::Fleet;
 use nccl::{
-    Communicator, CommunicatorState, Error, ErrorKind, ExpertParallel, FatalCause, FatalExit,
-    ReduceOp, StreamRefusal, World,
+    AllToAll, AllToAllAlgorithm, Communicator, CommunicatorState, Error, ErrorKind, ExpertParallel,
+    FatalCause, FatalExit, Parts, ReduceOp, StreamRefusal, World,
 };
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, again};
@@ -705,6 +705,53 @@ fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_i
         }
         assert_eq!(comm.state(), CommunicatorState::Ready);
         assert_eq!(foreign.clone_dtoh(&away)?, [1.0; 100]);
+        Ok(())
+    });
+}
+
+/// What is made for a communicator: streams, memory, and what the ranks tell each other through the device.
+#[test]
+fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
+    ranks_as_threads(4, |world| -> Outcome {
+        let (stream, comm) = start(&world, LIMIT)?;
+        // A context of its own for each rank: `support::device` gives each a device.
+        let context = Arc::clone(stream.context());
+        let topk = stream.clone_htod(&[0i32, 3])?;
+        let [x, mut y] = [stream.alloc_zeros::<u8>(16)?, stream.alloc_zeros::<u8>(16)?];
+        context.synchronize()?;
+        let kept = |what: &str| {
+            assert!(context.check_err().is_err(), "{what} took it for its own");
+            keep_an_error(&context);
+        };
+        keep_an_error(&context);
+        let other = world.communicator("other").stream(&stream).timeout(LIMIT);
+        drop(other.build()?);
+        kept("build");
+        comm.warm_up(LIMIT)?;
+        kept("warm_up");
+        let half = comm.split("half", Some(comm.rank() as u32 / 2), 0)?;
+        kept("split");
+        drop(half);
+        let ep = ExpertParallel::builder(&comm).experts(4).top_k(1);
+        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        kept("the builder of ExpertParallel");
+        let mut routing = ep.routing()?;
+        kept("routing");
+        ep.route(&topk, &mut routing)?;
+        kept("route");
+        assert_eq!(routing.counts()?.sent(), [1, 0, 0, 1]);
+        kept("counts");
+        // The ranks of a node tell each other their parts.
+        let parts = || Parts::packed(&[4; 4]);
+        let plan = AllToAll::plan(&comm).parts::<u8>(parts(), parts());
+        let plan = plan
+            .ranks_per_node(2)
+            .algorithm(AllToAllAlgorithm::TwoLevel);
+        let mut plan = plan.build()?;
+        kept("the builder of a plan");
+        plan.enqueue(&x, &mut y)?.wait()?;
+        kept("a plan");
+        let _ = context.check_err();
         Ok(())
     });
 }

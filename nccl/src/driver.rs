@@ -8,10 +8,11 @@ use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Makes the context current on this thread.
 #[inline]
@@ -131,29 +132,58 @@ pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
     unsafe { sys::cuStreamQuery(stream.cu_stream()) }
 }
 
-/// Held while a lease is [`heard`], so that two of them do not take each other's errors.
-static SET_ASIDE: Mutex<()> = Mutex::new(());
+/// How long the calls of another thread are waited for of which cudarc stores the errors: those do not wait.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Held while an error of a context is taken or put back, and while calls are [`heard`], so that two threads do not take each
+/// other's errors. A context always has the same one; a few contexts may share it.
+static SET_ASIDE: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
+/// `None` if another thread is in a call of the driver's that does not come back.
+#[inline]
+fn set_aside(context: &CudaContext, limit: Duration) -> Option<MutexGuard<'static, ()>> {
+    let place = std::ptr::from_ref(context).addr() / size_of::<CudaContext>();
+    SET_ASIDE[place % SET_ASIDE.len()].try_lock_for(limit)
+}
 
 /// Makes calls of cudarc's that store their errors instead of returning them, and returns what they stored. An error that was there
-/// before stays where it is, and hinders none of them; one that another thread stores meanwhile is taken for theirs. The calls
-/// must not wait.
+/// before stays where it is, and hinders none of them. One that another thread of the program stores meanwhile cannot be told from
+/// theirs: it is returned, and stays stored as well. The calls must not wait. While another thread does not come back from such
+/// calls, theirs are taken for failed.
 pub(crate) fn heard<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    let _alone = SET_ASIDE.lock();
+    heard_unless_stuck(context, STUCK, calls)
+}
+
+#[inline]
+fn heard_unless_stuck<T>(
+    context: &CudaContext,
+    limit: Duration,
+    calls: impl FnOnce() -> T,
+) -> (T, Result<(), DriverError>) {
+    let Some(_alone) = set_aside(context, limit) else {
+        return (calls(), Err(DriverError(sys::CUresult::CUDA_ERROR_TIMEOUT)));
+    };
     let before = context.check_err();
     let value = calls();
     let during = context.check_err();
-    context.record_err(before);
+    context.record_err(before.and(during));
     (value, during)
 }
 
-/// Makes calls of cudarc's that return their errors; one that was stored before hinders none of them, and stays.
+/// Makes calls of cudarc's that return their errors, and may wait; an error that was stored before hinders none of them, and stays.
 pub(crate) fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
-    let before = context.check_err();
+    let before = {
+        let _alone = set_aside(context, STUCK);
+        context.check_err()
+    };
     let value = calls();
-    context.record_err(before);
+    if before.is_err() {
+        let _alone = set_aside(context, STUCK);
+        context.record_err(before);
+    }
     value
 }
 
@@ -165,4 +195,75 @@ pub(crate) fn new_event(
     let create = || undisturbed(context, || context.new_event(flags));
     // An error that another thread has stored at this very moment is not that of the event.
     create().or_else(|_| create())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const ERROR: DriverError = DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
+    fn context() -> Arc<CudaContext> {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        CudaContext::new(0).expect("a context")
+    }
+
+    #[test]
+    fn an_error_that_is_stored_meanwhile_is_returned_and_stays_with_its_owner() {
+        let context = context();
+        let ((), during) = heard(&context, || context.record_err::<()>(Err(ERROR)));
+        assert_eq!(during, Err(ERROR));
+        assert_eq!(context.check_err(), Err(ERROR));
+        // One that was there before is not taken for theirs.
+        context.record_err::<()>(Err(ERROR));
+        let ((), during) = heard(&context, || ());
+        assert_eq!((during, context.check_err()), (Ok(()), Err(ERROR)));
+    }
+
+    #[test]
+    fn calls_on_another_thread_take_no_error_of_those_that_are_heard() {
+        let context = context();
+        let (stored, is_stored) = mpsc::channel();
+        let (undisturbed_ends, ended) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let context = &context;
+            scope.spawn(move || {
+                is_stored.recv().expect("an error");
+                undisturbed(context, || ());
+                let _ = undisturbed_ends.send(());
+            });
+            let ((), during) = heard(context, || {
+                context.record_err::<()>(Err(ERROR));
+                stored.send(()).expect("another thread");
+                // It does not come before these are over.
+                let early = ended.recv_timeout(Duration::from_millis(200));
+                assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+            });
+            assert_eq!(during, Err(ERROR));
+        });
+    }
+
+    #[test]
+    fn calls_are_taken_for_failed_while_those_of_another_thread_do_not_come_back() {
+        let context = context();
+        let (begun, begins) = mpsc::channel();
+        let (over, wait) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let context = &context;
+            scope.spawn(move || {
+                heard(context, || {
+                    begun.send(()).expect("another thread");
+                    let _ = wait.recv();
+                })
+            });
+            begins.recv().expect("it begins");
+            let brief = Duration::from_millis(10);
+            let (value, during) = heard_unless_stuck(context, brief, || 7);
+            let stuck = DriverError(sys::CUresult::CUDA_ERROR_TIMEOUT);
+            assert_eq!((value, during), (7, Err(stuck)));
+            drop(over);
+        });
+    }
 }

@@ -17,6 +17,7 @@ use cudarc::driver::CudaSlice;
 
 use super::model::{CostModel, Nodes};
 use crate::communicator::{Communicator, Copy, Frame};
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
@@ -132,7 +133,8 @@ struct Bench<'c> {
 impl<'c> Bench<'c> {
     fn new(comm: &'c Communicator) -> Result<Self> {
         let memory = || {
-            let memory = comm.stream().alloc_zeros::<u8>(LONG);
+            let stream = comm.stream();
+            let memory = driver::undisturbed(stream.context(), || stream.alloc_zeros::<u8>(LONG));
             memory.map_err(Error::cuda("allocating memory to measure with"))
         };
         Ok(Self {
@@ -212,7 +214,7 @@ fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let stream = comm.stream();
     let cuda = Error::cuda("comparing times");
     let mut all =
-        crate::driver::undisturbed(stream.context(), || stream.clone_htod(&[own])).map_err(cuda)?;
+        driver::undisturbed(stream.context(), || stream.clone_htod(&[own])).map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
     let all = comm.read_back(&all).map_err(cuda)?;

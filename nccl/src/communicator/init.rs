@@ -168,8 +168,7 @@ fn stream_and_event(
         move || {
             order::not_capturing(what, &stream)?;
             let context = stream.context();
-            let stream = context
-                .new_stream()
+            let stream = driver::undisturbed(context, || context.new_stream())
                 .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
             let event = driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))?;

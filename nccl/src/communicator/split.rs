@@ -11,6 +11,7 @@ use super::from_outside::FromOutside;
 use super::init::Prepared;
 use super::launch_mode::Wish;
 use super::{Communicator, CommunicatorBuilder};
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::forked;
@@ -237,21 +238,17 @@ impl Communicator {
     /// Gives every rank the bytes of all ranks, which are as many on each.
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         // A stream of its own, so that what is on the user's is not waited for.
-        let stream = self
-            .inner
-            .context
-            .new_stream()
+        let context = &self.inner.context;
+        let stream = driver::undisturbed(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-        let x = stream
-            .clone_htod(bytes)
+        let x = driver::undisturbed(context, || stream.clone_htod(bytes))
             .map_err(Error::cuda("copying to the device"))?;
-        let mut y = stream
-            .alloc_zeros::<u8>(bytes.len() * self.world_size())
+        let len = bytes.len() * self.world_size();
+        let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
             .map_err(Error::cuda("allocating device memory"))?;
         self.on(&stream).all_gather(&x, &mut y)?.wait()?;
         let _inside = inside::enter(&self.inner, Place::Look, self.limit);
-        stream
-            .clone_dtoh(&y)
+        driver::undisturbed(context, || stream.clone_dtoh(&y))
             .map_err(Error::cuda("copying from the device"))
     }
 }

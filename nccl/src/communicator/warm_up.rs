@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::all_to_all::Algorithm;
+use crate::driver;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -34,15 +35,12 @@ impl Communicator {
         let started = Instant::now();
         let left = || limit.saturating_sub(started.elapsed());
         // A stream of its own, so that work on the user's is neither waited for nor timed.
-        let stream = self
-            .inner
-            .context
-            .new_stream()
+        let context = &self.inner.context;
+        let stream = driver::undisturbed(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
         let comm = self.on(&stream).within(limit);
         let zeros = |n| {
-            stream
-                .alloc_zeros::<u8>(n)
+            driver::undisturbed(context, || stream.alloc_zeros::<u8>(n))
                 .map_err(Error::cuda("allocating memory for the first messages"))
         };
         let x = zeros(comm.world_size())?;

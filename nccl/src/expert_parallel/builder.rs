@@ -9,6 +9,7 @@ use super::layout::{Layout, Sizes};
 use super::{ExpertParallel, Staging};
 use crate::all_to_all::Algorithm;
 use crate::communicator::Communicator;
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 
@@ -185,19 +186,19 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         sizes.check()?;
         let stream = self.comm.stream();
-        let memory = stream
-            .alloc_zeros::<u8>(sizes.staging())
+        let context = stream.context();
+        let memory = driver::undisturbed(context, || stream.alloc_zeros::<u8>(sizes.staging()))
             .map_err(Error::cuda("allocating the staging memory"))?;
         let staging = Staging {
             address: {
-                let (address, _guard) = memory.device_ptr(stream);
+                // On the stream of its own, which orders it.
+                let (address, guard) = driver::undisturbed(context, || memory.device_ptr(stream));
+                std::mem::forget(guard);
                 address
             },
             _memory: Resident::new(memory),
         };
-        let copies = stream
-            .context()
-            .new_stream()
+        let copies = driver::undisturbed(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
         // The staging memory is all zeros, and nobody's yet.
         let kernels = Kernels::load(stream, staging.address)?;
@@ -226,11 +227,11 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         let stream = self.comm.stream();
         let exchange = Error::cuda("exchanging numbers with the other ranks");
-        let told = (|| {
+        let told = driver::undisturbed(stream.context(), || {
             let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
             let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
             Ok((x, y))
-        })();
+        });
         let (x, mut y) = told.map_err(exchange)?;
         // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
         let grouped = Algorithm::Grouped;

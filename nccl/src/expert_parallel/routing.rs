@@ -12,6 +12,7 @@ use super::layout::Sizes;
 use super::{ExpertParallel, length};
 use crate::buffer::SendBuffer;
 use crate::communicator::{Communicator, Frame};
+use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
@@ -83,7 +84,7 @@ impl ExpertParallel {
             stream: &Arc<CudaStream>,
             len: usize,
         ) -> Result<CudaSlice<T>> {
-            let memory = stream.alloc_zeros(len);
+            let memory = driver::undisturbed(stream.context(), || stream.alloc_zeros(len));
             memory.map_err(Error::cuda("allocating a routing"))
         }
         let (stream, sizes) = (self.comm.stream(), self.sizes);
@@ -263,10 +264,11 @@ impl Routing {
             // On a stream of its own: whatever comes behind the routing may wait for other ranks.
             let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
             let mut numbers = vec![0u32; self.sizes.counts()];
-            self.copies
-                .memcpy_dtoh(&*self.counts, &mut numbers)
-                .and_then(|()| self.copies.synchronize())
-                .map(|()| numbers)
+            driver::undisturbed(self.copies.context(), || {
+                self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;
+                self.copies.synchronize()
+            })
+            .map(|()| numbers)
         };
         numbers
             .map_err(Error::cuda("reading the counts of a routing"))

@@ -14,6 +14,7 @@ use crate::all_to_all::variable::Sides;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, Frame};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::memory::OwnedBuffer;
@@ -327,8 +328,8 @@ fn lend_one<'a>(
 fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
     forked::check()?;
     // No allocator gives memory for nothing.
-    comm.stream()
-        .alloc_zeros::<u8>(bytes.max(1))
+    let stream = comm.stream();
+    driver::undisturbed(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
         .map_err(Error::cuda("allocating the memory of a plan"))
 }
 
