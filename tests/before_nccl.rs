@@ -67,7 +67,13 @@ fn same_fault(
         "{error}"
     );
     assert_eq!(other.fault().as_ref(), Some(fault));
-    let says = format!("{fault}\n{:?}\n{:?}", fault.root(), fault.evidence());
+    assert_eq!(error.is_timeout(), class == FaultClass::TimedOut, "{error}");
+    let kind = error.report().kind;
+    let says = format!(
+        "{kind}\n{fault}\n{:?}\n{:?}",
+        fault.root(),
+        fault.evidence()
+    );
     for other in world.all_gather("fault", says.as_bytes())? {
         assert_eq!(String::from_utf8(other)?, says);
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaContext;
+use nccl::recorder::CallState;
 use nccl::{AllToAllAlgorithm, Communicator, ErrorKind, LaunchMode, ReduceOp, UniqueId, World};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
@@ -150,6 +151,87 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
         left_out.abort("the others are gone")?;
         Ok(())
     });
+}
+
+/// Waits until rank 0 is inside its group, of which "a" is.
+fn until_inside(name: &str) {
+    let is_inside = || {
+        let all = nccl::recorder::snapshot().communicators;
+        all.iter().any(|one| {
+            let is_it = one.name == name && one.rank == 0;
+            is_it
+                && one
+                    .calls
+                    .iter()
+                    .any(|call| call.state == CallState::Issuing)
+        })
+    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_inside() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Rank 0 is inside a group of a communicator of ranks 0 and 2 and of another one, and rank 2 ends the first.
+fn one_ends_with_another(world: World) -> Outcome {
+    let stream = support::device(&world)?.new_stream()?;
+    let whole = world.communicator("whole").stream(&stream).build()?;
+    for (round, others) in [("member", [0, 1, 2]), ("no member", [0, 1, 1])] {
+        let name = |what: &str| format!("{what}, {round}");
+        let rank = world.rank();
+        let first = whole.split(&name("first"), (rank != 1).then_some(0), rank as i64)?;
+        let is_of_other = others.contains(&rank);
+        let other = whole.split(&name("other"), is_of_other.then_some(0), rank as i64)?;
+        let (mut y, mut z) = (stream.alloc_zeros::<f32>(8)?, stream.alloc_zeros::<f32>(8)?);
+        match (rank, first, other) {
+            (0, Some(first), Some(other)) => {
+                nccl::group(|group| {
+                    group
+                        .on(&first)?
+                        .all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                    group
+                        .on(&other)?
+                        .all_reduce_in_place(&mut z, ReduceOp::Sum)?;
+                    Ok(())
+                })
+                .unwrap_err();
+            }
+            (1, _, Some(other)) => {
+                let error = other
+                    .all_reduce_in_place(&mut z, ReduceOp::Sum)
+                    .and_then(|request| request.wait())
+                    .unwrap_err();
+                let fault = error.fault().ok_or("it ended on all ranks")?;
+                let is_member = others.contains(&2);
+                assert_eq!(fault.culprit(), is_member.then_some(2), "{fault}");
+                assert_eq!(fault.world_rank(), Some(2), "{fault}");
+                assert_eq!(fault.pid(), std::process::id());
+                let who = if is_member {
+                    "rank 2 ("
+                } else {
+                    "world rank 2 ("
+                };
+                let text = fault.to_string();
+                let why = format!(
+                    "asked for it: to end {:?} (world ranks 0,2): enough",
+                    name("first")
+                );
+                assert!(text.starts_with(who) && text.ends_with(&why), "{text}");
+            }
+            (_, Some(first), _) => {
+                until_inside(&name("first"));
+                first.abort("enough")?;
+            }
+            _ => return Err("its part".into()),
+        }
+        world.barrier(round)?;
+    }
+    Ok(whole.finalize()?)
+}
+
+#[test]
+fn what_ends_with_another_communicator_names_who_ended_that_one() {
+    ranks_as_threads(3, one_ends_with_another);
 }
 
 fn split(world: &World) -> Outcome {

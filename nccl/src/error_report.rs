@@ -285,7 +285,11 @@ mod tests {
             })
         };
         let failed = || Error::new(ErrorKind::NotWeighed(crate::DataType::INT8));
-        let of = |cause| Arc::new(Fault::here(cause, ("tp", &Roster::default()), 0, 0));
+        let of = |cause| {
+            Arc::new(Fault::here(cause, ("tp", &Roster::default()), 0, 0, |_| {
+                None
+            }))
+        };
         let late = of(Cause::from(&time_ran_out()));
         for (seen, own) in [(time_ran_out(), true), (aborted(), false), (failed(), true)] {
             let error = seen.because_of(&late, own, None);
@@ -302,16 +306,64 @@ mod tests {
             let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
             assert!(is_it && !error.is_timeout(), "{error:?}");
         }
-        // The rank on which something failed has seen more than the others.
+        // The rank on which something failed has seen more than the others, and says so beside what all return.
         let broken = of(Cause::from(&failed()));
-        let error = failed().because_of(&broken, true, None);
-        assert!(
-            matches!(error.kind(), ErrorKind::NotWeighed(_)),
-            "{error:?}"
-        );
-        // What ends another communicator with this one is not that time ran out there.
-        let other = Cause::from(&aborted().because_of(&late, false, None));
-        assert_eq!(of(other).class(), crate::FaultClass::Asked);
+        for own in [true, false] {
+            let error = failed().because_of(&broken, own, None);
+            let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
+            assert!(is_it && !error.is_timeout(), "{error:?}");
+            let seen = error.seen_here();
+            assert_eq!(matches!(seen, Some(ErrorKind::NotWeighed(_))), own);
+            assert_eq!(
+                error.to_string().starts_with("i8 cannot be"),
+                own,
+                "{error}"
+            );
+        }
+        // What is queued on one rank has run out of time on all of them.
+        let queued = || {
+            Error::new(ErrorKind::Queued {
+                what: "the operation",
+                waited: limit,
+                limit,
+            })
+        };
+        let outside = of(Cause::from(&queued()));
+        for (seen, own) in [
+            (queued(), true),
+            (time_ran_out(), false),
+            (aborted(), false),
+        ] {
+            let error = seen.because_of(&outside, own, None);
+            let is_it = matches!(error.kind(), ErrorKind::TimedOut { .. });
+            assert!(is_it && error.is_timeout(), "{error:?}");
+            let is_queued = matches!(error.seen_here(), Some(ErrorKind::Queued { .. }));
+            assert_eq!(is_queued, own);
+        }
+        // An end that a program wants is none by time, on the rank that wants it as well.
+        let error = time_ran_out().because_of(&asked, true, None);
+        let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
+        assert!(is_it && !error.is_timeout(), "{error:?}");
+        // Nor does it matter whether the communicator was made.
+        let rendezvous = || Error::rendezvous("rank 1 does not come");
+        for fault in [&late, &asked, &broken] {
+            let kind = |error: &Error| name(error.kind()).to_owned();
+            let early = rendezvous().before_nccl(fault);
+            assert_eq!(
+                kind(&early),
+                kind(&aborted().because_of(fault, false, None))
+            );
+            assert!(
+                early.to_string().starts_with(&rendezvous().to_string()),
+                "{early}"
+            );
+        }
+        // A communicator that ends with another one ends for the same cause.
+        for told in [late, broken] {
+            let other = of(Cause::from(&aborted().because_of(&told, false, None)));
+            let values = |fault: &Fault| (fault.class(), fault.role(), fault.root().clone());
+            assert_eq!(values(&other), values(&told));
+        }
     }
 
     #[test]
@@ -321,6 +373,7 @@ mod tests {
             ("model/tp", &Roster::default()),
             3,
             1,
+            |_| None,
         ));
         let error = Error::new(ErrorKind::Aborted {
             reason: String::new(),

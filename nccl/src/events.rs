@@ -26,7 +26,8 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
     let (operation, seq) = fault.operation_and_sequence();
     let roster = fault.roster();
     let world_ranks = roster.world_ranks();
-    let named = fault.culprit().or(fault.reported_by());
+    let (world_rank, launcher_rank) = fault.named_in_the_world();
+    let known = fault.world_rank();
     macro_rules! tell {
         ($level:ident) => {
             tracing::$level!(
@@ -39,11 +40,11 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
                 class = class.name(),
                 role = fault.role().name(),
                 rank = fault.culprit(),
-                host = fault.culprit().map(|_| fault.host()),
-                pid = fault.culprit().map(|_| fault.pid()),
+                host = known.map(|_| fault.host()),
+                pid = known.map(|_| fault.pid()),
                 reported_by = fault.reported_by(),
-                world_rank = named.and_then(|rank| roster.other_world_rank(rank)),
-                launcher_rank = named.and_then(|rank| roster.launcher_rank(rank)),
+                world_rank,
+                launcher_rank,
                 epoch = fault.epoch(),
                 operation,
                 seq,

@@ -1,7 +1,7 @@
 //! The side of a rank in a row: what it has, what it can do, and what it says.
 //!
 //! A rank says, each at the beginning of a line: `ready`; `harm` when it is about to do the wrong thing
-//! itself; `fault: ` and the cause as JSON; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
+//! itself; `fault: ` and the cause as JSON; `kind: ` and the kind of the error; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
 //! `leaks: ` and what it holds more than before, or nothing.
 
 use std::fmt::Write as _;
@@ -167,6 +167,8 @@ pub(crate) fn rank(row: &'static Row) {
         Err(error) => match error.fault() {
             Some(fault) => {
                 println!("fault: {}", serde_json::to_string(fault).expect("values"));
+                let kind = error.report().kind;
+                println!("kind: {kind}, is_timeout: {}", error.is_timeout());
                 let root = serde_json::to_value(fault.root()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
                 let class = fault.class();

@@ -137,17 +137,24 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     let host = host.nodename().to_string_lossy();
     let mut sentences = BTreeSet::new();
     let mut fault = None;
+    let mut kinds = BTreeSet::new();
     for &rank in live.iter().filter(|rank| !row.aside.contains(rank)) {
         if let Some(told) = stage.has_said(rank, "fault: ") {
             let told: serde_json::Value =
                 serde_json::from_str(told).map_err(|error| format!("rank {rank}: {error}"))?;
             outcomes::sentences(&told, &host, &mut sentences);
             fault = Some(told);
+            kinds.extend(stage.has_said(rank, "kind: ").map(str::to_owned));
         } else if let Some(told) = stage.has_said(rank, "refused: ") {
             sentences.insert(outcomes::lasting(told, &host));
         }
     }
-    let outcome = Outcome::of(fault.as_ref(), stage.ends());
+    if kinds.len() > 1 {
+        let told = format!("the ranks have errors of different kinds: {kinds:?}");
+        return Err(stage.told(&told).into());
+    }
+    let kind = kinds.pop_first().unwrap_or_default();
+    let outcome = Outcome::of(fault.as_ref(), kind, stage.ends());
     Ok(Measured {
         ended,
         on,

@@ -2,7 +2,7 @@
 //! are told: `outcomes.json`, beside this file.
 //!
 //! Of each row it has the outcomes that were seen: what the ranks that live are told, as values, and how every process ended. Class,
-//! root, culprit, role and the ends have to be those of an outcome there. Sentences differ with the moment: a sentence that is not
+//! root, culprit, role, kind and the ends have to be those of an outcome there. Sentences differ with the moment: a sentence that is not
 //! there is printed, and is an error with `NCCL_TEST_OUTCOMES=strict`. `NCCL_TEST_OUTCOMES=write` adds what it sees.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,8 @@ pub(crate) struct Outcome {
     pub(crate) root: String,
     pub(crate) role: String,
     pub(crate) culprit: Option<usize>,
+    /// Of the errors of all ranks: its name, and whether it is one by time.
+    pub(crate) kind: String,
     /// How each process ended: its exit code, its signal, or that it runs.
     pub(crate) ends: Vec<String>,
 }
@@ -112,7 +114,7 @@ impl Outcomes {
 
 impl Outcome {
     /// Of a fault as its form for serde has it, none where the row ends otherwise.
-    pub(crate) fn of(fault: Option<&Value>, ends: Vec<String>) -> Self {
+    pub(crate) fn of(fault: Option<&Value>, kind: String, ends: Vec<String>) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let none = Value::Null;
         let fault = fault.unwrap_or(&none);
@@ -123,6 +125,7 @@ impl Outcome {
             culprit: fault["culprit"]
                 .as_u64()
                 .and_then(|rank| usize::try_from(rank).ok()),
+            kind,
             ends,
         }
     }
@@ -187,6 +190,7 @@ fn an_outcome_that_was_never_seen_is_an_error_and_a_new_sentence_one_when_it_is_
         root: String::from("died"),
         role: String::from("Began"),
         culprit: Some(culprit),
+        kind: String::from("aborted, is_timeout: false"),
         ends: vec![String::from("exit code 0")],
     };
     let said = |text: &str| BTreeSet::from([text.to_owned()]);

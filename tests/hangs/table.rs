@@ -292,7 +292,7 @@ pub(crate) const ROWS: &[Row] = {
     const OUT: &str = "TimedOut";
     const INSIDE: Ends = Process("a thread has been inside");
     &[
-        row(P::Absent, "", Error("Rendezvous", "rank 1"), Init, Unharmed).on_rank(0),
+        row(P::Absent, "", Error(OUT, "rank 1"), Init, Unharmed).on_rank(0),
         row(
             P::Build,
             "ncclGetUniqueId",

@@ -263,7 +263,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
         if let Some(part) = &part {
             let error = part.grow(&world, "whole").expect_err("one does not come");
             assert!(
-                matches!(error.kind(), ErrorKind::Rendezvous { .. }),
+                matches!(error.kind(), ErrorKind::TimedOut { .. }),
                 "{error}"
             );
             let text = error.to_string();

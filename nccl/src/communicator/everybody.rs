@@ -90,7 +90,7 @@ impl Birth {
                 });
                 // The others are told that this rank was asked to; here it is known why.
                 match error.shared_fault() {
-                    Some(fault) => aborted.with_fault(fault),
+                    Some(fault) => aborted.before_nccl(fault),
                     None => aborted,
                 }
             }

@@ -259,7 +259,11 @@ impl Inner {
                 // Nobody else tells of it.
                 None => {
                     let place = (&*self.name, &**self.roster());
-                    let fault = Fault::here(*cause, place, self.rank, self.epoch());
+                    let cause = match self.world_size {
+                        1 => cause.of_one_rank(),
+                        _ => *cause,
+                    };
+                    let fault = Fault::here(cause, place, self.rank, self.epoch(), |_| None);
                     events::fault(&fault, self.rank, self.world_size);
                 }
             }

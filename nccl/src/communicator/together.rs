@@ -69,7 +69,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     return Err(inner.conclude_before(error.during(describe)));
                 }
                 Refused::Underway(_, error) => {
-                    let error = error.during(describe);
+                    let error = inner.with_cause(error.during(describe));
                     abandon_all(all, at, &error);
                     error
                 }
@@ -79,7 +79,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     error,
                     ..
                 } => {
-                    let error = error.during(describe);
+                    let error = inner.with_cause(error.during(describe));
                     let lent = Lent::of(inner);
                     let captured = outlast_all(all, &captured);
                     match is_settled && captured.contains(&true) {
@@ -359,6 +359,15 @@ impl<'g> Company<'g> {
 }
 
 impl Inner {
+    /// Says in an error that follows from the end of this communicator what ended it, for what ends with it.
+    fn with_cause(&self, error: Error) -> Error {
+        let cause = self.board.as_ref().and_then(|board| board.cause());
+        match (error.kind(), cause) {
+            (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
+            _ => error,
+        }
+    }
+
     /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
     /// abort.
     pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {

@@ -12,7 +12,7 @@ impl<K: Into<ErrorKind>> From<K> for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.0.kind {
+        match self.0.seen.as_ref().unwrap_or(&self.0.kind) {
             ErrorKind::Load(error) => Some(error),
             ErrorKind::Nccl(failure) => Some(failure),
             ErrorKind::Cuda { error, .. } => Some(error),

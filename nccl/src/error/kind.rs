@@ -358,6 +358,10 @@ impl ErrorKind {
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::Queued { .. })
     }
+
+    pub(super) fn is_timed_out(&self) -> bool {
+        matches!(self, Self::TimedOut { .. })
+    }
 }
 
 /// Which ranks there are.

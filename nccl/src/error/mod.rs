@@ -55,7 +55,7 @@ struct Inner {
     fault: Option<Arc<Fault>>,
     /// Whether the kind is that of the fault, and not of what this rank saw.
     is_told: bool,
-    /// What this rank saw, where the kind is that of the fault.
+    /// What this rank saw itself, where the kind is that of the fault.
     seen: Option<ErrorKind>,
     /// What else is at the root of it here, beside the kind.
     beside: Option<ErrorKind>,
@@ -115,17 +115,13 @@ impl Error {
         self
     }
 
-    /// Says what ended the communicator on all of its ranks, and what is left open. The kind is one that goes with the
-    /// class of the fault, on all ranks: what a rank saw itself remains where it does, and on the rank that told first.
+    /// Says what ended the communicator on all of its ranks, and what is left open. The kind is that of the fault on all
+    /// of them; what this rank saw stays beside it where the fault is its `own`.
     pub(crate) fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
         let told = fault.kind();
-        let remains = match &self.0.kind {
-            ErrorKind::Aborted { .. } => false,
-            // A call that ends a communicator on purpose may itself run out of time.
-            kind if kind.is_timeout() => told.is_timeout() || (own && fault.is_on_purpose()),
-            _ => own && !told.is_timeout(),
-        };
-        if !remains {
+        // Its own time-out says for what this rank waited.
+        let is_same = self.0.kind.is_timed_out() && told.is_timed_out();
+        if !is_same {
             let seen = std::mem::replace(&mut self.0.kind, told);
             self.0.is_told = true;
             self.0.seen =
@@ -134,6 +130,17 @@ impl Error {
         self.0.fault = Some(Arc::clone(fault));
         self.0.also = also.map(str::to_owned);
         self
+    }
+
+    /// The same of a communicator that was not made, of which there is nothing to abort: what this rank saw stays beside
+    /// the fault in any case.
+    pub(crate) fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
+        let told = fault.kind();
+        if std::mem::discriminant(&self.0.kind) != std::mem::discriminant(&told) {
+            self.0.seen = Some(std::mem::replace(&mut self.0.kind, told));
+            self.0.is_told = true;
+        }
+        self.with_fault(fault)
     }
 
     pub(crate) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Self {
@@ -202,9 +209,24 @@ impl Error {
         self.0.fault.as_deref()
     }
 
-    /// Whether the kind is that of the fault which another rank, or the program, began.
+    /// What went wrong on this rank itself, where [`kind`](Self::kind) is the one that all ranks return for what ended the
+    /// communicator: NCCL's failure on the rank that it began with, for instance.
+    ///
+    /// ```
+    /// # fn show(error: nccl::Error) {
+    /// if let Some(nccl::ErrorKind::Nccl(failure)) = error.seen_here() {
+    ///     println!("{} failed on this rank", failure.call());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn seen_here(&self) -> Option<&ErrorKind> {
+        self.0.seen.as_ref()
+    }
+
+    /// Whether the kind is that of the fault, and this rank saw nothing else.
     pub(crate) fn is_told(&self) -> bool {
-        self.0.is_told
+        self.0.is_told && self.0.seen.is_none()
     }
 
     /// Whether a deadline passed: here, or on whichever rank that ended the communicator. The same on all ranks of a

@@ -5,14 +5,16 @@ use std::fmt;
 use nccl_sys as sys;
 
 use super::{Error, ErrorKind};
+use crate::supervision::ALONE;
 use crate::threads;
 
 impl Error {
     /// What can be done about it, where that is known.
     pub(crate) fn hint(&self) -> Option<&str> {
         match &self.0.kind {
-            _ if self.is_told() => self.0.fault.as_ref()?.hint(),
+            _ if self.0.is_told => self.0.fault.as_ref()?.hint(),
             ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),
+            ErrorKind::TimedOut { .. } if self.is_of_one_rank() => Some(ALONE),
             ErrorKind::TimedOut { .. } => Some(
                 "a rank that did not call the same operation, or whose process died, makes the \
                  others wait; look at the ranks that print nothing",
@@ -38,6 +40,14 @@ impl Error {
             },
             _ => None,
         }
+    }
+}
+
+impl Error {
+    /// Whether no other rank can have been waited for.
+    fn is_of_one_rank(&self) -> bool {
+        let operation = self.0.operation.as_ref();
+        operation.is_some_and(|operation| operation.world_size() == 1)
     }
 }
 
@@ -89,7 +99,7 @@ impl Error {
             (None, fault) => {
                 match fault.as_ref().filter(|_| self.is_told()) {
                     Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
-                    None => write!(f, "{}", self.0.kind)?,
+                    None => write!(f, "{}", self.0.seen.as_ref().unwrap_or(&self.0.kind))?,
                 }
                 if let Some(beside) = &self.0.beside {
                     write!(f, "; {beside}")?;

@@ -251,6 +251,11 @@ impl Board {
         self.complete.get().or_else(|| self.verdict.get())
     }
 
+    /// The same, or what this rank has said that ends it.
+    pub(crate) fn cause(&self) -> Option<&Arc<Fault>> {
+        self.fault().or_else(|| self.announced.get())
+    }
+
     /// Tells the log of the verdict, once.
     pub(super) fn tell(&self) {
         if let Some(fault) = self.fault()
@@ -282,12 +287,19 @@ impl Board {
     /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
     pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
         let cause = cause.with_words_of_nccl();
+        let cause = match self.members.len() {
+            1 => cause.of_one_rank(),
+            _ => cause,
+        };
         let began = cause.began;
+        // What ended another communicator is known.
+        let is_told = cause.told.is_some();
         let fault = Fault::here(
             cause,
             (&self.name, &self.roster),
             self.rank,
             self.line.job().1,
+            |world_rank| self.members.iter().position(|member| *member == world_rank),
         );
         let fault = Arc::new(fault);
         if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
@@ -296,7 +308,7 @@ impl Board {
         if let Some(began) = began {
             let _ = self.began.set(began);
         }
-        if fault.is_certain() || self.members.len() == 1 {
+        if fault.is_certain() || is_told || self.members.len() == 1 {
             let bytes = fault.encode(&self.members);
             self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
         } else {

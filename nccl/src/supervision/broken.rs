@@ -49,7 +49,8 @@ fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way
     let mut random = fastrand::Rng::with_seed(7);
     let mut understood = 0;
     for cause in causes {
-        let seed = Fault::here(cause, ("model/tp", &Roster::default()), 1, 3).encode(&[0, 4, 7]);
+        let seed =
+            Fault::here(cause, ("model/tp", &Roster::default()), 1, 3, |_| None).encode(&[0, 4, 7]);
         for _ in 0..4000 {
             let Ok((fault, members)) = Fault::decode(&like(&seed, &mut random)) else {
                 continue;
@@ -85,7 +86,13 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
         }]);
         serde_json::to_vec(&report).unwrap()
     };
-    let symptom = Fault::here(Cause::asked("late"), ("model/tp", &Roster::default()), 0, 0);
+    let symptom = Fault::here(
+        Cause::asked("late"),
+        ("model/tp", &Roster::default()),
+        0,
+        0,
+        |_| None,
+    );
     let hosts = ["a", "a", "b"].map(String::from);
     let mut random = fastrand::Rng::with_seed(9);
     let mut understood = 0;

@@ -169,6 +169,68 @@ impl RootCause {
     }
 }
 
+impl RootCause {
+    /// Whether as many ranks have the one as the other, so that none of them differs from the rest.
+    pub(super) fn is_tied(&self) -> bool {
+        let Self::Mismatch { sides, .. } = self else {
+            return false;
+        };
+        let mut sides = sides.iter().map(|side| side.ranks.len());
+        let first = sides.next();
+        sides.next_back().is_some_and(|last| Some(last) == first)
+    }
+
+    /// Whether its sentence has numbers of ranks in it.
+    pub(super) fn is_told_of_ranks(&self) -> bool {
+        !matches!(
+            self,
+            Self::Died { .. }
+                | Self::ProgramFailed { .. }
+                | Self::CallFailed { .. }
+                | Self::ResourceExhausted { .. }
+                | Self::HostLost { .. }
+                | Self::Partition { .. }
+                | Self::Asked
+        )
+    }
+
+    /// The same with the numbers that its ranks have in another communicator, as `place_of` says.
+    pub(super) fn elsewhere(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
+        let some = |ranks: &[usize]| ranks.iter().filter_map(|rank| place_of(*rank)).collect();
+        let all = |ranks: &[usize]| -> Option<Vec<usize>> {
+            ranks.iter().map(|rank| place_of(*rank)).collect()
+        };
+        let mut other = self.clone();
+        let is_known = match &mut other {
+            Self::HostLost { ranks, .. }
+            | Self::NotAnswering { ranks, .. }
+            | Self::Partition { from: ranks } => {
+                *ranks = some(ranks);
+                true
+            }
+            Self::Cycle { ranks } => all(ranks).map(|all| *ranks = all).is_some(),
+            Self::Mismatch { sides, .. } => sides
+                .iter_mut()
+                .all(|side| all(&side.ranks).map(|all| side.ranks = all).is_some()),
+            Self::Unmatched { from, to, .. } | Self::UnequalCounts { from, to, .. } => {
+                place_of(*from)
+                    .zip(place_of(*to))
+                    .map(|both| (*from, *to) = both)
+                    .is_some()
+            }
+            Self::InverseOrder { ranks, .. } => place_of(ranks[0])
+                .zip(place_of(ranks[1]))
+                .map(|(one, other)| *ranks = [one, other])
+                .is_some(),
+            _ => true,
+        };
+        match is_known {
+            true => other,
+            false => Self::Unknown,
+        }
+    }
+}
+
 /// In what two ranks differ.
 ///
 /// ```

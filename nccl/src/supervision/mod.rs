@@ -59,6 +59,7 @@ pub(crate) mod watchdog;
 
 pub(crate) use board::{Board, LetGo};
 pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
+pub(crate) use elect::ALONE;
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
 pub(crate) use roster::Roster;

@@ -160,7 +160,7 @@ pub(super) fn open(board: &Arc<Board>, own: &Arc<Fault>) {
         .spawn(move || preside(&theirs, &fault, begun));
     if let Err(error) = spawned {
         events::no_thread("to find a cause", &error);
-        announce(board, own);
+        announce(board, &own.without_others());
     }
 }
 
@@ -185,7 +185,8 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
                 .then(|| silent_coordinator(board, own))
                 .flatten();
             if silent.is_some() || waited >= LAST {
-                announce(board, silent.as_ref().unwrap_or(own));
+                let alone = || own.without_others();
+                announce(board, silent.as_ref().unwrap_or(&alone()));
                 return silent.into_iter().for_each(|fault| board.decide(fault));
             }
             all = trials.all.lock();

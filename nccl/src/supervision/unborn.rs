@@ -61,6 +61,7 @@ impl Unborn {
                 (&self.name, &self.roster),
                 self.rank,
                 self.line.job().1,
+                |world_rank| self.places(&[world_rank]).first().copied(),
             ),
         };
         fault.encode(&self.members)
@@ -101,7 +102,10 @@ impl Unborn {
             sequence: None,
             sides,
         };
-        let text = format!("makes it in another launch mode: {}", says.join(", "));
+        let text = match root.is_tied() {
+            true => format!("ranks differ in the launch mode: {}", says.join(", ")),
+            false => format!("makes it in another launch mode: {}", says.join(", ")),
+        };
         let mut cause = Cause::of(FaultClass::Failed, FaultRole::Initiating, root, text);
         cause.hint = String::from("choose the same launch mode on all ranks");
         self.fault(cause, rank)
@@ -115,7 +119,11 @@ impl Unborn {
         if !matches!(fault.class(), FaultClass::Asked) {
             self.line.home().breaks();
         }
-        error.with_fault(&fault)
+        match fault.root() {
+            // All ranks have found it out, and have one error.
+            RootCause::Mismatch { .. } => error.with_fault(&fault),
+            _ => error.before_nccl(&fault),
+        }
     }
 
     fn fault_of(&self, how: &Unfinished) -> Arc<Fault> {
@@ -213,6 +221,8 @@ impl Unborn {
             ));
         }
         let mut cause = self.never(phase, FaultClass::TimedOut, text);
+        cause.operation = format!("init of {}", self.named());
+        cause.limit = Some(waited);
         cause.evidence = evidence;
         cause
     }

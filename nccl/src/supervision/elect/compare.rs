@@ -125,36 +125,36 @@ pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Si
 }
 
 fn finding(case: &Case<'_>, place: u64, field: Differs, sides: Vec<Side>) -> Finding {
-    let odd = &sides[sides.len() - 1];
-    let rank = odd.ranks[0];
+    let rank = sides[sides.len() - 1].ranks[0];
     let list: Vec<_> = sides
         .iter()
         .map(|side| format!("{} {}", case.roster.who(&side.ranks), said(field, side)))
         .collect();
-    let tied = sides[0].ranks.len() == odd.ranks.len();
-    let mut evidence = vec![format!(
-        "at the operation of all ranks #{place}: {}",
-        list.join(", ")
-    )];
-    if tied {
-        evidence.push(String::from(
-            "as many ranks have the one as the other, so that either may be what was meant",
-        ));
-    }
+    let list = list.join(", ");
+    let root = RootCause::Mismatch {
+        field,
+        sequence: Some(place),
+        sides,
+    };
+    let mut evidence = vec![format!("at the operation of all ranks #{place}: {list}")];
+    let differ = match root.is_tied() {
+        true => {
+            evidence.push(String::from(
+                "as many ranks have the one as the other, so that either may be what was meant",
+            ));
+            match field {
+                Differs::Operation => format!("ranks differ in operation #{place}"),
+                field => format!("ranks differ in the {field} of operation #{place}"),
+            }
+        }
+        false => format!("differs from the others in the {field} of operation #{place}"),
+    };
     Finding {
         rank,
         operation: None,
         role: FaultRole::Initiating,
-        text: format!(
-            "differs from the others in the {field} of operation #{place}: {}; {}",
-            list.join(", "),
-            case.complaint()
-        ),
-        root: RootCause::Mismatch {
-            field,
-            sequence: Some(place),
-            sides,
-        },
+        text: format!("{differ}: {list}; {}", case.complaint()),
+        root,
         evidence,
         hint: String::from(
             "all ranks have to call the same operations with the same count, type, reduction and root, in the same \

@@ -93,9 +93,11 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
         .or_else(|| warned(case))
         .unwrap_or_else(|| unexplained(case));
     let first = telling(case);
+    let is_tied = finding.root.is_tied();
     let standings = case.reports.values().filter_map(|report| {
         let front = case.front(report)?;
-        (report.rank != finding.rank).then(|| (report.rank, front.name()))
+        let is_named = report.rank == finding.rank && !is_tied;
+        (!is_named).then(|| (report.rank, front.name()))
     });
     let mut evidence = finding.evidence;
     evidence.extend(arrivals::late(case));
@@ -115,6 +117,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             hint: finding.hint,
             limit: case.symptoms.iter().find_map(Fault::limit),
             began: None,
+            told: None,
         },
     }
 }
@@ -415,8 +418,9 @@ fn unexplained(case: &Case<'_>) -> Finding {
         root: first.root().clone(),
         text: first.cause().to_owned(),
         evidence,
-        hint: match first.class() {
-            FaultClass::TimedOut => String::from(ALL_WAIT),
+        hint: match (first.class(), first.role()) {
+            (FaultClass::TimedOut, _) => String::from(ALL_WAIT),
+            (_, FaultRole::Cascade) => String::from(ALL_ANSWER),
             _ => first.hint().unwrap_or_default().to_owned(),
         },
     }
@@ -427,3 +431,19 @@ const ALL_WAIT: &str = "no rank is known to have missed a call, so that what is 
                         between devices or hosts that has stopped, or an operation that takes longer than its limit: \
                         look at dmesg for Xid messages, at nvidia-smi, and at the network's error counters on the hosts \
                         of all ranks";
+
+/// What is left where NCCL says that something on another rank came first, and all ranks answer.
+const ALL_ANSWER: &str = "no rank is known to have failed first, so that what is left is a link between devices or hosts, \
+                          or a connection that NCCL gave up: look at the first warning in NCCL's log of every rank \
+                          (NCCL_DEBUG=WARN), at dmesg for Xid messages, and at the network's error counters on the hosts \
+                          of all ranks";
+
+/// What is left where no other rank can be waited for.
+pub(crate) const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
+                                does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
+                                messages and at nvidia-smi";
+
+/// What is left where what the other ranks do was not collected.
+pub(super) const NOT_COLLECTED: &str = "what the other ranks were at could not be collected in time: look at what every rank printed \
+                                        last, whether a process is stopped or starved, and at the network between the \
+                                        hosts";

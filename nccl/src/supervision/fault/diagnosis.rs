@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::FaultClass;
+use super::{Fault, FaultClass};
 use crate::debug_log::{self, Class, FirstWarning};
 use crate::error::{Error, ErrorKind, NcclFailure};
 use crate::preflight;
 use crate::rendezvous::{HEARTBEAT, ONE_WAY};
 use crate::supervision::Roster;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
+use crate::supervision::elect::ALONE;
 use crate::threads;
 
 /// A fault before it is known whose it is.
@@ -29,6 +30,8 @@ pub(crate) struct Cause {
     pub(in crate::supervision) limit: Option<Duration>,
     /// When the operation was called that it is about, on this rank.
     pub(in crate::supervision) began: Option<Instant>,
+    /// The fault of another communicator, with which this one ends.
+    pub(in crate::supervision) told: Option<Box<Fault>>,
 }
 
 /// How the word of a parent begins, and what stands before the last that the process said.
@@ -56,6 +59,7 @@ impl Cause {
             hint: String::new(),
             limit: None,
             began: None,
+            told: None,
         }
     }
 
@@ -75,6 +79,20 @@ impl Cause {
     /// The rank's program wants it so.
     pub(crate) fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
+    }
+
+    /// Another communicator ended because of `fault`, and this one ends with it.
+    fn told(fault: &Fault) -> Self {
+        let of = fault.roster().named(fault.communicator());
+        Self {
+            role: fault.role(),
+            told: Some(Box::new(fault.clone())),
+            ..Self::new(
+                fault.class(),
+                fault.root().clone(),
+                format!("{of} ended: {fault}"),
+            )
+        }
     }
 
     /// The programs of all ranks want it so.
@@ -238,6 +256,16 @@ impl Cause {
         cause
     }
 
+    /// The same of a communicator that has no other rank: none can be waited for.
+    pub(crate) fn of_one_rank(mut self) -> Self {
+        if self.class == FaultClass::TimedOut
+            && !matches!(self.root, RootCause::StuckOutside { .. })
+        {
+            self.hint = ALONE.to_owned();
+        }
+        self
+    }
+
     /// The same for another communicator: what was called on the first says nothing of this one.
     pub(crate) fn elsewhere(&self) -> Self {
         Self {
@@ -287,7 +315,7 @@ impl Cause {
 
     /// The same, with the first warning in NCCL's file, where that may say more.
     pub(in crate::supervision) fn with_words_of_nccl(mut self) -> Self {
-        if self.class == FaultClass::Failed {
+        if self.class == FaultClass::Failed && self.told.is_none() {
             let first = debug_log::first_warning_soon();
             self.hear_nccl(None, first.as_ref());
             if first.is_none_or(|first| first.check.is_none()) {
@@ -320,13 +348,14 @@ impl Cause {
 
 impl From<&Error> for Cause {
     fn from(error: &Error) -> Self {
+        if let Some(fault) = error.fault() {
+            return Self::told(fault);
+        }
         let operation = error
             .operation()
             .map(|operation| operation.what().to_string())
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
-            // The end of another communicator, whatever that was for.
-            _ if error.is_told() => (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked),
             // A call that should have come back, whatever the others do.
             ErrorKind::TimedOut { what, .. } if is_stuck(what) => {
                 let operation = what.trim_end_matches(',').to_owned();
@@ -394,10 +423,9 @@ impl From<&Error> for Cause {
             ..Self::new(
                 class,
                 root,
-                match (error.kind(), error.fault()) {
-                    (_, Some(fault)) if error.is_told() => fault.to_string(),
-                    (ErrorKind::Aborted { reason }, _) => reason.clone(),
-                    (kind, _) => kind.to_string(),
+                match error.kind() {
+                    ErrorKind::Aborted { reason } => reason.clone(),
+                    kind => kind.to_string(),
                 },
             )
         };

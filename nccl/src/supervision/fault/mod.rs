@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::diagnosis::Cause;
 use super::cause::{FaultRole, RootCause, Waiting};
+use super::elect::NOT_COLLECTED;
 use super::roster::Roster;
 use crate::error::ErrorKind;
 
@@ -68,21 +69,39 @@ pub struct Fault {
     teller: usize,
 }
 
-/// The rank of the communicator that a fault names, and what it has to do with it.
+/// The rank that a fault names, and what it has to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Origin {
-    /// It began with this one.
+    /// It began with this one of the communicator.
     Culprit(usize),
-    /// What it began with is not known; this one told of it first.
+    /// What it began with is not known; this one of the communicator told of it first.
     ReportedBy(usize),
+    /// The same of a rank that the communicator does not have: it ended with another communicator.
+    Outside {
+        world_rank: usize,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        launcher_rank: Option<usize>,
+    },
+    /// Nothing tells one rank from the others.
+    NoRank {},
 }
 
 impl Origin {
+    /// Of a rank of the communicator.
     fn new(rank: usize, role: FaultRole) -> Self {
         match role {
             FaultRole::Initiating => Self::Culprit(rank),
             FaultRole::Cascade | FaultRole::Teardown | FaultRole::Unknown => Self::ReportedBy(rank),
+        }
+    }
+
+    /// Of what was found on rank `rank`.
+    fn of(cause: &Cause, rank: usize) -> Self {
+        let is_of_all = (cause.class, cause.role) == (FaultClass::Asked, FaultRole::Cascade);
+        match is_of_all || cause.root.is_tied() {
+            true => Self::NoRank {},
+            false => Self::new(rank, cause.role),
         }
     }
 }
@@ -178,14 +197,19 @@ pub(super) struct Place<'p> {
 impl Fault {
     pub(super) fn new(cause: Cause, place: Place<'_>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let origin = Origin::of(&cause, place.rank);
+        let (host, pid) = match origin {
+            Origin::NoRank {} => ("", 0),
+            _ => (place.host, place.pid),
+        };
         Self {
             class: cause.class,
             role: cause.role,
             communicator: place.communicator.to_owned(),
             roster: place.roster.clone(),
-            origin: Origin::new(place.rank, cause.role),
-            host: place.host.to_owned(),
-            pid: place.pid,
+            origin,
+            host: host.to_owned(),
+            pid,
             epoch: place.epoch,
             operation: cause.operation,
             root: cause.root,
@@ -207,13 +231,15 @@ impl Fault {
         }
     }
 
-    /// A fault of rank `rank` of `communicator`, on this host.
+    /// A fault of rank `rank` of `communicator`, on this host; `place_of` says which of its ranks is one of the world.
     pub(crate) fn here(
-        cause: Cause,
+        mut cause: Cause,
         (communicator, roster): (&str, &Roster),
         rank: usize,
         epoch: u64,
+        place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
+        let told = cause.told.take();
         let place = Place {
             communicator,
             roster,
@@ -222,7 +248,70 @@ impl Fault {
             pid: std::process::id(),
             epoch,
         };
-        Self::new(cause, place)
+        match told {
+            Some(told) => told.passed_on(cause, place, place_of),
+            None => Self::new(cause, place),
+        }
+    }
+
+    /// The same as the fault of another communicator, which ends with this one.
+    fn passed_on(
+        &self,
+        cause: Cause,
+        place: Place<'_>,
+        place_of: impl Fn(usize) -> Option<usize>,
+    ) -> Self {
+        // Other worlds number their ranks differently.
+        let place_of = |world_rank| place_of(world_rank).filter(|_| self.epoch == place.epoch);
+        let here = self.roster.named(&self.communicator);
+        let of = |rank: usize| place_of(self.roster.world_rank(rank));
+        let origin = match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => match of(rank) {
+                Some(rank) => Origin::new(rank, self.role),
+                None => Origin::Outside {
+                    world_rank: self.roster.world_rank(rank),
+                    launcher_rank: self.roster.launcher_rank(rank),
+                },
+            },
+            Origin::Outside { world_rank, .. } => match place_of(world_rank) {
+                Some(rank) => Origin::new(rank, self.role),
+                None => self.origin,
+            },
+            Origin::NoRank {} => self.origin,
+        };
+        let (class, text) = match self.class {
+            FaultClass::Asked => (self.class, format!("to end {here}: {}", self.cause)),
+            FaultClass::Revoked => (
+                FaultClass::Asked,
+                format!("to revoke {here}: {}", self.cause),
+            ),
+            // Its numbers are those of the other one.
+            _ if self.root.is_told_of_ranks() => (self.class, format!("on {here}: {}", self.cause)),
+            _ => (self.class, self.cause.clone()),
+        };
+        let mut evidence = vec![format!(
+            "it ended {here}, and {} ended this one with it",
+            place.roster.who(&[place.rank])
+        )];
+        if !self.evidence.is_empty() {
+            evidence.push(format!("on {here}: {}", self.evidence.join("; ")));
+        }
+        Self {
+            class,
+            root: self.root.elsewhere(of),
+            cause: text,
+            evidence,
+            hint: self.hint.clone(),
+            limit: self.limit,
+            origin,
+            host: self.host.clone(),
+            pid: self.pid,
+            epoch: match origin {
+                Origin::Outside { .. } => self.epoch,
+                _ => place.epoch,
+            },
+            ..Self::new(cause, place)
+        }
     }
 
     /// The kind of error with which the ranks return that saw nothing else.
@@ -259,6 +348,21 @@ impl Fault {
         &self.roster
     }
 
+    /// The rank that it names, as the world and its launcher number it, the one that told of it first included.
+    pub(crate) fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
+        match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => (
+                Some(self.roster.world_rank(rank)),
+                self.roster.launcher_rank(rank),
+            ),
+            Origin::Outside {
+                world_rank,
+                launcher_rank,
+            } => (Some(world_rank), launcher_rank),
+            Origin::NoRank {} => (None, None),
+        }
+    }
+
     /// The name of the operation, and its number, where they are known.
     pub(crate) fn operation_and_sequence(&self) -> (Option<&str>, Option<u64>) {
         // As `Operation::what` writes it.
@@ -280,8 +384,10 @@ impl Fault {
         self.class
     }
 
-    /// The rank that it began with, in the communicator; `None` where that was not found
-    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]).
+    /// The rank that it began with, in the communicator. `None` where that was not found
+    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), where ranks differ and none differs from most of the
+    /// others, and where it began with a rank that this communicator does not have and ended another one first
+    /// ([`world_rank`](Self::world_rank) names it then).
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, fault: &nccl::Fault) {
@@ -296,12 +402,12 @@ impl Fault {
     pub fn culprit(&self) -> Option<usize> {
         match self.origin {
             Origin::Culprit(rank) => Some(rank),
-            Origin::ReportedBy(_) => None,
+            _ => None,
         }
     }
 
     /// The rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
-    /// where the cause was not found; `None` where [`culprit`](Self::culprit) is known. Nothing shows that this rank is
+    /// where the cause was not found; `None` otherwise. Nothing shows that this rank is
     /// to blame.
     ///
     /// ```
@@ -314,13 +420,13 @@ impl Fault {
     #[must_use]
     pub fn reported_by(&self) -> Option<usize> {
         match self.origin {
-            Origin::Culprit(_) => None,
             Origin::ReportedBy(rank) => Some(rank),
+            _ => None,
         }
     }
 
-    /// Which rank of the world the [`culprit`](Self::culprit) is: the world of the [`epoch`](Self::epoch) in which the
-    /// communicator was made. `None` where there is no culprit.
+    /// Which rank of the world it began with: the [`culprit`](Self::culprit), or a rank that this communicator does not
+    /// have. The world is that of the [`epoch`](Self::epoch). `None` where no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -331,12 +437,18 @@ impl Fault {
     /// ```
     #[must_use]
     pub fn world_rank(&self) -> Option<usize> {
-        self.culprit().map(|rank| self.roster.world_rank(rank))
+        match self.origin {
+            Origin::Culprit(rank) => Some(self.roster.world_rank(rank)),
+            Origin::Outside { world_rank, .. } if self.role == FaultRole::Initiating => {
+                Some(world_rank)
+            }
+            _ => None,
+        }
     }
 
-    /// Which rank `nccl-run`, torchrun, MPI or Slurm started the [`culprit`](Self::culprit) as, where that is not its
+    /// Which rank `nccl-run`, torchrun, MPI or Slurm started that one as, where that is not its
     /// [`world_rank`](Self::world_rank), as after a recovery; it is the number before the lines of its output. `None`
-    /// where both are the same, no launcher started it, or there is no culprit.
+    /// where both are the same, no launcher started it, or no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -347,10 +459,16 @@ impl Fault {
     /// ```
     #[must_use]
     pub fn launcher_rank(&self) -> Option<usize> {
-        self.roster.launcher_rank(self.culprit()?)
+        match self.origin {
+            Origin::Outside { launcher_rank, .. } => {
+                launcher_rank.filter(|_| self.world_rank().is_some())
+            }
+            _ => self.roster.launcher_rank(self.culprit()?),
+        }
     }
 
-    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it.
+    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; empty where no
+    /// rank is named.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -364,7 +482,8 @@ impl Fault {
         &self.host
     }
 
-    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it.
+    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; 0 where no
+    /// rank is named.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -378,8 +497,8 @@ impl Fault {
         self.pid
     }
 
-    /// The epoch of the world that made the communicator ([`World::epoch`](crate::World::epoch)); 0 in the
-    /// first, and without a world.
+    /// The epoch of the world that made the communicator ([`World::epoch`](crate::World::epoch)), or in which the rank has
+    /// its number that this communicator does not have; 0 in the first, and without a world.
     ///
     /// ```
     /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
@@ -484,10 +603,11 @@ impl Fault {
         (!self.hint.is_empty()).then_some(&*self.hint)
     }
 
-    /// The rank that it names: its host, process and operation are those of this one.
+    /// The rank that it names, or else the one that told of it.
     pub(super) fn rank(&self) -> usize {
         match self.origin {
             Origin::Culprit(rank) | Origin::ReportedBy(rank) => rank,
+            Origin::Outside { .. } | Origin::NoRank {} => self.teller,
         }
     }
 
@@ -504,7 +624,16 @@ impl Fault {
         }
     }
 
-    /// Whether it says itself what began it, so that nobody else has to be heard.
+    /// What a rank has seen whose fault became the verdict without what the others were at.
+    pub(super) fn without_others(&self) -> Self {
+        let mut fault = self.clone();
+        if (fault.class, fault.role) == (FaultClass::TimedOut, FaultRole::Unknown) {
+            fault.hint = NOT_COLLECTED.to_owned();
+        }
+        fault
+    }
+
+    /// Whether it says itself what began it, so that no other rank has to be heard.
     pub(super) fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
     }

@@ -1,8 +1,12 @@
 //! What is said of a fault, and what becomes of it on its way.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::wire::LONGEST;
 use super::{Cause, Fault, FaultClass, Place};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::rendezvous::Member;
 use crate::supervision::Roster;
 use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
 
@@ -90,6 +94,7 @@ fn no_rank_is_the_culprit_of_what_was_not_found() {
     // What all ranks want is the wish of none of them.
     let over = told(FaultClass::Asked, FaultRole::Cascade);
     assert_eq!((over.culprit(), &over.to_string()[..]), (None, "it failed"));
+    assert_eq!(over.reported_by(), None);
     // A rank knows of itself that it is cut off, and not that it is to blame.
     let apart = fault(Cause::cut_off(
         "cut off from ranks 0-1",
@@ -255,4 +260,139 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
         let evidence = cause.evidence.join("; ");
         assert!(evidence.contains(&heartbeat[2..]), "{evidence}");
     }
+}
+
+/// A roster of these ranks of a world, in which the launcher has started one number `shift` higher.
+fn roster(members: &[usize], shift: usize) -> Roster {
+    let people: Vec<Member> = (0..8)
+        .map(|rank| {
+            let mut member = Member::here();
+            member.launched = Some(rank + shift);
+            member
+        })
+        .collect();
+    Roster::new(members, &people)
+}
+
+/// What ends the communicator "b" of ranks 0, 2 and 3 of a world in epoch 2 with "a" of ranks 2 and 3, which ended because of
+/// `cause` on rank `rank`, in the same epoch or another one.
+fn passed_on(cause: Cause, rank: usize, epoch: u64, members: &[usize]) -> Fault {
+    let place = Place {
+        communicator: "a",
+        roster: &roster(&[2, 3], 4),
+        rank,
+        host: "node-b",
+        pid: 977,
+        epoch,
+    };
+    let told = Arc::new(Fault::new(cause, place));
+    let aborted = Error::new(ErrorKind::Aborted {
+        reason: String::new(),
+    });
+    let cause = Cause::from(&aborted.because_of(&told, false, None));
+    let place_of = |world_rank| members.iter().position(|member| *member == world_rank);
+    Fault::here(cause, ("b", &roster(members, 4)), 0, 2, place_of)
+}
+
+#[test]
+fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_numbers() {
+    let died = || Cause::died("its process ended: killed by SIGKILL");
+    let same = passed_on(died(), 1, 2, &[0, 2, 3]);
+    assert_eq!(
+        same.to_string(),
+        "rank 2 of \"b\" (world rank 3, launcher rank 7, node-b, pid 977, epoch 2) died: killed by SIGKILL"
+    );
+    assert_eq!((same.class(), same.culprit()), (FaultClass::Gone, Some(2)));
+    assert_eq!((same.host(), same.pid()), ("node-b", 977));
+    assert_eq!(*same.root(), *fault(died()).root());
+    let evidence = same.evidence().join("; ");
+    assert!(
+        evidence.starts_with(
+            "it ended \"a\" (world ranks 2-3), and rank 0 (launcher rank 4) ended this one with it; \
+             on \"a\" (world ranks 2-3): the process that started it told"
+        ),
+        "{evidence}"
+    );
+    // One that the communicator does not have is named by its number in the world, also where that is another world's.
+    for (epoch, members) in [(2, &[0, 1][..]), (1, &[0, 2, 3])] {
+        let outside = passed_on(died(), 1, epoch, members);
+        assert_eq!((outside.culprit(), outside.reported_by()), (None, None));
+        assert_eq!(
+            (outside.world_rank(), outside.launcher_rank()),
+            (Some(3), Some(7))
+        );
+        assert_eq!(
+            outside.to_string(),
+            format!(
+                "world rank 3 (launcher rank 7, node-b, pid 977, epoch {epoch}) died: killed by SIGKILL"
+            )
+        );
+        let (back, _) = Fault::decode(&outside.encode(members)).unwrap();
+        assert_eq!(back, outside);
+    }
+    let asked = passed_on(Cause::asked("enough"), 0, 2, &[0, 2]);
+    assert!(
+        asked
+            .to_string()
+            .ends_with(" asked for it: to end \"a\" (world ranks 2-3): enough"),
+        "{asked}"
+    );
+    assert_eq!(asked.culprit(), Some(1));
+    let revoked = passed_on(Cause::revoked("enough"), 0, 2, &[0, 2]);
+    assert_eq!(revoked.class(), FaultClass::Asked);
+}
+
+#[test]
+fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_with_it() {
+    let cycle = || {
+        let root = RootCause::Cycle { ranks: vec![0, 1] };
+        let text = String::from("waits for rank 1, and rank 1 for rank 0");
+        Cause::of(FaultClass::TimedOut, FaultRole::Initiating, root, text)
+    };
+    let same = passed_on(cycle(), 0, 2, &[0, 2, 3]);
+    assert_eq!(*same.root(), RootCause::Cycle { ranks: vec![1, 2] });
+    let named = "rank 1 of \"b\" (world rank 2, launcher rank 6, node-b, pid 977, epoch 2)";
+    assert_eq!(
+        same.to_string(),
+        format!("{named} on \"a\" (world ranks 2-3): waits for rank 1, and rank 1 for rank 0")
+    );
+    // It does not have both.
+    let one = passed_on(cycle(), 0, 2, &[0, 2]);
+    assert_eq!((one.culprit(), one.root()), (Some(1), &RootCause::Unknown));
+    let late = Cause::of(
+        FaultClass::TimedOut,
+        FaultRole::Unknown,
+        RootCause::Unknown,
+        String::from("it did not finish"),
+    );
+    let late = passed_on(late, 1, 2, &[0, 1]);
+    assert_eq!((late.culprit(), late.world_rank()), (None, None));
+    assert_eq!(
+        late.to_string(),
+        "root cause not found (first to run out of time: world rank 3 (launcher rank 7, node-b, pid 977, epoch 2): \
+         on \"a\" (world ranks 2-3): it did not finish)"
+    );
+}
+
+#[test]
+fn what_to_do_is_no_other_ranks_matter_where_there_is_none_or_what_they_do_is_not_known() {
+    let late = || {
+        Error::new(ErrorKind::TimedOut {
+            what: String::from("the operation"),
+            limit: Duration::from_secs(2),
+        })
+    };
+    let hint = |fault: &Fault| fault.hint().unwrap_or_default().to_owned();
+    let others = fault(Cause::from(&late()));
+    assert!(hint(&others).contains("the ranks that print nothing"));
+    assert!(
+        hint(&others.without_others()).starts_with("what the other ranks were at could not be")
+    );
+    let alone = fault(Cause::from(&late()).of_one_rank());
+    assert!(hint(&alone).starts_with("the communicator has no other rank"));
+    // What says itself what it is, keeps that.
+    let died = fault(Cause::died("it died"));
+    assert_eq!(hint(&died.without_others()), hint(&died));
+    let died = fault(Cause::died("it died").of_one_rank());
+    assert!(!hint(&died).starts_with("the communicator has no other rank"));
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{Fault, FaultClass};
+use super::{Fault, FaultClass, Origin};
+use crate::supervision::FaultRole;
 
 impl Fault {
     /// All of it, as a person reads it: cause, evidence, who waited, and what to do, a line for each that is
@@ -41,26 +42,38 @@ impl Fault {
 impl Fault {
     /// What is said before a rank that is only the first that told. One that is cut off knows that of itself.
     fn is_first(&self) -> Option<&'static str> {
-        match (self.culprit(), self.class) {
-            (Some(_), _) | (None, FaultClass::CutOff | FaultClass::Asked) => None,
-            (None, FaultClass::TimedOut) => Some("first to run out of time"),
-            (None, _) => Some("first to see what follows from it"),
+        match (self.role, self.class) {
+            (FaultRole::Initiating, _) | (_, FaultClass::CutOff | FaultClass::Asked) => None,
+            (_, FaultClass::TimedOut) => Some("first to run out of time"),
+            _ => Some("first to see what follows from it"),
         }
     }
 
     fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, roster) = (self.rank(), &self.roster);
-        write!(f, "rank {rank}")?;
-        if roster.world_ranks().is_some() {
-            write!(f, " of {:?}", self.communicator)?;
-        }
-        write!(
-            f,
-            " ({}{}, pid {}",
-            roster.others(rank),
-            self.host,
-            self.pid
-        )?;
+        let roster = &self.roster;
+        let others = match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => {
+                write!(f, "rank {rank}")?;
+                if roster.world_ranks().is_some() {
+                    write!(f, " of {:?}", self.communicator)?;
+                }
+                roster.others(rank)
+            }
+            Origin::Outside {
+                world_rank,
+                launcher_rank,
+            } => {
+                write!(f, "world rank {world_rank}")?;
+                launcher_rank.map_or_else(String::new, |rank| format!("launcher rank {rank}, "))
+            }
+            Origin::NoRank {} => {
+                if roster.world_ranks().is_some() {
+                    write!(f, "on {}: ", roster.named(&self.communicator))?;
+                }
+                return f.write_str(&self.cause);
+            }
+        };
+        write!(f, " ({others}{}, pid {}", self.host, self.pid)?;
         if self.epoch > 0 {
             write!(f, ", epoch {}", self.epoch)?;
         }
@@ -82,9 +95,9 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.is_first() else {
-            return match (self.class, self.culprit()) {
+            return match (self.class, self.role) {
                 // What all ranks do is asked for by none of them alone.
-                (FaultClass::Asked, None) => f.write_str(&self.cause),
+                (FaultClass::Asked, FaultRole::Cascade) => f.write_str(&self.cause),
                 _ => self.say(f),
             };
         };

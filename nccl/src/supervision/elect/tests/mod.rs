@@ -317,6 +317,45 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
     );
 }
 
+/// As a fault, what is found of ranks that differ.
+fn mismatch(table: &Table) -> Fault {
+    let verdict = table.elect();
+    let place = Place {
+        communicator: "model/tp",
+        roster: &Roster::default(),
+        rank: verdict.rank,
+        host: "node-a",
+        pid: 1,
+        epoch: 0,
+    };
+    Fault::new(verdict.cause, place)
+}
+
+#[test]
+fn no_rank_is_the_culprit_where_as_many_have_the_one_as_the_other() {
+    let mut table = Table::of((0..4).map(|rank| entered(rank, 1, false)).collect());
+    let broadcast = |table: &mut Table, rank: usize| {
+        let other = vec![operation(OperationKind::Broadcast)];
+        let other = call(1, other, State::Pending);
+        table.reports.get_mut(&rank).unwrap().calls[0] = other;
+    };
+    broadcast(&mut table, 1);
+    let odd = mismatch(&table);
+    assert_eq!(odd.culprit(), Some(1), "{odd}");
+    broadcast(&mut table, 2);
+    let tied = mismatch(&table);
+    assert_eq!((tied.culprit(), tied.reported_by()), (None, None));
+    assert_eq!((tied.host(), tied.pid()), ("", 0));
+    assert!(
+        tied.to_string().starts_with(
+            "ranks differ in operation #1: ranks 0,3 entered all_reduce, ranks 1-2 entered broadcast; rank 0 waited: "
+        ),
+        "{tied}"
+    );
+    let also: Vec<_> = tied.also().iter().flat_map(|one| &one.ranks).collect();
+    assert_eq!(also.len(), 4, "{also:?}");
+}
+
 /// Rank 1 finalizes alone, which fails, and rank 0 runs out of time in what rank 1 has not entered.
 #[test]
 fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
@@ -510,6 +549,12 @@ fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_e
     table.symptoms = vec![noise.clone(), late(1), follows];
     let cascade = (2, FaultRole::Cascade, FaultClass::Failed);
     assert_eq!(elected(&table), cascade);
+    // All ranks answer, so that no process is gone.
+    let hint = table.elect().cause.hint;
+    assert!(
+        hint.starts_with("no rank is known to have failed first"),
+        "{hint}"
+    );
     table.symptoms.pop();
     let unknown = (1, FaultRole::Unknown, FaultClass::TimedOut);
     assert_eq!(elected(&table), unknown);
