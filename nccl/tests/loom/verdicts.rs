@@ -27,7 +27,9 @@ struct Rank {
     struck: AtomicUsize,
     /// How often an abort began.
     begun: AtomicUsize,
-    /// How often somebody took it on to say that it has ended here.
+    /// `Board::conclusion`: whether its end has been said, or will not be said again.
+    concluded: AtomicBool,
+    /// How often its end was said to the other ranks, which hear the first time alone.
     said: AtomicUsize,
 }
 
@@ -40,6 +42,7 @@ impl Rank {
             is_set: AtomicBool::new(false),
             struck: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
+            concluded: AtomicBool::new(false),
             said: AtomicUsize::new(0),
         })
     }
@@ -52,8 +55,17 @@ impl Rank {
             name: &name,
         };
         let death = |_: usize, _: &&str| Some(DEATH);
-        self.docket
-            .register(&Plain::from(KEY), &who, &self.verdict, (), death);
+        let key = Plain::from(KEY);
+        if self.docket.register(&key, &who, &self.verdict, (), death) {
+            self.concluded.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// `Board::conclude`.
+    fn conclude(&self) {
+        if !self.concluded.swap(true, Ordering::SeqCst) {
+            self.said.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// `Inner::come_under_protection`.
@@ -68,6 +80,7 @@ impl Rank {
     fn begin(&self) {
         if self.phase.begin_abort("struck") {
             self.begun.fetch_add(1, Ordering::SeqCst);
+            self.conclude();
         }
     }
 
@@ -99,7 +112,7 @@ impl Rank {
     /// `Board::drop`.
     fn forget(&self) {
         if self.docket.forget(KEY) {
-            self.said.fetch_add(1, Ordering::SeqCst);
+            self.conclude();
         }
     }
 
@@ -127,6 +140,7 @@ fn a_fault_ends_a_communicator_that_is_being_made_once_whenever_it_comes() {
         hearing.join().unwrap();
         assert_eq!(rank.verdict.get(), Some(&1));
         assert_eq!(rank.begun(), 1);
+        assert_eq!(rank.said(), 1);
     });
 }
 
@@ -140,6 +154,7 @@ fn a_death_ends_a_communicator_that_is_being_made_once_whenever_it_comes() {
         hearing.join().unwrap();
         assert_eq!(rank.verdict.get(), Some(&DEATH));
         assert_eq!(rank.begun(), 1);
+        assert_eq!(rank.said(), 1);
     });
 }
 
@@ -158,6 +173,7 @@ fn of_what_is_heard_one_after_the_other_the_first_is_the_verdict() {
         hearing.join().unwrap();
         assert_eq!(rank.verdict.get(), Some(&1));
         assert_eq!(rank.begun(), 1);
+        assert_eq!(rank.said(), 1);
     });
 }
 
@@ -177,6 +193,20 @@ fn a_verdict_that_was_seen_stays() {
         assert!(seen.is_none() || seen == verdict);
         assert_eq!(rank.struck.load(Ordering::SeqCst), 1);
         assert_eq!(rank.begun(), 1);
+    });
+}
+
+/// What hears of its end a second time waits for the others in vain: they do not come again.
+#[test]
+fn an_end_is_said_once_of_what_is_made_and_dropped_beside_a_fault() {
+    loom::model(|| {
+        let rank = Rank::new();
+        let hearing = on_a_thread(&rank, |rank| rank.strike(1));
+        rank.register();
+        rank.protect();
+        rank.forget();
+        hearing.join().unwrap();
+        assert_eq!(rank.said(), 1);
     });
 }
 
