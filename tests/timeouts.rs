@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use nccl::{ErrorKind, ReduceOp, Rendezvous, World};
+use nccl::{ErrorKind, Observer, ReduceOp, Rendezvous, World};
 use nccl_tools::testing::{Role, again};
 use support::Ranks;
 
@@ -47,16 +47,20 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
         let comm = world.communicator("off").stream(&stream);
         let comm = comm
             .timeout(SHORT)
+            .init_timeout(SHORT)
             .queue_timeout(SHORT)
-            .finalize_timeout(SHORT)
-            .build()?;
-        let mut values = stream.clone_htod(&[1.0f32; 8])?;
+            .finalize_timeout(SHORT);
         // What a debugger does to a rank.
         let hold = || {
             if world.rank() == 1 {
                 std::thread::sleep(SHORT * 12);
             }
         };
+        hold();
+        let comm = comm.build()?;
+        hold();
+        comm.warm_up(SHORT)?;
+        let mut values = stream.clone_htod(&[1.0f32; 8])?;
         hold();
         comm.within(SHORT)
             .all_reduce_in_place(&mut values, ReduceOp::Sum)?
@@ -66,7 +70,31 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
         world.barrier("held")?;
         hold();
         comm.finalize()?;
+        hold();
+        let next = world.next_epoch(SHORT)?;
+        assert_eq!((next.epoch(), next.size()), (1, 2));
         Ok(())
+    });
+}
+
+#[test]
+fn a_limit_that_the_environment_switches_off_never_passes_for_a_newcomer_and_an_observer() {
+    let ranks = Ranks::new(1).variable("NCCL_RUN_TIMEOUT", "off");
+    ranks.processes(|_| -> Result<()> {
+        let place = std::env::temp_dir().join(format!("nccl-limits-{}.sock", std::process::id()));
+        let meet = || Rendezvous::unix(&place, 0, 1).map(|meet| meet.timeout(SHORT));
+        std::thread::scope(|scope| -> Result<()> {
+            let observer = scope.spawn(|| Observer::join(meet()?));
+            std::thread::sleep(SHORT * 12);
+            let world = World::join(meet()?)?;
+            observer.join().expect("an observer")?;
+            let newcomer = scope.spawn(|| World::rejoin(meet()?));
+            std::thread::sleep(SHORT * 12);
+            let next = world.next_epoch(SHORT)?;
+            let newcomer = newcomer.join().expect("a newcomer")?;
+            assert_eq!((next.size(), newcomer.rank()), (2, 1));
+            Ok(())
+        })
     });
 }
 

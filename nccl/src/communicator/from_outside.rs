@@ -16,6 +16,7 @@ const INIT: &str = "NCCL_RUN_INIT_TIMEOUT";
 const FINALIZE: &str = "NCCL_RUN_FINALIZE_TIMEOUT";
 const ABORT: &str = "NCCL_RUN_ABORT_TIMEOUT";
 const CONFIRM: &str = "NCCL_RUN_CONFIRM_TIMEOUT";
+const STRAGGLER: &str = "NCCL_RUN_STRAGGLER_TIMEOUT";
 const WORLD: &str = "NCCL_RUN_WORLD_TIMEOUT";
 
 /// What the environment sets.
@@ -27,6 +28,7 @@ pub(crate) struct FromOutside {
     finalize: Option<Duration>,
     abort: Option<Duration>,
     confirm: Option<Duration>,
+    straggler: Option<Duration>,
     world: Option<Duration>,
 }
 
@@ -75,6 +77,7 @@ impl FromOutside {
             finalize: limit(FINALIZE)?.or(unless_off),
             abort: limit(ABORT)?,
             confirm: limit(CONFIRM)?,
+            straggler: limit(STRAGGLER)?,
             world: limit(WORLD)?.or(unless_off),
         })
     }
@@ -88,7 +91,7 @@ impl FromOutside {
             finalize: self.finalize.unwrap_or(program.finalize),
             abort: self.abort.unwrap_or(program.abort),
             confirm: self.confirm.unwrap_or(program.confirm),
-            straggler: program.straggler,
+            straggler: self.straggler.or(program.straggler),
         }
     }
 }
@@ -197,6 +200,7 @@ mod tests {
         assert_eq!(over(&[(FINALIZE, "7")]), program.finalize(seven));
         assert_eq!(over(&[(ABORT, "7")]), program.abort(seven));
         assert_eq!(over(&[(CONFIRM, "7")]), program.confirm(seven));
+        assert_eq!(over(&[(STRAGGLER, "7")]), program.straggler(seven));
         assert_eq!(
             read(&[(WORLD, "7")]).map(|read| read.world),
             Ok(Some(seven))

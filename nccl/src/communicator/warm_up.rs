@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Communicator;
+use super::{Communicator, from_outside};
 use crate::all_to_all::Algorithm;
 use crate::driver;
 #[cfg(doc)]
@@ -12,7 +12,8 @@ use crate::forked;
 use crate::reduce::ReduceOp;
 
 impl Communicator {
-    /// Connects this rank with all others, and waits until that is done, at most for `limit`.
+    /// Connects this rank with all others, and waits until that is done, at most for `limit`, over
+    /// which `NCCL_RUN_TIMEOUT` in the environment wins.
     ///
     /// NCCL connects two ranks when they first need each other, which takes from milliseconds to seconds
     /// and waits for both. A service pays that here, before its first request. All ranks have to call it.
@@ -33,7 +34,11 @@ impl Communicator {
     pub fn warm_up(&self, limit: Duration) -> Result<()> {
         forked::check()?;
         let started = Instant::now();
-        let left = || limit.saturating_sub(started.elapsed());
+        let limit = from_outside::operation(limit);
+        let left = || match limit {
+            Duration::MAX => limit,
+            _ => limit.saturating_sub(started.elapsed()),
+        };
         // A stream of its own, so that work on the user's is neither waited for nor timed.
         let context = &self.inner.context;
         let stream = driver::undisturbed(context, || context.new_stream())
@@ -47,7 +52,10 @@ impl Communicator {
         let mut y = zeros(comm.world_size())?;
         // Messages connect all pairs; the collectives have connections of their own.
         comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
-        let comm = comm.within(left());
+        let comm = Self {
+            limit: left(),
+            ..comm
+        };
         let done = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
         done.limited_to(left()).wait()
     }

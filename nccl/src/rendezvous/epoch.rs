@@ -25,7 +25,7 @@ use super::succession::Loss;
 use super::world::{Open, Origin, World};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::communicator::{Communicator, FromOutside};
+use crate::communicator::{Communicator, FromOutside, world_limit};
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::sync::{Condvar, Mutex};
@@ -44,7 +44,8 @@ impl World {
     /// [`previous_rank`](Self::previous_rank) says who was who.
     /// Processes, CUDA contexts and memory are what they were.
     ///
-    /// `limit` is for each of the two steps, agreeing and meeting. A rank that dies on the way is no
+    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment wins over
+    /// it. A rank that dies on the way is no
     /// failure: the others agree again. When one does not come, nobody goes on; this world is as it was,
     /// and the call can be made again, or
     /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
@@ -209,7 +210,7 @@ impl World {
         rendezvous.job.check()?;
         FromOutside::of_process()?;
         let begun = Instant::now();
-        let deadline = deadline_after(rendezvous.timeout);
+        let deadline = deadline_after(world_limit(rendezvous.timeout));
         loop {
             let waited = wait_for_invitation(&rendezvous, begun, deadline)?;
             let Admitted {
@@ -244,6 +245,7 @@ impl World {
     fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
+        let limit = world_limit(limit);
         // Which epoch that makes is only known in the end.
         let span = crate::events::recover_span(self.epoch());
         let _entered = span.enter();

@@ -20,6 +20,7 @@ use super::server::Job;
 use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
+use crate::communicator::{FromOutside, world_limit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -120,7 +121,7 @@ impl Observer {
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
         // The thread keeps the limit; it ends a little later than its last try.
-        let limit = rendezvous.timeout + Duration::from_secs(5);
+        let limit = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(limit);
         let mut state = observer.shared.state.lock();
@@ -141,7 +142,8 @@ impl Observer {
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the system has no thread for it.
+    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::InvalidConfig`] for a limit in the environment
+    /// that cannot be read.
     ///
     /// ```
     /// use nccl::{Observer, Rendezvous};
@@ -152,10 +154,18 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
+        FromOutside::of_process()?;
+        let limit = world_limit(rendezvous.timeout);
+        Self::start_with(rendezvous.timeout(limit), true)
+    }
+
+    /// As [`start`](Self::start), for the launcher of the ranks, whose limit is its own: the environment has those of the
+    /// ranks.
+    pub(crate) fn start_by_number(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, true)
     }
 
-    /// As [`start`](Self::start), for whoever has started ranks of which some have been started again, alone: the
+    /// As [`start_by_number`](Self::start_by_number), for whoever has started ranks of which some have been started again, alone: the
     /// ranks of the world are others by then, and it is their processes that tell which.
     pub(crate) fn start_by_process(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, false)
