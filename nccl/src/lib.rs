@@ -137,4 +137,5 @@ mod sync;
 mod threads;
 mod time;
 mod unique_id;
+mod visible;
 mod whole_file;

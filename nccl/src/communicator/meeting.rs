@@ -93,7 +93,7 @@ impl Said {
         let fault = fields.bytes().ok()?.to_vec();
         let mut text = || {
             let is_there = fields.number().ok()? != 0;
-            let text = fields.text().ok()?;
+            let text = fields.said().ok()?;
             Some(is_there.then_some(text))
         };
         let (failed, cannot_grow, obstacle) = (text()?, text()?, text()?);

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use crate::visible;
+
 /// The most bytes of all parts of a round together, and of all values of the store.
 pub(super) const LARGEST: usize = 64 << 20;
 
@@ -168,6 +170,12 @@ impl<'f> Fields<'f> {
         str::from_utf8(bytes)
             .map(String::from)
             .map_err(|_| Broken("a text that is not UTF-8"))
+    }
+
+    /// A text that another process made up, and that is only shown: no key, topic or address, which have to stay what they
+    /// are.
+    pub(crate) fn said(&mut self) -> Result<String, Broken> {
+        self.text().map(|text| visible::text(&text))
     }
 
     pub(crate) fn end(&self) -> Result<(), Broken> {

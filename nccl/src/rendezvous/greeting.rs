@@ -22,6 +22,7 @@ use sha2::Sha256;
 
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
 use super::secret::Secret;
+use crate::visible;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
 pub(super) const VERSION: u64 = 9;
@@ -241,7 +242,7 @@ impl Greeting {
                     },
                     _ => return Err(Broken("no kind of refusal")),
                 },
-                why: fields.text()?,
+                why: fields.said()?,
             },
             _ => return Err(Broken("something else than a greeting")),
         };
@@ -306,6 +307,8 @@ impl Hello {
         let Self {
             host, pid, rank, ..
         } = self;
+        // The proof is over what was sent.
+        let host = visible::text(host);
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
             Role::Observer | Role::Follower | Role::Onlooker => {

@@ -195,10 +195,10 @@ impl Known {
     }
 
     fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let (rank, host, pid) = (fields.index()?, fields.text()?, fields.number()?);
+        let (rank, host, pid) = (fields.index()?, fields.said()?, fields.number()?);
         let (kernel, at) = (fields.text()?, fields.text()?);
         let since = phase_age(fields)?;
-        let name = fields.text()?;
+        let name = fields.said()?;
         Ok(Self {
             rank,
             host,
@@ -406,7 +406,7 @@ impl Incoming {
                 let from = (0..fields.count(8)?).map(|_| fields.index());
                 Self::Push(Push::CutOff {
                     from: from.collect::<Result<_, _>>()?,
-                    why: fields.text()?,
+                    why: fields.said()?,
                 })
             }
             kind::INQUIRE => Self::Push(Push::Inquire {
@@ -429,7 +429,7 @@ impl Incoming {
                 let rank = fields.index()?;
                 let silent = phase_age(&mut fields)?;
                 let seen = fields.number()? != 0;
-                let state = fields.text()?;
+                let state = fields.said()?;
                 Self::Push(Push::Suspected {
                     rank,
                     silent,

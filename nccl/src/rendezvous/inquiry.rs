@@ -154,7 +154,7 @@ impl Attendance {
             key,
             turn,
             entered: has_entered.then_some(since),
-            last: fields.text()?,
+            last: fields.said()?,
         })
     }
 }
@@ -186,13 +186,13 @@ impl Lateness {
                 Ok(Latecomer {
                     rank: fields.index()?,
                     place: fields.index()?,
-                    host: fields.text()?,
+                    host: fields.said()?,
                     pid: u32::try_from(fields.number()?).map_err(|_| Broken("no process"))?,
                     behind: duration(fields)?,
                     has_entered: fields.number()? != 0,
                     answers: fields.number()? != 0,
-                    phase: fields.text()?,
-                    last: fields.text()?,
+                    phase: fields.said()?,
+                    last: fields.said()?,
                 })
             })
             .collect::<Result<_, Broken>>()?;

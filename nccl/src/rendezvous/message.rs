@@ -163,7 +163,7 @@ pub(super) fn put_departure(to: &mut Vec<u8>, departure: &Departure) {
 
 pub(super) fn departure(fields: &mut Fields<'_>) -> Result<Departure, Broken> {
     let number = fields.number()?;
-    let text = fields.text()?;
+    let text = fields.said()?;
     match number {
         0 => Ok(Departure::Left),
         1 => Ok(Departure::Failed(text)),
@@ -229,7 +229,7 @@ impl Incomplete {
                     .map(|_| {
                         let rank = fields.index()?;
                         let since = fields.number()?;
-                        let name = fields.text()?;
+                        let name = fields.said()?;
                         let phase = since
                             .checked_sub(1)
                             .map(|since| (name, Duration::from_millis(since.min(LONGEST))));
@@ -237,7 +237,7 @@ impl Incomplete {
                     })
                     .collect::<Result<_, Broken>>()?;
                 let remarks = (0..fields.count(8)?)
-                    .map(|_| fields.text())
+                    .map(|_| fields.said())
                     .collect::<Result<_, _>>()?;
                 Self::TimedOut {
                     missing,
@@ -255,7 +255,7 @@ impl Incomplete {
             },
             4 => Self::GivenUp {
                 rank: fields.index()?,
-                reason: fields.text()?,
+                reason: fields.said()?,
             },
             5 => Self::OtherMembers,
             6 => Self::NoKey {

@@ -22,6 +22,7 @@ use super::request::Request;
 use super::succession::Loss;
 use crate::supervision::recorder;
 use crate::sync::Mutex;
+use crate::visible;
 
 /// The largest message of an observer: it may have started many ranks.
 const LARGEST_WORD: usize = 1 << 20;
@@ -214,7 +215,8 @@ impl Peer {
                 match hello.role {
                     Role::Rank => {
                         let rank = hello.rank;
-                        let who = (&hello.host[..], hello.pid, &hello.kernel[..]);
+                        let host = visible::text(&hello.host);
+                        let who = (&host[..], hello.pid, &hello.kernel[..]);
                         let outlet = Outlet::Remote(connection);
                         door.hub.attach(rank, outlet, who, Some(welcome))?;
                         let bereaved = Weak::clone(&self.this) as Weak<dyn Bereaved>;

@@ -310,7 +310,7 @@ impl Request {
                 }
             }
             kind::CANCEL => Self::Cancel {
-                reason: fields.text()?,
+                reason: fields.said()?,
             },
             kind::SET => Self::Set {
                 key: fields.text()?,
@@ -321,7 +321,7 @@ impl Request {
                 patience: duration(&mut fields)?,
             },
             kind::PHASE => Self::Phase {
-                name: fields.text()?,
+                name: fields.said()?,
             },
             kind::ANNOUNCE => Self::Announce {
                 topic: fields.text()?,
@@ -333,11 +333,11 @@ impl Request {
                 bytes: fields.bytes()?.to_vec(),
             },
             kind::FAIL => Self::Fail {
-                chain: fields.text()?,
+                chain: fields.said()?,
             },
             kind::STAY => {
                 let failed = fields.number()? != 0;
-                let chain = fields.text()?;
+                let chain = fields.said()?;
                 let chain = failed.then_some(chain);
                 Self::Stay { chain }
             }
@@ -366,11 +366,11 @@ impl Request {
             kind::ATTENDS => Self::Attends(Attendance::take(&mut fields)?),
             kind::PONG => Self::Pong(fields.number()?),
             kind::LAST => Self::Last {
-                call: fields.text()?,
+                call: fields.said()?,
             },
             kind::SAW => Self::Saw {
                 rank: fields.index()?,
-                state: fields.text()?,
+                state: fields.said()?,
             },
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)
@@ -381,7 +381,7 @@ impl Request {
             kind::ENDED => Self::Ended {
                 rank: fields.index()?,
                 pid: fields.number()?,
-                how: fields.text()?,
+                how: fields.said()?,
             },
             _ => return Err(Broken("a request of an unknown kind")),
         };

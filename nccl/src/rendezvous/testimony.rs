@@ -80,7 +80,7 @@ pub(super) fn report(fields: &mut Fields<'_>) -> Result<Report<Notice>, Broken> 
             .map(|_| {
                 let rank = fields.index()?;
                 let kind = fields.number()?;
-                let how = fields.text()?;
+                let how = fields.said()?;
                 let loss = match kind {
                     0 => Loss::Told(how),
                     1 => Loss::Closed(how),

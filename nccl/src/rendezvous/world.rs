@@ -26,6 +26,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::preflight::Checks;
 use crate::supervision::Fault;
+use crate::visible;
 use crate::time::deadline_after;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
@@ -378,7 +379,7 @@ impl World {
             if let (Ok(pid), Ok(host), Ok(at)) = (fields.number(), fields.bytes(), fields.text()) {
                 member.at = Some(at);
                 member.pid = u32::try_from(pid).unwrap_or_default();
-                member.host = String::from_utf8_lossy(host).into_owned();
+                member.host = visible::text(&String::from_utf8_lossy(host));
                 let _ = fields.bytes();
                 member.kernel = fields.number().unwrap_or_default();
                 let launched = fields.number().unwrap_or_default().checked_sub(1);

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::visible;
+
 /// Bytes kept of a line.
 const LONGEST: usize = 2000;
 
@@ -31,7 +33,7 @@ impl Tail {
             self.lines.pop_front();
         }
         let text = String::from_utf8_lossy(&seen[..seen.len().min(LONGEST)]);
-        let mut text: String = text.chars().map(visible).collect();
+        let mut text: String = text.chars().map(visible::character).collect();
         if seen.len() > LONGEST {
             text.push_str(" …");
         }
@@ -40,19 +42,6 @@ impl Tail {
 
     pub(in crate::launch) fn lines(&self) -> Vec<String> {
         self.lines.iter().cloned().collect()
-    }
-}
-
-/// Reports are printed to terminals, which obey escape sequences and marks of direction: nothing of a rank moves the cursor
-/// there, or has a line read in another order.
-fn visible(character: char) -> char {
-    match character {
-        '\t' => '\t',
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-            '\u{fffd}'
-        }
-        control if control.is_control() => '\u{fffd}',
-        other => other,
     }
 }
 

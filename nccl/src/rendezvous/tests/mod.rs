@@ -191,3 +191,22 @@ fn a_second_rank_0_is_told_who_holds_the_address() {
     drop(first);
     World::join(rendezvous("held", 0, 1)).unwrap();
 }
+
+#[test]
+fn what_a_rank_says_of_itself_is_no_command_to_the_terminals_of_the_others() {
+    let meet = |rank| rendezvous("steered", rank, 2);
+    std::thread::scope(|scope| {
+        let one = scope.spawn(move || {
+            let world = World::join(meet(1)).unwrap();
+            world.fail(&std::io::Error::other(
+                "gone\r\x1b[2Jrank 0 failed\u{202e}\nline 2",
+            ));
+        });
+        let zero = World::join(meet(0)).unwrap();
+        one.join().unwrap();
+        let error = zero.barrier("together").unwrap_err().to_string();
+        let shown = "gone\u{fffd}\u{fffd}[2Jrank 0 failed\u{fffd}\nline 2";
+        assert!(error.contains(shown), "{error:?}");
+        assert_eq!(zero.departed(), [(1, format!("it failed: {shown}"))]);
+    });
+}

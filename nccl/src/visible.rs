@@ -1,0 +1,87 @@
+//! Text of other processes, made fit for a terminal: nothing in it moves the cursor, or has a line read in another order.
+
+/// What stands for a character that a terminal obeys instead of showing it.
+const INSTEAD: char = '\u{fffd}';
+
+/// The character, or what stands for it. The end of a line is one that is obeyed.
+pub(crate) fn character(character: char) -> char {
+    match character {
+        '\t' => '\t',
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            INSTEAD
+        }
+        control if control.is_control() => INSTEAD,
+        other => other,
+    }
+}
+
+/// A text of several lines.
+pub(crate) fn text(text: &str) -> String {
+    let shown = |c| if c == '\n' { c } else { character(c) };
+    text.chars().map(shown).collect()
+}
+
+/// A line of a program, behind a prefix that has to stay: of a progress bar what is to be seen last, and colours end with the
+/// line.
+pub(crate) fn line(line: &[u8]) -> String {
+    let line = String::from_utf8_lossy(line);
+    let line = line.trim_end_matches('\r');
+    let mut rest = line.rsplit('\r').next().unwrap_or(line);
+    let (mut shown, mut is_coloured) = (String::with_capacity(rest.len()), false);
+    while let Some(next) = rest.chars().next() {
+        let length = colour(rest).unwrap_or(0);
+        is_coloured |= length > 0;
+        if length > 0 {
+            shown.push_str(&rest[..length]);
+        } else {
+            shown.push(character(next));
+        }
+        rest = &rest[length.max(next.len_utf8())..];
+    }
+    if is_coloured {
+        shown.push_str("\x1b[0m");
+    }
+    shown
+}
+
+/// The length of the sequence at the beginning that sets colours and the like (SGR), which moves nothing.
+fn colour(text: &str) -> Option<usize> {
+    let parameters = text.strip_prefix("\x1b[")?;
+    let end = parameters.find(|c: char| !c.is_ascii_digit() && !matches!(c, ';' | ':'))?;
+    parameters[end..]
+        .starts_with('m')
+        .then_some("\x1b[".len() + end + "m".len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_keeps_its_lines_and_nothing_that_a_terminal_obeys() {
+        assert_eq!(
+            text("it broke\r\x1b[2J\u{9b}1A\u{202e}\n\tat 3\x7f"),
+            "it broke\u{fffd}\u{fffd}[2J\u{fffd}1A\u{fffd}\n\tat 3\u{fffd}"
+        );
+    }
+
+    #[test]
+    fn a_line_keeps_its_colours_and_cannot_reach_what_stands_in_front_of_it() {
+        for (printed, shown) in [
+            (&b"plain \xc3\xa9"[..], "plain é"),
+            (b"of DOS\r", "of DOS"),
+            (b" 1/3\r 2/3\r 3/3\r", " 3/3"),
+            (b"\r[0] forged", "[0] forged"),
+            (b"\x1b[1;31mred\x1b[m", "\x1b[1;31mred\x1b[m\x1b[0m"),
+            (b"\x1b[38:5:1mred", "\x1b[38:5:1mred\x1b[0m"),
+            (b"\x1b[99D[0] forged", "\u{fffd}[99D[0] forged"),
+            (b"\x1b[1G\x1b[A", "\u{fffd}[1G\u{fffd}[A"),
+            (b"\x1b", "\u{fffd}"),
+            (b"\x1b[1;3", "\u{fffd}[1;3"),
+            (b"\xc2\x9b1A \x9b1A", "\u{fffd}1A \u{fffd}1A"),
+            (b"\x08\x0b\x0c", "\u{fffd}\u{fffd}\u{fffd}"),
+        ] {
+            assert_eq!(line(printed), shown, "{printed:?}");
+        }
+    }
+}
