@@ -144,11 +144,13 @@ impl FleetBuilder {
     }
 
     /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
-    /// handed over in a file that only this user can read.
+    /// handed over in a file that only this user can read. An empty one is an error of [`start`](Self::start); see
+    /// [`Rendezvous::secret`](crate::Rendezvous::secret) for what makes a good one.
     ///
-    /// ```
+    /// ```no_run
     /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).secret(std::env::var("SECRET").unwrap_or_default());
+    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
+    /// let builder = Fleet::builder(4).secret(secret);
     /// ```
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Secret::Given(secret.into());
@@ -357,6 +359,11 @@ impl FleetBuilder {
         };
         let secret_file = match &self.secret {
             Secret::File(path) => Some(path.clone()),
+            Secret::Given(secret) if secret.trim_ascii().is_empty() => {
+                return Err(Error::launch(
+                    "the ranks' secret is empty: give one (openssl rand -hex 32), or none",
+                ));
+            }
             Secret::Given(secret) => Some(written(Some(secret))?),
             // Nobody could tell it to the others.
             Secret::Fresh if several_hosts => None,

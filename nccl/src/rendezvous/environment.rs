@@ -190,8 +190,12 @@ impl Rendezvous {
     /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
     /// sides of every connection prove that they know it, without sending it.
     ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret("correct horse");
+    /// It has to be random, 128 bits at least (`openssl rand -hex 32`): one connection gives a stranger what is needed to try
+    /// secrets without a further one. An empty one is an error of [`World::join`](crate::World::join).
+    ///
+    /// ```no_run
+    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret(secret);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
@@ -268,8 +272,9 @@ impl Rendezvous {
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) when it is none of these.
     ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.secret("correct horse");
+    /// ```no_run
+    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.secret(secret);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {

@@ -39,6 +39,15 @@ pub(crate) fn job(name: &str, epoch: u64) -> Result<(), String> {
 
 impl Job {
     pub(super) fn check(&self) -> Result<()> {
+        if self
+            .secret
+            .as_ref()
+            .is_some_and(|secret| secret.bytes().is_empty())
+        {
+            return Err(Error::rendezvous(
+                "the job's secret is empty, which keeps no stranger out: give one (openssl rand -hex 32), or none",
+            ));
+        }
         job(&self.name, self.epoch).map_err(Error::rendezvous)
     }
 }

@@ -119,7 +119,6 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        rendezvous.job.check()?;
         // The thread keeps the limit; it ends a little later than its last try.
         let limit = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
@@ -142,7 +141,8 @@ impl Observer {
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::InvalidConfig`] for a limit in the environment
+    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for an empty secret, and for a job
+    /// beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment
     /// that cannot be read.
     ///
     /// ```
@@ -154,6 +154,7 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
+        rendezvous.job.check()?;
         FromOutside::of_process()?;
         let limit = world_limit(rendezvous.timeout);
         Self::start_with(rendezvous.timeout(limit), true)

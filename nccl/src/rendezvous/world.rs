@@ -26,8 +26,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::preflight::Checks;
 use crate::supervision::Fault;
-use crate::visible;
 use crate::time::deadline_after;
+use crate::visible;
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
 ///
@@ -114,6 +114,7 @@ impl World {
         }
         rendezvous.job.check()?;
         FromOutside::of_process()?;
+        launcher::own_rank()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let job = rendezvous.job.clone();
         let coordinating = (rendezvous.rank == 0).then(|| {
@@ -370,7 +371,7 @@ impl World {
         };
         put_bytes(&mut own, kernel.as_bytes());
         put_number(&mut own, process::kernel_sum());
-        let launched = launcher::own_rank().and_then(|rank| u64::try_from(rank).ok());
+        let launched = launcher::own_rank()?.and_then(|rank| u64::try_from(rank).ok());
         put_number(&mut own, launched.map_or(0, |rank| rank.saturating_add(1)));
         let parts = self.collect("join", &own, deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];

@@ -1,13 +1,23 @@
 //! Which GPUs a program would see, without asking the driver, which would have to be started for it.
 
+use std::ffi::OsString;
+
 /// The names by which `CUDA_VISIBLE_DEVICES` knows them; empty where there are none.
-pub(crate) fn visible() -> Vec<String> {
-    let named = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+///
+/// # Errors
+/// A sentence, for a variable that is no text.
+pub(crate) fn visible() -> Result<Vec<String>, String> {
+    let named = std::env::var_os("CUDA_VISIBLE_DEVICES")
+        .map(OsString::into_string)
+        .transpose()
+        .map_err(|value| {
+            format!("CUDA_VISIBLE_DEVICES={value:?} is not UTF-8: set it to text, or unset it")
+        })?;
     let there = std::fs::read_dir("/proc/driver/nvidia/gpus");
-    listed(
+    Ok(listed(
         named.as_deref(),
         there.map_or(0, |entries| entries.flatten().count()),
-    )
+    ))
 }
 
 fn listed(named: Option<&str>, there: usize) -> Vec<String> {

@@ -167,7 +167,7 @@ impl Options {
 pub(crate) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
-    gpus: impl Fn() -> Vec<String>,
+    gpus: impl Fn() -> Result<Vec<String>, String>,
 ) -> Result<Asked, String> {
     let hint = |sentence: String| format!("{sentence} (nccl-run --help lists the options)");
     let mut parser = Parser::from_args(arguments);
@@ -312,7 +312,7 @@ pub(crate) fn parse(
             "--tag-time and --no-prefix exclude each other",
         ));
     }
-    let found = gpus();
+    let found = gpus()?;
     options.ranks = match ranks {
         Some(ranks) => ranks,
         None if found.is_empty() => {

@@ -13,9 +13,14 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
+use crate::error::Result;
+
 pub(super) use address::{FORMS, place, places};
 
 /// The rank that a launcher gave this process, if one did.
-pub(super) fn own_rank() -> Option<usize> {
-    variables::rank(|name| std::env::var(name).ok())
+///
+/// # Errors
+/// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) for a variable of a launcher that is no text.
+pub(super) fn own_rank() -> Result<Option<usize>> {
+    variables::rank(|name| std::env::var_os(name))
 }

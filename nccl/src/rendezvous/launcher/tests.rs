@@ -393,3 +393,13 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
     );
     assert_eq!(rendezvous.said, None);
 }
+
+#[test]
+fn the_rank_of_a_launcher_that_is_no_text_is_an_error() {
+    let rank = |value: &[u8]| {
+        super::variables::rank(|name| (name == "RANK").then(|| OsStr::from_bytes(value).to_owned()))
+    };
+    let error = rank(b"1\xff").unwrap_err().to_string();
+    assert!(error.contains("RANK=\"1\\xFF\" is not UTF-8"), "{error}");
+    assert_eq!(super::variables::rank(|_| None).unwrap(), None);
+}

@@ -115,8 +115,10 @@ pub(super) struct Launch {
 }
 
 /// Which rank the launcher started this process as, where one says so.
-pub(super) fn rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
-    Launch::find(get).ok().map(|launch| launch.rank)
+pub(super) fn rank(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<usize>> {
+    as_text(get, |get| {
+        Ok(Launch::find(get).ok().map(|launch| launch.rank))
+    })
 }
 
 impl Launch {

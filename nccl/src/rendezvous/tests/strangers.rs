@@ -137,6 +137,14 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
         (World::rejoin(long()).err(), "has 5000 bytes"),
         (Observer::join(long()).err(), "has 5000 bytes"),
         (long().fail(&cause).err(), "has 5000 bytes"),
+        (
+            World::join(rank().secret("")).err(),
+            "the job's secret is empty",
+        ),
+        (
+            Observer::start(rank().secret("")).err(),
+            "the job's secret is empty",
+        ),
         (World::join(late()).err(), "9223372036854775807 is the last"),
         (
             World::join(rendezvous("limits", 0, 1).epoch(u64::MAX)).err(),

@@ -2,8 +2,12 @@
 
 use super::*;
 
+fn no_gpus() -> Result<Vec<String>, String> {
+    Ok(Vec::new())
+}
+
 fn read(line: &str) -> Result<Asked, String> {
-    parse(line.split(' ').map(OsString::from), |_| None, Vec::new)
+    parse(line.split(' ').map(OsString::from), |_| None, no_gpus)
 }
 
 fn options(line: &str) -> Options {
@@ -124,7 +128,7 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
     let two_secrets = parse(
         ["-n", "1", "prog"].map(OsString::from),
         |_| Some("x".into()),
-        Vec::new,
+        no_gpus,
     );
     assert!(two_secrets.unwrap_err().contains("leave one"));
 }
@@ -136,7 +140,7 @@ fn a_secret_and_the_path_of_its_file_may_be_any_bytes() {
         let read = parse(
             ["-n", "1", "prog"].map(OsString::from),
             |name| (name == set).then(|| OsString::from_vec(bytes.clone())),
-            Vec::new,
+            no_gpus,
         );
         match read {
             Ok(Asked::Run(options)) => *options,
@@ -150,13 +154,14 @@ fn a_secret_and_the_path_of_its_file_may_be_any_bytes() {
 
 #[test]
 fn there_are_as_many_ranks_as_gpus_unless_told() {
-    let gpus = || vec![String::from("0"), String::from("3")];
+    let found = vec![String::from("0"), String::from("3")];
+    let gpus = || Ok(found.clone());
     let read = |line: &str| match parse(line.split(' ').map(OsString::from), |_| None, gpus) {
         Ok(Asked::Run(options)) => *options,
         other => panic!("{other:?}"),
     };
     assert_eq!(read("prog").ranks, 2);
-    assert_eq!(read("--one-gpu-each prog").devices, Some(gpus()));
+    assert_eq!(read("--one-gpu-each prog").devices, Some(found.clone()));
     assert_eq!(read("-n 5 prog").ranks, 5);
 }
 
