@@ -5,19 +5,15 @@
 //! program's hook, and ends the process.
 
 use std::fmt;
-use std::io::Write as _;
-use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use crate::communicator::Inner;
+use crate::say::write_within;
 use crate::sync::Mutex;
 
-/// How long the hook may take.
+/// How long the last word may take, and the hook as well.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Why this crate ends the process; given to the hook of [`on_fatal`].
@@ -183,44 +179,17 @@ impl fmt::Display for FatalCause {
 pub(crate) fn end_the_process(report: FatalReport) -> ! {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if BEGUN.swap(true, Ordering::SeqCst) {
-        // Another thread is at it, unless even that does not come to its end.
-        std::thread::sleep(LIMIT * 2);
+        // Another thread is at it, and needs up to the limit twice: for its last word and for the hook. Unless even that does
+        // not come to its end.
+        std::thread::sleep(LIMIT * 3);
         std::process::abort();
     }
-    say(format!("nccl: {report}; ending the process\n"));
+    let said = format!("nccl: {report}; ending the process\n");
+    write_within(std::io::stderr(), &said, LIMIT);
     match hear(report) {
         FatalExit::Abort => std::process::abort(),
         // SAFETY: ends the process at once.
         FatalExit::Code(code) => unsafe { libc::_exit(code.into()) },
-    }
-}
-
-/// Writes the last word. Standard error may be a pipe that is full, or locked by another thread: it is given up then.
-fn say(text: String) {
-    let (done, written) = mpsc::channel();
-    let text: Arc<str> = text.into();
-    let write = {
-        let text = Arc::clone(&text);
-        move || {
-            let _ = std::io::stderr().write_all(text.as_bytes());
-            let _ = done.send(());
-        }
-    };
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-last-word"))
-        .spawn(write);
-    match spawned {
-        Ok(_) => drop(written.recv_timeout(LIMIT)),
-        Err(_) => write_within(std::io::stderr(), text.as_bytes(), LIMIT),
-    }
-}
-
-/// For a process that can have no thread: writes as much as a pipe that polls as writable takes at once.
-fn write_within(to: impl AsFd, text: &[u8], limit: Duration) {
-    let mut fds = [PollFd::new(&to, PollFlags::OUT)];
-    let limit = Timespec::try_from(limit).ok();
-    if poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
-        let _ = rustix::io::write(&to, &text[..text.len().min(libc::PIPE_BUF)]);
     }
 }
 
@@ -239,25 +208,4 @@ fn hear(report: FatalReport) -> FatalExit {
         .spawn(run);
     let said = spawned.ok().and_then(|_| said.recv_timeout(LIMIT).ok());
     said.unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Read as _;
-
-    use super::*;
-
-    #[test]
-    fn without_a_thread_a_line_is_written_to_a_pipe_with_room_and_a_full_one_is_given_up() {
-        let (mut from, mut to) = std::io::pipe().expect("a pipe");
-        write_within(&to, b"nccl: a line\n", LIMIT);
-        let mut line = [0; 13];
-        from.read_exact(&mut line).expect("a line");
-        assert_eq!(&line, b"nccl: a line\n");
-        let flags = rustix::fs::OFlags::NONBLOCK;
-        rustix::fs::fcntl_setfl(&to, flags).expect("a flag");
-        while to.write(&[0; libc::PIPE_BUF]).is_ok() {}
-        rustix::fs::fcntl_setfl(&to, rustix::fs::OFlags::empty()).expect("a flag");
-        write_within(&to, b"nccl: a line\n", Duration::from_millis(10));
-    }
 }

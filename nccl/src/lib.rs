@@ -131,6 +131,7 @@ mod recorded;
 mod reduce;
 mod rendezvous;
 mod request;
+mod say;
 pub mod stats;
 mod supervision;
 mod sync;

@@ -1,10 +1,14 @@
 //! What ranks print, and where it goes.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::running::{Notes, Running, run, script};
+use nccl_tools::testing::eventually;
+
+use super::running::{Notes, PROGRAM, Running, run, script};
 
 #[test]
 fn lines_stay_whole_and_say_whose_they_are() {
@@ -258,4 +262,58 @@ fn ncclls_own_log_has_a_file_per_rank() {
     );
     let text = run.stdout();
     assert!(text.contains("[1] INFO nccl.rank-1.log =lo lo\n"), "{text}");
+}
+
+#[test]
+fn what_is_no_terminal_gets_the_bytes_of_a_rank_as_they_are() {
+    let run = run("-n 1", r"printf '\r[0] forged\033[99D\n'");
+    assert_eq!(run.stdout, b"[0] \r[0] forged\x1b[99D\n", "{run:?}");
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_told_once_with_its_cause_and_the_ranks_go_on() {
+    let notes = Notes::new();
+    let text = format!(
+        "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; {}",
+        notes.noting("done-$NCCL_RUN_RANK", "x")
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" >/dev/full", "sh", PROGRAM]);
+    command.args(["-n", "2", "--", "sh", "-c", &text]);
+    let run = Running::start(command).finish();
+    assert_eq!(run.code, 0, "{run:?}");
+    let told = "nccl-run: standard output cannot be written any more: No space left on device";
+    assert_eq!(run.stderr.matches(told).count(), 1, "{run:?}");
+    assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
+    notes.read("done-0");
+    notes.read("done-1");
+}
+
+#[test]
+fn nccl_run_ends_although_its_report_and_its_output_share_a_pipe_that_nobody_reads() {
+    let (unread, pipe) = std::io::pipe().unwrap();
+    let mut command = script(
+        "-n 2 --linger 0 --grace 100ms",
+        "if [ $NCCL_RUN_RANK = 0 ]; then yes; else sleep 0.3; exit 3; fi",
+    );
+    command.stdout(pipe.try_clone().unwrap()).stderr(pipe);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut status = None;
+    eventually("nccl-run ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(3));
+    drop(unread);
+}
+
+#[test]
+fn gpus_whose_names_are_no_text_are_an_error() {
+    let mut command = script("-n 1", "true");
+    command.env("CUDA_VISIBLE_DEVICES", OsStr::from_bytes(b"0,\xff"));
+    let run = Running::start(command).finish();
+    assert_eq!(run.code, 2, "{run:?}");
+    let named = "CUDA_VISIBLE_DEVICES=\"0,\\xFF\" is not UTF-8";
+    assert!(run.stderr.contains(named), "{run:?}");
 }

@@ -150,3 +150,14 @@ fn a_terminal_that_goes_away_ends_all() {
     drop(terminal);
     all_gone(&ranks);
 }
+
+#[test]
+fn what_a_rank_prints_cannot_reach_the_rank_in_front_of_it() {
+    let rank = r"printf '\r[0] forged\n\033[99D[0] forged\n\033[31mred\n'";
+    let script = "\"$1\" -n 1 -- sh -c \"$2\"; echo code $?";
+    let mut terminal = Terminal::new(script, &[PROGRAM, rank]);
+    assert_eq!(terminal.code(), Some(0));
+    terminal.shows("code 0");
+    let shown = "[0] [0] forged\r\n[0] \u{fffd}[99D[0] forged\r\n[0] \x1b[31mred\x1b[0m\r\n";
+    terminal.shows(shown);
+}

@@ -28,7 +28,8 @@ impl Control {
             observers: Vec::new(),
         };
         let place = rendezvous(environment, epoch);
-        control.look(place.and_then(|place| Observer::start_by_number(place.timeout(Duration::MAX))));
+        control
+            .look(place.and_then(|place| Observer::start_by_number(place.timeout(Duration::MAX))));
         control
     }
 

@@ -50,6 +50,14 @@ pub enum Event {
         /// The system's error.
         error: Arc<io::Error>,
     },
+    /// What ranks print on this stream could not be written to the same stream of this process, on a full disk say. The
+    /// rest of it is lost, and the ranks go on.
+    OutputCut {
+        /// Which stream.
+        stream: Stream,
+        /// The system's error.
+        error: Arc<io::Error>,
+    },
     /// What still runs has been sent this signal, because a rank failed or because somebody asked.
     Ending(Signal),
     /// Nothing runs any more.

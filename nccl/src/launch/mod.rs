@@ -69,3 +69,7 @@ pub use fleet::Fleet;
 pub use oom::OomKill;
 pub use output::{Line, Output, Stream};
 pub use report::{RankEnd, Report};
+
+/// For `nccl-run`.
+#[doc(hidden)]
+pub use crate::say::write_within;

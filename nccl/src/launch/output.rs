@@ -3,7 +3,8 @@
 //!
 //! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
 //! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
-//! wait, as it would at a pipe. When nobody reads any more, its pipe is closed, and it sees that.
+//! wait, as it would at a pipe. When the reader is gone, the rank's pipe is closed, and it sees that; when the output cannot be
+//! written for another reason, it is read and dropped.
 
 mod lines;
 mod pump;

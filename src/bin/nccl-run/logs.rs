@@ -1,31 +1,44 @@
-//! `--log-dir`: says that a file of it ends before its rank's output does.
+//! Says that what ranks print is lost: on this program's own output, or in a file of `--log-dir`.
 
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use nccl::launch::{Event, Events};
+use nccl::launch::{Event, Events, Stream};
 
 use crate::say;
 
-/// Says so once, of the first file: a disk is full for all. Ends with the fleet.
-pub(crate) fn watch(events: Events, directory: &Path) -> io::Result<JoinHandle<()>> {
-    let directory = directory.to_owned();
+/// Says so once of each stream, and of the first file: a disk is full for all. Ends with the fleet.
+pub(crate) fn watch(events: Events, directory: Option<PathBuf>) -> io::Result<JoinHandle<()>> {
     let watch = move || {
-        let mut cut = events.filter_map(|event| match event {
-            Event::LogCut {
-                rank,
-                stream,
-                error,
-            } => Some((rank, stream, error)),
-            _ => None,
-        });
-        if let Some((rank, stream, error)) = cut.next() {
-            let file = directory.join(format!("rank-{rank}.{}", stream.name()));
-            say(&format!(
-                "{} ends here, and is not written any more: {error}; of other files of --log-dir this is not said again",
-                file.display()
-            ));
+        let mut directory = directory;
+        for event in events {
+            match event {
+                Event::LogCut {
+                    rank,
+                    stream,
+                    error,
+                } => {
+                    let Some(directory) = directory.take() else {
+                        continue;
+                    };
+                    let file = directory.join(format!("rank-{rank}.{}", stream.name()));
+                    say(&format!(
+                        "{} ends here, and is not written any more: {error}; of other files of --log-dir this is not said again",
+                        file.display()
+                    ));
+                }
+                Event::OutputCut { stream, error } => {
+                    let name = match stream {
+                        Stream::Stdout => "standard output",
+                        Stream::Stderr => "standard error",
+                    };
+                    say(&format!(
+                        "{name} cannot be written any more: {error}; the ranks go on, and what else they print there is lost"
+                    ));
+                }
+                _ => {}
+            }
         }
     };
     std::thread::Builder::new()

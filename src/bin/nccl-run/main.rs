@@ -18,6 +18,7 @@ mod signals;
 use std::io::{IsTerminal, Write};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nccl::launch::{Output, RankEnd, Report};
 use options::{Asked, Options, Restart};
@@ -47,9 +48,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// How long standard error may take nothing of what is said.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// Says something on standard error, which nobody has to read.
 fn say(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "nccl-run: {text}");
+    nccl::launch::write_within(std::io::stderr(), &format!("nccl-run: {text}\n"), PATIENCE);
 }
 
 /// Why there are no ranks.
@@ -141,10 +145,7 @@ fn run(options: Options) -> Result<u8, Failed> {
         command
     });
     let fleet = Arc::new(fleet.map_err(Failed::Start)?);
-    let logs = options
-        .log_dir
-        .as_deref()
-        .map(|path| logs::watch(fleet.events(), path));
+    let logs = logs::watch(fleet.events(), options.log_dir.clone());
     let signals = signals
         .pass_on_to(Arc::clone(&fleet), options.grace)
         .map_err(Failed::Signals)?;
@@ -182,7 +183,7 @@ fn run(options: Options) -> Result<u8, Failed> {
     signals.end();
     // Ends the fleet's events.
     drop(fleet);
-    if let Some(Ok(logs)) = logs {
+    if let Ok(logs) = logs {
         let _ = logs.join();
     }
     Ok(code)

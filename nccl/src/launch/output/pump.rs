@@ -1,7 +1,7 @@
 //! The threads that read what ranks print.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
-use rustix::pipe::PIPE_BUF;
 
 use super::super::event::{Board, Event};
 use super::lines::Lines;
 use super::{Line, Output, Stream, Tail};
+use crate::say::piece;
 use crate::sync::Mutex;
+use crate::visible;
 
 /// Bytes taken from a rank before it is another's turn.
 const PIECE: usize = 64 << 10;
@@ -68,7 +69,12 @@ impl Pumps {
                 output: output.clone(),
                 width: world_size.saturating_sub(1).max(1).ilog10() as usize + 1,
                 begun,
+                is_screen: match stream {
+                    Stream::Stdout => io::stdout().is_terminal(),
+                    Stream::Stderr => io::stderr().is_terminal(),
+                },
                 closed: false,
+                is_unread: false,
                 tell: Arc::clone(tell),
                 board: Arc::clone(board),
             };
@@ -138,8 +144,12 @@ struct Pump {
     /// Digits of the highest rank.
     width: usize,
     begun: Instant,
-    /// Nobody reads what we print any more.
+    /// What is printed goes to a terminal, which obeys escape sequences.
+    is_screen: bool,
+    /// Nothing more can be printed.
     closed: bool,
+    /// What is printed has no reader any more.
+    is_unread: bool,
     tell: Arc<OwnedFd>,
     board: Arc<Board>,
 }
@@ -223,6 +233,7 @@ impl Pump {
         let prefix = prefix(&self.output, self.width, source.rank, stamp);
         let mut tail = source.tail.as_ref().map(|tail| tail.lock());
         let (output, rank, stream) = (&self.output, source.rank, self.stream);
+        let is_screen = self.is_screen;
         let mut each = |line: &[u8]| {
             let text = line.strip_suffix(b"\n").unwrap_or(line);
             if let Some(tail) = &mut tail {
@@ -238,7 +249,10 @@ impl Pump {
                 }),
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());
-                    out.extend_from_slice(text);
+                    match is_screen {
+                        true => out.extend_from_slice(visible::line(text).as_bytes()),
+                        false => out.extend_from_slice(text),
+                    }
                     out.push(b'\n');
                 }
             }
@@ -254,7 +268,7 @@ impl Pump {
         drop(tail);
         self.print(&out);
         let source = &mut self.sources[index];
-        let unread = self.closed && source.file.is_none() && source.tail.is_none();
+        let unread = self.is_unread && source.file.is_none() && source.tail.is_none();
         if length == 0 || unread {
             source.pipe = None;
             source.file = None;
@@ -275,7 +289,15 @@ impl Pump {
             Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
         };
         *self.shared.writing.lock() = None;
-        self.closed = written.is_err();
+        if let Err(error) = written {
+            self.closed = true;
+            // A rank whose reader is gone notices that, as it would without this process. It has no part in a full disk.
+            self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
+            if !self.is_unread {
+                let (stream, error) = (self.stream, Arc::new(error));
+                self.board.post(Event::OutputCut { stream, error }, |_| {});
+            }
+        }
     }
 }
 
@@ -302,15 +324,6 @@ fn write(
     Ok(())
 }
 
-/// What a pipe with room takes at once: whole lines, as far as they are no longer than that.
-fn piece(bytes: &[u8]) -> &[u8] {
-    let Some(most) = bytes.get(..PIPE_BUF) else {
-        return bytes;
-    };
-    let end = most.iter().rposition(|&byte| byte == b'\n');
-    &most[..end.map_or(PIPE_BUF, |end| end + 1)]
-}
-
 fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -> String {
     match (output, stamp) {
         (Output::Timed, Some(stamp)) => {
@@ -322,6 +335,8 @@ fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -
 
 #[cfg(test)]
 mod tests {
+    use rustix::pipe::PIPE_BUF;
+
     use super::*;
 
     #[test]
@@ -335,14 +350,5 @@ mod tests {
         drop(writer);
         assert_eq!(read.join().expect("a reader").expect("text"), text);
         assert!(taken >= text.len() / PIPE_BUF, "{taken}");
-    }
-
-    #[test]
-    fn a_piece_ends_with_a_line_unless_the_line_is_longer() {
-        assert_eq!(piece(b"a\nb"), b"a\nb");
-        let lines = "0123456\n012\n".repeat(PIPE_BUF);
-        let first = piece(lines.as_bytes());
-        assert!(first.ends_with(b"\n") && first.len() > PIPE_BUF - 12);
-        assert_eq!(piece(&[b'x'; 2 * PIPE_BUF]), [b'x'; PIPE_BUF]);
     }
 }
