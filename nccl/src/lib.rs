@@ -2,14 +2,12 @@
 //! deadline on everything that can wait.
 //!
 //! ```
-//! use nccl::cudarc::driver::CudaContext;
 //! use nccl::{ReduceOp, World};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! nccl_emulator::install_unless_gpu()?; // on a machine with GPUs this does nothing
+//! # nccl_emulator::install_unless_gpu()?;
 //! let world = World::single(); // or World::join(Rendezvous::from_env()?)?
-//! let context = CudaContext::new(world.local_rank())?;
-//! let stream = context.new_stream()?;
+//! let stream = nccl::device(world.local_rank())?.new_stream()?;
 //! let comm = world.communicator("demo").stream(&stream).build()?;
 //!
 //! let x = stream.clone_htod(&[1.0f32, 2.0, 3.0])?;
@@ -19,6 +17,10 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Without a GPU [`device()`] is an error that says so. For tests, and for programs that are to run on a laptop as well, the crate
+//! `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()` before anything else does nothing where there is a
+//! GPU. A program for GPUs leaves it out, so that it does not go on with the CPU when its driver is missing.
 //!
 //! # Overview
 //! - [`Library`]: which libnccl is loaded, what it can do.
