@@ -213,16 +213,17 @@ impl Script {
         loop {
             // Asked before the lines are read: what an ended rank has said comes within a moment.
             let pids = fleet.pids();
-            let Ok((rank, text, at)) = self.lines.recv_timeout(MOMENT) else {
-                let ended = silent.iter().find(|&&rank| pids[rank].is_none());
-                match ended {
+            let line = self.lines.recv_timeout(MOMENT);
+            // Ranks that say something else may do so without end.
+            if Instant::now() >= deadline {
+                return Err(format!("ranks {silent:?} have not said {words:?}").into());
+            }
+            let Ok((rank, text, at)) = line else {
+                match silent.iter().find(|&&rank| pids[rank].is_none()) {
                     Some(rank) => {
                         return Err(format!("rank {rank} has ended without {words:?}").into());
                     }
-                    None if Instant::now() < deadline => continue,
-                    None => {
-                        return Err(format!("nobody hears {words:?} from ranks {silent:?}").into());
-                    }
+                    None => continue,
                 }
             };
             println!("rank {rank}: {text}");

@@ -92,32 +92,28 @@ fn launch(victim: usize) -> Outcome {
         while !silent.is_empty() {
             // Asked before the lines are read: what an ended rank has said comes within a moment.
             let pids = fleet.pids();
-            match lines.recv_timeout(MOMENT) {
-                Ok((rank, line)) => {
-                    if line == word {
-                        silent.remove(&rank);
-                    }
-                    said.entry(rank).or_default().push(line);
+            let line = lines.recv_timeout(MOMENT).ok();
+            let is_quiet = line.is_none();
+            if let Some((rank, line)) = line {
+                if line == word {
+                    silent.remove(&rank);
                 }
-                Err(_) => {
-                    let ended: Vec<usize> = silent
-                        .iter()
-                        .copied()
-                        .filter(|&rank| pids[rank].is_none())
-                        .collect();
-                    if ended.is_empty() && Instant::now() < deadline {
-                        continue;
+                said.entry(rank).or_default().push(line);
+            }
+            let ended = silent.iter().copied();
+            let ended: Vec<usize> = ended.filter(|&rank| pids[rank].is_none()).collect();
+            // Ranks that say something else may do so without end.
+            let is_late = Instant::now() >= deadline && !silent.is_empty();
+            if is_late || (is_quiet && !ended.is_empty()) {
+                for rank in &silent {
+                    for line in said.get(rank).into_iter().flatten() {
+                        eprintln!("[{rank}] {line}");
                     }
-                    for rank in &ended {
-                        for line in said.get(rank).into_iter().flatten() {
-                            eprintln!("[{rank}] {line}");
-                        }
-                    }
-                    return Err(format!(
-                        "ranks {silent:?} have not said {word:?}, and of them {ended:?} have ended"
-                    )
-                    .into());
                 }
+                return Err(format!(
+                    "ranks {silent:?} have not said {word:?}, and of them {ended:?} have ended"
+                )
+                .into());
             }
         }
         Ok(())
