@@ -105,3 +105,40 @@ fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
         Ok(())
     });
 }
+
+/// Any communicator of the group may be the one that is aborted, and not only the first. In the default launch mode.
+#[test]
+fn a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators() {
+    if !needs_emulator("faults on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Result<()> {
+        let stream = support::device(&world)?.new_stream()?;
+        let build = |name| world.communicator(name).stream(&stream).build();
+        let (first, second) = (build("first")?, build("second")?);
+        let _fault = faults::at_call("ncclGroupEnd")
+            .communicator("second")
+            .rank(1)
+            .stall();
+        let mut x = stream.clone_htod(&[1.0f32; 8])?;
+        let mut y = stream.clone_htod(&[1.0f32; 8])?;
+        std::thread::scope(|scope| -> Result<()> {
+            scope.spawn(|| {
+                std::thread::sleep(SHORT);
+                (world.rank() == 1).then(|| second.abort("on purpose"))
+            });
+            let stalled = nccl::group(|group| {
+                group
+                    .on(&first)?
+                    .all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+                group
+                    .on(&second)?
+                    .all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+                Ok(())
+            });
+            let error = stalled.and_then(|sums| sums.wait()).unwrap_err();
+            assert!(error.to_string().contains("on purpose"), "{error}");
+            Ok(())
+        })
+    });
+}

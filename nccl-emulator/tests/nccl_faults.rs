@@ -151,6 +151,30 @@ fn a_call_that_stalls_ends_with_its_abort() {
 }
 
 #[test]
+fn a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators() {
+    let test = "a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators";
+    alone(test, &[], || {
+        let [first, second] = [(); 2].map(|()| Rank::join_nonblocking(unique_id(), 1, 0));
+        let (from, to) = (first.memory(&[1u8]), first.memory(&[0u8]));
+        let guard = faults::at_call("ncclGroupEnd").nth(1).stall();
+        thread::scope(|scope| {
+            let stalls = scope.spawn(|| {
+                assert_eq!(nccl!(ncclGroupStart()), 0);
+                for rank in [&first, &second] {
+                    assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
+                    assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
+                }
+                nccl!(ncclGroupEnd())
+            });
+            assert!(guard.wait_for_hits(1, PATIENCE));
+            assert_eq!(second.abort(), 0);
+            wait_until("the call comes back", || stalls.is_finished());
+        });
+        assert_eq!(first.abort(), 0);
+    });
+}
+
+#[test]
 fn a_call_that_stalls_ends_with_the_abort_of_the_parent() {
     alone(
         "a_call_that_stalls_ends_with_the_abort_of_the_parent",

@@ -72,9 +72,7 @@ pub use guard::{FaultGuard, LateGuard, late};
 pub(crate) use in_force::{any, check_environment, check_for_nvidias, lateness};
 pub(crate) use rule::{OperationFault, Subject};
 pub use specification::SpecificationError;
-#[cfg(feature = "real-nccl")]
-pub(crate) use strikes::check_call_until;
-pub(crate) use strikes::{check_call, check_driver_call, check_operation};
+pub(crate) use strikes::{check_call, check_call_until, check_driver_call, check_operation};
 
 /// Where a fault sits.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -86,10 +86,10 @@ fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Res
         .iter()
         .map(|communicator| communicator.subject())
         .collect();
-    let abort = communicators
-        .first()
-        .map(|communicator| &*communicator.abort);
-    faults::check_call(function, &subjects, abort)
+    faults::check_call_until(function, &subjects, &|| {
+        let mut flags = communicators.iter().map(|communicator| &communicator.abort);
+        flags.any(|flag| flag.is_raised())
+    })
 }
 
 /// `PtrCheck`.
