@@ -204,9 +204,14 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
     for soname in CUDA.iter().chain(&NCCL) {
         refuse_loaded(soname)?;
     }
-    if options.nccl.is_some() {
-        faults::check_for_nvidias().map_err(|reason| InstallError::RealNccl { reason })?;
-    }
+    faults::check_for(options).map_err(|reason| match options.nccl.is_some() {
+        true => InstallError::RealNccl { reason },
+        false => InstallError::BadOption {
+            name: options::VERSION,
+            value: options.version.to_string(),
+            expected: format!("a release in which all faults can strike: {reason}"),
+        },
+    })?;
     settings::fix(Settings {
         devices: options.devices,
         memory: options.memory,

@@ -92,9 +92,9 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
-/// Whether NVIDIA's library is, or is to be, in the place of the emulator's own NCCL.
-pub(crate) fn is_real() -> bool {
-    OPTIONS.get().is_some_and(|options| options.nccl.is_some())
+/// Those that are fixed already.
+pub(crate) fn in_force() -> Option<&'static Options> {
+    OPTIONS.get()
 }
 
 /// Fixes the options of this process.

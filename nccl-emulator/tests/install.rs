@@ -182,6 +182,20 @@ fn what_strikes_nothing_on_the_library_of_nvidia_is_refused() {
 }
 
 #[test]
+fn a_fault_of_a_named_communicator_is_refused_by_a_release_that_knows_no_names() {
+    let fault = "call=ncclGroupEnd,comm=tp,action=hang";
+    let environment = [
+        ("NCCL_EMULATOR_VERSION", "2.26.2"),
+        ("NCCL_EMULATOR_FAULTS", fault),
+    ];
+    let output = child("bad", &environment);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let reason = "names are known from 2.27.3 on, and the emulator is NCCL 2.26.2";
+    assert!(said.contains(reason), "{said}");
+}
+
+#[test]
 fn the_choice_can_be_forced() {
     succeeds("forced", &[("NCCL_EMULATOR", "1")]);
     succeeds("not wanted", &[("NCCL_EMULATOR", "0")]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use nccl_emulator::faults;
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
-use ranks::{Rank, alone, last_error, nccl, processes_ending, threads, unique_id, wait_until};
+use ranks::{Rank, alone, api, last_error, nccl, processes_ending, threads, unique_id, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -412,6 +412,23 @@ fn a_specification_that_cannot_be_read_fails_every_init() {
             let text = "NCCL_EMULATOR_FAULTS: in \"call=ncclSends,action=hang\": neither NCCL nor the \
                     driver has a function \"ncclSends\"";
             assert_eq!(last_error(), text);
+        },
+    );
+}
+
+#[test]
+fn a_fault_that_an_old_release_cannot_place_is_an_error() {
+    let environment = [("NCCL_EMULATOR_VERSION", "2.26.2")];
+    alone(
+        "a_fault_that_an_old_release_cannot_place_is_an_error",
+        &environment,
+        || {
+            api();
+            let named = faults::specify("run=AllReduce,comm=tp,action=stall").unwrap_err();
+            let reason = "names are known from 2.27.3 on, and the emulator is NCCL 2.26.2";
+            assert!(named.to_string().contains(reason), "{named}");
+            let place = || faults::at_call("ncclGroupEnd").communicator("tp").hang();
+            assert!(std::panic::catch_unwind(place).is_err());
         },
     );
 }

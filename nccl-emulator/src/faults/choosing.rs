@@ -75,11 +75,11 @@ pub fn at_operation(name: &str) -> Fault {
 /// ```
 pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     let faults = specification::parse(text)?.build();
-    if options::is_real()
+    if let Some(options) = options::in_force()
         && let Some(problem) = faults
             .rules
             .iter()
-            .find_map(|rule| rule.is_useless_on_nvidias())
+            .find_map(|rule| rule.is_useless(options))
     {
         return Err(SpecificationError {
             entry: text.to_owned(),
@@ -123,8 +123,16 @@ impl Fault {
     /// Only on communicators of this name (`commName`), or, with a `*` at the end, of names that begin like this: so that
     /// tests that are threads of one process do not disturb each other. With [`rank`](Self::rank), that rank of these.
     ///
-    /// A group counts for each communicator in it. Names are known from 2.27.3 on; the crate `nccl` gives those of its
-    /// communicators. What belongs to no communicator, like `ncclGetUniqueId` and the driver's functions, is not struck.
+    /// A group counts for each communicator in it. The crate `nccl` gives the names of its communicators. What belongs to no
+    /// communicator, like `ncclGetUniqueId` and the driver's functions, is not struck.
+    ///
+    /// The name is all that tells communicators apart: two worlds of one process that both call theirs `demo` are struck alike,
+    /// so give those of a test a name of its own, or a beginning, as in the second line below.
+    ///
+    /// # Panics
+    /// Putting the fault in place panics where names are not known, because it would strike nothing: on NVIDIA's own library,
+    /// and where the emulator is a release before 2.27.3. [`specify`] and [`install`](crate::install()) return an error
+    /// there.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -244,8 +252,8 @@ impl Fault {
             communicator: self.communicator,
             ..Rule::new(self.point, self.rank, self.nth, action)
         };
-        if options::is_real()
-            && let Some(reason) = rule.is_useless_on_nvidias()
+        if let Some(options) = options::in_force()
+            && let Some(reason) = rule.is_useless(options)
         {
             panic!("{reason}");
         }

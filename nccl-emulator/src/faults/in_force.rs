@@ -8,6 +8,7 @@ use cuda_emulator::sync::Mutex;
 
 use super::rule::Rule;
 use super::specification::{self, SpecificationError};
+use crate::options::Options;
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
@@ -58,17 +59,20 @@ pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
     SPECIFIED.as_ref().map(drop)
 }
 
-/// Whether the faults of the environment can be read, and can strike on NVIDIA's own library.
+/// Whether all faults that are in place can strike with these options; on NVIDIA's own library, which cannot be struck later, also
+/// whether those of the environment can be read.
 ///
 /// # Errors
 /// Why not.
-pub(crate) fn check_for_nvidias() -> Result<(), String> {
-    check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
+pub(crate) fn check_for(options: &Options) -> Result<(), String> {
+    if options.nccl.is_some() {
+        check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
+    }
     let faults = FAULTS.lock();
     let useless = faults
         .rules
         .iter()
-        .find_map(|rule| rule.is_useless_on_nvidias());
+        .find_map(|rule| rule.is_useless(options));
     useless.map_or(Ok(()), Err)
 }
 

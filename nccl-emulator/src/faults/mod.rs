@@ -69,7 +69,7 @@ use std::time::Duration;
 
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
-pub(crate) use in_force::{any, check_environment, check_for_nvidias, lateness};
+pub(crate) use in_force::{any, check_environment, check_for, lateness};
 pub(crate) use rule::{OperationFault, Subject};
 pub use specification::SpecificationError;
 pub(crate) use strikes::{check_call, check_call_until, check_driver_call, check_operation};

@@ -6,9 +6,14 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use cuda_emulator::sync::{Condvar, Mutex};
+use nccl_sys::Version;
 
 use super::{Action, Point};
 use crate::nccl::Code;
+use crate::options::Options;
+
+/// The first release that knows names of communicators.
+const NAMES: Version = Version::new(2, 27, 3);
 
 /// How often a call that hangs looks whether it may go on.
 const TICK: Duration = Duration::from_millis(5);
@@ -133,18 +138,22 @@ impl Rule {
         true
     }
 
-    /// Why it would never strike on NVIDIA's own library.
-    pub(super) fn is_useless_on_nvidias(&self) -> Option<String> {
-        match (&self.point, &self.communicator) {
-            (Point::Operation(_), _) => Some(format!(
-                "a fault at {} strikes nothing: on NVIDIA's own library only calls can be struck",
-                self.point
+    /// Why it would never strike with these options.
+    pub(super) fn is_useless(&self, options: &Options) -> Option<String> {
+        let (point, is_named) = (&self.point, self.communicator.is_some());
+        let of_a_name = format!("a fault at {point} of a named communicator strikes nothing");
+        match (point, options.nccl.is_some()) {
+            (Point::Operation(_), true) => Some(format!(
+                "a fault at {point} strikes nothing: on NVIDIA's own library only calls can be struck"
             )),
-            (Point::Call(_), Some(_)) => Some(format!(
-                "a fault at {} of a named communicator strikes nothing: on NVIDIA's own library names are not known",
-                self.point
+            (Point::Call(_), true) if is_named => Some(format!(
+                "{of_a_name}: on NVIDIA's own library names are not known"
             )),
-            (Point::Call(_), None) => None,
+            (_, false) if is_named && options.version < NAMES => Some(format!(
+                "{of_a_name}: names are known from {NAMES} on, and the emulator is NCCL {}",
+                options.version
+            )),
+            _ => None,
         }
     }
 
