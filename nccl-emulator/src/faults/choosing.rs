@@ -207,7 +207,9 @@ impl Fault {
         self.install(Action::Hang)
     }
 
-    /// It hangs, until its communicator is aborted or the guard goes.
+    /// It hangs, until its communicator is aborted or the guard goes. A group hangs until any of its communicators is aborted; a
+    /// call that makes a communicator (`ncclCommInitRankConfig`) has none yet that could be aborted, and hangs until the guard
+    /// goes.
     ///
     /// ```
     /// use nccl_emulator::faults;
