@@ -11,30 +11,13 @@ use support::apart;
 use support::sums::sum;
 
 const RANKS: usize = 2;
-/// How long an operation and a finalize may take.
+/// How long an operation, a finalize and an abort may take: less than NCCL sleeps.
 const LIMIT: Duration = Duration::from_secs(1);
 /// Whatever takes as long was not ended.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// NCCL's ways between two ranks of a host, and its longest sleep between two attempts to connect from the first one on.
-const TRANSPORTS: [(&str, &[(&str, &str)]); 3] = [
-    ("P2P", &[("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400")]),
-    (
-        "shared memory",
-        &[
-            ("NCCL_P2P_DISABLE", "1"),
-            ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400"),
-        ],
-    ),
-    (
-        "sockets",
-        &[
-            ("NCCL_P2P_DISABLE", "1"),
-            ("NCCL_SHM_DISABLE", "1"),
-            ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400"),
-        ],
-    ),
-];
+/// NCCL's longest sleep between two attempts to connect, from the first one on.
+const SLEEP: (&str, &str) = ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400");
 
 /// At what the survivor is when it meets the dead rank.
 const STAGES: [&str; 4] = ["first operation", "connecting", "finalize", "drop"];
@@ -46,6 +29,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
         .stream(&stream)
         .timeout(LIMIT)
         .finalize_timeout(LIMIT)
+        .abort_timeout(LIMIT)
         .build()?;
     if matches!(stage, "finalize" | "drop") {
         assert_eq!(sum(&comm.within(PATIENCE), &stream)?, 11.0);
@@ -81,32 +65,47 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-#[test]
-fn a_rank_survives_a_peer_that_died_before_the_first_operation_or_the_end() {
-    let test = name(&|| ());
-    if let Some((role, world)) = apart::rank(&test, RANKS) {
+/// In processes of `test`, whose ranks reach each other in the way that `variables` leave.
+fn survives(test: &str, variables: &[(&str, &str)]) {
+    if let Some((role, world)) = apart::rank(test, RANKS) {
         rank(&world, &role).expect("it goes on");
         return;
     }
     if !support::needs_processes(RANKS) {
         return;
     }
-    for (transport, variables) in TRANSPORTS {
-        for stage in STAGES {
-            let mut ranks = apart::start(&test, stage, RANKS, variables);
-            apart::all_say(&mut ranks, "ready");
-            if stage == "connecting" {
-                // It dials the other one by now, or waits for it.
-                std::thread::sleep(Duration::from_millis(200));
-            }
-            ranks.remove(1).kill();
-            let mut survivor = ranks.remove(0);
-            if stage != "connecting" {
-                survivor.go_on();
-            }
-            let survived = survivor.says("survived after ");
-            println!("{transport}, {stage}: {survived}");
-            survivor.succeeds(PATIENCE);
+    let mut all = vec![SLEEP];
+    all.extend(variables);
+    for stage in STAGES {
+        let mut ranks = apart::start(test, stage, RANKS, &all);
+        apart::all_say(&mut ranks, "ready");
+        if stage == "connecting" {
+            // It dials the other one by now, or waits for it.
+            std::thread::sleep(Duration::from_millis(200));
         }
+        ranks.remove(1).kill();
+        let mut survivor = ranks.remove(0);
+        if stage != "connecting" {
+            survivor.go_on();
+        }
+        let survived = survivor.says("survived after ");
+        println!("{stage}: {survived}");
+        survivor.succeeds(PATIENCE);
     }
+}
+
+#[test]
+fn a_rank_survives_a_peer_that_died_before_the_first_operation_or_the_end() {
+    survives(&name(&|| ()), &[]);
+}
+
+#[test]
+fn over_shared_memory_a_rank_survives_a_peer_that_died() {
+    survives(&name(&|| ()), &[("NCCL_P2P_DISABLE", "1")]);
+}
+
+#[test]
+fn over_sockets_a_rank_survives_a_peer_that_died() {
+    let sockets = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")];
+    survives(&name(&|| ()), &sockets);
 }

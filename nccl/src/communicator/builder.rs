@@ -336,6 +336,9 @@ impl<'a> CommunicatorBuilder<'a> {
 
     /// How long NCCL may take to give an aborted communicator back; 10 s unless set.
     ///
+    /// While NCCL is at a call or a launch, it is 4 s at least: as long as NCCL may sleep between two attempts to connect,
+    /// where it does not look whether it is to end.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;

@@ -373,7 +373,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
                 (true, true) => {
                     let span = events::abort_span(&inner.tracked.track().identity);
                     let _entered = span.enter();
-                    let freed = inner.phase.wait_freed(inner.timeouts.abort);
+                    let freed = inner.phase.wait_freed(inner.abort_limit());
                     inner.conclude_end(freed)
                 }
                 (true, false) => inner.carry_out_abort(),
@@ -403,7 +403,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);
-                let end = move || inner.phase.end(&inner, inner.timeouts.abort);
+                let end = move || inner.phase.end(&inner, inner.abort_limit());
                 let spawned = threads::spawn("nccl-abort", end);
                 if let Err(error) = spawned {
                     events::no_thread("for an abort", &error);

@@ -19,7 +19,7 @@ use super::revoke::Revocation;
 use super::start::{Patience, as_int, settle_apart, start, start_split};
 use super::state::{Left, Phase};
 use super::switch::Switch;
-use super::{IDLE_PARENT, Inner, LaunchMode, Pins, Timeouts, guard, order};
+use super::{IDLE_PARENT, Inner, LaunchMode, Pins, Timeouts, guard, order, timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::driver;
@@ -331,6 +331,7 @@ impl Prepared {
             context: self.context,
             stream: self.stream,
             timeouts: self.timeouts,
+            notice: timeouts::notice(),
             phase,
             tracked,
             aborting_since: OnceLock::new(),

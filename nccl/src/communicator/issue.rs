@@ -329,7 +329,7 @@ impl Inner {
     /// that it was only lent.
     pub(super) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent::of(self);
-        let limit = self.timeouts.abort;
+        let limit = self.abort_limit();
         if !self.end_for(reason) {
             end_the_process(FatalReport::new(self, FatalCause::NotFreed { limit }));
         }

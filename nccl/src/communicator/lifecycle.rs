@@ -112,7 +112,7 @@ impl Communicator {
             Outcome::Freed => Ok(()),
             Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
                 what: self.inner.held_abort(),
-                limit: self.inner.timeouts.abort,
+                limit: self.inner.abort_limit(),
             })
             .during(|| {
                 self.inner
@@ -158,7 +158,7 @@ impl Inner {
 
     /// It is being ended: waits until NCCL has let go of what it was lent, no longer than an end may take.
     fn wait_until_let_go(&self) -> bool {
-        let deadline = deadline_after(self.timeouts.orderly_end());
+        let deadline = deadline_after(self.end_limit());
         while !self.phase.has_let_go() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -271,11 +271,31 @@ impl Inner {
         true
     }
 
+    /// How long NCCL may take to give it back: the limit, and while NCCL is at something that has to notice the abort, as long
+    /// as that may take.
+    pub(super) fn abort_limit(&self) -> Duration {
+        let limit = self.timeouts.abort;
+        let is_inside = match self.blocks {
+            true => self.handle.try_take().is_none(),
+            false => self.is_unsettled.load(Ordering::Acquire),
+        };
+        match is_inside {
+            true => limit.max(self.notice),
+            false => limit,
+        }
+    }
+
+    /// How long another thread may take to end it.
+    pub(crate) fn end_limit(&self) -> Duration {
+        let more = self.abort_limit().saturating_sub(self.timeouts.abort);
+        self.timeouts.orderly_end().saturating_add(more)
+    }
+
     pub(super) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
         let span = events::abort_span(&self.tracked.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
-        let limit = self.timeouts.abort;
+        let limit = self.abort_limit();
         let freed = within(limit, "nccl-abort", move || inner.phase.end(&inner, limit));
         self.conclude_end(freed == Some(true))
     }
@@ -296,7 +316,7 @@ impl Inner {
 
     /// Somebody else is ending it: waits for that, no longer than that may take.
     pub(crate) fn wait_for_the_end(&self) -> Outcome {
-        let deadline = deadline_after(self.timeouts.orderly_end());
+        let deadline = deadline_after(self.end_limit());
         while !self.phase.get().is_final() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -352,7 +372,7 @@ impl Inner {
                     None
                 }
                 // It has noticed by now, or somebody else ends the communicator: as long as an abort may take.
-                false => wait(self.timeouts.abort.saturating_add(LOOK)),
+                false => wait(self.abort_limit().saturating_add(LOOK)),
             }
         });
         let end = |freed| {
@@ -403,7 +423,7 @@ impl Inner {
             if self.phase.leaked() {
                 everybody::leaks();
                 let roster = self.roster();
-                let (held, limit) = (self.held_abort(), self.timeouts.abort);
+                let (held, limit) = (self.held_abort(), self.abort_limit());
                 let why = format!("{held} did not come back within {limit:?}");
                 events::leaked_communicator((&self.name, roster), self.rank, &why);
             }

@@ -146,6 +146,8 @@ pub(crate) struct Inner {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
     pub(crate) timeouts: Timeouts,
+    /// How long NCCL may take to notice an abort.
+    pub(crate) notice: Duration,
     pub(crate) phase: Arc<Phase>,
     /// What it recorded.
     pub(crate) tracked: Tracked,

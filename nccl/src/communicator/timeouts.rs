@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::preflight;
+
 /// How long what a communicator does may take. [`World::with_timeouts`](crate::World::with_timeouts) sets it
 /// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
 /// for one, and [`Communicator::within`](crate::Communicator::within) the limit of single operations.
@@ -182,5 +184,30 @@ impl Timeouts {
         self.abort
             .saturating_add(self.confirm)
             .saturating_add(SLACK)
+    }
+}
+
+/// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
+/// connect, which is longer each time.
+pub(super) fn notice() -> Duration {
+    const COUNT: u64 = 34;
+    const SLEEP: u64 = 100;
+    const MORE: Duration = Duration::from_millis(600);
+    let set = |variable, otherwise| {
+        let value = preflight::variable(variable).and_then(|(value, _)| preflight::number(&value));
+        value.map_or(otherwise, |value| u64::try_from(value).unwrap_or(0))
+    };
+    let longest = set("NCCL_SOCKET_RETRY_SLEEP_MSEC", SLEEP)
+        .saturating_mul(set("NCCL_SOCKET_RETRY_CNT", COUNT));
+    Duration::from_millis(longest).saturating_add(MORE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abort_is_noticed_behind_the_longest_sleep_between_two_attempts_to_connect() {
+        assert_eq!(notice(), Duration::from_secs(4));
     }
 }

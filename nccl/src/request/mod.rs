@@ -426,7 +426,7 @@ impl Future for Request {
             Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
         };
         let deadline = if self.inner.phase.get().is_aborted() {
-            let until = deadline_after(self.inner.timeouts.orderly_end());
+            let until = deadline_after(self.inner.end_limit());
             let ending = Ending {
                 error: failed,
                 until,

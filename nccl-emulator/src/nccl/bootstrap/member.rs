@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::wire::{MAX_BYTES, Message};
 use crate::nccl::abort::TICK;
@@ -152,12 +152,10 @@ pub(crate) fn dial<T>(
             attempt + 1,
             pause.as_millis()
         );
-        let until = Instant::now() + pause;
-        while let Some(left) = until.checked_duration_since(Instant::now()) {
-            if aborted() {
-                return Err(INTERNAL);
-            }
-            thread::sleep(left.min(TICK));
+        // As NCCL sleeps: without a look at the abort flag.
+        thread::sleep(pause);
+        if aborted() {
+            return Err(INTERNAL);
         }
     }
     unreachable!("the loop returns")
