@@ -12,13 +12,21 @@ mod abort_together;
 mod aborts;
 #[path = "awaiting.rs"]
 mod awaiting;
+#[path = "dead_peers.rs"]
+mod dead_peers;
 #[path = "deadlines.rs"]
 mod deadlines;
 #[path = "hangs/main.rs"]
 mod hangs;
 #[path = "killed.rs"]
 mod killed;
+#[path = "let_go.rs"]
+mod let_go;
+#[path = "members/main.rs"]
+mod members;
 #[path = "operations.rs"]
 mod operations;
 #[path = "plans.rs"]
 mod plans;
+#[path = "revoke.rs"]
+mod revoke;

@@ -6,9 +6,9 @@ use nccl::{Communicator, CommunicatorState as State, ErrorKind, GrowWay, LaunchM
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, name};
 
-use crate::support;
-use crate::support::sums::{start, sum};
-use crate::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
+use super::support;
+use super::support::sums::{start, sum};
+use super::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 

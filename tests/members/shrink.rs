@@ -9,9 +9,9 @@ use nccl::{
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
-use crate::support;
-use crate::support::sums::{start, sum};
-use crate::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
+use super::support;
+use super::support::sums::{start, sum};
+use super::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
