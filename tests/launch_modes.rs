@@ -3,7 +3,8 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
@@ -15,6 +16,7 @@ use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
@@ -481,8 +483,30 @@ fn the_variable_sets_the_mode_where_the_program_sets_none() {
         });
 }
 
+/// The lines of a log in which this process tells why its communicators are in another mode.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().name() == "nccl.comm.launch_mode" {
+            let mut line = String::new();
+            event.record(
+                &mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                    let _ = write!(line, "{field}={value:?} ");
+                },
+            );
+            self.0.lock().expect("no panic").push(line);
+        }
+    }
+}
+
 /// Rank 1 alone has what stands against it; none was asked for a mode.
-fn agree_not_to_block(world: &World, is_older: bool) -> Outcome {
+fn agree_not_to_block(world: &World, older: bool) -> Outcome {
+    let is_older = older && world.rank() == 1;
+    let lines = Lines::default();
+    let subscriber = tracing_subscriber::registry().with(lines.clone());
+    tracing::subscriber::set_global_default(subscriber)?;
     let stream = support::device(world)?.new_stream()?;
     let library = match is_older {
         true => {
@@ -503,6 +527,19 @@ fn agree_not_to_block(world: &World, is_older: bool) -> Outcome {
     assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
     part.finalize()?;
     comm.finalize()?;
+    let again = world.communicator("again").stream(&stream);
+    let again = again.library(&library).without_preflight().build()?;
+    again.finalize()?;
+    // Each process says once which rank it was, and why.
+    let lines = lines.0.lock().expect("no panic").clone();
+    let why = match older {
+        true => "NCCL 2.25.1 is older than 2.26.2",
+        false => "NCCL_COMM_BLOCKING=0 in",
+    };
+    assert!(
+        matches!(&lines[..], [line] if line.contains("rank=1 ") && line.contains(why)),
+        "{lines:?}"
+    );
     // Where another rank insists, all hear that this one cannot.
     let comm = world.communicator("insisting").stream(&stream);
     let comm = comm.library(&library).without_preflight();
@@ -528,7 +565,7 @@ fn ranks_agree_on_what_all_can_with_other_variables_and_releases() {
                     // SAFETY: this process runs this test alone, and no other thread of it reads its environment now.
                     unsafe { std::env::set_var("NCCL_COMM_BLOCKING", "0") };
                 }
-                agree_not_to_block(&world, world.rank() == 1 && older)
+                agree_not_to_block(&world, older)
             });
     }
 }

@@ -28,7 +28,9 @@ use crate::preflight;
 /// [`World::with_launch_mode`](crate::World::with_launch_mode), or the variable `NCCL_RUN_LAUNCH_MODE=blocking-child` or
 /// `non-blocking` where the program sets none), the ranks agree on `BlockingChild` where the library of every rank can
 /// do that and no variable of NCCL's contradicts it, and on `NonBlocking` otherwise. On NCCL 2.32.3 a grouped exchange
-/// of 8 bytes took 149 µs of host time in `NonBlocking` and 7 µs in `BlockingChild` (`docs/results/host_costs.md`).
+/// of 8 bytes between processes took 172 µs of host time in `NonBlocking` and 4 µs in `BlockingChild`, the medians of
+/// `docs/results/host_costs.md`. Ranks with different releases have to leave out the checks before the start
+/// ([`CommunicatorBuilder::without_preflight`](crate::CommunicatorBuilder::without_preflight)), which refuse that.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
