@@ -558,11 +558,8 @@ pub(crate) const ROWS: &[Row] = {
             HalfInit,
             Fail,
         )
-        .other(Returns, Init, Unharmed)
         .on_rank(0),
-        row(P::Grow, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told)
-            .other(Returns, Init, Unharmed)
-            .on_rank(0),
+        row(P::Grow, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told).on_rank(0),
         row(
             P::Grow,
             "ncclCommGetAsyncError",
@@ -571,7 +568,6 @@ pub(crate) const ROWS: &[Row] = {
             Told,
         )
         .on_rank(0),
-        row(P::GrowNew, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told)
-            .other(Returns, Init, Unharmed),
+        row(P::GrowNew, "ncclCommGrow", Error(OUT, NOT_BACK), Init, Told),
     ]
 };
