@@ -6,11 +6,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::communicator::Inner;
 use crate::say::write_within;
+use crate::supervision::Roster;
 use crate::sync::Mutex;
 
 /// How long the last word may take, and the hook as well.
@@ -35,6 +36,7 @@ pub struct FatalReport {
     pub world_size: usize,
     /// What does not end.
     pub cause: FatalCause,
+    roster: Arc<Roster>,
 }
 
 /// What does not end, in a [`FatalReport`].
@@ -124,6 +126,7 @@ impl FatalReport {
             communicator: inner.name.to_string(),
             rank: inner.rank,
             world_size: inner.world_size,
+            roster: Arc::clone(inner.roster()),
             cause,
         }
     }
@@ -133,8 +136,10 @@ impl fmt::Display for FatalReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "rank {} of {:?}: {}",
-            self.rank, self.communicator, self.cause
+            "{} of {}: {}",
+            self.roster.who(&[self.rank]),
+            self.roster.named(&self.communicator),
+            self.cause
         )
     }
 }
@@ -208,4 +213,30 @@ fn hear(report: FatalReport) -> FatalExit {
         .spawn(run);
     let said = spawned.ok().and_then(|_| said.recv_timeout(LIMIT).ok());
     said.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::Member;
+
+    #[test]
+    fn a_report_says_which_process_of_the_job_it_is() {
+        let members = [Some(0), Some(2), Some(3)].map(|launched| {
+            let mut member = Member::here();
+            member.launched = launched;
+            member
+        });
+        let report = FatalReport {
+            communicator: String::from("tp"),
+            rank: 0,
+            world_size: 2,
+            cause: FatalCause::Panicked,
+            roster: Arc::new(Roster::new(&[1, 2], &members)),
+        };
+        let text = report.to_string();
+        let who =
+            "rank 0 (world rank 1, launcher rank 2) of \"tp\" (world ranks 1-2): a thread panicked";
+        assert!(text.starts_with(who), "{text}");
+    }
 }

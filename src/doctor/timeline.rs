@@ -86,10 +86,7 @@ pub fn summary(timeline: &Timeline) -> String {
         text.push_str(&format!("  rank {}: none: {}\n", missing.rank, missing.why));
     }
     for standing in timeline.standings() {
-        text.push_str(&format!(
-            "  {:?}: {}\n",
-            standing.communicator, standing.sentence
-        ));
+        text.push_str(&format!("  {}: {}\n", standing.named, standing.sentence));
     }
     for why in &timeline.left_out {
         text.push_str(&format!("  left out: {why}\n"));

@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::forked;
 use crate::library::Capability;
-use crate::supervision::Cause;
+use crate::supervision::{Cause, Roster};
 use crate::sync::Mutex;
 use crate::threads;
 use crate::time::deadline_after;
@@ -183,6 +183,7 @@ pub struct EndedCommunicator {
     /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort limit;
     /// [`Finalized`](State::Finalized) when its orderly end came first.
     pub state: State,
+    roster: Arc<Roster>,
 }
 
 impl AbortReport {
@@ -215,8 +216,11 @@ impl fmt::Display for AbortReport {
         write!(f, "{} communicators ended", self.ended.len())?;
         for (at, ended) in self.ended.iter().enumerate() {
             let before = if at == 0 { ": " } else { "; " };
-            let EndedCommunicator { name, rank, state } = ended;
-            write!(f, "{before}rank {rank} of {name:?} is {state}")?;
+            let (who, named) = (
+                ended.roster.who(&[ended.rank]),
+                ended.roster.named(&ended.name),
+            );
+            write!(f, "{before}{who} of {named} is {}", ended.state)?;
         }
         Ok(())
     }
@@ -278,17 +282,24 @@ pub fn abort_all(reason: &str) -> AbortReport {
     abort_together(late, || Why::from(reason));
 
     let listed = |birth: &&Arc<Record>| !lives.iter().any(|inner| of(inner, birth));
-    let of_lives = lives
-        .iter()
-        .map(|inner| (&inner.name, inner.rank, inner.phase.get()));
+    let of_lives = lives.iter().map(|inner| {
+        (
+            &inner.name,
+            inner.rank,
+            inner.phase.get(),
+            Arc::clone(inner.roster()),
+        )
+    });
     let of_births = births.iter().filter(listed);
-    let of_births = of_births.map(|birth| (&birth.name, birth.rank, birth.state()));
+    // Of what has not come to be, it is not known which ranks it has.
+    let of_births = of_births.map(|birth| (&birth.name, birth.rank, birth.state(), Arc::default()));
     let ended = of_lives
         .chain(of_births)
-        .map(|(name, rank, state)| EndedCommunicator {
+        .map(|(name, rank, state, roster)| EndedCommunicator {
             name: name.to_string(),
             rank,
             state,
+            roster,
         });
     AbortReport {
         ended: ended.collect(),

@@ -62,6 +62,6 @@ pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
 pub(crate) use elect::ALONE;
 pub(crate) use fault::Cause;
 pub use fault::{Fault, FaultClass};
-pub(crate) use roster::Roster;
+pub(crate) use roster::{Roster, short_key};
 pub(crate) use unborn::Unborn;
 pub(crate) use watch::Watch;

@@ -44,6 +44,17 @@ impl Roster {
         }
     }
 
+    /// Of a communicator that was recorded.
+    pub(crate) fn recorded(
+        world_ranks: Option<&[usize]>,
+        launcher_ranks: Option<&[usize]>,
+    ) -> Self {
+        Self {
+            world_ranks: world_ranks.unwrap_or_default().to_vec(),
+            launcher_ranks: launcher_ranks.unwrap_or_default().to_vec(),
+        }
+    }
+
     /// Of the communicator of the ranks `members` of the line.
     pub(crate) fn of(line: &Line, members: &[usize]) -> Self {
         let people = line.members();
@@ -65,6 +76,11 @@ impl Roster {
     pub(crate) fn launcher_rank(&self, rank: usize) -> Option<usize> {
         let launched = self.launcher_ranks.get(rank).copied();
         launched.filter(|launched| *launched != self.world_rank(rank))
+    }
+
+    /// As what the launcher started its ranks, by rank, where any of these is not its number in the world.
+    pub(crate) fn launcher_ranks(&self) -> Option<&[usize]> {
+        (!self.launcher_ranks.is_empty()).then_some(&*self.launcher_ranks)
     }
 
     /// The ranks of the world that it has, in short form, where these are not all of them in order.
@@ -122,6 +138,11 @@ impl Roster {
         let all: Vec<_> = world.into_iter().chain(launcher).collect();
         (!all.is_empty()).then(|| format!("{name:?} has {} in order", all.join(", ")))
     }
+}
+
+/// The beginning of the key of a communicator, which tells it from others of its name and ranks.
+pub(crate) fn short_key(key: &str) -> &str {
+    key.get(..8).unwrap_or(key)
 }
 
 fn plural(list: &str, ranks: usize) -> String {

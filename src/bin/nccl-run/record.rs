@@ -58,14 +58,32 @@ impl Directory {
                 return Some(format!("the recordings cannot be merged: {why}"));
             }
         };
-        let epoch = report.ranks().map(RankEnd::epoch).max();
-        if epoch.is_some_and(|epoch| epoch != timeline.epoch) {
+        let ends: Vec<&RankEnd> = report.ranks().collect();
+        let parts = &timeline.ranks;
+        let has_recorded = |end: &&RankEnd| {
+            parts
+                .iter()
+                .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
+        };
+        if !ends.iter().any(|end| has_recorded(end)) {
             // Those of an attempt before, which are merged already.
             return None;
         }
-        let ends: Vec<&RankEnd> = report.ranks().collect();
-        for missing in &mut timeline.missing {
-            if let Some(end) = ends.iter().rev().find(|end| end.rank() == missing.rank) {
+        let silent: Vec<_> = ends.iter().filter(|end| !has_recorded(end)).collect();
+        let missing: Vec<_> = timeline
+            .missing
+            .iter()
+            .map(|missing| missing.rank)
+            .collect();
+        // The world may number the processes otherwise than this launcher has.
+        let launched = missing.iter().map(|rank| timeline.launcher_rank(*rank));
+        let launched: Vec<_> = launched.collect();
+        for (missing, launched) in timeline.missing.iter_mut().zip(launched) {
+            let is_it = |end: &&&&RankEnd| match (missing.pid, &missing.host) {
+                (Some(pid), Some(host)) => (end.host(), end.pid()) == (&**host, pid),
+                _ => launched == Some(end.rank()),
+            };
+            if let Some(end) = silent.iter().rev().find(is_it) {
                 missing.host = Some(end.host().to_owned());
                 missing.pid = Some(end.pid());
                 missing.why = format!("{}, and left none", end.exit());
@@ -85,10 +103,7 @@ impl Directory {
                     trace.display()
                 );
                 for standing in timeline.standings() {
-                    text.push_str(&format!(
-                        "\n  {:?}: {}",
-                        standing.communicator, standing.sentence
-                    ));
+                    text.push_str(&format!("\n  {}: {}", standing.named, standing.sentence));
                 }
                 text
             }
@@ -120,6 +135,53 @@ mod tests {
     use super::*;
     use nccl::launch::{Fleet, Output};
     use std::process::Command;
+
+    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of epoch 1, of which rank 1 is
+    /// killed.
+    #[test]
+    fn after_a_recovery_the_end_of_a_process_is_told_of_the_rank_that_it_was() {
+        let place = tempfile::tempdir().expect("a directory");
+        let directory = Directory::new(place.path());
+        let recording = nccl::recorder::snapshot().to_json();
+        let mut recording: serde_json::Value = serde_json::from_str(&recording).expect("values");
+        recording["place"] =
+            serde_json::json!({"job": "job", "epoch": 1, "rank": 0, "world_size": 2});
+        recording["pid"] = 4711.into();
+        recording["communicators"] = serde_json::json!([{
+            "name": "work", "key": "aa", "epoch": 1, "number": 1, "rank": 0, "world_size": 2, "launcher_ranks": [0, 2],
+            "life": "aborted", "calls": [],
+        }]);
+        let recording = recording.to_string().replace("4711", "'$$'");
+        let file = place.path().join("rank-0.json");
+        let write = format!("printf %s '{recording}' > '{}'", file.display());
+        let fleet = Fleet::builder(3)
+            .output(Output::Discard)
+            .start(move |rank| {
+                let mut shell = Command::new("sh");
+                shell.arg("-c").arg(match rank {
+                    0 => write.clone(),
+                    1 => String::from("exit 0"),
+                    _ => format!(
+                        "while ! [ -s '{}' ]; do sleep 0.01; done; kill -9 $$",
+                        file.display()
+                    ),
+                });
+                shell
+            })
+            .expect("it starts");
+        let said = directory
+            .merge(&fleet.wait())
+            .expect("it is of this attempt");
+        assert!(said.starts_with("what 1 of 2 ranks did last"), "{said}");
+        let page = std::fs::read_to_string(place.path().join("timeline.html")).expect("a page");
+        assert!(page.contains("killed by SIGKILL, and left none"), "{said}");
+        // Those of an attempt before are no news.
+        let other = Fleet::builder(1)
+            .output(Output::Discard)
+            .start(|_| Command::new("false"))
+            .expect("it starts");
+        assert_eq!(directory.merge(&other.wait()), None);
+    }
 
     #[test]
     fn names_of_files_that_ranks_made_are_no_commands_to_the_terminal() {

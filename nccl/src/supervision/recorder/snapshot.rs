@@ -15,6 +15,7 @@ use crate::dtype::DataType;
 use crate::operation::OperationKind;
 use crate::recorded::{Function, Kind};
 use crate::reduce::ReduceOp;
+use crate::supervision::Roster;
 
 /// What all communicators of this process did last, and what the program noted.
 ///
@@ -119,6 +120,10 @@ pub struct Recording {
     /// no world made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<usize>>,
+    /// As what the launcher started its ranks, in their order; `None` where these are the numbers in the world, or not
+    /// known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launcher_ranks: Option<Vec<usize>>,
     /// Where it is in its life: `ready`, `aborted`, …
     pub life: String,
     /// Why it was aborted.
@@ -365,6 +370,25 @@ impl Snapshot {
     }
 }
 
+impl Snapshot {
+    /// As what the launcher started the process, where that is not its rank in the world.
+    pub(super) fn launcher_rank(&self) -> Option<usize> {
+        let epoch = self.place.as_ref().map(|place| place.epoch);
+        let mut own = self.communicators.iter();
+        own.find_map(|one| {
+            let launched = one.roster().launcher_rank(one.rank);
+            launched.filter(|_| Some(one.epoch) == epoch)
+        })
+    }
+}
+
+impl Recording {
+    /// Which ranks of the world, and of the launcher, its ranks are.
+    pub(super) fn roster(&self) -> Roster {
+        Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
+    }
+}
+
 impl Communicator {
     /// What it did last.
     ///
@@ -439,6 +463,7 @@ fn read(track: &Track, spans: &mut Reader) -> Recording {
         rank: identity.rank,
         world_size: identity.world_size,
         members: members.map(<[usize]>::to_vec),
+        launcher_ranks: identity.roster.launcher_ranks().map(<[usize]>::to_vec),
         life: life.text().to_owned(),
         reason: life.is_aborted().then(|| track.phase.reason()).flatten(),
         calls,

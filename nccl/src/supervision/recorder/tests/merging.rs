@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{call, origin, reduce, snapshot, two_of_three};
-use crate::recorder::{CallState, Clock, ClockSource, Snapshot, Timeline};
+use super::{NAME, call, origin, recording, reduce, snapshot, two_of_three};
+use crate::recorder::{CallState, Clock, ClockSource, Recording, Snapshot, Timeline};
 
 #[test]
 fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
@@ -19,6 +19,66 @@ fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
     );
     assert_eq!(timeline.missing.len(), 1);
     assert_eq!(timeline.missing[0].rank, 2);
+}
+
+#[test]
+fn communicators_of_one_name_are_told_apart_and_their_ranks_are_found_in_the_world() {
+    // Two of ranks 1 and 2 of the world, and one of the rank 0 that is left of another one.
+    let call = || call(1, 100, CallState::Issued, &[]);
+    let part = |rank: usize, key: &str, calls| Recording {
+        key: Some(key.to_owned()),
+        world_size: 2,
+        members: Some(vec![1, 2]),
+        launcher_ranks: Some(vec![2, 3]),
+        ..recording(rank, calls)
+    };
+    let alone = Recording {
+        key: Some("00000000aa".to_owned()),
+        world_size: 1,
+        members: Some(vec![0]),
+        ..recording(0, vec![])
+    };
+    let of = |rank: usize, communicators| Snapshot {
+        communicators,
+        ..snapshot(rank, "", vec![])
+    };
+    let both = |rank: usize| {
+        let calls = (0..1 - rank).map(|_| call()).collect();
+        vec![
+            part(rank, "11111111aa", calls),
+            part(rank, "22222222aa", vec![]),
+        ]
+    };
+    let timeline = Timeline::merge(vec![of(0, vec![alone]), of(1, both(0)), of(2, both(1))]);
+    let timeline = timeline.unwrap();
+    let standings = timeline.standings();
+    let named: Vec<_> = standings.iter().map(|one| &*one.named).collect();
+    assert_eq!(
+        named,
+        [
+            format!("{NAME:?} (world rank 0)"),
+            format!("{NAME:?} (world ranks 1-2), key 11111111"),
+            format!("{NAME:?} (world ranks 1-2), key 22222222"),
+        ]
+    );
+    let says = &standings[1].sentence;
+    assert!(
+        says.starts_with(
+            "rank 1 (world rank 2, launcher rank 3, node-2, pid 4002) has called nothing yet"
+        ),
+        "{says}"
+    );
+    assert!(
+        says.contains("; rank 0 (world rank 1, launcher rank 2) is at "),
+        "{says}"
+    );
+    let launched = [0, 1, 2, 3].map(|rank| timeline.launcher_rank(rank));
+    assert_eq!(launched, [Some(0), Some(2), Some(3), None]);
+    assert!(
+        timeline
+            .to_html()
+            .contains("rank 2 (launcher rank 3, node-2, pid 4002)")
+    );
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn recording(rank: usize, calls: Vec<Call>) -> Recording {
         rank,
         world_size: 3,
         members: None,
+        launcher_ranks: None,
         life: "ready".to_owned(),
         reason: None,
         calls,

@@ -44,6 +44,31 @@ pub struct Timeline {
     pub left_out: Vec<String>,
 }
 
+impl Timeline {
+    /// As what the launcher started rank `rank` of the world, as far as the recordings say: the number before its lines of
+    /// output.
+    ///
+    /// ```
+    /// use nccl::recorder::{self, Timeline};
+    ///
+    /// let timeline = Timeline::merge(vec![recorder::snapshot()])?;
+    /// assert_eq!(timeline.launcher_rank(1000), None);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
+        let snapshots = self.ranks.iter().map(|part| &part.snapshot);
+        let recordings = snapshots.flat_map(|snapshot| &snapshot.communicators);
+        let mut own = recordings.filter(|one| one.epoch == self.epoch);
+        own.find_map(|recording| {
+            let roster = recording.roster();
+            let place =
+                (0..recording.world_size).find(|place| roster.world_rank(*place) == rank)?;
+            Some(roster.launcher_rank(place).unwrap_or(rank))
+        })
+    }
+}
+
 /// One rank's part of a [`Timeline`].
 ///
 /// ```
@@ -173,15 +198,18 @@ impl MissingRank {
 
     /// Who it is.
     fn who(&self) -> String {
-        words::who(self.rank, self.host.as_deref(), self.pid)
+        words::who(self.rank, "", self.host.as_deref(), self.pid)
     }
 }
 
 impl RankRecording {
     /// Who it is.
     fn who(&self) -> String {
+        let launched = self.snapshot.launcher_rank();
+        let launched = launched.map_or_else(String::new, |rank| format!("launcher rank {rank}, "));
         words::who(
             self.rank,
+            &launched,
             Some(&self.snapshot.host),
             Some(self.snapshot.pid),
         )

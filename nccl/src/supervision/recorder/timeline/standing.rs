@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{RankRecording, Timeline, words};
-use crate::recorder::{CallState, Recording};
+use crate::recorder::{CallState, Recording, Snapshot};
+use crate::supervision::short_key;
 
 /// How the ranks of one communicator stand to each other.
 ///
@@ -19,6 +20,9 @@ use crate::recorder::{CallState, Recording};
 pub struct Standing {
     /// The communicator's name.
     pub communicator: String,
+    /// The name as a person reads it, with its ranks of the world where these are not all in order, and with the key where
+    /// several would read the same.
+    pub named: String,
     /// What tells it apart from others of its name.
     pub key: Option<String>,
     /// Its epoch.
@@ -69,14 +73,25 @@ impl Timeline {
                 group.push((rank, recording));
             }
         }
-        order
+        let mut standings: Vec<_> = order
             .iter()
             .map(|key| self.standing(&groups[key]))
-            .collect()
+            .collect();
+        let names: Vec<_> = standings.iter().map(|one| one.named.clone()).collect();
+        for standing in &mut standings {
+            let is_it = |name: &&String| **name == standing.named;
+            if let Some(key) = &standing.key
+                && names.iter().filter(is_it).count() > 1
+            {
+                standing.named = format!("{}, key {}", standing.named, short_key(key));
+            }
+        }
+        standings
     }
 
     fn standing(&self, group: &[(&RankRecording, &Recording)]) -> Standing {
         let first = group[0].1;
+        let roster = first.roster();
         let last: BTreeMap<usize, u64> = group
             .iter()
             .map(|(_, recording)| {
@@ -120,7 +135,7 @@ impl Timeline {
                 parts.push(format!("{} {place}", self.named(&those, group)));
             }
             let verb = if leaders.len() == 1 { "is" } else { "are" };
-            let leaders = words::ranks(&leaders);
+            let leaders = roster.who(&leaders);
             parts.push(format!("{leaders} {verb} at {}", at(group, highest)));
         }
         if absent > 0 {
@@ -135,11 +150,12 @@ impl Timeline {
             };
             parts.push(format!(
                 "nothing is known of {}{more}",
-                words::ranks(&absentees)
+                roster.who(&absentees)
             ));
         }
         Standing {
             communicator: first.name.clone(),
+            named: roster.named(&first.name),
             key: first.key.clone(),
             epoch: first.epoch,
             last,
@@ -150,18 +166,14 @@ impl Timeline {
 
     /// One rank with its process, several by their numbers.
     fn named(&self, those: &[usize], group: &[(&RankRecording, &Recording)]) -> String {
+        let roster = group[0].1.roster();
+        let found = |one: usize| group.iter().find(|(_, recording)| recording.rank == one);
         match those {
-            [one] => {
-                let found = group.iter().find(|(_, recording)| recording.rank == *one);
-                found.map_or_else(
-                    || words::ranks(those),
-                    |(rank, _)| {
-                        let snapshot = &rank.snapshot;
-                        words::who(*one, Some(&snapshot.host), Some(snapshot.pid))
-                    },
-                )
+            [one] if let Some((rank, _)) = found(*one) => {
+                let Snapshot { host, pid, .. } = &rank.snapshot;
+                format!("rank {one} ({}{host}, pid {pid})", roster.others(*one))
             }
-            _ => words::ranks(those),
+            _ => roster.who(those),
         }
     }
 }

@@ -7,10 +7,10 @@ use super::{Clock, ClockSource};
 use crate::operation::OperationKind;
 use crate::recorder::{Call, CallSpan, CallState, RecordedOperation, Recording};
 
-/// `rank 3 (node-a, pid 4021)`
-pub(super) fn who(rank: usize, host: Option<&str>, pid: Option<u32>) -> String {
+/// `rank 3 (launcher rank 4, node-a, pid 4021)`, of which the other number is `launched`, or empty.
+pub(super) fn who(rank: usize, launched: &str, host: Option<&str>, pid: Option<u32>) -> String {
     match (host, pid) {
-        (Some(host), Some(pid)) => format!("rank {rank} ({host}, pid {pid})"),
+        (Some(host), Some(pid)) => format!("rank {rank} ({launched}{host}, pid {pid})"),
         (Some(host), None) => format!("rank {rank} ({host})"),
         (None, Some(pid)) => format!("rank {rank} (pid {pid})"),
         (None, None) => format!("rank {rank}"),
@@ -83,8 +83,8 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
     );
     let _ = write!(
         text,
-        "\nrank {} of {}, epoch {}, key {}, stream {:#x}",
-        recording.rank,
+        "\n{} of {}, epoch {}, key {}, stream {:#x}",
+        recording.roster().who(&[recording.rank]),
         recording.world_size,
         recording.epoch,
         recording.key.as_deref().unwrap_or("unknown"),
@@ -166,10 +166,4 @@ pub(super) fn span(span: Duration) -> String {
         10.0..100.0 => format!("{digits:.1} {unit}"),
         _ => format!("{digits:.0} {unit}"),
     }
-}
-
-/// Ranks in a sentence: `rank 3`, `ranks 0-2 and 5`.
-pub(super) fn ranks(ranks: &[usize]) -> String {
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{word} {}", crate::rendezvous::ranges(ranks))
 }
