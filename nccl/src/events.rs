@@ -14,13 +14,14 @@ use tracing::field::{Empty, display};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::library::Library;
+use crate::operation::Operation;
 use crate::rendezvous::{Latecomer, Lateness};
 use crate::stats;
 use crate::supervision::recorder::Identity;
-use crate::supervision::{Fault, FaultClass, Roster};
+use crate::supervision::{Fault, FaultClass, Roster, short_key};
 
 /// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
-pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
+pub(crate) fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let class = fault.class();
     stats::faults(class).count();
     let (operation, seq) = fault.operation_and_sequence();
@@ -34,6 +35,7 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
                 name: "nccl.fault",
                 target: "nccl",
                 comm = fault.communicator(),
+                comm_key = key.map(short_key),
                 world_ranks,
                 on_rank,
                 nranks,
@@ -66,6 +68,7 @@ pub(crate) fn fault(fault: &Fault, on_rank: usize, nranks: usize) {
 /// others it is a matter of debugging.
 pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &AtomicU64) {
     let subject = &lateness.subject;
+    let comm_key = short_key(&subject.key);
     let is_teller = lateness.teller == on_rank;
     for one in &lateness.late {
         let Latecomer {
@@ -81,7 +84,7 @@ pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &
         } = one;
         let (behind_ms, more) = (millis(*behind), lateness.more);
         let world_ranks = roster.world_ranks();
-        let world_rank = roster.other_world_rank(*place);
+        let world_rank = roster.world_rank(*place);
         let launcher_rank = roster.launcher_rank(*place);
         let who = format!("rank {place} ({}{host}, pid {pid})", roster.others(*place));
         let named = roster.named(&subject.name);
@@ -92,6 +95,7 @@ pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &
                         name: "nccl.straggler.entered",
                         target: "nccl",
                         comm = &*subject.name,
+                        comm_key,
                         world_ranks,
                         op = %subject.kind,
                         seq = subject.sequence,
@@ -129,6 +133,7 @@ pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &
                     name: "nccl.straggler",
                     target: "nccl",
                     comm = &*subject.name,
+                    comm_key,
                     world_ranks,
                     op = %subject.kind,
                     seq = subject.sequence,
@@ -165,7 +170,7 @@ pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: us
         comm,
         world_ranks = roster.world_ranks(),
         rank,
-        world_rank = roster.other_world_rank(rank),
+        world_rank = roster.world_rank(rank),
         launcher_rank = roster.launcher_rank(rank),
         nranks,
         nccl.version = Empty,
@@ -185,9 +190,10 @@ pub(crate) fn abort_span(of: &Identity) -> Span {
         target: "nccl",
         "nccl.comm.abort",
         comm = &*of.name,
+        comm_key = of.key.as_deref().map(short_key),
         world_ranks = roster.world_ranks(),
         rank,
-        world_rank = roster.other_world_rank(rank),
+        world_rank = roster.world_rank(rank),
         launcher_rank = roster.launcher_rank(rank),
         nranks = of.world_size
     )
@@ -206,7 +212,9 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
     let elapsed_ms = millis(took);
     match made {
         Ok(comm) => {
-            let Identity { home, roster, .. } = &comm.inner.tracked.track().identity;
+            let Identity {
+                home, roster, key, ..
+            } = &comm.inner.tracked.track().identity;
             if let Some(took) = home.as_ref().and_then(|home| home.mends()) {
                 stats::RECOVER.add(took);
             }
@@ -214,23 +222,31 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
                 name: "nccl.comm.ready",
                 target: "nccl",
                 comm = name,
+                comm_key = key.as_deref().map(short_key),
                 world_ranks = roster.world_ranks(),
                 rank = comm.rank(),
-                world_rank = roster.other_world_rank(comm.rank()),
+                world_rank = roster.world_rank(comm.rank()),
                 launcher_rank = roster.launcher_rank(comm.rank()),
                 nranks = comm.world_size(),
                 elapsed_ms,
                 "communicator ready"
             );
         }
-        Err(error) => tracing::error!(
-            name: "nccl.comm.failed",
-            target: "nccl",
-            comm = name,
-            elapsed_ms,
-            %error,
-            "a communicator was not made"
-        ),
+        Err(error) => {
+            let of = error.operation();
+            tracing::error!(
+                name: "nccl.comm.failed",
+                target: "nccl",
+                comm = name,
+                world_ranks = of.and_then(Operation::world_ranks),
+                rank = of.map(Operation::rank),
+                world_rank = of.map(Operation::world_rank),
+                launcher_rank = of.and_then(Operation::launcher_rank),
+                elapsed_ms,
+                %error,
+                "a communicator was not made"
+            );
+        }
     }
 }
 
@@ -247,9 +263,10 @@ pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
         name: "nccl.comm.aborted",
         target: "nccl",
         comm = &*of.name,
+        comm_key = of.key.as_deref().map(short_key),
         world_ranks = roster.world_ranks(),
         rank,
-        world_rank = roster.other_world_rank(rank),
+        world_rank = roster.world_rank(rank),
         launcher_rank = roster.launcher_rank(rank),
         nranks = of.world_size,
         result,
@@ -268,7 +285,7 @@ pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, 
         comm,
         world_ranks = roster.world_ranks(),
         rank,
-        world_rank = roster.other_world_rank(rank),
+        world_rank = roster.world_rank(rank),
         launcher_rank = roster.launcher_rank(rank),
         why,
         "a communicator is leaked: {why}"

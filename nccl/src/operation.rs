@@ -252,6 +252,11 @@ impl Operation {
         self.roster.launcher_rank(self.rank)
     }
 
+    /// The ranks of the world that the communicator has, where these are not all in order.
+    pub(crate) fn world_ranks(&self) -> Option<String> {
+        self.roster.world_ranks()
+    }
+
     /// The number of ranks of the communicator.
     ///
     /// ```

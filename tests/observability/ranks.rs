@@ -1,5 +1,6 @@
 //! Which rank is meant: a rank has the numbers of its communicator, of its world and of its launcher.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nccl::{Communicator, ReduceOp, World};
@@ -91,14 +92,17 @@ fn one_of_two_hangs(world: World) -> Outcome {
             });
             assert!(found.is_some(), "rank {rank} of {ranks}: {ready:?}");
         };
-        of("0", None, "0-1");
-        of("1", None, "0-1");
+        of("0", Some("0"), "0-1");
+        of("1", Some("1"), "0-1");
         of("0", Some("2"), "2-3");
         of("1", Some("3"), "2-3");
-        // Nothing is added where all numbers are the same.
+        // One key for each communicator.
+        let keys: BTreeSet<_> = ready.iter().map(|seen| &seen.fields["comm_key"]).collect();
+        assert_eq!(keys.len(), 2, "{ready:?}");
+        // A rank of the world is found also where it has the same number in the communicator.
         for seen in seen("nccl.comm.ready", "mesh") {
             assert!(!seen.fields.contains_key("world_ranks"), "{seen:?}");
-            assert!(!seen.fields.contains_key("world_rank"), "{seen:?}");
+            assert_eq!(seen.fields["world_rank"], seen.fields["rank"], "{seen:?}");
         }
     }
     Ok(world.barrier("it has ended")?)
@@ -139,7 +143,9 @@ fn after_a_recovery(world: World) -> Outcome {
     };
     assert_eq!(told.fields["rank"], "1");
     assert_eq!(told.fields["launcher_rank"], "2");
-    assert!(!told.fields.contains_key("world_rank"), "{told:?}");
+    assert_eq!(told.fields["world_rank"], "1");
+    let launched = [0, 1, 2].map(|rank| next.launcher_rank(rank));
+    assert_eq!(launched, [Some(0), Some(2), None]);
     if let Some(error) = error {
         let operation = error.operation().ok_or("it was in one")?;
         assert_eq!(

@@ -144,7 +144,7 @@ impl Communicator {
         let (communicator, way) = builder.build_from(Some(self))?;
         // There is one wherever a rank brings a communicator.
         let way = way.unwrap_or(GrowWay::Native);
-        tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, %way, nranks = world.size(), "a communicator has grown");
+        tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
         Ok(Grown { communicator, way })
     }
 }

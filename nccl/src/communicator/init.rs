@@ -219,7 +219,11 @@ impl Prepared {
     /// To be made without an agreement of the ranks on the mode.
     pub(super) fn alone(self) -> Self {
         if let Some(obstacle) = &self.obstacle {
-            launch_mode::not_by_default(&self.name, self.rank, &obstacle.to_string());
+            launch_mode::not_by_default(
+                (&self.name, &self.roster),
+                self.rank,
+                &obstacle.to_string(),
+            );
         }
         self
     }

@@ -9,6 +9,7 @@ use nccl_sys::Version;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::{Capability, Library};
 use crate::preflight;
+use crate::supervision::Roster;
 
 /// How a communicator calls NCCL, and how a call that does not come back is ended.
 ///
@@ -297,10 +298,11 @@ fn obstacle(library: &Library) -> Option<Obstacle> {
 }
 
 /// Says once per process why ranks that were asked for no mode use `NonBlocking`.
-pub(super) fn not_by_default(comm: &str, rank: usize, why: &str) {
+pub(super) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, rank, why, "launch mode NonBlocking instead of BlockingChild");
+        let (world_rank, launcher_rank) = (roster.world_rank(rank), roster.launcher_rank(rank));
+        tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, why, "launch mode NonBlocking instead of BlockingChild");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
-use crate::supervision::{Cause, Fault};
+use crate::supervision::{Cause, Fault, short_key};
 use crate::threads;
 use crate::time::deadline_after;
 
@@ -66,7 +66,7 @@ impl Communicator {
             comm = &*self.inner.name,
             world_ranks = roster.world_ranks(),
             rank,
-            world_rank = roster.other_world_rank(rank),
+            world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
             nranks = self.inner.world_size
         );
@@ -241,9 +241,10 @@ impl Inner {
             name: "nccl.comm.aborting",
             target: "nccl",
             comm = &*self.name,
+            comm_key = self.tracked.track().identity.key.as_deref().map(short_key),
             world_ranks,
             rank = self.rank,
-            world_rank = roster.other_world_rank(self.rank),
+            world_rank = roster.world_rank(self.rank),
             launcher_rank = roster.launcher_rank(self.rank),
             nranks = self.world_size,
             reason = &*reason,
@@ -264,7 +265,8 @@ impl Inner {
                         _ => *cause,
                     };
                     let fault = Fault::here(cause, place, self.rank, self.epoch(), |_| None);
-                    events::fault(&fault, self.rank, self.world_size);
+                    let key = self.tracked.track().identity.key.as_deref();
+                    events::fault(&fault, key, self.rank, self.world_size);
                 }
             }
         }

@@ -154,7 +154,8 @@ impl<'m> Meeting<'m> {
         let obstacle = said.iter().position(|one| one.obstacle.is_some());
         if let (LaunchMode::NonBlocking, Some(rank)) = (mode, obstacle) {
             let why = said[rank].obstacle.as_deref().unwrap_or_default();
-            launch_mode::not_by_default(name, rank, why);
+            let unborn = self.unborn();
+            launch_mode::not_by_default((name, unborn.roster()), rank, why);
         }
         let way = way(&said);
         let first = said.first();

@@ -96,7 +96,7 @@ fn reap(remains: Remains) {
             comm = &*remains.name,
             world_ranks = roster.world_ranks(),
             rank,
-            world_rank = roster.other_world_rank(rank),
+            world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
             ?unsettled,
             "a dropped communicator could not be finalized and was aborted"

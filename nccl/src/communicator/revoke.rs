@@ -145,7 +145,10 @@ impl Inner {
                 true
             }
             Err(unsettled) => {
-                tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", ?unsettled, "not revoked but aborted");
+                let (rank, roster) = (self.rank, self.roster());
+                let (world_rank, launcher_rank) =
+                    (roster.world_rank(rank), roster.launcher_rank(rank));
+                tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", comm = &*self.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, ?unsettled, "not revoked but aborted");
                 false
             }
         }

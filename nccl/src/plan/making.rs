@@ -72,7 +72,7 @@ impl Communicator {
             comm = self.name(),
             world_ranks = roster.world_ranks(),
             rank,
-            world_rank = roster.other_world_rank(rank),
+            world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
             nranks = self.world_size()
         );

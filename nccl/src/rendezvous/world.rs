@@ -403,6 +403,21 @@ impl World {
         Ok((members, kernel().unwrap_or_default()))
     }
 
+    /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines
+    /// of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world
+    /// does not have.
+    ///
+    /// ```
+    /// fn output_of(world: &nccl::World, rank: usize) -> String {
+    ///     format!("the lines that begin with [{}]", world.launcher_rank(rank).unwrap_or(rank))
+    /// }
+    /// assert_eq!(nccl::World::single().launcher_rank(0), None);
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
+        self.line.members().get()?.get(rank)?.launched
+    }
+
     /// This rank.
     ///
     /// ```

@@ -262,7 +262,7 @@ impl Board {
             && !self.told.swap(true, Ordering::AcqRel)
         {
             self.watch.set_latest(fault);
-            events::fault(fault, self.rank, self.members.len());
+            events::fault(fault, Some(&self.key), self.rank, self.members.len());
             if !fault.is_on_purpose() {
                 self.line.home().breaks();
                 if let Some(began) = self.began.get() {

@@ -364,7 +364,7 @@ fn look_at(stay: &mut Stay) {
             comm = &*inner.name,
             world_ranks = roster.world_ranks(),
             rank,
-            world_rank = roster.other_world_rank(rank),
+            world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
             %error,
             "a thread does not come back"

@@ -67,7 +67,7 @@ impl Roster {
     }
 
     /// The same, where that is another number.
-    pub(crate) fn other_world_rank(&self, rank: usize) -> Option<usize> {
+    fn other_world_rank(&self, rank: usize) -> Option<usize> {
         let world_rank = self.world_ranks.get(rank).copied();
         world_rank.filter(|world_rank| *world_rank != rank)
     }

@@ -115,13 +115,14 @@ impl Unborn {
     pub(crate) fn struck(&self, error: Error, fault: impl Into<Arc<Fault>>) -> Error {
         let fault = fault.into();
         self.line.watch().set_latest(&fault);
-        events::fault(&fault, self.rank, self.members.len());
+        events::fault(&fault, None, self.rank, self.members.len());
         if !matches!(fault.class(), FaultClass::Asked) {
             self.line.home().breaks();
         }
         match fault.root() {
             // All ranks have found it out, and have one error.
             RootCause::Mismatch { .. } => error.with_fault(&fault),
+            _ if self.members.len() == 1 => error.with_fault(&fault),
             _ => error.before_nccl(&fault),
         }
     }
@@ -240,6 +241,11 @@ impl Unborn {
              order",
         );
         cause
+    }
+
+    /// Which ranks of the world, and of the launcher, its ranks are.
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.roster
     }
 
     fn named(&self) -> String {

@@ -64,7 +64,10 @@ impl Communicator {
                 Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
                 // A rank that is gone may be known to some, and not yet to others.
                 Err(error) if Instant::now() < deadline && !is_lost(line) => {
-                    tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", %error, "agreeing on a shrink once more");
+                    let (rank, roster) = (self.inner.rank, self.inner.roster());
+                    let (world_rank, launcher_rank) =
+                        (roster.world_rank(rank), roster.launcher_rank(rank));
+                    tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", comm = &*self.inner.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, %error, "agreeing on a shrink once more");
                     std::thread::sleep(PAUSE);
                 }
                 Err(error) => {

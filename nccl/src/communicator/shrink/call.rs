@@ -168,8 +168,15 @@ impl Communicator {
                     inner.member(member)
                 )));
             }
-            let world_ranks = Roster::of(board.line().0, &agreed.ranks).world_ranks();
-            tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, %way, nranks = agreed.ranks.len(), "shrinking");
+            let roster = Roster::of(board.line().0, &agreed.ranks);
+            let own = agreed
+                .ranks
+                .iter()
+                .position(|rank| *rank == board.line().0.rank());
+            let world_rank = board.line().0.rank();
+            let launcher_rank = own.and_then(|rank| roster.launcher_rank(rank));
+            let world_ranks = roster.world_ranks();
+            tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, rank = own, world_rank, launcher_rank, %way, nranks = agreed.ranks.len(), "shrinking");
             let made = match &way {
                 ShrinkWay::Native => {
                     let native = Native {

@@ -85,7 +85,8 @@ fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     match write(directory, rank, recording) {
         Ok(path) => {
-            tracing::warn!(name: "nccl.recording.written", target: "nccl", path = %path.display(), "recorded what led to a fault");
+            let launcher_rank = recording.launcher_rank();
+            tracing::warn!(name: "nccl.recording.written", target: "nccl", rank, launcher_rank, path = %path.display(), "recorded what led to a fault");
         }
         Err(error) if !WARNED.swap(true, Ordering::Relaxed) => {
             tracing::warn!(

@@ -12,6 +12,7 @@ use crate::communicator::{self, Inner, Visit, same_stream};
 use crate::error::Error;
 use crate::reaper;
 use crate::supervision::recorder::{limit_of_word, origin};
+use crate::supervision::short_key;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 
@@ -341,7 +342,11 @@ fn replace(state: &mut State, number: u64, since: Instant) {
         name: "nccl.watchdog.stuck",
         target: "nccl",
         comm = identity.map(|of| &*of.name),
+        comm_key = identity.and_then(|of| of.key.as_deref()).map(short_key),
         world_ranks = identity.and_then(|of| of.roster.world_ranks()),
+        rank = identity.map(|of| of.rank),
+        world_rank = identity.map(|of| of.roster.world_rank(of.rank)),
+        launcher_rank = identity.and_then(|of| of.roster.launcher_rank(of.rank)),
         call,
         since = ?since.elapsed(),
         "a call of the watchdog does not come back; another thread goes on"
