@@ -23,7 +23,9 @@ use ::metrics::{
 
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::stats::{CommunicatorStats, Durations, Stats, WorldStats, stats};
+use crate::stats::{CommunicatorStats, Durations, NAMES, Stats, WorldStats, stats};
+use crate::supervision::recorder::{Identity, tracks};
+use crate::supervision::short_key;
 use crate::sync::{Condvar, Mutex};
 
 /// Passes [`stats()`](crate::stats()) on to the recorder, once.
@@ -134,6 +136,9 @@ struct Passed {
     durations: HashMap<(&'static str, Labels), Vec<u64>>,
     /// Ranks of which the age of a heartbeat was told.
     peers: BTreeSet<usize>,
+    /// What was told of who this process is, and of its communicators.
+    ranks: BTreeSet<Labels>,
+    communicators: BTreeSet<Labels>,
 }
 
 fn passed() -> &'static Mutex<Passed> {
@@ -207,6 +212,16 @@ fn describe() {
         "For how long another process of the world has not been heard"
     );
     describe_gauge!("nccl_info", count, "Which libnccl is loaded; always 1");
+    describe_gauge!(
+        "nccl_rank_info",
+        count,
+        "Which rank of the world this process is, and as what its launcher started it; 1, or NaN of the past"
+    );
+    describe_gauge!(
+        "nccl_communicator_info",
+        count,
+        "Which ranks a communicator has; 1, or NaN when it has ended"
+    );
     describe_histogram!(
         "nccl_enqueue_seconds",
         Unit::Seconds,
@@ -260,6 +275,16 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     }
     stats.communicators.iter().for_each(communicator);
     world(&stats.worlds, &mut passed.peers);
+    info(
+        "nccl_rank_info",
+        own_ranks(&stats.worlds),
+        &mut passed.ranks,
+    );
+    info(
+        "nccl_communicator_info",
+        communicators(),
+        &mut passed.communicators,
+    );
     let faults = [
         ("failed", stats.faults.failed),
         ("timed_out", stats.faults.timed_out),
@@ -331,6 +356,70 @@ fn communicator(comm: &CommunicatorStats) {
     gauge!("nccl_communicators", "comm" => name(), "state" => "over").set(comm.over as f64);
 }
 
+/// Which ranks of the newest epoch are here.
+fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
+    let newest = worlds.iter().map(|world| world.epoch).max();
+    let newest = worlds.iter().filter(|world| Some(world.epoch) == newest);
+    newest
+        .map(|world| {
+            vec![
+                ("rank", world.rank.to_string()),
+                ("launcher_rank", number(world.launcher_rank)),
+                ("epoch", world.epoch.to_string()),
+            ]
+        })
+        .collect()
+}
+
+/// The communicators that have not ended.
+fn communicators() -> BTreeSet<Labels> {
+    let live = tracks()
+        .into_iter()
+        .filter(|track| !track.phase.get().is_final());
+    live.map(|track| {
+        let Identity {
+            name,
+            rank,
+            key,
+            home,
+            roster,
+            ..
+        } = &track.identity;
+        // Without a world it is not known which ranks of one it has.
+        let world_rank = home.as_ref().map(|_| roster.world_rank(*rank));
+        vec![
+            ("comm", name.to_string()),
+            (
+                "key",
+                key.as_deref().map(short_key).unwrap_or_default().to_owned(),
+            ),
+            ("world_ranks", roster.world_ranks().unwrap_or_default()),
+            ("rank", rank.to_string()),
+            ("world_rank", number(world_rank)),
+        ]
+    })
+    .collect()
+}
+
+/// A number that may not be known.
+fn number(number: Option<usize>) -> String {
+    number.map_or_else(String::new, |number| number.to_string())
+}
+
+/// Says of what there is that it is there, and of what was `told` before and is gone that there is no value: a series cannot
+/// be taken back. As many are told in the life of a process as names of communicators are told apart.
+fn info(metric: &'static str, now: BTreeSet<Labels>, told: &mut BTreeSet<Labels>) {
+    for labels in told.difference(&now) {
+        gauge!(metric, labels).set(f64::NAN);
+    }
+    for labels in now {
+        if told.contains(&labels) || told.len() < NAMES {
+            gauge!(metric, &labels).set(1.0);
+            told.insert(labels);
+        }
+    }
+}
+
 /// The newest epoch, as its lowest rank that is here sees it.
 fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
     let newest = worlds
@@ -359,4 +448,20 @@ fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
     }
     // Of those that are gone there is no age, and the last one would be taken for it.
     silent.into_iter().for_each(|peer| age(peer).set(f64::NAN));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_tells_of_its_communicators_is_bounded() {
+        let labels = |number: usize| vec![("comm", number.to_string())];
+        let mut told = BTreeSet::new();
+        for number in 0..2 * NAMES {
+            info("nccl_communicator_info", [labels(number)].into(), &mut told);
+        }
+        assert_eq!(told.len(), NAMES);
+        assert!(told.contains(&labels(0)) && !told.contains(&labels(NAMES)));
+    }
 }

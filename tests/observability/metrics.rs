@@ -30,9 +30,44 @@ fn ranks_work(world: World) -> Outcome {
         return Ok(());
     }
     await_took("observed/metrics", OperationKind::AllReduce, 1)?;
-    comm.abort("an abort has a duration")?;
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
+    let sample = || metrics::with_local_recorder(&recorder, nccl::metrics::sample);
+    sample();
+    let text = handle.render();
+    let value = |text: &str, metric: &str, labels: &[&str]| {
+        let of = |line: &&str| {
+            line.starts_with(&format!("{metric}{{"))
+                && labels.iter().all(|label| line.contains(label))
+        };
+        let line = text.lines().find(of)?;
+        Some(line.rsplit(' ').next()?.to_owned())
+    };
+    // Which of the two ranks this thread is, is in the labels; the other one has left its own.
+    let own = [
+        r#"comm="observed/metrics""#,
+        r#"rank="0""#,
+        r#"world_rank="0""#,
+    ];
+    assert_eq!(
+        value(&text, "nccl_communicator_info", &own).as_deref(),
+        Some("1"),
+        "{text}"
+    );
+    let this = [r#"rank="0""#, r#"epoch="1""#];
+    assert_eq!(
+        value(&text, "nccl_rank_info", &this).as_deref(),
+        Some("1"),
+        "{text}"
+    );
+    comm.abort("an abort has a duration")?;
+    sample();
+    let text = handle.render();
+    assert_eq!(
+        value(&text, "nccl_communicator_info", &own).as_deref(),
+        Some("NaN"),
+        "{text}"
+    );
     metrics::with_local_recorder(&recorder, || {
         nccl::metrics::sample();
         nccl::metrics::sample();

@@ -24,5 +24,7 @@ pub use read::{
     ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,
     Stats, WorldStats, stats,
 };
+#[cfg(feature = "metrics")]
+pub(crate) use registry::NAMES;
 pub(crate) use registry::{Counting, arrival_skew, took};
 pub(crate) use tally::{Tally, Volume};

@@ -206,6 +206,9 @@ pub struct WorldStats {
     pub epoch: u64,
     /// This rank.
     pub rank: usize,
+    /// As what the launcher started this process: the number before the lines of its output; `None` where no launcher
+    /// gave it one.
+    pub launcher_rank: Option<usize>,
     /// How the ranks stand.
     pub ranks: RanksByState,
     /// Ranks that are other processes, and for how long each has not been heard. All answer the one that

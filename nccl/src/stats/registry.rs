@@ -15,7 +15,7 @@ use crate::recorded::Function;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Names that are told apart.
-const NAMES: usize = 128;
+pub(crate) const NAMES: usize = 128;
 
 /// What all others are called.
 pub(crate) const OTHERS: &str = "(others)";

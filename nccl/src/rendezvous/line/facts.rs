@@ -35,6 +35,10 @@ impl Line {
             job: self.job.0.clone(),
             epoch: self.job.1,
             rank: self.rank,
+            launcher_rank: self
+                .members
+                .get()
+                .and_then(|members| members.get(self.rank)?.launched),
             ranks,
             heartbeat_ages: self.heartbeat_ages(),
         }
