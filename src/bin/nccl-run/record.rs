@@ -65,7 +65,7 @@ impl Directory {
                 .iter()
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
         };
-        if !ends.iter().any(|end| has_recorded(end)) {
+        if !ends.iter().any(&has_recorded) {
             // Those of an attempt before, which are merged already.
             return None;
         }
@@ -75,8 +75,12 @@ impl Directory {
             .iter()
             .map(|missing| missing.rank)
             .collect();
-        // The world may number the processes otherwise than this launcher has.
-        let launched = missing.iter().map(|rank| timeline.launcher_rank(*rank));
+        // A later epoch of the world may number the processes otherwise than this launcher has.
+        let is_first = ends.iter().map(|end| end.epoch()).max() == Some(timeline.epoch);
+        let launched = missing.iter().map(|&rank| {
+            let same = is_first.then_some(rank);
+            timeline.launcher_rank(rank).or(same)
+        });
         let launched: Vec<_> = launched.collect();
         for (missing, launched) in timeline.missing.iter_mut().zip(launched) {
             let is_it = |end: &&&&RankEnd| match (missing.pid, &missing.host) {
