@@ -183,6 +183,7 @@ fn one_ends_with_another(world: World) -> Outcome {
         let is_of_other = others.contains(&rank);
         let other = whole.split(&name("other"), is_of_other.then_some(0), rank as i64)?;
         let (mut y, mut z) = (stream.alloc_zeros::<f32>(8)?, stream.alloc_zeros::<f32>(8)?);
+        world.barrier(&name("made"))?;
         match (rank, first, other) {
             (0, Some(first), Some(other)) => {
                 nccl::group(|group| {
