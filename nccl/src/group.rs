@@ -159,15 +159,15 @@ impl<'a> Group<'a> {
         self.check_own_messages()
     }
 
-    /// Takes a buffer of another stream, of which CUDA is asked.
-    #[cold]
+    /// Takes a buffer for which CUDA is asked: of another stream, or one that cudarc orders.
+    #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
         let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
         self.frame.read(buffer)
     }
 
     /// As [`read_elsewhere`](Self::read_elsewhere).
-    #[cold]
+    #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
         let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
         self.frame.write(buffer)
@@ -179,6 +179,7 @@ impl<'a> Group<'a> {
         &mut self,
         collective: Result<Collective<X, Y>>,
     ) -> Result<()> {
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
         collective?.record(self.comm, &mut self.frame).map(drop)
     }
 

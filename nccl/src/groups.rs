@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 /// Records operations of several communicators in `record`, and issues them together.
 ///
@@ -166,7 +167,10 @@ impl<'a> Groups<'a> {
         let index = match known {
             Some(index) => index,
             None => {
-                Frame::admit(comm.stream()).map_err(|error| in_group(comm, error))?;
+                let inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+                let admitted = Frame::admit(comm.stream());
+                drop(inside);
+                admitted.map_err(|error| in_group(comm, error))?;
                 self.groups.push(Group::of(comm));
                 self.groups.len() - 1
             }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{CapturedPlan, Communicator, ErrorKind, LaunchMode, ReduceOp, World};
+use nccl::{AllToAllAlgorithm, CapturedPlan, Communicator, ErrorKind, LaunchMode, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
@@ -56,12 +56,26 @@ fn all_reduce(comm: &Communicator, y: &mut CudaSlice<f32>) -> nccl::Result<()> {
 
 /// Sends to the other rank and receives from it.
 fn exchange(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
-    let (x, mut y, peer) = (memory(stream), memory(stream), 1 - comm.rank());
+    exchange_of(comm, &memory(stream), &mut memory(stream))
+}
+
+fn exchange_of(
+    comm: &Communicator,
+    x: &CudaSlice<f32>,
+    y: &mut CudaSlice<f32>,
+) -> nccl::Result<()> {
+    let peer = 1 - comm.rank();
     comm.group(|group| {
-        group.isend(&x, peer)?;
-        group.irecv(&mut y, peer)
+        group.isend(x, peer)?;
+        group.irecv(y, peer)
     })?
     .wait()
+}
+
+fn all_to_all(comm: &Communicator, x: &CudaSlice<f32>, y: &mut CudaSlice<f32>) -> nccl::Result<()> {
+    let width = std::num::NonZero::<usize>::MIN;
+    comm.all_to_all_with(x, y, AllToAllAlgorithm::Pairwise { width })?
+        .wait()
 }
 
 fn plan(
@@ -149,9 +163,16 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             timed(begun, all_reduce(&comm, &mut y))
         }
         Program::Group | Program::First => {
+            let x = memory(stream);
             meet();
             let begun = hang();
-            timed(begun, exchange(&comm, stream))
+            timed(begun, exchange_of(&comm, &x, &mut y))
+        }
+        Program::AllToAll => {
+            let x = memory(stream);
+            meet();
+            let begun = hang();
+            timed(begun, all_to_all(&comm, &x, &mut y))
         }
         Program::Wait => {
             let waiting = waiting();
@@ -355,6 +376,7 @@ fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()>
         }
         (Program::AllReduce | Program::AllReduceElsewhere, _) => all_reduce(&comm, &mut y),
         (Program::Group, _) => exchange(&comm, stream),
+        (Program::AllToAll, _) => all_to_all(&comm, &memory(stream), &mut y),
         (Program::Capture, _) => plan(&comm, stream).and_then(|_| heard(&comm)),
         (Program::AbortLent, _) => {
             comm.split("fresh", Some(0), 0)?;

@@ -9,6 +9,7 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives block `j` of `y` to rank `j`, and puts the block of rank `j` in its place.
@@ -60,6 +61,7 @@ fn exchange_in_place<'a>(
     scratch: ErasedMut<'a>,
     shape: &mut Shape,
 ) -> Result<Frame<'a>> {
+    let _inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
     let mut frame = Frame::new(&comm.stream)?;
     let (data_type, ranks) = (y.data_type(), comm.world_size());
     let size = comm.element_size(data_type)?;

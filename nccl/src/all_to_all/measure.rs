@@ -23,6 +23,7 @@ use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reduce::ReduceOp;
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 /// Bytes of a short message: nothing but overhead.
 const SHORT: usize = 8;
@@ -163,8 +164,10 @@ impl<'c> Bench<'c> {
     fn copies(&mut self, width: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
+            let inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             let (from, to) = (frame.read(&*x)?, frame.write(&mut *y)?);
+            drop(inside);
             frame.copy(Copy {
                 to,
                 from,

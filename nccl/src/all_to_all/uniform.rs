@@ -11,6 +11,7 @@ use crate::group::Group;
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives block `j` of `x` to rank `j`, and puts the block of rank `j` at block `j` of `y`.
@@ -104,6 +105,7 @@ impl Communicator {
             ..Shape::default()
         };
         let recorded = || {
+            let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
             let mut frame = Frame::new(&self.stream)?;
             let data_type = same_type(x.data_type(), y.data_type())?;
             let size = self.element_size(data_type)?;

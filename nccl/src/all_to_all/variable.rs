@@ -10,6 +10,7 @@ use crate::group::Group;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{Function, Recorded};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
@@ -93,11 +94,13 @@ impl Communicator {
             data_type: Some(x.data_type()),
             ..Shape::default()
         };
-        let frame = Frame::new(&self.stream).and_then(|mut frame| {
+        let recorded = || {
+            let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
+            let mut frame = Frame::new(&self.stream)?;
             record_parts(self, &mut frame, x, send, y, recv)?;
             Ok(frame)
-        });
-        let frame = frame.map_err(|error| self.failed_check(KIND, shape, error))?;
+        };
+        let frame = recorded().map_err(|error| self.failed_check(KIND, shape, error))?;
         self.issue(&frame, KIND, shape)
     }
 }

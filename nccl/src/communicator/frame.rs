@@ -37,7 +37,7 @@ pub(crate) struct Frame<'a> {
     /// What buffers are leased for, without the way over `on`.
     stream: &'a CudaStream,
     /// The address of the operation's stream, whose buffers need no more than to be asked for theirs;
-    /// 0, which is none, for a plan.
+    /// 0, which is none, for a plan, and where cudarc orders the buffers.
     home: usize,
     /// The operations, in the order in which they are issued.
     recorded: Vec<Recorded>,
@@ -131,17 +131,18 @@ impl<'a> Frame<'a> {
         let scratch = SCRATCH
             .try_with(|scratch| scratch.replace(Scratch::NONE))
             .unwrap_or(Scratch::NONE);
+        let is_tracked = on.context().is_managing_stream_synchronization();
         Self {
             on,
             stream: on,
             home: match owned {
-                None => address(on),
-                Some(_) => 0,
+                None if !is_tracked => address(on),
+                _ => 0,
             },
             recorded: scratch.recorded,
             grouped: false,
             rest: ManuallyDrop::new(scratch.rest.unwrap_or_else(Rest::new)),
-            is_tracked: on.context().is_managing_stream_synchronization(),
+            is_tracked,
             owned,
         }
     }
@@ -156,8 +157,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether a buffer needs no more than [`lease`](Self::lease), without which it is taken as well; to
-    /// ask first is faster.
+    /// Whether a buffer needs no more than [`lease`](Self::lease), for which CUDA is not asked. Without this question it is taken as
+    /// well; to ask first is faster.
     #[inline]
     pub(crate) fn is_home(&self, buffer: &impl Lend<'a>) -> bool {
         address(buffer.home()) == self.home

@@ -11,6 +11,7 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 const KIND: OperationKind = OperationKind::Combine;
 
@@ -107,6 +108,7 @@ impl ExpertParallel {
             let rule = "`top_k` for each token that was routed";
             return length("weights", weights.len(), tokens * top_k, rule);
         }
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
         let mut frame = Frame::new(self.comm.stream())?;
         let from = frame.read(expert_out)?;
         let combine = Combine {

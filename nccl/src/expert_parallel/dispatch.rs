@@ -12,6 +12,7 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 const KIND: OperationKind = OperationKind::Dispatch;
 
@@ -167,6 +168,7 @@ impl ExpertParallel {
             let given = self.sizes.max_row_bytes;
             return length("the staging memory for a row", given, row_bytes, rule);
         }
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
         let mut frame = Frame::new(self.comm.stream())?;
         let tokens = frame.read(&*routing.tokens)?;
         let mut permutes = [const { None }; N];

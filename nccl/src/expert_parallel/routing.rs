@@ -140,6 +140,7 @@ impl ExpertParallel {
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
+            let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
             let mut frame = Frame::new(self.comm.stream())?;
             let route = Route {
                 topk: frame.read(topk)?,

@@ -97,6 +97,8 @@ impl Fleet {
             thread: Some(thread),
             environment,
         };
+        // Without a limit: the thread answers once all ranks are started, or those are killed that were, of which none is waited
+        // for longer than 5 s. Its end closes the channel.
         outcome.recv().unwrap_or_else(|_| Err(over()))?;
         Ok(fleet)
     }
@@ -116,6 +118,8 @@ impl Fleet {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.order(order(reply));
+        // Without a limit: what runs is killed after the grace period, and what does not end by that is left after 5 s more, with an
+        // answer. The end of the thread closes the channel, also of an order that it did not take.
         outcome.recv().unwrap_or_else(|_| Err(over()))
     }
 
@@ -228,6 +232,7 @@ impl Fleet {
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
         let (done, was_done) = mpsc::channel();
         self.order(Order::Signal(rank, signal, done));
+        // Without a limit: the thread waits for nothing but for orders and for ends of ranks, and both wake it.
         let _ = was_done.recv();
     }
 
@@ -310,6 +315,7 @@ impl Fleet {
     pub fn joined(&self) -> Vec<usize> {
         let (reply, joined) = mpsc::channel();
         self.order(Order::Joined(reply));
+        // Without a limit, as in `pass_on`.
         joined.recv().unwrap_or_default()
     }
 
@@ -396,6 +402,7 @@ impl Drop for Fleet {
         }
         self.order(Order::Leave);
         if let Some(thread) = self.thread.take() {
+            // Without a limit: all ranks are killed, and after 5 s the thread leaves those that did not end by that.
             let _ = thread.join();
         }
     }

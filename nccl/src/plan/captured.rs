@@ -91,9 +91,11 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
         let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
+            let taking = inside::enter(&comm.inner, Place::Replay, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
+            drop(taking);
             // The first launch was counted when it was captured.
             let volume = (self.pace.launches > 0).then_some(&self.volume);
             let (join, limit) = (&self.join, comm.limit);

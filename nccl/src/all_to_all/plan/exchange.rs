@@ -21,6 +21,7 @@ use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
 use crate::request::Request;
+use crate::supervision::inside::{self, Place};
 
 /// An all-to-all that is checked once and done often: the hot path of a service.
 ///
@@ -200,7 +201,9 @@ impl AllToAll {
     ) -> Result<Request> {
         let (kind, shape) = (self.kind, self.shape);
         let (comm, scratch) = (&self.comm, self.scratch.as_mut());
-        let recorded = Frame::new(&comm.stream).and_then(|mut frame| {
+        let recorded = || {
+            let _inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+            let mut frame = Frame::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;
             if self.explanation.algorithm() == Algorithm::CopyEngine {
@@ -218,8 +221,8 @@ impl AllToAll {
             let own = comm.rank();
             record(&self.schedule, &self.payloads, bases, own, &mut frame);
             Ok(frame)
-        });
-        let frame = recorded.map_err(|error| comm.failed_check(kind, shape, error))?;
+        };
+        let frame = recorded().map_err(|error| comm.failed_check(kind, shape, error))?;
         comm.issue(&frame, kind, shape)
     }
 
