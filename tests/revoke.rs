@@ -142,6 +142,53 @@ fn nothing_is_left_of_many_revoked_communicators() {
     });
 }
 
+/// NCCL keeps the registrations of one that was revoked. When it does not give that back, the memory stays.
+#[test]
+fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
+    if !support::needs_emulator("calls that fail and hang on purpose") {
+        return;
+    }
+    for hangs in [false, true] {
+        // Where calls block it is aborted.
+        ranks_as_processes(2, move |world: World| -> Outcome {
+            let world = world.with_launch_mode(LaunchMode::NonBlocking);
+            let stream = support::device(&world)?.new_stream()?;
+            let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+            let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+            assert_eq!(sum(&comm, &stream)?, 11.0);
+            let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
+            world.barrier("registered")?;
+            if world.rank() == 1 {
+                while comm.state() != nccl::CommunicatorState::Aborted {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                world.barrier("kept")?;
+                return Ok(());
+            }
+            comm.revoke("another plan")?;
+            let system_error = 2;
+            let refuses = faults::at_call("ncclCommShrink").fail(system_error);
+            let abort = faults::at_call("ncclCommAbort");
+            let abort = match hangs {
+                true => abort.hang(),
+                false => abort.fail(system_error),
+            };
+            let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
+            let leaked = nccl::leaked_communicators();
+            assert!(comm.shrink("alone", &[1]).is_err());
+            assert_eq!(comm.state(), nccl::CommunicatorState::Leaked);
+            assert_eq!(nccl::leaked_communicators(), leaked + 1);
+            drop(refuses);
+            // The call comes back late, and nothing is known of what NCCL still has.
+            drop(abort);
+            drop(y);
+            assert!(!freed.wait_for_hits(1, Duration::from_millis(500)));
+            world.barrier("kept")?;
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn what_is_registered_with_a_revoked_communicator_is_deregistered_before_it_is_freed() {
     if !support::needs_emulator("calls that are counted") {

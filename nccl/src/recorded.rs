@@ -486,7 +486,9 @@ pub(crate) fn group(
     let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupEnd) else {
         return Err(ffi::missing(library, "ncclGroupStart"));
     };
-    // SAFETY: takes no arguments; this thread is in no group, because groups are opened only here.
+    // SAFETY: takes no arguments. A thread that is in a group already, which the program has opened with cudarc's `group_start`, is
+    // one level deeper then, as NCCL allows; what that queues until the program closes its group is said in
+    // docs/streams-and-memory.md.
     let code = unsafe { start() };
     ffi::check(library, "ncclGroupStart", code)?;
     let called = calls();

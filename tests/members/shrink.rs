@@ -185,6 +185,47 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
 }
 
 #[test]
+fn with_a_launch_under_way_a_shrink_that_aborts_makes_a_new_one() {
+    if !support::needs_emulator("calls that are counted") {
+        return;
+    }
+    ranks_as_processes(3, |world: World| -> Outcome {
+        let world = world.with_launch_mode(LaunchMode::NonBlocking);
+        let (stream, comm) = start(&world, LIMIT)?;
+        if world.rank() == 2 {
+            // It does not come to the first message, for which the launch of rank 0 waits.
+            world.barrier("shrunk")?;
+            return Ok(());
+        }
+        let shrinks = faults::at_call("ncclCommShrink").delay(Duration::ZERO);
+        let launched = faults::at_call("ncclCommGetAsyncError").delay(Duration::ZERO);
+        let x = stream.alloc_zeros::<u8>(64)?;
+        let shrunk = std::thread::scope(|scope| {
+            let launches = (world.rank() == 0).then(|| {
+                let launches = scope.spawn(|| comm.group(|group| group.isend(&x, 2)).map(drop));
+                assert!(launched.wait_for_hits(1, LIMIT));
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(!launches.is_finished());
+                launches
+            });
+            let shrunk = comm.shrink_aborting("two", &[2]);
+            if let Some(launches) = launches {
+                let error = launches.join().expect("no panic").unwrap_err();
+                assert!(error.to_string().contains("left out"), "{error}");
+            }
+            shrunk
+        })?;
+        let way = shrunk.way.to_string();
+        assert!(way.contains("a launch is under way"), "{way}");
+        assert_eq!(shrinks.hits(), 0);
+        assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
+        shrunk.communicator.finalize()?;
+        world.barrier("shrunk")?;
+        Ok(())
+    });
+}
+
+#[test]
 fn after_a_death_the_ranks_that_live_make_a_new_one() {
     const RANKS: usize = 3;
     let test = name(&|| ());

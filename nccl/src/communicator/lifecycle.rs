@@ -423,14 +423,19 @@ impl Inner {
             Outcome::Freed
         } else {
             if self.phase.leaked() {
-                everybody::leaks();
-                let roster = self.roster();
-                let (held, limit) = (self.held_abort(), self.abort_limit());
-                let why = format!("{held} did not come back within {limit:?}");
-                events::leaked_communicator((&self.name, roster), self.rank, &why);
+                self.tell_of_the_leak();
             }
             Outcome::Leaked
         }
+    }
+
+    /// NCCL did not give it back.
+    pub(super) fn tell_of_the_leak(&self) {
+        everybody::leaks();
+        let roster = self.roster();
+        let (held, limit) = (self.held_abort(), self.abort_limit());
+        let why = format!("{held} did not come back within {limit:?}");
+        events::leaked_communicator((&self.name, roster), self.rank, &why);
     }
 
     /// After a finalize that failed and aborted, unless an abort was on its way anyhow.

@@ -199,7 +199,8 @@ impl Inner {
         let freed = within(self.timeouts.abort, "nccl-abort", move || {
             // Behind a call that is under way.
             let _handle = inner.handle.wait_for_it();
-            let freed = match inner.revocation.kept.lock().take() {
+            let raw = inner.revocation.kept.lock().take();
+            let freed = match raw {
                 Some(raw) => free(&inner.library, Way::Abort, raw).is_ok(),
                 None => true,
             };
@@ -209,10 +210,14 @@ impl Inner {
             }
             freed
         });
-        match freed {
-            Some(true) => Outcome::Freed,
-            _ => Outcome::Leaked,
+        if freed == Some(true) {
+            return Outcome::Freed;
         }
+        // What is registered with it, and what its plans own, is not to be freed.
+        if self.phase.leaked_after_revoke() {
+            self.tell_of_the_leak();
+        }
+        Outcome::Leaked
     }
 
     /// The last handle of one that was revoked is dropped.

@@ -5,10 +5,11 @@
 //!    │               │                     │
 //!    └───────────────┴─────────────────────┴──abort, or a call that failed──▶ Aborting ──freed──▶ Aborted
 //!                                                                               └──not in time──▶ Leaked
+//!                                                    Aborted by a revoke ──not given back later──▶ Leaked
 //! ```
 //!
-//! Nothing goes back, and the last three are final. `Leaked` means that NCCL did not give the communicator
-//! back in time: nothing touches it any more.
+//! Nothing goes back, and the last three are final, but that NCCL still has what was revoked, and may fail to give it back when it
+//! cannot be shrunk. `Leaked` means that NCCL did not give the communicator back in time: nothing touches it any more.
 //!
 //! # Who sets what
 //! `Ready` is set by the thread that makes the communicator ([`Phase::made`]), if nobody began to abort it
@@ -251,6 +252,11 @@ impl Phase {
     /// The aborting caller waited long enough.
     pub(crate) fn leaked(&self) -> bool {
         self.step(State::Aborting, State::Leaked)
+    }
+
+    /// NCCL did not give back what was left of a revoked one.
+    pub(crate) fn leaked_after_revoke(&self) -> bool {
+        self.step(State::Aborted, State::Leaked)
     }
 
     /// Nothing of NCCL's uses lent memory any more.

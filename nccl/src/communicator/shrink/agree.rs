@@ -104,6 +104,11 @@ impl Communicator {
                 "its idle parent ends with what is under way, and NCCL would have to shrink that",
             ));
         }
+        if aborting && !inner.is_at_rest() {
+            return Some(String::from(
+                "a launch is under way, which NCCL would go on with after the shrink has freed it",
+            ));
+        }
         None
     }
 }

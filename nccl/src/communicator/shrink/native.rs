@@ -9,7 +9,7 @@ use nccl_sys as sys;
 
 use super::attempt::{self, Attempt, REFUSED, Verdict};
 use crate::communicator::free::{free, within};
-use crate::communicator::handle::{RawComm, Unsettled, settle};
+use crate::communicator::handle::{RawComm, Unsettled, settle, state};
 use crate::communicator::init::{Begin, Prepared};
 use crate::communicator::lifecycle::{Outcome, Why};
 use crate::communicator::slot::Slot;
@@ -20,6 +20,7 @@ use crate::communicator::{Communicator, Inner};
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::library::Library;
 use crate::supervision::{Board, Cause};
 use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
@@ -138,6 +139,14 @@ impl Unsettled {
 /// How much longer than its own limit a call may take that looks at its limit itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long another thread's call may take that is no launch.
+const BRIEF: Duration = Duration::from_millis(100);
+
+/// Whether NCCL is at something.
+fn is_in_progress(library: &Library, raw: RawComm) -> bool {
+    matches!(state(library, raw), Ok(sys::ncclResult_t::ncclInProgress))
+}
+
 /// How long the rank at which a shrink failed may take to tell why the parent ends.
 const CAUSE: Duration = Duration::from_secs(1);
 
@@ -176,6 +185,17 @@ impl Inner {
                 free(&library, Way::Abort, ruin)
             });
         }
+    }
+
+    /// Whether no launch is under way. With one, a shrink that aborts leaves NCCL with what it has freed (`ncclGroupJobAbort`,
+    /// group.cc). A call that holds the lock for long is taken for one.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let Some(handle) = self.handle.take_until(deadline_after(BRIEF)) else {
+            return false;
+        };
+        handle
+            .raw
+            .is_none_or(|raw| !is_in_progress(&self.library, raw))
     }
 
     /// Asks NCCL, and waits until the parent is at rest, or the new communicator, `child`, is of no use any more. On a
@@ -224,7 +244,9 @@ impl Inner {
                 .is_some_and(|board| board.fault().is_some()),
             false => self.interrupted(),
         };
-        if interrupted() {
+        // A launch that began after the ranks had agreed; see `is_at_rest`.
+        let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
+        if interrupted() || is_launching() {
             return Err(Unsettled::Interrupted);
         }
         // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
