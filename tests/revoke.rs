@@ -154,7 +154,7 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
             let stream = support::device(&world)?.new_stream()?;
             let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
-            let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+            let comm = comm.abort_timeout(Duration::from_secs(3)).build()?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
             world.barrier("registered")?;
