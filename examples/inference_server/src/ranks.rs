@@ -1,11 +1,25 @@
 //! Ranks that are threads of this process, for programs and tests that need no server.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use nccl::World;
 use nccl::cudarc::driver::CudaContext;
+use nccl::{ErrorKind, World};
 
 use crate::model::{AnyPart, Error, ModelFile, OverNccl, Result, Settings};
+
+/// The device of a rank; where there are fewer devices than ranks, one that it shares.
+///
+/// # Errors
+/// As [`nccl::device`], without a GPU and without the emulator for instance.
+pub(crate) fn device(local_rank: usize) -> nccl::Result<Arc<CudaContext>> {
+    nccl::device(local_rank).or_else(|error| match *error.kind() {
+        ErrorKind::NoSuchDevice { devices, .. } if devices > 0 => {
+            nccl::device(local_rank % devices)
+        }
+        _ => Err(error),
+    })
+}
 
 /// Has each of so many ranks load its part of a model, and `work` with it. What they made, in the order of the ranks.
 ///
@@ -33,12 +47,9 @@ pub fn on_threads<T: Send>(
 ) -> Result<Vec<T>> {
     ModelFile::open(model)?.check_ranks(ranks)?;
     nccl_emulator::install_unless_gpu().map_err(|error| Error::Unusable(error.to_string()))?;
-    let devices = usize::try_from(CudaContext::device_count()?)
-        .unwrap_or(0)
-        .max(1);
     let part = |world: &World| -> Result<T> {
         let file = ModelFile::open(model)?;
-        let stream = CudaContext::new(world.local_rank() % devices)?.new_stream()?;
+        let stream = device(world.local_rank())?.new_stream()?;
         let comm = world.communicator("model").stream(&stream).build()?;
         let together = OverNccl::new(&comm, file.shape(settings.rows))?;
         let made = work(&mut *file.load(together, settings)?)?;

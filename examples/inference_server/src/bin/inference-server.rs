@@ -1,7 +1,7 @@
 //! Serves a language model on several ranks, any of which may die.
 //!
 //! ```text
-//! cargo run --release -p inference-server --bin inference-server -- --ranks 4
+//! cargo run --release -p inference-server --bin inference-server -- --ranks 4 --emulator
 //! ```
 //!
 //! `--help` lists the options. The program starts itself once more for each rank.

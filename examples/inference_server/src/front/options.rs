@@ -16,6 +16,7 @@ usage: inference-server [OPTIONS]
 Serves a language model over HTTP, on several ranks that are processes of their own. When one of them dies, the others
 go on with a new one in its place, and so do the texts that were being written.
 
+  --emulator             run on the CPU, where there is no GPU; without it, that is an error
   --ranks N              ranks that share the model: 1, 2, 4 or 8 for tiny (2), 1 or 3 for smollm2 (3)
   --listen ADDR          where to listen; port 0 takes a free one (127.0.0.1:8000)
   --model NAME           which model: tiny, or smollm2, which scripts/get-smollm2 fetches (tiny)
@@ -45,6 +46,8 @@ pub enum Recovery {
 /// The options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Whether the emulator takes the place of a GPU that is not there.
+    pub emulator: bool,
     /// Ranks at the start.
     pub ranks: usize,
     /// Where to listen.
@@ -87,6 +90,7 @@ impl Role {
     /// For arguments that are none, with what is possible instead.
     pub fn from_args(mut arguments: lexopt::Parser) -> Result<Self, lexopt::Error> {
         let mut options = Options {
+            emulator: false,
             ranks: 0,
             listen: String::from("127.0.0.1:8000"),
             model: Known::Tiny,
@@ -105,6 +109,7 @@ impl Role {
         let (mut ranks, mut slots) = (None, None);
         while let Some(argument) = arguments.next()? {
             match argument {
+                Long("emulator") => options.emulator = true,
                 Long("ranks") => ranks = Some(arguments.value()?.parse()?),
                 Long("listen") => options.listen = arguments.value()?.string()?,
                 Long("model") => {
@@ -145,6 +150,7 @@ impl Role {
         Ok(match link {
             None => Self::Front(options),
             Some(link) => Self::Rank(RankOptions {
+                emulator: options.emulator,
                 link,
                 model: options.model.path(&options.models),
                 settings: options.settings,
@@ -207,7 +213,8 @@ impl Options {
         let words = words.into_iter().flatten().map(OsString::from);
         // A path need not be text.
         let models = [OsString::from("--models"), self.models.clone().into()];
-        words.chain(models).collect()
+        let emulator = self.emulator.then(|| OsString::from("--emulator"));
+        words.chain(models).chain(emulator).collect()
     }
 }
 
@@ -235,6 +242,7 @@ mod tests {
             "2.5",
             "--models",
             "x",
+            "--emulator",
         ];
         let Ok(Role::Front(options)) = read(&words) else {
             panic!("not a front");
@@ -246,6 +254,7 @@ mod tests {
         };
         assert_eq!(rank.model, options.model.path(&options.models));
         assert_eq!((rank.link.as_str(), rank.wanted), ("name", 4));
+        assert!(rank.emulator);
         assert_eq!(rank.settings, options.settings);
         assert_eq!(rank.deadline, Duration::from_millis(2500));
     }

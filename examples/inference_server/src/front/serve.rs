@@ -23,13 +23,21 @@ const CHUNK: usize = 32;
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot begin: a number of ranks that the model cannot be shared by, an address that is taken, a low limit of
+/// When it cannot begin: no GPU and no `--emulator`, a number of ranks that the model cannot be shared by, an address that is taken, a low limit of
 /// open files. And when it gives up: ranks that end again and again.
 pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     let file = options.model.open(&options.models)?;
     file.check_ranks(options.ranks)?;
     let tokenizer = file.tokenizer()?;
     drop(file);
+    if !options.emulator {
+        // For a moment: the devices are the ranks'.
+        nccl::device(0).map_err(|error| {
+            format!(
+                "there is no GPU to run on: {error}; --emulator runs on the CPU where there is none"
+            )
+        })?;
+    }
     let limits = Limits::new(options)?;
     let listener = TcpListener::bind(&options.listen).map_err(|error| {
         let (listen, hint) = (&options.listen, "another address is chosen with --listen");

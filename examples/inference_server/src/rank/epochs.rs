@@ -15,6 +15,8 @@ use crate::wire::FromRank;
 /// What a rank is told when it is started.
 #[derive(Clone, Debug)]
 pub struct RankOptions {
+    /// Whether the emulator takes the place of a GPU that is not there.
+    pub emulator: bool,
     /// The name of the front's socket.
     pub link: String,
     /// The file of the model.
@@ -39,7 +41,9 @@ const IN_VAIN: usize = 8;
 /// # Errors
 /// What cannot be repaired by going on: no file, no device, nobody to go on with.
 pub fn run(options: &RankOptions) -> Outcome<()> {
-    nccl_emulator::install_unless_gpu()?;
+    if options.emulator {
+        nccl_emulator::install_unless_gpu()?;
+    }
     let rendezvous = Rendezvous::from_env()?;
     let limit = match rendezvous.was_restarted() {
         false => PATIENCE,

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nccl::cudarc::driver::{CudaContext, CudaStream};
+use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, ReduceOp, Timeouts, World};
 
 use super::Outcome;
@@ -13,6 +13,7 @@ use super::epochs::RankOptions;
 use super::link::{Link, Told};
 use super::timed::Timed;
 use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
+use crate::ranks::device;
 use crate::wire::{FromRank, Step, ToRank};
 
 /// What becomes of a rank after an epoch.
@@ -36,11 +37,10 @@ pub(super) struct Rank {
 
 impl Rank {
     pub(super) fn new(world: &World, options: &RankOptions, link: Link) -> Outcome<Self> {
-        let devices = usize::try_from(CudaContext::device_count()?)?.max(1);
-        let device = world.local_rank() % devices;
+        let device = device(world.local_rank())?;
         Ok(Self {
-            device,
-            stream: CudaContext::new(device)?.new_stream()?,
+            device: device.ordinal(),
+            stream: device.new_stream()?,
             file: ModelFile::open(&options.model)?,
             decoder: None,
             achieved: false,

@@ -23,6 +23,11 @@ pub(crate) struct Server {
 }
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
+    for_gpus(&[&["--emulator"], arguments].concat())
+}
+
+/// As [`command`], of a server that is to end where there is no GPU.
+pub(crate) fn for_gpus(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inference-server"));
     command.args(arguments).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::piped());

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::client::{Stream, complete, get, post};
-use crate::program::{Server, command, ends};
+use crate::program::{Server, command, ends, for_gpus};
 use crate::{Question, until};
 
 #[test]
@@ -152,6 +152,18 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
     );
     let (code, text) = fails(&["--recovery", "pray"]);
     assert_eq!(code, Some(2), "{text}");
+}
+
+#[test]
+fn without_a_gpu_the_server_ends_with_one_error_that_names_the_flag() {
+    let mut server = for_gpus(&["--ranks", "2", "--listen", "127.0.0.1:0"]);
+    // A machine with GPUs has none for it, either.
+    server.env("CUDA_VISIBLE_DEVICES", "");
+    let (code, text) = ends(server);
+    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let begins = text.starts_with("inference-server: there is no GPU to run on: ");
+    assert!(begins && text.contains("--emulator"), "{text}");
 }
 
 #[test]
