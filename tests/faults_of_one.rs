@@ -137,7 +137,9 @@ fn a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators() {
                 Ok(())
             });
             let error = stalled.and_then(|sums| sums.wait()).unwrap_err();
-            assert!(error.to_string().contains("on purpose"), "{error}");
+            assert!(error.fault().is_some(), "{error}");
+            let fault = second.fault().expect("it was aborted").to_string();
+            assert!(fault.contains("on purpose"), "{fault}");
             Ok(())
         })
     });
