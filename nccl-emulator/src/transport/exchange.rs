@@ -127,7 +127,7 @@ pub(crate) enum Claim {
 
 /// The message in flight between a source and a destination. Written by both ends, nobody else.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 pub(crate) struct Exchange {
     word: AtomicU64,
     done: AtomicU64,
@@ -135,6 +135,9 @@ pub(crate) struct Exchange {
     source_connected: AtomicU32,
     destination_connected: AtomicU32,
 }
+
+// Those of a pair, one in each direction, share a cache line.
+const _: () = assert!(size_of::<Exchange>() == 32);
 
 const INDEX_BITS: u32 = 30;
 const INDEX: u64 = (1 << INDEX_BITS) - 1;

@@ -16,7 +16,7 @@ use super::shared_memory::{self, SharedMemory};
 use cuda_emulator::exec::Bell;
 use cuda_emulator::memory::Span;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu2");
 
 /// Which half of a pair's traffic, as seen by its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -156,7 +156,7 @@ impl Segment {
     }
 
     fn signals_at(ranks: usize) -> usize {
-        Self::exchanges_at(ranks) + round_up(ranks * ranks * size_of::<Exchange>())
+        Self::exchanges_at(ranks) + round_up(2 * ranks * ranks * size_of::<Exchange>())
     }
 
     fn size(ranks: usize) -> usize {
@@ -237,7 +237,9 @@ impl Segment {
     /// The message in flight from `source` to `destination`.
     pub(crate) fn exchange(&self, source: usize, destination: usize) -> &Exchange {
         assert!(source < self.ranks && destination < self.ranks);
-        let index = source * self.ranks + destination;
+        // Both of a pair are on one cache line: the rank that comes second claims both of an all-to-all.
+        let (low, high) = (source.min(destination), source.max(destination));
+        let index = 2 * (low * self.ranks + high) + usize::from(source > destination);
         let at = Self::exchanges_at(self.ranks) + index * size_of::<Exchange>();
         // SAFETY: as above.
         unsafe { &*self.memory.base().add(at).cast::<Exchange>() }

@@ -415,7 +415,7 @@ impl Communicator {
 
     /// Takes back the lists of a launch.
     pub(crate) fn give_back(&self, mut lists: Lists) {
-        const KEPT: usize = 16;
+        const KEPT: usize = 64;
         lists.clear();
         let mut spare = self.spare.lock();
         if spare.len() < KEPT {

@@ -183,9 +183,14 @@ impl Launch {
         // All ranks sort alike.
         group::sort(&mut lists.collectives, u64::from(ranks));
         lists.messages.sort_unstable_by_key(|message| {
-            let distance = match message.direction {
-                crate::transport::Direction::Send => (message.peer + ranks - own) % ranks,
-                crate::transport::Direction::Receive => (own + ranks - message.peer) % ranks,
+            let (from, to) = match message.direction {
+                crate::transport::Direction::Send => (own, message.peer),
+                crate::transport::Direction::Receive => (message.peer, own),
+            };
+            let distance = if to < from {
+                to + ranks - from
+            } else {
+                to - from
             };
             (distance, message.direction, message.order)
         });

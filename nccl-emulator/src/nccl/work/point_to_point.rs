@@ -181,6 +181,7 @@ impl PointToPoint {
         // Whoever comes second needs them all, and each has been with the peer since the last message.
         for lane in self.lanes.iter().take(FETCHED) {
             prefetch::to_write(lane.exchange(scope));
+            prefetch::to_write(scope.session.segment.side(own, lane.peer));
             prefetch::to_read(scope.session.segment.side(lane.peer, own));
         }
         for lane in &mut self.lanes {
