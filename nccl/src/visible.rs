@@ -15,6 +15,11 @@ pub(crate) fn character(character: char) -> char {
     }
 }
 
+/// A name, which is one line.
+pub(crate) fn name(name: &str) -> String {
+    name.chars().map(character).collect()
+}
+
 /// A text of several lines.
 pub(crate) fn text(text: &str) -> String {
     let shown = |c| if c == '\n' { c } else { character(c) };
@@ -29,14 +34,15 @@ pub(crate) fn line(line: &[u8]) -> String {
     let mut rest = line.rsplit('\r').next().unwrap_or(line);
     let (mut shown, mut is_coloured) = (String::with_capacity(rest.len()), false);
     while let Some(next) = rest.chars().next() {
-        let length = colour(rest).unwrap_or(0);
-        is_coloured |= length > 0;
-        if length > 0 {
-            shown.push_str(&rest[..length]);
-        } else {
+        let colour = colour(rest).unwrap_or(0);
+        let length = colour.max(erasure(rest)).max(next.len_utf8());
+        is_coloured |= colour > 0;
+        if colour > 0 {
+            shown.push_str(&rest[..colour]);
+        } else if erasure(rest) == 0 {
             shown.push(character(next));
         }
-        rest = &rest[length.max(next.len_utf8())..];
+        rest = &rest[length..];
     }
     if is_coloured {
         shown.push_str("\x1b[0m");
@@ -53,6 +59,14 @@ fn colour(text: &str) -> Option<usize> {
         .then_some("\x1b[".len() + end + "m".len())
 }
 
+/// The length of the sequence at the beginning that erases to the end of the line, where nothing is yet: grep and GCC write it
+/// after each colour.
+fn erasure(text: &str) -> usize {
+    let sequences = ["\x1b[K", "\x1b[0K"].into_iter();
+    let found = sequences.filter(|sequence| text.starts_with(sequence));
+    found.map(str::len).next().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +80,14 @@ mod tests {
     }
 
     #[test]
+    fn a_name_stays_on_its_line() {
+        assert_eq!(
+            name("node\nnccl: rank 3 died"),
+            "node\u{fffd}nccl: rank 3 died"
+        );
+    }
+
+    #[test]
     fn a_line_keeps_its_colours_and_cannot_reach_what_stands_in_front_of_it() {
         for (printed, shown) in [
             (&b"plain \xc3\xa9"[..], "plain é"),
@@ -74,6 +96,11 @@ mod tests {
             (b"\r[0] forged", "[0] forged"),
             (b"\x1b[1;31mred\x1b[m", "\x1b[1;31mred\x1b[m\x1b[0m"),
             (b"\x1b[38:5:1mred", "\x1b[38:5:1mred\x1b[0m"),
+            (
+                b"\x1b[01;31m\x1b[Kred\x1b[m\x1b[0K",
+                "\x1b[01;31mred\x1b[m\x1b[0m",
+            ),
+            (b"\x1b[1K\x1b[2K", "\u{fffd}[1K\u{fffd}[2K"),
             (b"\x1b[99D[0] forged", "\u{fffd}[99D[0] forged"),
             (b"\x1b[1G\x1b[A", "\u{fffd}[1G\u{fffd}[A"),
             (b"\x1b", "\u{fffd}"),

@@ -308,7 +308,7 @@ impl Hello {
             host, pid, rank, ..
         } = self;
         // The proof is over what was sent.
-        let host = visible::text(host);
+        let host = visible::name(host);
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
             Role::Observer | Role::Follower | Role::Onlooker => {

@@ -215,7 +215,7 @@ impl Peer {
                 match hello.role {
                     Role::Rank => {
                         let rank = hello.rank;
-                        let host = visible::text(&hello.host);
+                        let host = visible::name(&hello.host);
                         let who = (&host[..], hello.pid, &hello.kernel[..]);
                         let outlet = Outlet::Remote(connection);
                         door.hub.attach(rank, outlet, who, Some(welcome))?;

@@ -380,7 +380,7 @@ impl World {
             if let (Ok(pid), Ok(host), Ok(at)) = (fields.number(), fields.bytes(), fields.text()) {
                 member.at = Some(at);
                 member.pid = u32::try_from(pid).unwrap_or_default();
-                member.host = visible::text(&String::from_utf8_lossy(host));
+                member.host = visible::name(&String::from_utf8_lossy(host));
                 let _ = fields.bytes();
                 member.kernel = fields.number().unwrap_or_default();
                 let launched = fields.number().unwrap_or_default().checked_sub(1);

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 use crate::rendezvous::Broken;
+use crate::visible;
 
 /// The longest text that is sent, in bytes, and the most lines.
 pub(super) const LONGEST: usize = 4096;
@@ -23,16 +24,7 @@ impl Fault {
         let mut fault = self.clone();
         fault.evidence.truncate(MOST);
         fault.also.truncate(MOST);
-        let texts = [
-            &mut fault.communicator,
-            &mut fault.host,
-            &mut fault.operation,
-            &mut fault.cause,
-            &mut fault.hint,
-        ];
-        for text in texts.into_iter().chain(&mut fault.evidence) {
-            cut(text);
-        }
+        fault.shown().for_each(cut);
         // Of plain values, which can all be written.
         serde_json::to_vec(&Told {
             members: Cow::Borrowed(members),
@@ -43,9 +35,24 @@ impl Fault {
 
     /// The fault, and the ranks of its communicator in the world.
     pub(in crate::supervision) fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
-        let told: Told<'_> =
+        let mut told: Told<'_> =
             serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
+        // Another process has made them up.
+        let texts = told.fault.shown();
+        texts.for_each(|text| *text = visible::text(text));
         Ok((told.fault, told.members.into_owned()))
+    }
+
+    /// What is only shown.
+    fn shown(&mut self) -> impl Iterator<Item = &mut String> {
+        let single = [
+            &mut self.communicator,
+            &mut self.host,
+            &mut self.operation,
+            &mut self.cause,
+            &mut self.hint,
+        ];
+        single.into_iter().chain(&mut self.evidence)
     }
 }
 
