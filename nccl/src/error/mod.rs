@@ -124,8 +124,10 @@ impl Error {
         if !is_same {
             let seen = std::mem::replace(&mut self.0.kind, told);
             self.0.is_told = true;
-            self.0.seen =
-                Some(seen).filter(|seen| own && !matches!(seen, ErrorKind::Aborted { .. }));
+            // An error that was told before keeps what was seen then.
+            if !matches!(seen, ErrorKind::Aborted { .. }) {
+                self.0.seen = own.then_some(seen);
+            }
         }
         self.0.fault = Some(Arc::clone(fault));
         self.0.also = also.map(str::to_owned);

@@ -170,14 +170,15 @@ impl RootCause {
 }
 
 impl RootCause {
-    /// Whether as many ranks have the one as the other, so that none of them differs from the rest.
+    /// Whether no side is smaller than all the others, so that no rank is the one that differs from the rest.
     pub(super) fn is_tied(&self) -> bool {
         let Self::Mismatch { sides, .. } = self else {
             return false;
         };
-        let mut sides = sides.iter().map(|side| side.ranks.len());
-        let first = sides.next();
-        sides.next_back().is_some_and(|last| Some(last) == first)
+        let mut smallest = sides.iter().rev().map(|side| side.ranks.len());
+        smallest
+            .next()
+            .is_some_and(|last| smallest.next() == Some(last))
     }
 
     /// Whether its sentence has numbers of ranks in it.

@@ -124,7 +124,29 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
 
 /// The calls of all ranks that are done on some rank: their places, and what was done there.
 #[derive(Default)]
-pub(super) struct Done(BTreeMap<u64, BTreeSet<Vec<Shape>>>);
+pub(super) struct Done(BTreeMap<u64, BTreeSet<What>>);
+
+/// A call, as far as all ranks have it alike.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct What {
+    kind: String,
+    /// `None` where the recorder has lost a part of it.
+    shapes: Option<Vec<Shape>>,
+}
+
+impl What {
+    fn of(call: &Entered) -> Self {
+        Self {
+            kind: call.kind.clone(),
+            shapes: (call.missing == 0).then(|| shapes(call)),
+        }
+    }
+
+    fn fits(&self, other: &Self) -> bool {
+        let are_known = self.shapes.is_some() && other.shapes.is_some();
+        self.kind == other.kind && (!are_known || self.shapes == other.shapes)
+    }
+}
 
 /// See [`Done`].
 pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> Done {
@@ -132,7 +154,7 @@ pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> Done {
     let calls = reports.values().flat_map(|report| &report.calls);
     for call in calls.filter(|call| !call.is_pending()) {
         if let Some(place) = call.place {
-            done.0.entry(place).or_default().insert(shapes(call));
+            done.0.entry(place).or_default().insert(What::of(call));
         }
     }
     done
@@ -145,7 +167,7 @@ impl Case<'_> {
     fn is_open(&self, call: &Entered) -> bool {
         let is_done = |place| {
             let done = self.done.0.get(&place);
-            done.is_some_and(|done| done.contains(&shapes(call)))
+            done.is_some_and(|done| done.iter().any(|done| done.fits(&What::of(call))))
         };
         call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
     }

@@ -358,8 +358,9 @@ impl Fault {
             Origin::Outside {
                 world_rank,
                 launcher_rank,
-            } => (Some(world_rank), launcher_rank),
-            Origin::NoRank {} => (None, None),
+            } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
+            // A rank that only told, and that nobody here knows by its number, is of no use.
+            Origin::Outside { .. } | Origin::NoRank {} => (None, None),
         }
     }
 
