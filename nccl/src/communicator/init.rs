@@ -473,7 +473,7 @@ impl Inner {
             return self.phase.unmade(self, left);
         }
         let inner = Arc::clone(self);
-        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+        let freed = within(self.abort_limit(), "nccl-abort", move || {
             inner.phase.unmade(&inner, left)
         });
         freed == Some(true)

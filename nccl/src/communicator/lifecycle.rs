@@ -277,11 +277,13 @@ impl Inner {
     /// as that may take.
     pub(super) fn abort_limit(&self) -> Duration {
         let limit = self.timeouts.abort;
-        let is_inside = match self.blocks {
-            true => self.handle.try_take().is_none(),
-            false => self.is_unsettled.load(Ordering::Acquire),
+        // A thread that polls a launch, or makes the communicator, has the pointer or the lock.
+        let is_held = || {
+            self.handle
+                .try_take()
+                .is_none_or(|handle| handle.raw.is_none())
         };
-        match is_inside {
+        match self.is_unsettled.load(Ordering::Acquire) || is_held() {
             true => limit.max(self.notice),
             false => limit,
         }

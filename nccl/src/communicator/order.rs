@@ -155,10 +155,10 @@ pub(crate) fn void_capture(on: &CudaStream) -> Option<Capture> {
 fn spoil_capture(on: &CudaStream) -> Capture {
     // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is asked for its status.
     match unsafe { sys::cuStreamQuery(on.cu_stream()) } {
-        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => Capture::Void,
         // The stream is in no capture any more: the thread that began it has ended it meanwhile.
-        _ => Capture::InGraph,
+        sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY => Capture::InGraph,
+        // The capture is void, or the context is lost, with all of its graphs.
+        _ => Capture::Void,
     }
 }
 

@@ -84,7 +84,11 @@ impl Inner {
                 let ended = self.outlast(frame, self.patience_with_captures());
                 (Some(Capture::Void), ended.is_some())
             }
-            Left::Captured(Capture::InGraph) => (Some(Capture::InGraph), false),
+            Left::Captured(Capture::InGraph) => {
+                // That capture is over. What came before it is on the stream, and the buffers' streams have to wait for it.
+                let _ = self.outlast(frame, self.patience_with_captures());
+                (Some(Capture::InGraph), false)
+            }
         };
         let (failed, is_launched) = match (launched, left) {
             (Err(NotLaunched::Refused(error)), _) => return Err(error),

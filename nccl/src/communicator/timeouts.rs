@@ -188,8 +188,9 @@ impl Timeouts {
 }
 
 /// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
-/// connect, which is longer each time.
+/// connect, which is longer each time. At most a minute: what still sleeps then is leaked.
 pub(super) fn notice() -> Duration {
+    const MOST: Duration = Duration::from_secs(60);
     const COUNT: u64 = 34;
     const SLEEP: u64 = 100;
     const MORE: Duration = Duration::from_millis(600);
@@ -199,7 +200,9 @@ pub(super) fn notice() -> Duration {
     };
     let longest = set("NCCL_SOCKET_RETRY_SLEEP_MSEC", SLEEP)
         .saturating_mul(set("NCCL_SOCKET_RETRY_CNT", COUNT));
-    Duration::from_millis(longest).saturating_add(MORE)
+    Duration::from_millis(longest)
+        .saturating_add(MORE)
+        .min(MOST)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::communicator::state::{Left, Phase, Way};
 use crate::communicator::switch::HeldParent;
 use crate::communicator::{Communicator, Inner};
 use crate::driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
 use crate::supervision::{Board, Cause};
@@ -130,9 +130,13 @@ pub(super) struct Native<'a> {
 }
 
 impl Unsettled {
-    /// NCCL does not shrink a communicator with an asynchronous error.
+    /// NCCL does not shrink a communicator with an asynchronous error, and must not shrink one with a launch under way.
     fn is_refusal(&self) -> bool {
-        matches!(self, Self::Failed(failure) if failure.is(sys::ncclResult_t::ncclRemoteError))
+        let refused = [
+            sys::ncclResult_t::ncclRemoteError,
+            sys::ncclResult_t::ncclInProgress,
+        ];
+        matches!(self, Self::Failed(failure) if refused.iter().any(|code| failure.is(*code)))
     }
 }
 
@@ -246,8 +250,13 @@ impl Inner {
         };
         // A launch that began after the ranks had agreed; see `is_at_rest`.
         let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
-        if interrupted() || is_launching() {
+        if interrupted() {
             return Err(Unsettled::Interrupted);
+        }
+        if is_launching() {
+            let code = sys::ncclResult_t::ncclInProgress;
+            let text = String::from("a launch is under way");
+            return Err(failed(NcclFailure::new(CALL, code, text, String::new())));
         }
         // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
         std::mem::forget(Arc::clone(made));
