@@ -365,7 +365,6 @@ fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
             vec![
                 ("rank", world.rank.to_string()),
                 ("launcher_rank", number(world.launcher_rank)),
-                ("epoch", world.epoch.to_string()),
             ]
         })
         .collect()

@@ -65,7 +65,9 @@ impl Directory {
                 .iter()
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
         };
-        if !ends.iter().any(&has_recorded) {
+        let newest = ends.iter().map(|end| end.epoch()).max();
+        // A program that a wrapper starts has another process than the launcher knows: then the epoch decides.
+        if !ends.iter().any(&has_recorded) && newest != Some(timeline.epoch) {
             // Those of an attempt before, which are merged already.
             return None;
         }
@@ -76,7 +78,7 @@ impl Directory {
             .map(|missing| missing.rank)
             .collect();
         // A later epoch of the world may number the processes otherwise than this launcher has.
-        let is_first = ends.iter().map(|end| end.epoch()).max() == Some(timeline.epoch);
+        let is_first = newest == Some(timeline.epoch);
         let launched = missing.iter().map(|&rank| {
             let same = is_first.then_some(rank);
             timeline.launcher_rank(rank).or(same)
