@@ -25,7 +25,7 @@ const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CA
 const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
 fn refusal(error: &Error) -> Option<StreamRefusal> {
-    match error.kind() {
+    match error.seen_here().unwrap_or(error.kind()) {
         ErrorKind::Stream { reason, .. } => Some(*reason),
         _ => None,
     }

@@ -76,7 +76,15 @@ impl Communicator {
     pub fn revoke(&self, reason: &str) -> Result<()> {
         let started = Instant::now();
         self.inner.revoke(reason).map_err(|error| {
-            self.inner.conclude(error).during(|| {
+            let fault = self.inner.board.as_ref().and_then(|board| board.fault());
+            let error = match fault {
+                // The others end because of this call; the call fails because it took too long.
+                Some(fault) if error.is_timeout() && fault.is_on_purpose() => {
+                    error.with_fault(fault)
+                }
+                _ => self.inner.conclude(error),
+            };
+            error.during(|| {
                 self.inner
                     .operation(OperationKind::Revoke, Shape::default(), None, started)
             })
