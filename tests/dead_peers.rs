@@ -20,7 +20,18 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const SLEEP: (&str, &str) = ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400");
 
 /// At what the survivor is when it meets the dead rank.
-const STAGES: [&str; 4] = ["first operation", "connecting", "finalize", "drop"];
+const STAGES: [&str; 5] = [
+    "first operation",
+    "connecting",
+    "aborted",
+    "finalize",
+    "drop",
+];
+
+/// Stages at which the other one dies while the survivor is at its operation.
+fn dies_meanwhile(stage: &str) -> bool {
+    matches!(stage, "connecting" | "aborted")
+}
 
 /// The ranks do not tell each other what ends them: only NCCL could.
 fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +49,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     if world.rank() == 1 {
         std::thread::sleep(PATIENCE);
     }
-    if stage != "connecting" {
+    if !dies_meanwhile(stage) {
         // Until the other one is dead.
         std::io::stdin().read_line(&mut String::new())?;
     }
@@ -49,6 +60,16 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
             println!("finalize: {finalized:?}");
         }
         "drop" => drop(comm),
+        // By another thread, while NCCL sleeps.
+        "aborted" => std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(LIMIT);
+                let aborted = comm.abort("enough");
+                println!("abort: {aborted:?}");
+            });
+            let error = sum(&comm.within(PATIENCE), &stream).expect_err("it is aborted");
+            println!("error: {}", error.to_string().replace('\n', " "));
+        }),
         _ => {
             let error = sum(&comm, &stream).expect_err("the other one is dead");
             println!("error: {}", error.to_string().replace('\n', " "));
@@ -79,13 +100,13 @@ fn survives(test: &str, variables: &[(&str, &str)]) {
     for stage in STAGES {
         let mut ranks = apart::start(test, stage, RANKS, &all);
         apart::all_say(&mut ranks, "ready");
-        if stage == "connecting" {
+        if dies_meanwhile(stage) {
             // It dials the other one by now, or waits for it.
             std::thread::sleep(Duration::from_millis(200));
         }
         ranks.remove(1).kill();
         let mut survivor = ranks.remove(0);
-        if stage != "connecting" {
+        if !dies_meanwhile(stage) {
             survivor.go_on();
         }
         let survived = survivor.says("survived after ");

@@ -320,6 +320,11 @@ mod tests {
                 "{error}"
             );
         }
+        // What was seen stays when the same is said again.
+        let again = failed()
+            .because_of(&broken, true, None)
+            .because_of(&broken, true, None);
+        assert!(matches!(again.seen_here(), Some(ErrorKind::NotWeighed(_))));
         // What is queued on one rank has run out of time on all of them.
         let queued = || {
             Error::new(ErrorKind::Queued {

@@ -338,7 +338,7 @@ impl Prepared {
             notice: timeouts::notice(),
             phase,
             tracked,
-            aborting_since: OnceLock::new(),
+            aborting: OnceLock::new(),
             _counting: counting,
             abort_signal: self.abort_signal,
             marks: Mutex::new(Vec::new()),

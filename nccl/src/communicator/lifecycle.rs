@@ -233,7 +233,7 @@ impl Inner {
         if !self.phase.begin_abort(&reason) {
             return false;
         }
-        let _ = self.aborting_since.set(Instant::now());
+        let _ = self.aborting.set((Instant::now(), self.abort_limit()));
         *self.ending.lock() = Some(reaper::Pending::begin());
         let roster = self.roster();
         let world_ranks = roster.world_ranks();
@@ -273,9 +273,12 @@ impl Inner {
         true
     }
 
-    /// How long NCCL may take to give it back: the limit, and while NCCL is at something that has to notice the abort, as long
-    /// as that may take.
+    /// How long NCCL may take to give it back: the limit, and where NCCL is at something that has to notice the abort as this
+    /// begins, as long as that may take.
     pub(super) fn abort_limit(&self) -> Duration {
+        if let Some((_, limit)) = self.aborting.get() {
+            return *limit;
+        }
         let limit = self.timeouts.abort;
         // A thread that polls a launch, or makes the communicator, has the pointer or the lock.
         let is_held = || {
@@ -417,7 +420,7 @@ impl Inner {
             board.conclude(freed, self.needs_the_whole_end());
         }
         self.ending.lock().take();
-        let took = self.aborting_since.get().map(Instant::elapsed);
+        let took = self.aborting.get().map(|(since, _)| since.elapsed());
         let identity = &self.tracked.track().identity;
         events::aborted(identity, freed, took.unwrap_or_default());
         if freed {

@@ -151,8 +151,8 @@ pub(crate) struct Inner {
     pub(crate) phase: Arc<Phase>,
     /// What it recorded.
     pub(crate) tracked: Tracked,
-    /// When its abort began.
-    pub(crate) aborting_since: OnceLock<Instant>,
+    /// When its abort began, and how long NCCL may take for it.
+    pub(crate) aborting: OnceLock<(Instant, Duration)>,
     /// What it counted.
     pub(crate) _counting: Counting,
     pub(crate) abort_signal: AbortSignal,

@@ -119,7 +119,7 @@ impl Inner {
                     true => "ncclCommAbort",
                     false => "ncclCommRevoke",
                 }),
-                limit: self.timeouts.abort,
+                limit: self.abort_limit(),
             })),
         }
     }

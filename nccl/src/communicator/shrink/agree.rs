@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::attempt::REFUSED;
+use super::attempt::Refusal;
 use super::call::{ShrinkWay, topic};
 use crate::communicator::init::Prepared;
 use crate::communicator::{Communicator, CommunicatorBuilder, State};
@@ -18,7 +18,7 @@ use crate::unique_id::UniqueId;
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl Communicator {
-    /// The ranks that are left tell each other what they can do; `refused` where NCCL has not done it before. Who is gone
+    /// The ranks that are left tell each other what they can do; `refused` where it could not be done before. Who is gone
     /// may be heard of meanwhile.
     pub(super) fn agree(
         &self,
@@ -26,7 +26,7 @@ impl Communicator {
         name: &str,
         without: &[usize],
         aborting: bool,
-        refused: bool,
+        refused: Option<Refusal>,
         deadline: Instant,
     ) -> Result<Agreed> {
         let (line, members) = board.line();
@@ -54,8 +54,8 @@ impl Communicator {
                     .err()
                     .map(|error| error.kind().to_string()),
                 not_native: match refused {
-                    true => Some(String::from(REFUSED)),
-                    false => self.not_native(&places, aborting),
+                    Some(refusal) => Some(String::from(refusal.text())),
+                    None => self.not_native(&places, aborting),
                 },
                 aborting,
                 token: token()?,

@@ -1,6 +1,7 @@
 //! What NCCL's own way has come to, on which the ranks agree before any of them goes on.
 //!
-//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error for itself.
+//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error for itself. It is
+//! not asked where a launch has begun since the ranks agreed, because it would go on with that launch.
 //! So one rank may be refused while the others wait for it inside NCCL. The rank that is refused ends the new communicator
 //! for that reason, which all ranks hear; they leave NCCL's call, and tell each other how their attempts ended:
 //!
@@ -19,14 +20,29 @@ use crate::error::{Error, Result};
 use crate::rendezvous::Line;
 use crate::supervision::Board;
 
-/// Why a new communicator is made where an asynchronous error of the parent made NCCL refuse.
-pub(super) const REFUSED: &str = "NCCL refused: remote error";
+/// Why a new communicator is made although all ranks could shrink the parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The parent has an asynchronous error.
+    RemoteError,
+    /// NCCL was not asked.
+    Launching,
+}
+
+impl Refusal {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::RemoteError => "NCCL refused: remote error",
+            Self::Launching => "a launch is under way",
+        }
+    }
+}
 
 /// What NCCL's own way has come to on all ranks.
 pub(super) enum Attempt {
     Made(Arc<Inner>),
     /// Nothing is left of it, nor of the parent.
-    Refused,
+    Refused(Refusal),
 }
 
 /// What it has come to on one rank; as it travels.
@@ -38,10 +54,17 @@ enum Came {
     /// Another rank ended it.
     Ended = 3,
     Failed = 4,
+    Launching = 5,
 }
 
 impl Came {
-    const ALL: [Self; 4] = [Self::Made, Self::Refused, Self::Ended, Self::Failed];
+    const ALL: [Self; 5] = [
+        Self::Made,
+        Self::Refused,
+        Self::Ended,
+        Self::Failed,
+        Self::Launching,
+    ];
 
     fn of(part: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|came| part == [*came as u8])
@@ -52,7 +75,7 @@ impl Came {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Made,
-    Refused,
+    Refused(Refusal),
     Failed,
 }
 
@@ -61,19 +84,22 @@ impl Verdict {
         let any = |what| came.clone().any(|came| came == Some(what));
         if came.clone().all(|came| came == Some(Came::Made)) {
             Self::Made
-        } else if any(Came::Refused)
-            && came
-                .clone()
-                .all(|came| !matches!(came, None | Some(Came::Failed)))
+        } else if came
+            .clone()
+            .any(|came| matches!(came, None | Some(Came::Failed)))
         {
-            Self::Refused
+            Self::Failed
+        } else if any(Came::Refused) {
+            Self::Refused(Refusal::RemoteError)
+        } else if any(Came::Launching) {
+            Self::Refused(Refusal::Launching)
         } else {
             Self::Failed
         }
     }
 }
 
-/// Tells `ranks` of the line what has come of the attempt here, `refused` if NCCL refused, and hears what came of theirs.
+/// Tells `ranks` of the line what has come of the attempt here, `refused` if that is why, and hears what came of theirs.
 ///
 /// # Errors
 /// A rank is gone, or does not come until `deadline`.
@@ -81,7 +107,7 @@ pub(super) fn tell_each_other(
     board: &Board,
     ranks: &Arc<[usize]>,
     outcome: &Result<Arc<Inner>>,
-    refused: bool,
+    refused: Option<Refusal>,
     deadline: Instant,
 ) -> Result<Verdict> {
     let came = match outcome {
@@ -90,9 +116,12 @@ pub(super) fn tell_each_other(
         Err(error) if error.fault().is_some_and(|fault| !fault.is_on_purpose()) => {
             return Ok(Verdict::Failed);
         }
-        Err(_) if refused => Came::Refused,
-        Err(error) if error.is_told() => Came::Ended,
-        Err(_) => Came::Failed,
+        Err(error) => match refused {
+            Some(Refusal::RemoteError) => Came::Refused,
+            Some(Refusal::Launching) => Came::Launching,
+            None if error.is_told() => Came::Ended,
+            None => Came::Failed,
+        },
     };
     let made = outcome.as_ref().ok().and_then(|made| made.board.as_ref());
     // Ranks that know this do not come.
@@ -124,13 +153,20 @@ mod tests {
 
     #[test]
     fn all_ranks_go_one_way_whatever_each_of_them_saw() {
-        use Came::{Ended, Failed, Made, Refused};
+        use Came::{Ended, Failed, Launching, Made, Refused};
+        let refused = Verdict::Refused(Refusal::RemoteError);
         for (came, verdict) in [
             (&[Made, Made, Made][..], Verdict::Made),
-            (&[Refused], Verdict::Refused),
-            (&[Ended, Refused, Ended], Verdict::Refused),
+            (&[Refused], refused),
+            (&[Ended, Refused, Ended], refused),
             // Another rank came out with a communicator before NCCL refused here.
-            (&[Made, Refused, Ended], Verdict::Refused),
+            (&[Made, Refused, Ended], refused),
+            (&[Launching, Refused, Ended], refused),
+            (
+                &[Ended, Launching, Made],
+                Verdict::Refused(Refusal::Launching),
+            ),
+            (&[Launching, Failed], Verdict::Failed),
             (&[Refused, Failed, Ended], Verdict::Failed),
             (&[Made, Failed], Verdict::Failed),
             (&[Ended, Ended], Verdict::Failed),

@@ -157,7 +157,7 @@ impl Communicator {
         })?;
         let deadline = deadline_after(inner.timeouts.init);
         inner.wait_until_revoked();
-        let mut refused = false;
+        let mut refused = None;
         loop {
             let agreed = self.agree(board, name, without, aborting, refused, deadline)?;
             let way = agreed.way(inner.roster());
@@ -187,8 +187,8 @@ impl Communicator {
                     };
                     match self.shrink_native(prepared, &native, aborting)? {
                         Attempt::Made(made) => made,
-                        Attempt::Refused => {
-                            refused = true;
+                        Attempt::Refused(refusal) => {
+                            refused = Some(refusal);
                             continue;
                         }
                     }

@@ -1,13 +1,12 @@
 //! NCCL's own way: `ncclCommShrink`, and what follows when it fails. Where calls block, the idle parent is shrunk, which
 //! gives the new communicator's idle parent.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::attempt::{self, Attempt, REFUSED, Verdict};
+use super::attempt::{self, Attempt, Refusal, Verdict};
 use crate::communicator::free::{free, within};
 use crate::communicator::handle::{RawComm, Unsettled, settle, state};
 use crate::communicator::init::{Begin, Prepared};
@@ -49,7 +48,7 @@ impl Communicator {
             .map(|rank| rank as i32)
             .collect();
         let made = Arc::new(Slot::default());
-        let refused = Arc::new(AtomicBool::new(false));
+        let refused = Arc::new(OnceLock::new());
         let begin: Begin = {
             let (parent, made, refused) =
                 (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
@@ -62,12 +61,12 @@ impl Communicator {
                 match shrunk {
                     Some(Ok(raw)) => Ok((raw, Ok(()))),
                     Some(Err(unsettled)) => {
-                        if unsettled.is_refusal() {
-                            refused.store(true, Ordering::Release);
+                        if let Some(refusal) = unsettled.refusal() {
+                            let _ = refused.set(refusal);
                             // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
                             // a cause would have to be looked for.
                             if let Some(board) = &child.board {
-                                board.announce(Cause::asked(REFUSED));
+                                board.announce(Cause::asked(refusal.text()));
                             }
                         }
                         Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
@@ -80,7 +79,7 @@ impl Communicator {
             })
         };
         let outcome = prepared.begun_by(begin).join(id, deadline, || false);
-        let refused = refused.load(Ordering::Acquire);
+        let refused = refused.get().copied();
         // Who looks at the limit itself comes a little later.
         let heard = attempt::tell_each_other(
             agreed.board,
@@ -106,15 +105,17 @@ impl Communicator {
         };
         parent.wait_for_the_cause(&error);
         let cause = match (verdict, aborting) {
-            (Verdict::Refused, true) => Cause::asked(&self.ended_by(places)),
-            (Verdict::Refused, false) => Cause::asked(&format!("it was to shrink, and {REFUSED}")),
+            (Verdict::Refused(_), true) => Cause::asked(&self.ended_by(places)),
+            (Verdict::Refused(refusal), false) => {
+                Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
+            }
             _ => Cause::from(&error),
         };
         parent.end_shrunk(cause, aborting, is_revoked, &made);
         match verdict {
-            Verdict::Refused => Ok(Attempt::Refused),
+            Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
             // Why the parent ended says more, unless it had ended before.
-            _ if refused && !is_revoked => Err(parent.conclude(error)),
+            _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
             _ => Err(error),
         }
     }
@@ -130,13 +131,20 @@ pub(super) struct Native<'a> {
 }
 
 impl Unsettled {
-    /// NCCL does not shrink a communicator with an asynchronous error, and must not shrink one with a launch under way.
-    fn is_refusal(&self) -> bool {
-        let refused = [
-            sys::ncclResult_t::ncclRemoteError,
-            sys::ncclResult_t::ncclInProgress,
-        ];
-        matches!(self, Self::Failed(failure) if refused.iter().any(|code| failure.is(*code)))
+    /// Why it is no failure of the shrink: NCCL does not shrink a communicator with an asynchronous error, and must not shrink one
+    /// with a launch under way.
+    fn refusal(&self) -> Option<Refusal> {
+        let Self::Failed(failure) = self else {
+            return None;
+        };
+        let is = |code| failure.is(code);
+        if is(sys::ncclResult_t::ncclRemoteError) {
+            Some(Refusal::RemoteError)
+        } else if is(sys::ncclResult_t::ncclInProgress) {
+            Some(Refusal::Launching)
+        } else {
+            None
+        }
     }
 }
 
@@ -255,7 +263,7 @@ impl Inner {
         }
         if is_launching() {
             let code = sys::ncclResult_t::ncclInProgress;
-            let text = String::from("a launch is under way");
+            let text = String::from(Refusal::Launching.text());
             return Err(failed(NcclFailure::new(CALL, code, text, String::new())));
         }
         // NCCL writes there when the parent comes to rest, which may be after this thread is gone.

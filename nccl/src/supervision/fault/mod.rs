@@ -359,7 +359,7 @@ impl Fault {
                 world_rank,
                 launcher_rank,
             } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
-            // A rank that only told, and that nobody here knows by its number, is of no use.
+            // A rank outside of the communicator that only told of the fault says nothing about where it began.
             Origin::Outside { .. } | Origin::NoRank {} => (None, None),
         }
     }

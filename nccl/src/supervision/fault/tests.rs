@@ -25,6 +25,21 @@ fn fault(cause: Cause) -> Fault {
 }
 
 #[test]
+fn what_another_process_says_of_a_fault_moves_no_cursor() {
+    let mut fault = Fault::here(
+        Cause::asked("x\r\u{1b}[2Jrank 0 failed"),
+        ("tp", &Roster::default()),
+        0,
+        0,
+        |_| None,
+    );
+    fault.evidence.push(String::from("\u{9b}1A"));
+    let (come, _) = Fault::decode(&fault.encode(&[])).unwrap();
+    assert_eq!(come.cause(), "x\u{fffd}\u{fffd}[2Jrank 0 failed");
+    assert_eq!(come.evidence(), ["\u{fffd}1A"]);
+}
+
+#[test]
 fn a_fault_names_rank_host_process_operation_and_cause() {
     let gone = fault(Cause::died("it died"));
     assert_eq!(

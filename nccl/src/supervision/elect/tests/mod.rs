@@ -354,6 +354,20 @@ fn no_rank_is_the_culprit_where_as_many_have_the_one_as_the_other() {
     );
     let also: Vec<_> = tied.also().iter().flat_map(|one| &one.ranks).collect();
     assert_eq!(also.len(), 4, "{also:?}");
+    // Two ranks differ from the rest, and from each other.
+    let other = vec![operation(OperationKind::AllGather)];
+    table.reports.get_mut(&1).unwrap().calls[0] = call(1, other, State::Pending);
+    let partly = mismatch(&table);
+    assert_eq!(partly.culprit(), None, "{partly}");
+}
+
+/// The recorder has lost a part of the call of a rank that is through.
+#[test]
+fn a_call_of_which_a_part_is_lost_is_done_for_all_that_called_the_same_function() {
+    let mut table = Table::of((0..3).map(|rank| entered(rank, 2, false)).collect());
+    let done = &mut table.reports.get_mut(&1).unwrap().calls[1];
+    (done.state, done.missing) = (State::Done, 1);
+    assert!(matches!(table.elect().cause.root, RootCause::Unknown));
 }
 
 /// Rank 1 finalizes alone, which fails, and rank 0 runs out of time in what rank 1 has not entered.
