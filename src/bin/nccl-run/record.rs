@@ -189,6 +189,25 @@ mod tests {
         assert_eq!(directory.merge(&other.wait()), None);
     }
 
+    /// The launcher knows the wrapper's process, and the recording that of the program.
+    #[test]
+    fn recordings_of_programs_behind_a_wrapper_are_merged() {
+        let place = tempfile::tempdir().expect("a directory");
+        let directory = Directory::new(place.path());
+        let recording = nccl::recorder::snapshot().to_json();
+        let mut recording: serde_json::Value = serde_json::from_str(&recording).expect("values");
+        recording["place"] =
+            serde_json::json!({"job": "job", "epoch": 0, "rank": 0, "world_size": 1});
+        let file = place.path().join("rank-0.json");
+        std::fs::write(&file, recording.to_string()).expect("a recording");
+        let fleet = Fleet::builder(1)
+            .output(Output::Discard)
+            .start(|_| Command::new("false"))
+            .expect("it starts");
+        let said = directory.merge(&fleet.wait()).expect("a page");
+        assert!(said.starts_with("what 1 of 1 ranks did last"), "{said}");
+    }
+
     #[test]
     fn names_of_files_that_ranks_made_are_no_commands_to_the_terminal() {
         let place = tempfile::tempdir().expect("a directory");
