@@ -52,6 +52,12 @@ impl Comparison {
     pub(crate) fn crate_ratio(&self) -> Spread {
         ratio(&self.by_crate, &self.ours)
     }
+
+    /// What the safe crate adds to the C functions within each round, in seconds.
+    pub(crate) fn added(&self) -> Spread {
+        let pairs = self.by_crate.iter().zip(&self.ours);
+        Spread::of(&pairs.map(|(a, b)| a - b).collect::<Vec<f64>>())
+    }
 }
 
 fn ratio(some: &[f64], others: &[f64]) -> Spread {

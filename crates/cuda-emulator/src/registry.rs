@@ -86,16 +86,6 @@ impl<T> Registry<T> {
         }
     }
 
-    /// Looks at the object of a handle in its place. Nothing else of the registry may be used meanwhile.
-    pub fn look<R>(&self, handle: *mut c_void, look: impl FnOnce(&T) -> R) -> Option<R> {
-        let (index, generation) = self.decode(handle)?;
-        let slot = self.slot(index, false)?.lock();
-        match slot.generation == generation {
-            true => slot.object.as_deref().map(look),
-            false => None,
-        }
-    }
-
     /// Ends a handle and gives back its object.
     pub fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
         let (index, generation) = self.decode(handle)?;

@@ -135,6 +135,7 @@ impl Communicator {
         self.issue(&frame, KIND, shape)
     }
 
+    #[inline(always)]
     fn all_to_all_by<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
         &self,
         x: S,

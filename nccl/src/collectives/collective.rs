@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::rules::{Place, Rule};
@@ -88,6 +89,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     }
 
     /// Makes it of messages, although the library may have it as one call.
+    #[inline]
     pub(crate) fn made_of_messages(mut self) -> Self {
         self.asked.made_of_messages = true;
         self
@@ -95,13 +97,48 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
 
     #[inline]
     fn given(&self) -> Given {
-        match &self.buffers {
-            Buffers::InPlace(y) => Given {
+        self.buffers.given()
+    }
+
+    /// Checks everything that can be checked, and records the operation; its count. Nothing is recorded
+    /// for no elements.
+    // Always, and in two parts: what is passed through memory as a whole is most of what a collective costs.
+    #[inline(always)]
+    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
+        let Self { asked, buffers } = self;
+        let checked = asked.check(comm, &buffers.given())?;
+        let (send, recv) = buffers.take(&checked, frame)?;
+        if checked.count != 0 {
+            asked.push(comm, frame, &checked, send, recv)?;
+        }
+        Ok(checked.count)
+    }
+}
+
+impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
+    /// Whether all are of this stream, and cudarc does not order them.
+    #[inline(always)]
+    fn are_taken_without_cuda(&self, stream: &Arc<CudaStream>) -> bool {
+        let is_home = |home: &Arc<CudaStream>| Arc::ptr_eq(home, stream);
+        !stream.context().is_managing_stream_synchronization()
+            && match self {
+                Self::InPlace(y) => is_home(y.home()),
+                Self::Apart(x, y) => {
+                    x.as_ref().is_none_or(|x| is_home(x.home()))
+                        && y.as_ref().is_none_or(|y| is_home(y.home()))
+                }
+            }
+    }
+
+    #[inline(always)]
+    fn given(&self) -> Given {
+        match self {
+            Self::InPlace(y) => Given {
                 send: None,
                 recv: Some(Elements::of_recv(y)),
                 in_place: true,
             },
-            Buffers::Apart(x, y) => Given {
+            Self::Apart(x, y) => Given {
                 send: x.as_ref().map(Elements::of_send),
                 recv: y.as_ref().map(Elements::of_recv),
                 in_place: false,
@@ -109,17 +146,15 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
         }
     }
 
-    /// Checks everything that can be checked, and records the operation; its count. Nothing is recorded
-    /// for no elements.
-    #[inline]
-    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
-        let checked = self.asked.check(comm, &self.given())?;
-        let (send, recv) = match self.buffers {
-            Buffers::InPlace(y) => {
+    /// Takes those that the operation reads and writes; their addresses.
+    #[inline(always)]
+    fn take(self, checked: &Checked, frame: &mut Frame<'a>) -> Result<(u64, u64)> {
+        Ok(match self {
+            Self::InPlace(y) => {
                 let address = frame.write(y)?;
                 (address + checked.send_at, address + checked.recv_at)
             }
-            Buffers::Apart(x, y) => (
+            Self::Apart(x, y) => (
                 match x {
                     Some(x) if checked.reads => frame.read(x)?,
                     _ => 0,
@@ -129,11 +164,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
                     _ => 0,
                 },
             ),
-        };
-        if checked.count != 0 {
-            self.asked.push(comm, frame, &checked, send, recv)?;
-        }
-        Ok(checked.count)
+        })
     }
 }
 
@@ -321,44 +352,40 @@ pub(crate) fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
 
 impl Communicator {
     /// Issues one collective by itself.
+    #[inline(always)]
     pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
         &'a self,
         kind: OperationKind,
         collective: Result<Collective<X, Y>>,
     ) -> Result<Request> {
-        let collective = match collective {
+        let Collective { asked, buffers } = match collective {
             Ok(collective) => collective,
             Err(error) => return Err(self.failed_check(kind, Shape::default(), error)),
         };
-        let (given, rule, root, op) = (
-            collective.given(),
-            collective.asked.rule,
-            collective.asked.root,
-            collective.asked.op,
-        );
-        let shape = |counted: Option<usize>| Shape {
+        let (given, rule, root) = (buffers.given(), asked.rule, asked.root);
+        let shape = Shape {
             peer: None,
             root,
-            count: counted,
+            count: None,
             data_type: given.data_type(),
-            reduction: Reduced::of(rule.function, op).recorded(),
+            reduction: Reduced::of(rule.function, asked.op).recorded(),
         };
-        // Taking buffers asks CUDA about their streams; the issue looks after itself.
-        let inside = inside::enter(&self.inner, inside::Place::Issue, self.limit);
-        if let Err(error) = Frame::admit(&self.stream) {
-            let shape = shape(self.count(rule, root, &given));
-            return Err(self.failed_check(kind, shape, error));
-        }
+        // Taking buffers may ask CUDA about their streams; the issue looks after itself.
+        let asks = !buffers.are_taken_without_cuda(&self.stream);
+        let inside = asks.then(|| inside::enter(&self.inner, inside::Place::Issue, self.limit));
+        let failed = |error| {
+            let shape = Shape {
+                count: self.count(rule, root, &given),
+                ..shape
+            };
+            self.failed_check(kind, shape, error)
+        };
+        Frame::admit(&self.stream).map_err(failed)?;
         let mut frame = Frame::empty(&self.stream, None);
-        let recorded = collective.record(self, &mut frame);
+        let recorded = Collective { asked, buffers }.record(self, &mut frame);
         drop(inside);
-        match recorded {
-            Ok(count) => self.issue(&frame, kind, shape(Some(count))),
-            Err(error) => {
-                let shape = shape(self.count(rule, root, &given));
-                Err(self.failed_check(kind, shape, error))
-            }
-        }
+        let count = Some(recorded.map_err(failed)?);
+        self.issue(&frame, kind, Shape { count, ..shape })
     }
 
     /// The elements that the C function would count; none where the lengths make none.

@@ -165,6 +165,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Takes a buffer that the operation reads.
+    #[inline(always)]
     pub(crate) fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
         if !self.is_home(&buffer) {
             if let Some(owned) = self.owned {
@@ -176,6 +177,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Takes a buffer that the operation writes.
+    #[inline(always)]
     pub(crate) fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
         if !self.is_home(&buffer) {
             if let Some(owned) = self.owned {

@@ -1,7 +1,7 @@
 //! The guard of calls that block: one thread per process that looks whether a call inside a blocking
 //! communicator has been there for too long, and pulls its switch.
 //!
-//! A call tells it nothing but a word in memory ([`Switch::enter`]), so that it costs the call no system call.
+//! A call tells it nothing but a word in memory ([`Switch::enter`]), so that it costs the call no system call and no fence.
 //! The guard looks at all words every [`TICK`], and sleeps for good when nobody has called for a while; the next
 //! call then wakes it. It calls neither NCCL nor CUDA, and waits for nobody: whatever may block gets a thread
 //! of its own. A call that does not come out although its switch was pulled is the sentinel's
@@ -55,7 +55,7 @@ pub(super) fn ensure() -> Result<()> {
 /// A call has entered.
 #[inline]
 pub(super) fn stay_awake() {
-    if !AWAKE.load(Ordering::SeqCst) {
+    if !AWAKE.load(Ordering::Relaxed) {
         wake();
     }
 }
@@ -79,7 +79,8 @@ fn run() {
             continue;
         }
         AWAKE.store(false, Ordering::SeqCst);
-        // Whoever entered before may have found it awake.
+        // Whoever entered before may have found it awake; what was written by then is seen a tick later.
+        std::thread::sleep(TICK);
         if look(&mut calls) {
             AWAKE.store(true, Ordering::SeqCst);
         }

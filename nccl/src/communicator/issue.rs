@@ -207,7 +207,7 @@ impl Inner {
             }
         }
         let launched = match frame.has_steps() {
-            false => self.launch(raw, started, limit, || {
+            false => self.launch(raw, started, (limit, limit), || {
                 recorded::call(batch, &calls, writer)
             }),
             true => self.launch_steps(raw, (started, limit), frame, &calls, writer),
@@ -267,19 +267,20 @@ impl Inner {
         order::enter(frame.on, frame.foreign(), &handle.join)
     }
 
-    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more.
+    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `limit` after
+    /// `started`, of which so much is `left`.
     #[inline]
     pub(crate) fn launch(
         &self,
         raw: RawComm,
         started: Instant,
-        limit: Duration,
+        (limit, left): (Duration, Duration),
         calls: impl FnOnce() -> Result<Progress, NcclFailure>,
     ) -> Result<()> {
         let called = match &self.switch {
             None => calls(),
             Some(switch) => {
-                let inside = switch.enter(started, limit);
+                let inside = switch.enter(left);
                 let called = calls();
                 if let Some(ended) = inside.leave() {
                     return Err(not_put(ended, limit));

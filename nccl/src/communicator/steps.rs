@@ -114,7 +114,8 @@ impl Inner {
         if step.batch.recorded.is_empty() {
             return Ok(());
         }
-        self.launch(raw, started, limit, || {
+        let left = limit.saturating_sub(started.elapsed());
+        self.launch(raw, started, (limit, left), || {
             recorded::call(step.batch, calls, writer)
         })
     }

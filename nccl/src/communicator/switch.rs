@@ -18,9 +18,9 @@
 //! NCCL is called with it; the guard (`guard.rs`) has none at all: it looks at a word in which a call says
 //! until when it may take.
 //!
-//! The word, [`Switch::until`]: 0 while nobody is inside; otherwise the moment at which the call is to be
-//! ended, in nanoseconds since the switch was made, until the guard replaces it by why it ended the call. The
-//! call takes the word back when it comes out, and so learns of that exactly if the guard was first.
+//! The word, [`Switch::inside`]: 0 while nobody is inside; otherwise the number of the call, until the guard replaces it by why it
+//! ended the call. The call takes the word back when it comes out, and so learns of that exactly if the guard was first. How long
+//! a call has been inside, the guard knows by itself, from the first look at which it was: no clock is read for it.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -40,8 +40,6 @@ const NOBODY: u64 = 0;
 const EXPIRED: u64 = u64::MAX;
 /// The guard ended the call for another reason.
 const INTERRUPTED: u64 = u64::MAX - 1;
-/// The last moment that is none of these.
-const LATEST: u64 = u64::MAX - 2;
 
 /// See the module.
 pub(crate) struct Switch {
@@ -51,12 +49,15 @@ pub(crate) struct Switch {
     slot: Mutex<Option<Box<AtomicPtr<sys::ncclComm>>>>,
     /// Held by a thread that finalizes the child.
     finalizing: Mutex<()>,
-    until: AtomicU64,
+    inside: AtomicU64,
+    /// How long the call that is inside may be there, in nanoseconds.
+    limit: AtomicU64,
+    /// The call that the guard has seen last, and since when.
+    seen: Mutex<(u64, Instant)>,
     /// Whether the flag is up, or about to be: what ends on a stream from then on need not have been done.
     pulled: AtomicBool,
-    /// Calls so far; written under the child's lock.
+    /// Calls so far, and so the number of the last; written under the child's lock.
     calls: AtomicU64,
-    made: Instant,
     abort_signal: AbortSignal,
     phase: Arc<Phase>,
     /// Those whose operations the same thread is issuing, in one group with this one's.
@@ -106,10 +107,11 @@ impl Switch {
             parent: Mutex::new(Parent::None),
             slot: Mutex::new(None),
             finalizing: Mutex::new(()),
-            until: AtomicU64::new(NOBODY),
+            inside: AtomicU64::new(NOBODY),
+            limit: AtomicU64::new(0),
+            seen: Mutex::new((NOBODY, Instant::now())),
             pulled: AtomicBool::new(false),
             calls: AtomicU64::new(0),
-            made: Instant::now(),
             abort_signal: abort_signal.clone(),
             phase: Arc::clone(phase),
             companions: Mutex::default(),
@@ -203,16 +205,15 @@ impl Switch {
         drop(self.finalizing.lock());
     }
 
-    /// A call enters the child, under its lock, and may be there until `limit` after `started`.
+    /// A call enters the child, under its lock, and may be there for `limit`.
     #[inline]
-    pub(crate) fn enter(&self, started: Instant, limit: Duration) -> Inside<'_> {
-        let started = nanoseconds(started.saturating_duration_since(self.made));
-        let until = started.saturating_add(nanoseconds(limit));
-        let calls = self.calls.load(Ordering::Relaxed);
-        self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
-        // The guard goes to sleep after it has said so and then found this to be nobody; so one of the two
-        // sees the other.
-        self.until.store(until.clamp(1, LATEST), Ordering::SeqCst);
+    pub(crate) fn enter(&self, limit: Duration) -> Inside<'_> {
+        let call = self.calls.load(Ordering::Relaxed) + 1;
+        self.calls.store(call, Ordering::Relaxed);
+        self.limit.store(nanoseconds(limit), Ordering::Relaxed);
+        // No fence, which would cost as much as a message: when the guard has said that it sleeps, it looks once more a tick later,
+        // and what was written before that is seen by then; whoever writes later finds it asleep.
+        self.inside.store(call, Ordering::Release);
         guard::stay_awake();
         Inside(self)
     }
@@ -231,21 +232,30 @@ impl Switch {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// For the guard: who is inside, and whether that one is to come out.
+    /// For the guard alone: who is inside, and whether that one is to come out.
     pub(super) fn look(&self) -> Found {
-        match self.until.load(Ordering::SeqCst) {
+        match self.inside.load(Ordering::Acquire) {
             NOBODY => Found::Nobody,
             EXPIRED | INTERRUPTED => Found::Ended,
-            until if nanoseconds(self.made.elapsed()) >= until => self.mark(until, EXPIRED),
-            until if self.is_void() => self.mark(until, INTERRUPTED),
+            call if self.is_late(call) => self.mark(call, EXPIRED),
+            call if self.is_void() => self.mark(call, INTERRUPTED),
             _ => Found::Inside,
         }
     }
 
-    fn mark(&self, until: u64, word: u64) -> Found {
+    /// Should another call have come meanwhile, its limit may be taken for that of this one, which is over then.
+    fn is_late(&self, call: u64) -> bool {
+        let mut seen = self.seen.lock();
+        if seen.0 != call {
+            *seen = (call, Instant::now());
+        }
+        seen.1.elapsed() >= Duration::from_nanos(self.limit.load(Ordering::Relaxed))
+    }
+
+    fn mark(&self, call: u64, word: u64) -> Found {
         let marked = self
-            .until
-            .compare_exchange(until, word, Ordering::SeqCst, Ordering::SeqCst);
+            .inside
+            .compare_exchange(call, word, Ordering::SeqCst, Ordering::SeqCst);
         match marked {
             Ok(_) => Found::ToEnd,
             // It came out just now.
@@ -268,7 +278,7 @@ impl Switch {
     }
 
     fn is_ended(&self) -> bool {
-        matches!(self.until.load(Ordering::SeqCst), EXPIRED | INTERRUPTED)
+        matches!(self.inside.load(Ordering::SeqCst), EXPIRED | INTERRUPTED)
     }
 }
 
@@ -280,7 +290,7 @@ impl Inside<'_> {
     /// It came out; why it was made to, if it was.
     #[inline]
     pub(crate) fn leave(self) -> Option<Unsettled> {
-        match self.0.until.swap(NOBODY, Ordering::SeqCst) {
+        match self.0.inside.swap(NOBODY, Ordering::SeqCst) {
             EXPIRED => Some(Unsettled::TimedOut),
             INTERRUPTED => Some(Unsettled::Interrupted),
             _ => None,
@@ -313,17 +323,17 @@ mod tests {
         let switch = switch(&signal);
         assert_eq!(switch.look(), Found::Nobody);
 
-        let call = switch.enter(Instant::now(), Duration::from_secs(3600));
+        let call = switch.enter(Duration::from_secs(3600));
         assert_eq!(switch.look(), Found::Inside);
         assert!(call.leave().is_none());
         assert_eq!(switch.look(), Found::Nobody);
 
-        let call = switch.enter(Instant::now(), Duration::ZERO);
+        let call = switch.enter(Duration::ZERO);
         assert_eq!(switch.look(), Found::ToEnd);
         assert_eq!(switch.look(), Found::Ended);
         assert!(matches!(call.leave(), Some(Unsettled::TimedOut)));
 
-        let call = switch.enter(Instant::now(), Duration::MAX);
+        let call = switch.enter(Duration::MAX);
         assert_eq!(switch.look(), Found::Inside);
         signal.abort();
         assert_eq!(switch.look(), Found::ToEnd);
@@ -335,8 +345,8 @@ mod tests {
         let (one, two) = (switch(&AbortSignal::new()), switch(&AbortSignal::new()));
         one.in_company(vec![Arc::downgrade(&two)]);
         two.in_company(vec![Arc::downgrade(&one)]);
-        let first = one.enter(Instant::now(), Duration::MAX);
-        let second = two.enter(Instant::now(), Duration::ZERO);
+        let first = one.enter(Duration::MAX);
+        let second = two.enter(Duration::ZERO);
         assert_eq!(one.look(), Found::Inside);
         assert_eq!(two.look(), Found::ToEnd);
         assert_eq!(one.look(), Found::ToEnd);

@@ -331,9 +331,10 @@ impl<'g> Company<'g> {
             let others = switches.iter().filter(|(other, _)| other != at);
             switch.in_company(others.map(|(_, other)| Arc::downgrade(other)).collect());
         }
+        let left = limit.saturating_sub(started.elapsed());
         let inside = switches
             .into_iter()
-            .map(|(at, switch)| (at, switch.enter(started, limit)))
+            .map(|(at, switch)| (at, switch.enter(left)))
             .collect();
         Self { all, inside, limit }
     }

@@ -91,7 +91,8 @@ impl Communicator {
                 let raw = inner.ready(&guard).map_err(before)?;
                 let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
                 let at: *mut *mut c_void = &raw mut *place.0;
-                let launched = inner.launch(raw, started, limit, || {
+                let left = limit.saturating_sub(started.elapsed());
+                let launched = inner.launch(raw, started, (limit, left), || {
                     // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
                     // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
                     // the communicator is at rest again, and for ever if it does not come to rest. The communicator is

@@ -12,6 +12,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
 
 use super::context::Context;
 use super::{CUresult, enter, store, stream_of};
@@ -152,7 +153,7 @@ fn status(stream: &Stream) -> (c_uint, u64) {
 
 /// The stream asked about. The legacy stream cannot be asked about while it is ordered with one
 /// that is being captured.
-fn asked(handle: *mut c_void) -> Result<std::sync::Arc<Stream>, CUresult> {
+fn asked(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
     let stream = stream_of(handle)?;
     exec::capture::may_ask(&stream)?;
     Ok(stream)
@@ -162,8 +163,8 @@ unsafe extern "C" fn is_capturing(handle: *mut c_void, place: *mut c_uint) -> CU
     // SAFETY: the caller passes null or a place for the status.
     enter("cuStreamIsCapturing", || unsafe {
         // Most often there is nothing more to know.
-        let is_idle = |stream: &Stream| stream.kind() != Kind::Legacy && !stream.capturing();
-        match exec::STREAMS.look(handle, is_idle) {
+        let is_idle = |stream: &Arc<Stream>| stream.kind() != Kind::Legacy && !stream.capturing();
+        match exec::look(handle, is_idle) {
             Some(true) => store(place, STATUS_NONE),
             _ => store(place, status(&*asked(handle)?).0),
         }

@@ -161,7 +161,7 @@ unsafe fn store<T>(place: *mut T, value: T) -> Result<(), CUresult> {
 /// The stream of a handle, in the current context if it is an implicit one.
 fn stream_of(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
     if handle.addr() > 2 {
-        match exec::STREAMS.get(handle) {
+        match exec::named(handle) {
             Some(stream) => Ok(stream),
             None => Err(bad_handle("stream", handle)),
         }

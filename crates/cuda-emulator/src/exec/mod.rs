@@ -42,7 +42,8 @@ pub use event::Event;
 pub use graph::{Action, EXECUTABLES, Executable, GRAPHS, Graph, Last, NODES, NodeOf, Recipe};
 pub use object::{OBJECTS, UserObject};
 pub use spin::local_spinners;
-pub use stream::{Kind, STREAMS, Stream, per_thread};
+pub(crate) use stream::STREAMS;
+pub use stream::{Kind, Stream, look, named, per_thread};
 pub use work::{HostCall, Pause, Step, Work};
 
 use crate::driver::CUresult;
@@ -58,7 +59,7 @@ pub fn lookup(handle: *mut c_void, context: &Arc<Context>) -> Result<Arc<Stream>
     match handle.addr() {
         0 | 1 => context.legacy_stream(),
         2 => per_thread(context),
-        _ => STREAMS.get(handle).ok_or(CUresult::ERROR_INVALID_HANDLE),
+        _ => named(handle).ok_or(CUresult::ERROR_INVALID_HANDLE),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::registry::Registry;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Every stream that has a handle.
-pub static STREAMS: Registry<Stream> = Registry::new(0x45);
+pub(crate) static STREAMS: Registry<Stream> = Registry::new(0x45);
 
 /// What kind of stream it is; decides how it is ordered against the legacy stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -481,6 +481,35 @@ impl Drop for Own {
 
 thread_local! {
     static OWN: RefCell<Own> = const { RefCell::new(Own(Vec::new())) };
+}
+
+thread_local! {
+    /// The stream that this thread named last: most programs name the same one again and again.
+    static LAST: RefCell<Option<Arc<Stream>>> = const { RefCell::new(None) };
+}
+
+/// Looks at the live stream of a handle, which is none of those that every context has. Without a lock where the thread looks at
+/// the same one again. Nothing else may be looked at meanwhile.
+pub fn look<R>(handle: *mut c_void, look: impl FnOnce(&Arc<Stream>) -> R) -> Option<R> {
+    if handle.is_null() {
+        return None;
+    }
+    // A destroyed one has no handle any more, and no other gets the same.
+    let is_meant = |stream: &Arc<Stream>| stream.handle.load(Ordering::Acquire) == handle.addr();
+    let known = LAST.try_with(|last| {
+        if !last.borrow().as_ref().is_some_and(is_meant) {
+            // Whatever the one before does when it goes: not while it is borrowed.
+            drop(last.replace(Some(STREAMS.get(handle)?)));
+        }
+        Some(look(last.borrow().as_ref()?))
+    });
+    known.ok().flatten()
+}
+
+/// The live stream of a handle, which is none of those that every context has.
+pub fn named(handle: *mut c_void) -> Option<Arc<Stream>> {
+    // A thread that is ending keeps nothing.
+    look(handle, Arc::clone).or_else(|| STREAMS.get(handle))
 }
 
 /// The calling thread's own stream in a context.

@@ -7,7 +7,7 @@ use super::Tasks;
 use super::tasks::text;
 use crate::faults;
 use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
-use crate::nccl::communicator::{self, algorithm};
+use crate::nccl::communicator::{self, Connections, algorithm};
 use crate::nccl::debug::warn;
 use crate::nccl::work::{CapturedLaunch, Launch};
 use crate::transport::Direction;
@@ -17,9 +17,8 @@ use cuda_emulator::exec::{Action, Event, Stream};
 type Ends = Vec<(usize, Direction)>;
 
 /// The peers that these operations use for the first time, in NCCL's order.
-fn missing_peers(tasks: &Tasks) -> Ends {
+fn missing_peers(tasks: &Tasks, connections: &Connections) -> Ends {
     let communicator = &tasks.communicator;
-    let connections = communicator.connections.lock();
     let mut missing = Ends::new();
     for message in &tasks.lists.messages {
         let end = (message.peer as usize, message.direction);
@@ -33,14 +32,14 @@ fn missing_peers(tasks: &Tasks) -> Ends {
     missing
 }
 
-fn misses_ring(tasks: &Tasks) -> bool {
-    let connections = tasks.communicator.connections.lock();
+fn misses_ring(tasks: &Tasks, connections: &Connections) -> bool {
     !tasks.lists.collectives.is_empty() && !connections.has_algorithm(algorithm::RING)
 }
 
 /// Whether [`connect`] would wait.
 pub(super) fn needs_connections(tasks: &Tasks) -> bool {
-    misses_ring(tasks) || !missing_peers(tasks).is_empty()
+    let connections = tasks.communicator.connections.lock();
+    misses_ring(tasks, &connections) || !missing_peers(tasks, &connections).is_empty()
 }
 
 /// Sets up what is used for the first time: all peers of all communicators at once, then the rings,
@@ -50,7 +49,8 @@ pub(super) fn connect(all: &[Tasks]) -> Result {
         return Ok(());
     }
     let _inside: Vec<_> = all.iter().map(|tasks| tasks.communicator.enter()).collect();
-    let missing: Vec<Ends> = all.iter().map(missing_peers).collect();
+    let missing = |tasks: &Tasks| missing_peers(tasks, &tasks.communicator.connections.lock());
+    let missing: Vec<Ends> = all.iter().map(missing).collect();
     for (tasks, ends) in all.iter().zip(&missing) {
         if let Some(session) = tasks.communicator.session() {
             communicator::start_peers(session, ends);
@@ -62,7 +62,8 @@ pub(super) fn connect(all: &[Tasks]) -> Result {
         }
     }
     for clique in all.chunk_by(|a, b| a.communicator.hash == b.communicator.hash) {
-        let without: Vec<&Tasks> = clique.iter().filter(|tasks| misses_ring(tasks)).collect();
+        let misses = |tasks: &&Tasks| misses_ring(tasks, &tasks.communicator.connections.lock());
+        let without: Vec<&Tasks> = clique.iter().filter(misses).collect();
         for tasks in &without {
             if let Some(session) = tasks.communicator.session() {
                 communicator::start_algorithm(session, algorithm::RING);
@@ -145,29 +146,26 @@ fn check_self_messages(tasks: &Tasks) -> Result {
 /// stream that is. If they name several streams, the launch joins them all.
 pub(super) fn launch(tasks: &mut Tasks) -> Result {
     tasks.resolve_per_thread()?;
-    let communicator = Arc::clone(&tasks.communicator);
     check_self_messages(tasks)?;
-    let Some(session) = communicator.session() else {
-        return Ok(());
-    };
-    let (Some(stream), others) = (&tasks.stream, &tasks.others) else {
+    let mut lists = std::mem::take(&mut tasks.lists);
+    let (communicator, others) = (&tasks.communicator, &tasks.others);
+    let (Some(session), Some(stream)) = (communicator.session(), &tasks.stream) else {
         return Ok(());
     };
     let refuse = |error: CUresult| {
         warn!("Cuda failure {} '{}'", error.0, text(error));
         UNHANDLED_CUDA
     };
-    let mut lists = std::mem::take(&mut tasks.lists);
     if let Some(capture) = &tasks.capture {
         record_events(&tasks.events, stream)?;
         let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
-        let launch = CapturedLaunch::new(&communicator, session, &mut lists);
+        let launch = CapturedLaunch::new(communicator, session, &mut lists);
         return capture
             .add(&streams, Action::Work(Arc::new(launch)))
             .map_err(refuse);
     }
     let start = faults::lateness().map(|delay| Instant::now() + delay);
-    let launch = Launch::new(&communicator, session, lists, start);
+    let launch = Launch::new(communicator, session, lists, start);
     let mut issue = communicator.issue.lock();
     for other in others {
         stream.wait_for(other, other.submitted()).map_err(refuse)?;
@@ -182,7 +180,10 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     for other in others {
         other.wait_for(stream, sequence).map_err(refuse)?;
     }
-    issue.0 = Some((Arc::clone(stream), sequence));
+    match &mut issue.0 {
+        Some((last, at)) if Arc::ptr_eq(last, stream) => *at = sequence,
+        last => *last = Some((Arc::clone(stream), sequence)),
+    }
     Ok(())
 }
 

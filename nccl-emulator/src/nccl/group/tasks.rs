@@ -233,8 +233,14 @@ pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<A
         warn!("Cuda failure {} '{}'", error.0, text(error));
         UNHANDLED_CUDA
     };
-    let context = context::primary(communicator.device).map_err(refuse)?;
-    let stream = exec::lookup(handle, &context).map_err(refuse)?;
+    let stream = match exec::named(handle) {
+        Some(stream) => stream,
+        // One of those that every context has.
+        None => {
+            let context = context::primary(communicator.device).map_err(refuse)?;
+            exec::lookup(handle, &context).map_err(refuse)?
+        }
+    };
     if stream.device() != communicator.device {
         warn!(
             "Cuda failure 400 'invalid resource handle': the stream belongs to device {}, the communicator to device {}",
