@@ -4,6 +4,7 @@
 //! where they happen. All of them have a name, the target `nccl` and flat fields that stay what they are;
 //! `docs/observability.md` lists them, and a test compares that list with the sources.
 
+pub(crate) use nccl_base::time::millis;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -316,9 +317,4 @@ pub(crate) fn stranger(from: &str, why: &str, count: u64) {
             "the rendezvous turned somebody away"
         );
     }
-}
-
-/// A duration as events have it.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -76,15 +76,18 @@ pub use communicator::{
 pub use config::{Config, CtaPolicy};
 pub use device::device;
 pub use dtype::{DataType, NcclType};
-pub use error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
-pub use error_report::{ErrorReport, ReportedOperation};
 pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 pub use fatal::{FatalCause, FatalExit, FatalReport, on_fatal};
 pub use group::Group;
 pub use groups::{Groups, Requests, group};
 pub use library::{Capability, Library};
 pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
-pub use operation::{Operation, OperationKind};
+pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
+pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
+pub use nccl_base::fault::{
+    Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
+};
+pub use nccl_base::operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use rendezvous::{
@@ -93,10 +96,10 @@ pub use rendezvous::{
 };
 pub use request::Request;
 pub use stats::{Stats, stats};
-pub use supervision::{
-    Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting, recorder,
-};
+pub use supervision::recorder;
 pub use unique_id::UniqueId;
+
+use nccl_base::{error, forked, host, operation, say, sync, time, visible, whole_file};
 
 mod abort;
 mod all_to_all;
@@ -108,24 +111,19 @@ pub mod debug_log;
 mod device;
 mod driver;
 mod dtype;
-mod error;
-mod error_report;
 mod events;
 mod expendable;
 mod expert_parallel;
 mod fatal;
 mod ffi;
-mod forked;
 mod group;
 mod groups;
-mod host;
 pub mod launch;
 mod library;
 mod local;
 mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-mod operation;
 mod plan;
 pub mod preflight;
 mod reaper;
@@ -133,12 +131,7 @@ mod recorded;
 mod reduce;
 mod rendezvous;
 mod request;
-mod say;
 pub mod stats;
 mod supervision;
-mod sync;
 mod threads;
-mod time;
 mod unique_id;
-mod visible;
-mod whole_file;

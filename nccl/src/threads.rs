@@ -6,15 +6,11 @@
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-use crate::error::{Error, ErrorKind};
+pub(crate) use nccl_base::threads::are_exhausted;
+use nccl_base::threads::{STARTING, is_shortage};
+
+use crate::error::Error;
 use crate::{driver, events, preflight};
-
-/// How the sentence begins by which such an error is known.
-const STARTING: &str = "starting a thread ";
-
-/// What can be done about it.
-pub(crate) const FIX: &str = "raise the limit of processes and threads (ulimit -u, LimitNPROC= and TasksMax= of systemd, \
-     pids.max or --pids-limit of the container), or let the program have fewer";
 
 /// The error for a thread that was not started: `purpose` goes on after "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
@@ -26,19 +22,6 @@ pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
             false => what,
         };
         Error::io(what)(error)
-    }
-}
-
-/// Whether the system says that there are no more.
-fn is_shortage(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error())
-}
-
-/// Whether an error is of this kind.
-pub(crate) fn are_exhausted(kind: &ErrorKind) -> bool {
-    match kind {
-        ErrorKind::Io { what, error } => what.starts_with(STARTING) && is_shortage(error),
-        _ => false,
     }
 }
 

@@ -1,12 +1,13 @@
 //! The making of a communicator from what its builder was told: every rank checks what it can alone, all tell
 //! each other whether they can take part, and get the token with which they meet inside NCCL.
 
+use super::timeouts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::FromOutside;
 use super::builder::{CommunicatorBuilder, Origin};
 use super::everybody::Birth;
-use super::from_outside::FromOutside;
 use super::grow::{self, GrowWay};
 use super::init::{Plan, Prepared, roster_of};
 use super::launch_mode::{Wish, wish};
@@ -94,7 +95,7 @@ impl CommunicatorBuilder<'_> {
         parent: Option<&Communicator>,
     ) -> Result<(Communicator, Option<GrowWay>)> {
         forked::begin()?;
-        self.timeouts = FromOutside::of_process()?.over(self.timeouts);
+        self.timeouts = timeouts::over(FromOutside::of_process()?, self.timeouts);
         let deadline = deadline_after(self.timeouts.init);
         let (birth, signal) = self.begin();
         let agreed = match self.origin {

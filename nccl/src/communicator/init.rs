@@ -64,7 +64,7 @@ pub(super) type Company = (Arc<Line>, Arc<[usize]>);
 
 /// Which ranks of the world, and of its launcher, these are.
 pub(super) fn roster_of(company: Option<&Company>) -> Roster {
-    company.map_or_else(Roster::default, |(line, members)| Roster::of(line, members))
+    company.map_or_else(Roster::default, |(line, members)| line.roster(members))
 }
 
 /// What passed the checks of this rank alone.

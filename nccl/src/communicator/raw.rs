@@ -1,13 +1,14 @@
 //! The doors for NCCL's own pointer.
 
+use super::timeouts;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
+use super::FromOutside;
 use super::everybody::Birth;
-use super::from_outside::FromOutside;
 use super::handle::RawComm;
 use super::init::Plan;
 use super::{Communicator, LaunchMode, State, Timeouts};
@@ -103,7 +104,7 @@ impl Communicator {
         blocks: bool,
     ) -> Result<Self> {
         forked::begin()?;
-        let timeouts = FromOutside::of_process()?.over(Timeouts::default());
+        let timeouts = timeouts::over(FromOutside::of_process()?, Timeouts::default());
         let invalid =
             |field, reason: String| Error::new(ErrorKind::InvalidConfig { field, reason });
         let raw = NonNull::new(raw)

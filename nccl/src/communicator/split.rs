@@ -4,10 +4,11 @@
 //! own, with nothing shared: an abort of the one leaves the other alone. `ncclCommSplit` is not used,
 //! because what it shares depends on the parent's configuration.
 
+use super::timeouts;
 use std::time::Instant;
 
+use super::FromOutside;
 use super::build::common_mode;
-use super::from_outside::FromOutside;
 use super::init::Prepared;
 use super::launch_mode::Wish;
 use super::{Communicator, CommunicatorBuilder};
@@ -163,7 +164,7 @@ impl Communicator {
             .map(|rank| {
                 let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
                 let mut builder = set(builder);
-                builder.timeouts = outside.over(builder.timeouts);
+                builder.timeouts = timeouts::over(outside, builder.timeouts);
                 let (prepared, id) = builder.prepare_split(rank == 0)?;
                 let prepared = prepared.inherits(self.inner.launch_mode());
                 Ok(Part {
@@ -225,7 +226,7 @@ impl Communicator {
         board.map_or_else(Roster::default, |board| {
             let (line, ranks) = board.line();
             let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
-            Roster::of(line, &ranks)
+            line.roster(&ranks)
         })
     }
 

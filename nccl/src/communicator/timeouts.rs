@@ -1,5 +1,6 @@
 //! How long things may take.
 
+use super::FromOutside;
 use std::time::Duration;
 
 use crate::preflight;
@@ -187,6 +188,19 @@ impl Timeouts {
     }
 }
 
+/// The limits of a communicator for which the program set `program`: those that the environment sets win.
+pub(super) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
+    Timeouts {
+        init: outside.init.unwrap_or(program.init),
+        operation: outside.operation.unwrap_or(program.operation),
+        queue: outside.queue.or(program.queue),
+        finalize: outside.finalize.unwrap_or(program.finalize),
+        abort: outside.abort.unwrap_or(program.abort),
+        confirm: outside.confirm.unwrap_or(program.confirm),
+        straggler: outside.straggler.or(program.straggler),
+    }
+}
+
 /// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
 /// connect, which is longer each time. At most a minute: what still sleeps then is leaked.
 pub(super) fn notice() -> Duration {
@@ -208,6 +222,53 @@ pub(super) fn notice() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_environment_sets_wins_over_the_program_and_the_rest_stays() {
+        let program = Timeouts::new()
+            .operation(Duration::from_secs(1))
+            .init(Duration::from_secs(2))
+            .straggler(Duration::from_secs(3));
+        let (seven, none) = (Duration::from_secs(7), FromOutside::default());
+        let set = Some(seven);
+        for (outside, limits) in [
+            (none, program),
+            (
+                FromOutside {
+                    operation: set,
+                    ..none
+                },
+                program.operation(seven),
+            ),
+            (FromOutside { queue: set, ..none }, program.queue(seven)),
+            (FromOutside { init: set, ..none }, program.init(seven)),
+            (
+                FromOutside {
+                    finalize: set,
+                    ..none
+                },
+                program.finalize(seven),
+            ),
+            (FromOutside { abort: set, ..none }, program.abort(seven)),
+            (
+                FromOutside {
+                    confirm: set,
+                    ..none
+                },
+                program.confirm(seven),
+            ),
+            (
+                FromOutside {
+                    straggler: set,
+                    ..none
+                },
+                program.straggler(seven),
+            ),
+            (FromOutside { world: set, ..none }, program),
+        ] {
+            assert_eq!(over(outside, program), limits, "{outside:?}");
+        }
+    }
 
     #[test]
     fn an_abort_is_noticed_behind_the_longest_sleep_between_two_attempts_to_connect() {

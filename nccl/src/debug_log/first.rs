@@ -1,11 +1,10 @@
 //! The first thing that NCCL complained about in this process, as far as it wrote that into a file.
 
+use nccl_base::warning::FirstWarning;
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 use super::line::{self, Level};
 use super::warning::{Class, Known};
@@ -15,57 +14,6 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// Of a longer file only the beginning is read: the first warning is what counts.
 const MOST: u64 = 16 << 20;
-
-/// A warning of NCCL's that can be a cause.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FirstWarning {
-    pub(crate) text: String,
-    /// The name of the entry that knows it; `None` for one that nobody knows.
-    pub(crate) check: Option<String>,
-}
-
-impl FirstWarning {
-    /// From NCCL's own words, if they are such that can be a cause.
-    pub(crate) fn read(text: &str) -> Option<Self> {
-        let known = Known::of(text).filter(|known| known.class == Class::Cause)?;
-        Some(Self {
-            text: text.to_owned(),
-            check: Some(known.check.to_owned()),
-        })
-    }
-
-    /// Whether the device had failed before NCCL asked anything of it: a kernel that ran earlier did.
-    pub(crate) fn is_of_an_earlier_kernel(&self) -> bool {
-        [
-            "illegal memory access",
-            "unspecified launch failure",
-            "device-side assert",
-            "misaligned address",
-        ]
-        .iter()
-        .any(|words| self.text.contains(words))
-    }
-
-    /// What there is no more of, if it says that.
-    pub(crate) fn resource(&self) -> Option<&'static str> {
-        Some(match self.check.as_deref()? {
-            "log-shared-memory" if self.text.contains("No space left") => {
-                "shared memory (/dev/shm)"
-            }
-            "log-open-files" => "open files",
-            "log-threads" => "threads or processes",
-            "log-locked-memory" => "locked memory",
-            "log-memory" => "device memory",
-            "log-space" => "disk space",
-            _ => return None,
-        })
-    }
-
-    /// What to do about it.
-    pub(crate) fn fix(&self) -> Option<&'static str> {
-        Some(Known::of(&self.text)?.fix).filter(|fix| !fix.is_empty())
-    }
-}
 
 /// The first warning in NCCL's file (`NCCL_DEBUG_FILE`), if it has one: one that is known to be able to be a cause,
 /// else one that nobody knows. What follows from another rank's failure, and what an abort makes, is neither.
@@ -115,7 +63,7 @@ fn first_in(log: &str, pid: u32) -> Option<FirstWarning> {
                     return Some(warning(Known::of(record.text).map(|known| known.check)));
                 }
                 Class::Unknown if unknown.is_none() => unknown = Some(warning(None)),
-                Class::Unknown | Class::Consequence | Class::Noise => {}
+                _ => {}
             }
         }
     }

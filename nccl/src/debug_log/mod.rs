@@ -18,13 +18,14 @@ mod line;
 mod message;
 mod state;
 mod verdict;
-mod warning;
+use nccl_base::warning;
 mod words;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use first::{FirstWarning, first_warning, first_warning_soon};
+pub(crate) use first::{first_warning, first_warning_soon};
+pub(crate) use nccl_base::warning::FirstWarning;
 
 pub use collect::{Counts, DebugLog};
 pub use facts::{

@@ -23,7 +23,7 @@ mod late;
 mod limits;
 mod rdma;
 mod reach;
-mod report;
+use nccl_base::report;
 mod rules;
 mod run;
 mod scarce;

@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use super::report::{Finding, Report, Severity};
 pub(super) use crate::rendezvous::{Broken, Fields};
 use crate::rendezvous::{put_bytes, put_index, put_number};
 
@@ -189,4 +190,53 @@ pub(super) fn take_list<T: Wire>(most: usize, from: &mut Fields<'_>) -> Result<V
         return Err(Broken("a list that is too long"));
     }
     (0..count).map(|_| T::take(from)).collect()
+}
+
+const SEVERITIES: [Severity; 3] = [Severity::Ok, Severity::Warning, Severity::Error];
+
+impl Wire for Severity {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push(*self as u8);
+    }
+
+    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
+        let [code] = from.array()?;
+        let known = SEVERITIES.iter().find(|severity| **severity as u8 == code);
+        known
+            .copied()
+            .ok_or(Broken("a severity that does not exist"))
+    }
+}
+
+impl Wire for Finding {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.severity.put(to);
+        self.check.put(to);
+        self.ranks.put(to);
+        self.hosts.put(to);
+        self.what.put(to);
+        self.fix.put(to);
+    }
+
+    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
+        let mut finding = Self::ok("", "");
+        finding.severity = Wire::take(from)?;
+        finding.check = Wire::take(from)?;
+        finding.ranks = Wire::take(from)?;
+        finding.hosts = Wire::take(from)?;
+        finding.what = Wire::take(from)?;
+        finding.fix = Wire::take(from)?;
+        Ok(finding)
+    }
+}
+
+impl Wire for Report {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_list(self.findings(), MOST_FINDINGS, to);
+    }
+
+    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
+        let findings = take_list(MOST_FINDINGS, from)?;
+        Ok(Self::in_order(findings))
+    }
 }

@@ -1,17 +1,18 @@
 //! How the end of a round reads.
 
+pub(crate) use nccl_base::ranges::ranges;
 use std::time::Duration;
 
 use super::frame::LARGEST;
 use super::line::Line;
-use super::message::{Incomplete, Missing, Unfinished};
+use super::message::{Incomplete, Missing};
 use crate::error::{Error, ErrorKind};
 
 impl Line {
     /// The error of a rank whose request about `topic` did not end well.
     pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
         self.say(topic, incomplete)
-            .of_exchange(Unfinished::of(incomplete))
+            .of_exchange(incomplete.unfinished())
     }
 
     fn say(&self, topic: &str, incomplete: &Incomplete) -> Error {
@@ -111,28 +112,6 @@ impl Line {
         }
         text
     }
-}
-
-/// `0-2,5` for 0, 1, 2 and 5.
-pub(crate) fn ranges(ranks: &[usize]) -> String {
-    let mut text = String::new();
-    let mut rest = ranks;
-    while let Some((&first, _)) = rest.split_first() {
-        let length = rest
-            .iter()
-            .zip(first..)
-            .take_while(|(rank, next)| **rank == *next)
-            .count();
-        if !text.is_empty() {
-            text.push(',');
-        }
-        text.push_str(&first.to_string());
-        if length > 1 {
-            text.push_str(&format!("-{}", first + length - 1));
-        }
-        rest = &rest[length..];
-    }
-    text
 }
 
 #[cfg(test)]

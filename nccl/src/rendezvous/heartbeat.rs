@@ -11,6 +11,7 @@
 //! ranks whom it suspects, and has one of the suspect's host look at the process. The other way round, each
 //! rank counts the coordinator's beats that did not come.
 
+pub(crate) use nccl_base::departure::HEARTBEAT;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,9 +21,6 @@ use super::incoming::Push;
 use super::mailbox::ONE_WAY;
 use super::process;
 use super::state::State;
-
-/// How the word on what a rank said last before it was gone begins, behind how it went.
-pub(crate) const HEARTBEAT: &str = "; its last heartbeat, ";
 
 /// How often the coordinator asks.
 pub(super) const BEAT: Duration = Duration::from_secs(1);

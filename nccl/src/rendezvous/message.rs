@@ -1,6 +1,6 @@
 //! What requests and answers are made of: rounds, departures, and why something did not end well.
 
-use std::fmt;
+pub(crate) use nccl_base::departure::{Departure, Unfinished};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,27 +38,6 @@ impl Round {
     /// Whether it does without ranks that are gone.
     pub(super) fn is_of_ends(&self) -> bool {
         self.topic.starts_with(ENDS)
-    }
-}
-
-/// How a rank left.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Departure {
-    /// With a goodbye.
-    Left,
-    /// It said why, with the whole chain of its error.
-    Failed(String),
-    /// Its connection ended without a goodbye.
-    Lost(String),
-}
-
-impl fmt::Display for Departure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Left => f.write_str("it left the world"),
-            Self::Failed(chain) => write!(f, "it failed: {chain}"),
-            Self::Lost(how) => f.write_str(how),
-        }
     }
 }
 
@@ -104,49 +83,30 @@ pub(super) enum Incomplete {
     Interrupted,
 }
 
-/// How an exchange between ranks ended before this one had what it came for, as all ranks hear it: the words are in an
-/// [`Error`](crate::Error), which carries this.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unfinished {
-    /// A rank that is gone, or has failed.
-    Gone { rank: usize, departure: Departure },
-    /// A rank gave it up.
-    GivenUp { rank: usize, reason: String },
-    /// Some did not come in time: the first of them, all, and what the first does, as it says.
-    Late {
-        missing: Vec<usize>,
-        phase: Option<(String, Duration)>,
-        waited: Duration,
-    },
-    /// The coordinator does not answer.
-    Unanswered { by: usize },
-    /// This rank and those cannot reach each other.
-    CutOff { from: Vec<usize>, why: String },
-}
-
-impl Unfinished {
-    pub(super) fn of(incomplete: &Incomplete) -> Option<Self> {
-        match incomplete {
-            Incomplete::Gone { rank, departure } => Some(Self::Gone {
+impl Incomplete {
+    /// What an error says of it that others act on.
+    pub(super) fn unfinished(&self) -> Option<Unfinished> {
+        match self {
+            Self::Gone { rank, departure } => Some(Unfinished::Gone {
                 rank: *rank,
                 departure: departure.clone(),
             }),
-            Incomplete::GivenUp { rank, reason } => Some(Self::GivenUp {
+            Self::GivenUp { rank, reason } => Some(Unfinished::GivenUp {
                 rank: *rank,
                 reason: reason.clone(),
             }),
-            Incomplete::TimedOut {
+            Self::TimedOut {
                 missing, waited, ..
-            } => Some(Self::Late {
+            } => Some(Unfinished::Late {
                 missing: missing.iter().map(|missing| missing.rank).collect(),
                 phase: missing.first().and_then(|missing| missing.phase.clone()),
                 waited: *waited,
             }),
-            Incomplete::Twice
-            | Incomplete::TooLarge { .. }
-            | Incomplete::OtherMembers
-            | Incomplete::NoKey { .. }
-            | Incomplete::Interrupted => None,
+            Self::Twice
+            | Self::TooLarge { .. }
+            | Self::OtherMembers
+            | Self::NoKey { .. }
+            | Self::Interrupted => None,
         }
     }
 }

@@ -86,11 +86,10 @@ mod tests;
 pub(crate) use envelope::{checksum, open, seal};
 pub(crate) use explain::ranges;
 pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
-pub(crate) use heartbeat::HEARTBEAT;
 pub(crate) use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
-pub(crate) use line::{Ended, Line, Member, say_goodbye, world_stats};
-pub(crate) use mailbox::{Notice, ONE_WAY, SILENT};
+pub(crate) use line::{Ended, Line, Member, launched, say_goodbye, world_stats};
+pub(crate) use mailbox::{Notice, SILENT};
 pub(crate) use message::{Departure, Unfinished};
 
 pub use board::{RankEnd, RankState, WorldState};

@@ -7,6 +7,7 @@
 //! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
+use super::words;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -286,7 +287,7 @@ impl Board {
     ///
     /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
     pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
-        let cause = cause.with_words_of_nccl();
+        let cause = words::with_words_of_nccl(cause);
         let cause = match self.members.len() {
             1 => cause.of_one_rank(),
             _ => cause,

@@ -42,26 +42,22 @@
 mod board;
 #[cfg(test)]
 mod broken;
-mod cause;
 mod docket;
 mod elect;
-mod fault;
 pub(crate) mod inside;
 mod ledger;
 pub mod recorder;
 mod report;
-mod roster;
 mod stragglers;
 mod trial;
 mod unborn;
 mod watch;
 pub(crate) mod watchdog;
+mod words;
 
 pub(crate) use board::{Board, LetGo};
-pub use cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
-pub(crate) use elect::ALONE;
-pub(crate) use fault::Cause;
-pub use fault::{Fault, FaultClass};
-pub(crate) use roster::{Roster, short_key};
+pub(crate) use nccl_base::fault::{
+    self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,
+};
 pub(crate) use unborn::Unborn;
 pub(crate) use watch::Watch;

@@ -135,10 +135,10 @@ impl Report {
     /// What it called last, and how long ago.
     pub(super) fn last(&self) -> Option<Earlier> {
         let last = self.calls.last()?;
-        Some(Earlier {
-            what: last.name(),
-            ago: Duration::from_millis(last.age_ms),
-        })
+        Some(Earlier::new(
+            last.name(),
+            Duration::from_millis(last.age_ms),
+        ))
     }
 
     /// Of rank `rank` of the communicator `key`, which is this rank of its world.

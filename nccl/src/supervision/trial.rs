@@ -135,7 +135,9 @@ impl Trials {
 pub(super) fn answer(line: &Arc<Line>, key: &str, rank: usize, elector: usize) {
     let (line, key) = (Arc::clone(line), key.to_owned());
     let work = move || {
-        let phase = line.phase().map(|(what, ago)| super::Earlier { what, ago });
+        let phase = line
+            .phase()
+            .map(|(what, ago)| super::Earlier::new(what, ago));
         let report = Report::of(&key, rank, line.home().place(), phase);
         // Of plain values, which can all be written.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();

@@ -5,6 +5,7 @@
 //! hear, and everything here follows from that alone. So all have the same rank, root, class and text, without another
 //! message.
 
+use super::words;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ impl Unborn {
         Self {
             line: Arc::clone(line),
             name: Arc::from(name),
-            roster: Roster::of(line, &members),
+            roster: line.roster(&members),
             members,
             rank,
         }
@@ -57,7 +58,7 @@ impl Unborn {
             // An exchange before this one, of which the others have heard the same.
             (None, Some(how)) => Fault::clone(&self.fault_of(how)),
             (None, None) => Fault::here(
-                Cause::from(error).with_words_of_nccl(),
+                words::with_words_of_nccl(Cause::from(error)),
                 (&self.name, &self.roster),
                 self.rank,
                 self.line.job().1,
@@ -84,10 +85,7 @@ impl Unborn {
             let value = mode.map_or_else(|| String::from("unknown"), |mode| mode.to_string());
             match sides.iter_mut().find(|side| side.value == value) {
                 Some(side) => side.ranks.push(rank),
-                None => sides.push(Side {
-                    ranks: vec![rank],
-                    value,
-                }),
+                None => sides.push(Side::of(rank, value)),
             }
         }
         // Of two that are equally large, the one with the lower rank stays first.
@@ -201,10 +199,7 @@ impl Unborn {
             self.named(),
             waited.as_secs_f64()
         );
-        let phase = phase.map(|(what, ago)| Earlier {
-            what: what.clone(),
-            ago: *ago,
-        });
+        let phase = phase.map(|(what, ago)| Earlier::new(what.clone(), *ago));
         let mut evidence = Vec::new();
         if let Some(phase) = &phase {
             evidence.push(format!(

@@ -18,7 +18,7 @@ use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
-use crate::rendezvous::{Departure, Line, Member, Notice, SILENT};
+use crate::rendezvous::{Departure, Line, Member, Notice, SILENT, launched};
 use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
@@ -258,7 +258,7 @@ impl Watch {
     }
 
     fn roster(&self, members: &[usize]) -> Roster {
-        Roster::new(members, self.members.get().map_or(&[], |people| people))
+        Roster::new(members, &launched(self.members.get()))
     }
 
     /// Whether both ranks are one, or what cuts one of them off cuts off the other.

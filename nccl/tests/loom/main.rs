@@ -17,7 +17,7 @@ mod life;
 mod listing;
 mod verdicts;
 
-#[path = "../../src/sync.rs"]
+#[path = "../../../crates/nccl-base/src/sync.rs"]
 mod sync;
 
 #[allow(dead_code, unreachable_pub)]

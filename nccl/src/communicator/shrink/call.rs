@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::{Board, Roster};
+use crate::supervision::Board;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -168,7 +168,7 @@ impl Communicator {
                     inner.member(member)
                 )));
             }
-            let roster = Roster::of(board.line().0, &agreed.ranks);
+            let roster = board.line().0.roster(&agreed.ranks);
             let own = agreed
                 .ranks
                 .iter()

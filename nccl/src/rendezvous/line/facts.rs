@@ -4,15 +4,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::{Line, Link, Member};
+use super::{Line, Link, Member, launched};
 use crate::forked;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::heartbeat::Suspect;
 use crate::rendezvous::message::Departure;
 use crate::rendezvous::panics;
 use crate::stats::{RanksByState, WorldStats};
-use crate::supervision::Fault;
 use crate::supervision::recorder::Home;
+use crate::supervision::{Fault, Roster};
 
 /// How the worlds of this process stand.
 pub(crate) fn world_stats() -> Vec<WorldStats> {
@@ -87,6 +87,11 @@ impl Line {
     /// Who the ranks are; known when all have met.
     pub(crate) fn members(&self) -> Arc<OnceLock<Vec<Member>>> {
         Arc::clone(&self.members)
+    }
+
+    /// Which of its ranks are `members`, as a communicator and the launcher number them.
+    pub(crate) fn roster(&self, members: &[usize]) -> Roster {
+        Roster::new(members, &launched(self.members.get()))
     }
 
     /// Where a rank listens; `None` for one that is a thread of this process.

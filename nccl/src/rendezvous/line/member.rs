@@ -17,6 +17,12 @@ pub(crate) struct Member {
     pub(in crate::rendezvous) kernel: u64,
 }
 
+/// Which ranks their launcher started them as, where that is known.
+pub(crate) fn launched(people: Option<&Vec<Member>>) -> Vec<Option<usize>> {
+    let people = people.into_iter().flatten();
+    people.map(|member| member.launched).collect()
+}
+
 impl Member {
     /// The address of the network card over which it is reached, where it is over one.
     fn address(&self) -> Option<IpAddr> {

@@ -44,7 +44,7 @@ use crate::sync::Mutex;
 pub(crate) use self::ends::Ended;
 pub(crate) use self::facts::world_stats;
 pub(crate) use self::farewell::say_goodbye;
-pub(crate) use self::member::Member;
+pub(crate) use self::member::{Member, launched};
 
 pub(crate) struct Line {
     pub(in crate::rendezvous) rank: usize,

@@ -1,5 +1,6 @@
 //! What this rank hears of the others without having asked.
 
+pub(crate) use nccl_base::departure::{ONE_WAY, SILENT};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,9 +58,3 @@ impl Entry for Notice {
         }
     }
 }
-
-/// How the word on a rank begins whose host does not answer: it may live.
-pub(crate) const SILENT: &str = "its connection broke without goodbye";
-
-/// What follows where this side hears the other, and is not heard there.
-pub(crate) const ONE_WAY: &str = "packets come through one way only";

@@ -26,7 +26,7 @@ impl Shape {
             data_type: Some(one.data_type.to_string()),
             reduction: one.reduction.map(|reduction| match reduction {
                 RecordedReduction::Op(op) => op.to_string(),
-                RecordedReduction::Made => String::from("one that the program made"),
+                _ => String::from("one that the program made"),
             }),
             root: one.root,
         }
@@ -103,18 +103,15 @@ pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Si
             let value = match field {
                 Differs::Operation => shape.operation.clone(),
                 Differs::Root => shape.root.map_or_else(none, |root| root.to_string()),
-                // It is of a communicator, and no operation.
-                Differs::LaunchMode => none(),
                 Differs::DataType => shape.data_type.clone().unwrap_or_else(none),
                 Differs::Count => shape.count.map_or_else(none, |count| count.to_string()),
                 Differs::Reduction => shape.reduction.clone().unwrap_or_else(none),
+                // It is of a communicator, and no operation.
+                _ => none(),
             };
             match sides.iter_mut().find(|side| side.value == value) {
                 Some(side) => side.ranks.push(*rank),
-                None => sides.push(Side {
-                    ranks: vec![*rank],
-                    value,
-                }),
+                None => sides.push(Side::of(*rank, value)),
             }
         }
         // Those of which a field is not known differ in nothing.

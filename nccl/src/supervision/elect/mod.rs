@@ -256,7 +256,7 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
         }
         None => evidence.push(format!("it has called nothing on {}", case.named())),
     }
-    if let Some(Earlier { what, ago }) = &phase {
+    if let Some(Earlier { what, ago, .. }) = &phase {
         let ago = ago.as_secs_f64();
         evidence.push(format!("its program is in phase {what:?} for {ago:.1} s"));
     }
@@ -408,7 +408,7 @@ fn telling<'c>(case: &Case<'c>) -> &'c Fault {
         FaultRole::Initiating => 0,
         FaultRole::Cascade => 1,
         FaultRole::Unknown => 2,
-        FaultRole::Teardown => 3,
+        _ => 3,
     });
     told.unwrap_or(&case.symptoms[0])
 }
@@ -459,13 +459,3 @@ const ALL_ANSWER: &str = "no rank is known to have failed first, so that what is
                           or a connection that NCCL gave up: look at the first warning in NCCL's log of every rank \
                           (NCCL_DEBUG=WARN), at dmesg for Xid messages, and at the network's error counters on the hosts \
                           of all ranks";
-
-/// What is left where no other rank can be waited for.
-pub(crate) const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
-                                does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
-                                messages and at nvidia-smi";
-
-/// What is left where what the other ranks do was not collected.
-pub(super) const NOT_COLLECTED: &str = "what the other ranks were at could not be collected in time: look at what every rank printed \
-                                        last, whether a process is stopped or starved, and at the network between the \
-                                        hosts";

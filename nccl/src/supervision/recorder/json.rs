@@ -10,12 +10,11 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::snapshot::{RecordedReduction, Snapshot};
+use super::snapshot::Snapshot;
 use super::timeline::Timeline;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::operation::OperationKind;
-use crate::reduce::ReduceOp;
 
 /// The version of the format. Fields may be added to it; what changes meaning makes a new one.
 const SCHEMA: u64 = 1;
@@ -340,31 +339,5 @@ impl FromStr for Named<DataType> {
             .and_then(|rest| rest.strip_suffix(')'));
         let code = code.and_then(|code| code.parse().ok());
         code.map(|code| Self(DataType::from_raw(code))).ok_or(())
-    }
-}
-
-impl fmt::Display for RecordedReduction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Op(op) => op.fmt(f),
-            Self::Made => f.write_str("made"),
-        }
-    }
-}
-
-impl Serialize for RecordedReduction {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for RecordedReduction {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        use ReduceOp::{Avg, Max, Min, Prod, Sum};
-        let text = String::deserialize(from)?;
-        let ops = [Sum, Prod, Max, Min, Avg].map(Self::Op);
-        let mut all = ops.into_iter().chain([Self::Made]);
-        all.find(|one| one.to_string() == text)
-            .ok_or_else(|| serde::de::Error::custom(format_args!("{text:?} is no reduction")))
     }
 }

@@ -1,5 +1,6 @@
 //! What the recorder shows to whoever asks: plain values, copied while the communicators go on.
 
+pub use nccl_base::reduce_op::RecordedReduction;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use crate::communicator::Communicator;
 use crate::dtype::DataType;
 use crate::operation::OperationKind;
 use crate::recorded::{Function, Kind};
-use crate::reduce::ReduceOp;
 use crate::supervision::Roster;
 
 /// What all communicators of this process did last, and what the program noted.
@@ -246,25 +246,6 @@ pub struct RecordedOperation {
     /// What a reduction reduces with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<RecordedReduction>,
-}
-
-/// An operator, as far as the recorder tells them apart.
-///
-/// ```
-/// use nccl::ReduceOp;
-/// use nccl::recorder::{RecordedOperation, RecordedReduction};
-///
-/// fn is_sum(operation: &RecordedOperation) -> bool {
-///     operation.reduction == Some(RecordedReduction::Op(ReduceOp::Sum))
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RecordedReduction {
-    /// One of NCCL's own.
-    Op(ReduceOp),
-    /// One that the program made, like [`PreMulSum`](crate::PreMulSum).
-    Made,
 }
 
 /// What all communicators of this process did last.

@@ -157,10 +157,10 @@ fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
     ]);
     table.reports.get_mut(&3).unwrap().calls.clear();
     table.reports.get_mut(&3).unwrap().entered = Some(0);
-    table.reports.get_mut(&3).unwrap().phase = Some(Earlier {
-        what: String::from("load weights"),
-        ago: Duration::from_secs(12),
-    });
+    table.reports.get_mut(&3).unwrap().phase = Some(Earlier::new(
+        String::from("load weights"),
+        Duration::from_secs(12),
+    ));
     let verdict = table.elect();
     assert_eq!(verdict.rank, 3);
     assert!(

@@ -10,7 +10,7 @@
 //! - `tracked`: the records that can be read.
 
 mod calls;
-mod clock;
+use nccl_base::clock;
 mod limit;
 mod marks;
 mod slots;

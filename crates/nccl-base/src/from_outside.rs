@@ -6,7 +6,6 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::Timeouts;
 use crate::error::{Error, ErrorKind, Result};
 
 /// For operations; `off` is for everything that waits for other ranks.
@@ -21,15 +20,16 @@ const WORLD: &str = "NCCL_RUN_WORLD_TIMEOUT";
 
 /// What the environment sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FromOutside {
-    operation: Option<Duration>,
-    queue: Option<Duration>,
-    init: Option<Duration>,
-    finalize: Option<Duration>,
-    abort: Option<Duration>,
-    confirm: Option<Duration>,
-    straggler: Option<Duration>,
-    world: Option<Duration>,
+#[doc(hidden)]
+pub struct FromOutside {
+    pub operation: Option<Duration>,
+    pub queue: Option<Duration>,
+    pub init: Option<Duration>,
+    pub finalize: Option<Duration>,
+    pub abort: Option<Duration>,
+    pub confirm: Option<Duration>,
+    pub straggler: Option<Duration>,
+    pub world: Option<Duration>,
 }
 
 /// A variable with a value that is no limit.
@@ -44,7 +44,8 @@ impl FromOutside {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] with the variable, its value and the forms that there are.
-    pub(crate) fn of_process() -> Result<Self> {
+    #[doc(hidden)]
+    pub fn of_process() -> Result<Self> {
         static READ: OnceLock<Result<FromOutside, Unreadable>> = OnceLock::new();
         let read = READ.get_or_init(|| {
             let mut set = Vec::new();
@@ -81,29 +82,18 @@ impl FromOutside {
             world: limit(WORLD)?.or(unless_off),
         })
     }
-
-    /// The limits of a communicator for which the program set `program`.
-    pub(crate) fn over(self, program: Timeouts) -> Timeouts {
-        Timeouts {
-            init: self.init.unwrap_or(program.init),
-            operation: self.operation.unwrap_or(program.operation),
-            queue: self.queue.or(program.queue),
-            finalize: self.finalize.unwrap_or(program.finalize),
-            abort: self.abort.unwrap_or(program.abort),
-            confirm: self.confirm.unwrap_or(program.confirm),
-            straggler: self.straggler.or(program.straggler),
-        }
-    }
 }
 
 /// The limit for operations for which the program set `program`. A variable that cannot be read was an error before.
-pub(super) fn operation(program: Duration) -> Duration {
+#[doc(hidden)]
+pub fn operation(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.operation.unwrap_or(program)
 }
 
 /// The limit for exchanges of a world for which the program set `program`.
-pub(crate) fn world(program: Duration) -> Duration {
+#[doc(hidden)]
+pub fn world(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.world.unwrap_or(program)
 }
@@ -186,25 +176,69 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_wins_over_the_program_and_the_others_stay() {
-        let program = Timeouts::new()
-            .operation(Duration::from_secs(1))
-            .init(Duration::from_secs(2))
-            .straggler(Duration::from_secs(3));
-        let over = |variables: &[_]| read(variables).expect("limits").over(program);
-        assert_eq!(over(&[]), program);
-        let seven = Duration::from_secs(7);
-        assert_eq!(over(&[(OPERATION, "7")]), program.operation(seven));
-        assert_eq!(over(&[(QUEUE, "7")]), program.queue(seven));
-        assert_eq!(over(&[(INIT, "7")]), program.init(seven));
-        assert_eq!(over(&[(FINALIZE, "7")]), program.finalize(seven));
-        assert_eq!(over(&[(ABORT, "7")]), program.abort(seven));
-        assert_eq!(over(&[(CONFIRM, "7")]), program.confirm(seven));
-        assert_eq!(over(&[(STRAGGLER, "7")]), program.straggler(seven));
-        assert_eq!(
-            read(&[(WORLD, "7")]).map(|read| read.world),
-            Ok(Some(seven))
-        );
+    fn each_variable_sets_its_own_limit() {
+        let seven = Some(Duration::from_secs(7));
+        let none = FromOutside::default();
+        for (variable, set) in [
+            (
+                QUEUE,
+                FromOutside {
+                    queue: seven,
+                    ..none
+                },
+            ),
+            (
+                INIT,
+                FromOutside {
+                    init: seven,
+                    ..none
+                },
+            ),
+            (
+                FINALIZE,
+                FromOutside {
+                    finalize: seven,
+                    ..none
+                },
+            ),
+            (
+                ABORT,
+                FromOutside {
+                    abort: seven,
+                    ..none
+                },
+            ),
+            (
+                CONFIRM,
+                FromOutside {
+                    confirm: seven,
+                    ..none
+                },
+            ),
+            (
+                STRAGGLER,
+                FromOutside {
+                    straggler: seven,
+                    ..none
+                },
+            ),
+            (
+                WORLD,
+                FromOutside {
+                    world: seven,
+                    ..none
+                },
+            ),
+            (
+                OPERATION,
+                FromOutside {
+                    operation: seven,
+                    ..none
+                },
+            ),
+        ] {
+            assert_eq!(read(&[(variable, "7")]), Ok(set), "{variable}");
+        }
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! - `diagnosis`: what was at the root, before it is known whose it is;
 //! - `text`: how it reads; `wire`: how it travels.
 
+pub mod cause;
 mod diagnosis;
+pub mod roster;
 mod text;
 mod wire;
 
@@ -17,10 +19,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::diagnosis::Cause;
-use super::cause::{FaultRole, RootCause, Waiting};
-use super::elect::NOT_COLLECTED;
-use super::roster::Roster;
+pub use self::cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
+#[doc(hidden)]
+pub use self::diagnosis::Cause;
+pub use self::roster::{Roster, short_key};
 use crate::error::ErrorKind;
 
 /// Why a communicator was ended, the same on all of its ranks.
@@ -149,9 +151,7 @@ pub enum FaultClass {
     Asked,
     /// A rank's process is gone, or it said that it fails.
     Gone,
-    /// A rank's program wants nothing more of it but to shrink it ([`Communicator::revoke`]).
-    ///
-    /// [`Communicator::revoke`]: crate::Communicator::revoke
+    /// A rank's program wants nothing more of it but to shrink it (`Communicator::revoke`).
     Revoked,
     /// This rank cannot reach the others any more, and which side is at fault is not known.
     CutOff,
@@ -159,7 +159,8 @@ pub enum FaultClass {
 
 impl FaultClass {
     /// All classes, each at its number.
-    pub(crate) const ALL: [Self; 6] = [
+    #[doc(hidden)]
+    pub const ALL: [Self; 6] = [
         Self::Failed,
         Self::TimedOut,
         Self::Asked,
@@ -169,7 +170,8 @@ impl FaultClass {
     ];
 
     /// As events and metrics call it.
-    pub(crate) fn name(self) -> &'static str {
+    #[doc(hidden)]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
@@ -183,19 +185,21 @@ impl FaultClass {
 
 /// Of which communicator, and where, a fault arose.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'p> {
-    pub(super) communicator: &'p str,
-    pub(super) roster: &'p Roster,
+#[doc(hidden)]
+pub struct Place<'p> {
+    pub communicator: &'p str,
+    pub roster: &'p Roster,
     /// In the communicator.
-    pub(super) rank: usize,
-    pub(super) host: &'p str,
-    pub(super) pid: u32,
+    pub rank: usize,
+    pub host: &'p str,
+    pub pid: u32,
     /// Of the world that made the communicator.
-    pub(super) epoch: u64,
+    pub epoch: u64,
 }
 
 impl Fault {
-    pub(super) fn new(cause: Cause, place: Place<'_>) -> Self {
+    #[doc(hidden)]
+    pub fn new(cause: Cause, place: Place<'_>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let origin = Origin::of(&cause, place.rank);
         let (host, pid) = match origin {
@@ -224,7 +228,8 @@ impl Fault {
     }
 
     /// One that every rank makes by itself, from what all have heard: equal on all of them.
-    pub(super) fn derived(cause: Cause, place: Place<'_>) -> Self {
+    #[doc(hidden)]
+    pub fn derived(cause: Cause, place: Place<'_>) -> Self {
         Self {
             number: 0,
             ..Self::new(cause, place)
@@ -232,7 +237,8 @@ impl Fault {
     }
 
     /// A fault of rank `rank` of `communicator`, on this host; `place_of` says which of its ranks is one of the world.
-    pub(crate) fn here(
+    #[doc(hidden)]
+    pub fn here(
         mut cause: Cause,
         (communicator, roster): (&str, &Roster),
         rank: usize,
@@ -315,7 +321,8 @@ impl Fault {
     }
 
     /// The kind of error with which the ranks return that saw nothing else.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    #[doc(hidden)]
+    pub fn kind(&self) -> ErrorKind {
         match (self.class, self.limit) {
             (FaultClass::TimedOut, Some(limit)) => ErrorKind::TimedOut {
                 what: match self.operation() {
@@ -331,25 +338,30 @@ impl Fault {
     }
 
     /// Whether a program wanted it so.
-    pub(crate) fn is_on_purpose(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_on_purpose(&self) -> bool {
         matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
     }
 
     /// The limit that passed, if one did.
-    pub(super) fn limit(&self) -> Option<Duration> {
+    #[doc(hidden)]
+    pub fn limit(&self) -> Option<Duration> {
         self.limit
     }
 
-    pub(crate) fn communicator(&self) -> &str {
+    #[doc(hidden)]
+    pub fn communicator(&self) -> &str {
         &self.communicator
     }
 
-    pub(crate) fn roster(&self) -> &Roster {
+    #[doc(hidden)]
+    pub fn roster(&self) -> &Roster {
         &self.roster
     }
 
     /// The rank that it names, as the world and its launcher number it, the one that told of it first included.
-    pub(crate) fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
+    #[doc(hidden)]
+    pub fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
         match self.origin {
             Origin::Culprit(rank) | Origin::ReportedBy(rank) => (
                 Some(self.roster.world_rank(rank)),
@@ -365,7 +377,8 @@ impl Fault {
     }
 
     /// The name of the operation, and its number, where they are known.
-    pub(crate) fn operation_and_sequence(&self) -> (Option<&str>, Option<u64>) {
+    #[doc(hidden)]
+    pub fn operation_and_sequence(&self) -> (Option<&str>, Option<u64>) {
         // As `Operation::what` writes it.
         let mut words = self.operation.split(' ');
         let name = words.next().filter(|name| !name.is_empty());
@@ -498,7 +511,7 @@ impl Fault {
         self.pid
     }
 
-    /// The epoch of the world that made the communicator ([`World::epoch`](crate::World::epoch)), or in which the rank has
+    /// The epoch of the world that made the communicator (`World::epoch`), or in which the rank has
     /// its number that this communicator does not have; 0 in the first, and without a world.
     ///
     /// ```
@@ -605,7 +618,8 @@ impl Fault {
     }
 
     /// The rank that it names, or else the one that told of it.
-    pub(super) fn rank(&self) -> usize {
+    #[doc(hidden)]
+    pub fn rank(&self) -> usize {
         match self.origin {
             Origin::Culprit(rank) | Origin::ReportedBy(rank) => rank,
             Origin::Outside { .. } | Origin::NoRank {} => self.teller,
@@ -613,12 +627,14 @@ impl Fault {
     }
 
     /// Whether both began with what one rank told.
-    pub(super) fn is_of(&self, told: &Self) -> bool {
+    #[doc(hidden)]
+    pub fn is_of(&self, told: &Self) -> bool {
         (self.number, self.teller) == (told.number, told.teller)
     }
 
     /// The same, with who waited.
-    pub(super) fn with_also(&self, also: Vec<Waiting>) -> Self {
+    #[doc(hidden)]
+    pub fn with_also(&self, also: Vec<Waiting>) -> Self {
         Self {
             also,
             ..self.clone()
@@ -626,7 +642,8 @@ impl Fault {
     }
 
     /// What a rank has seen whose fault became the verdict without what the others were at.
-    pub(super) fn without_others(&self) -> Self {
+    #[doc(hidden)]
+    pub fn without_others(&self) -> Self {
         let mut fault = self.clone();
         if (fault.class, fault.role) == (FaultClass::TimedOut, FaultRole::Unknown) {
             fault.hint = NOT_COLLECTED.to_owned();
@@ -635,12 +652,14 @@ impl Fault {
     }
 
     /// Whether it says itself what began it, so that no other rank has to be heard.
-    pub(super) fn is_certain(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
     }
 
     /// What all ranks are told: another cause and another place for what the first that told began.
-    pub(super) fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
+    #[doc(hidden)]
+    pub fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
         Self {
             number: self.number,
             teller: self.teller,
@@ -660,3 +679,15 @@ impl Fault {
 }
 
 impl std::error::Error for Fault {}
+
+/// What is left where no other rank can be waited for.
+#[doc(hidden)]
+pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
+                                does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
+                                messages and at nvidia-smi";
+
+/// What is left where what the other ranks do was not collected.
+#[doc(hidden)]
+pub const NOT_COLLECTED: &str = "what the other ranks were at could not be collected in time: look at what every rank printed \
+                                        last, whether a process is stopped or starved, and at the network between the \
+                                        hosts";

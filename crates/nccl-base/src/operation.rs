@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::DataType;
-use crate::supervision::Roster;
-use crate::supervision::recorder::RecordedReduction;
+use crate::data_type::DataType;
+use crate::fault::Roster;
+use crate::reduce_op::RecordedReduction;
 
 /// Which operation of NCCL was asked for.
 ///
@@ -48,7 +48,7 @@ pub enum OperationKind {
     Shrink,
     /// The end of what is under way on a communicator.
     Revoke,
-    /// [`Communicator::grow`](crate::Communicator::grow).
+    /// `Communicator::grow`.
     Grow,
     /// The orderly end of a communicator.
     Finalize,
@@ -58,17 +58,18 @@ pub enum OperationKind {
     Capture,
     /// A launch of a captured plan.
     Replay,
-    /// [`ExpertParallel::route`](crate::ExpertParallel::route).
+    /// `ExpertParallel::route`.
     Route,
-    /// [`ExpertParallel::dispatch`](crate::ExpertParallel::dispatch).
+    /// `ExpertParallel::dispatch`.
     Dispatch,
-    /// [`ExpertParallel::combine`](crate::ExpertParallel::combine).
+    /// `ExpertParallel::combine`.
     Combine,
 }
 
 impl OperationKind {
     /// All kinds, each at its number.
-    pub(crate) const ALL: [Self; 24] = [
+    #[doc(hidden)]
+    pub const ALL: [Self; 24] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -96,7 +97,8 @@ impl OperationKind {
     ];
 
     /// The kind whose number (`as u8`) this is.
-    pub(crate) fn from_code(code: u8) -> Self {
+    #[doc(hidden)]
+    pub fn from_code(code: u8) -> Self {
         match Self::ALL.get(usize::from(code)) {
             Some(&kind) => kind,
             None => unreachable!("no kind has the number {code}"),
@@ -155,30 +157,43 @@ impl fmt::Display for OperationKind {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    pub(crate) kind: OperationKind,
-    pub(crate) communicator: Arc<str>,
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
-    pub(crate) host: Arc<str>,
-    pub(crate) pid: u32,
+    #[doc(hidden)]
+    pub kind: OperationKind,
+    #[doc(hidden)]
+    pub communicator: Arc<str>,
+    #[doc(hidden)]
+    pub rank: usize,
+    #[doc(hidden)]
+    pub world_size: usize,
+    #[doc(hidden)]
+    pub host: Arc<str>,
+    #[doc(hidden)]
+    pub pid: u32,
     /// Of the world that made the communicator; 0 where there is none.
-    pub(crate) epoch: u64,
-    pub(crate) roster: Arc<Roster>,
-    pub(crate) sequence: Option<u64>,
+    #[doc(hidden)]
+    pub epoch: u64,
+    #[doc(hidden)]
+    pub roster: Arc<Roster>,
+    #[doc(hidden)]
+    pub sequence: Option<u64>,
     /// Which plan of the communicator a replay is of, if that is known.
-    pub(crate) plan: Option<u64>,
-    pub(crate) shape: Shape,
-    pub(crate) elapsed: Duration,
+    #[doc(hidden)]
+    pub plan: Option<u64>,
+    #[doc(hidden)]
+    pub shape: Shape,
+    #[doc(hidden)]
+    pub elapsed: Duration,
 }
 
 /// The part of an operation that differs between kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) peer: Option<usize>,
-    pub(crate) root: Option<usize>,
-    pub(crate) count: Option<usize>,
-    pub(crate) data_type: Option<DataType>,
-    pub(crate) reduction: Option<RecordedReduction>,
+#[doc(hidden)]
+pub struct Shape {
+    pub peer: Option<usize>,
+    pub root: Option<usize>,
+    pub count: Option<usize>,
+    pub data_type: Option<DataType>,
+    pub reduction: Option<RecordedReduction>,
 }
 
 impl Operation {
@@ -253,7 +268,8 @@ impl Operation {
     }
 
     /// The ranks of the world that the communicator has, where these are not all in order.
-    pub(crate) fn world_ranks(&self) -> Option<String> {
+    #[doc(hidden)]
+    pub fn world_ranks(&self) -> Option<String> {
         self.roster.world_ranks()
     }
 
@@ -436,7 +452,8 @@ impl Operation {
     }
 
     /// The operation alone, without who reports it.
-    pub(crate) fn what(&self) -> impl fmt::Display + '_ {
+    #[doc(hidden)]
+    pub fn what(&self) -> impl fmt::Display + '_ {
         What(self)
     }
 }
@@ -526,7 +543,7 @@ impl fmt::Display for Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ReduceOp;
+    use crate::reduce_op::ReduceOp;
 
     #[test]
     fn every_kind_is_found_by_its_number() {

@@ -16,14 +16,15 @@ use std::sync::Arc;
 
 use cudarc::driver::DriverError;
 
+use crate::departure::Unfinished;
+use crate::fault::{Fault, FaultClass};
 use crate::operation::Operation;
-use crate::rendezvous::Unfinished;
-use crate::supervision::{Fault, FaultClass};
 
 pub use self::failure::NcclFailure;
 pub use self::kind::{ErrorKind, StreamRefusal};
 
-pub(crate) use self::kind::ranks;
+#[doc(hidden)]
+pub use self::kind::ranks;
 
 /// The result of everything in this crate that can fail.
 ///
@@ -66,7 +67,8 @@ struct Inner {
 }
 
 impl Error {
-    pub(crate) fn new(kind: impl Into<ErrorKind>) -> Self {
+    #[doc(hidden)]
+    pub fn new(kind: impl Into<ErrorKind>) -> Self {
         Self(Box::new(Inner {
             kind: kind.into(),
             operation: None,
@@ -80,7 +82,8 @@ impl Error {
     }
 
     /// Says in which operation the error arose; an operation already known stays.
-    pub(crate) fn during(mut self, operation: impl FnOnce() -> Operation) -> Self {
+    #[doc(hidden)]
+    pub fn during(mut self, operation: impl FnOnce() -> Operation) -> Self {
         if self.0.operation.is_none() {
             self.0.operation = Some(operation());
         }
@@ -88,36 +91,42 @@ impl Error {
     }
 
     /// Says what else is at the root of it here.
-    pub(crate) fn beside(mut self, other: ErrorKind) -> Self {
+    #[doc(hidden)]
+    pub fn beside(mut self, other: ErrorKind) -> Self {
         self.0.beside = Some(other);
         self
     }
 
     /// Says how the exchange ended that it is about.
-    pub(crate) fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
+    #[doc(hidden)]
+    pub fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
         self.0.unfinished = unfinished;
         self
     }
 
     /// How the exchange between the ranks ended that it is about.
-    pub(crate) fn unfinished(&self) -> Option<&Unfinished> {
+    #[doc(hidden)]
+    pub fn unfinished(&self) -> Option<&Unfinished> {
         self.0.unfinished.as_ref()
     }
 
     /// As [`fault`](Self::fault), to go with another error.
-    pub(crate) fn shared_fault(&self) -> Option<&Arc<Fault>> {
+    #[doc(hidden)]
+    pub fn shared_fault(&self) -> Option<&Arc<Fault>> {
         self.0.fault.as_ref()
     }
 
     /// Says what is at the root of it, on all ranks alike; what was seen here stays beside it.
-    pub(crate) fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
+    #[doc(hidden)]
+    pub fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
         self.0.fault = Some(Arc::clone(fault));
         self
     }
 
     /// Says what ended the communicator on all of its ranks, and what is left open. The kind is that of the fault on all
     /// of them; what this rank saw stays beside it where the fault is its `own`.
-    pub(crate) fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
+    #[doc(hidden)]
+    pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
         let told = fault.kind();
         // Its own time-out says for what this rank waited.
         let is_same = self.0.kind.is_timed_out() && told.is_timed_out();
@@ -136,7 +145,8 @@ impl Error {
 
     /// The same of a communicator that was not made, of which there is nothing to abort: what this rank saw stays beside
     /// the fault in any case.
-    pub(crate) fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
+    #[doc(hidden)]
+    pub fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
         let told = fault.kind();
         if std::mem::discriminant(&self.0.kind) != std::mem::discriminant(&told) {
             self.0.seen = Some(std::mem::replace(&mut self.0.kind, told));
@@ -145,11 +155,13 @@ impl Error {
         self.with_fault(fault)
     }
 
-    pub(crate) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Self {
+    #[doc(hidden)]
+    pub fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |error| Self::new(ErrorKind::Cuda { what, error })
     }
 
-    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+    #[doc(hidden)]
+    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |error| {
             Self::new(ErrorKind::Io {
                 what: what.into(),
@@ -158,13 +170,15 @@ impl Error {
         }
     }
 
-    pub(crate) fn rendezvous(reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn rendezvous(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Rendezvous {
             reason: reason.into(),
         })
     }
 
-    pub(crate) fn launch(reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn launch(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Launch {
             reason: reason.into(),
         })
@@ -197,7 +211,7 @@ impl Error {
     /// What ended the communicator on all of its ranks: the same on each of them.
     ///
     /// `None` when the communicator was not ended, or has ranks that were not told: those of a
-    /// [`Communicator::builder`](crate::Communicator::builder) do not know each other.
+    /// `Communicator::builder` do not know each other.
     ///
     /// ```
     /// # fn show(error: nccl::Error) {
@@ -227,12 +241,13 @@ impl Error {
     }
 
     /// Whether the kind is that of the fault, and this rank saw nothing else.
-    pub(crate) fn is_told(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_told(&self) -> bool {
         self.0.is_told && self.0.seen.is_none()
     }
 
     /// Whether a deadline passed: here, or on whichever rank that ended the communicator. The same on all ranks of a
-    /// communicator that was ended ([`FaultClass::TimedOut`](crate::FaultClass::TimedOut)).
+    /// communicator that was ended ([`FaultClass::TimedOut`]).
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");

@@ -8,7 +8,8 @@ use std::path::Path;
 /// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing what is there. In a
 /// directory where other users write, nothing of theirs is followed: the file's first name is random, and created
 /// exclusively.
-pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+#[doc(hidden)]
+pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());

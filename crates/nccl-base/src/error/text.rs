@@ -5,12 +5,13 @@ use std::fmt;
 use nccl_sys as sys;
 
 use super::{Error, ErrorKind};
-use crate::supervision::ALONE;
+use crate::fault::ALONE;
 use crate::threads;
 
 impl Error {
     /// What can be done about it, where that is known.
-    pub(crate) fn hint(&self) -> Option<&str> {
+    #[doc(hidden)]
+    pub fn hint(&self) -> Option<&str> {
         match &self.0.kind {
             _ if self.0.is_told => self.0.fault.as_ref()?.hint(),
             ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),

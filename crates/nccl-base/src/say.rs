@@ -1,6 +1,6 @@
 //! Text for a reader that may take nothing: a full pipe holds its writer for good, and the process has to end.
 //!
-//! The last word of a process ([`on_fatal`](crate::on_fatal)) and the reports of `nccl-run` go this way.
+//! The last word of a process (`on_fatal`) and the reports of `nccl-run` go this way.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
@@ -49,7 +49,8 @@ fn write_alone(to: impl AsFd, text: &[u8], limit: Duration) {
 }
 
 /// What a pipe with room takes at once: whole lines, as far as they are no longer than that.
-pub(crate) fn piece(bytes: &[u8]) -> &[u8] {
+#[doc(hidden)]
+pub fn piece(bytes: &[u8]) -> &[u8] {
     let Some(most) = bytes.get(..PIPE_BUF) else {
         return bytes;
     };

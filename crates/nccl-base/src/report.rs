@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::wire::{Broken, Fields, MOST_FINDINGS, Wire};
-
 /// How bad something is.
 ///
 /// ```
@@ -62,7 +60,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(severity: Severity, check: &'static str, what: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn new(severity: Severity, check: &'static str, what: impl Into<String>) -> Self {
         Self {
             severity,
             check: check.to_owned(),
@@ -73,19 +72,23 @@ impl Finding {
         }
     }
 
-    pub(crate) fn ok(check: &'static str, what: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn ok(check: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Ok, check, what)
     }
 
-    pub(crate) fn error(check: &'static str, what: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn error(check: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, check, what)
     }
 
-    pub(crate) fn warning(check: &'static str, what: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn warning(check: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Warning, check, what)
     }
 
-    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }
@@ -117,7 +120,8 @@ pub struct Report {
 impl Report {
     /// The worst first; what is equally bad is in the order of the checks' names and ranks, so that the
     /// report does not depend on who came first.
-    pub(crate) fn new(mut findings: Vec<Finding>) -> Self {
+    #[doc(hidden)]
+    pub fn new(mut findings: Vec<Finding>) -> Self {
         findings.sort_by(|a, b| {
             let key = |f: &Finding| (std::cmp::Reverse(f.severity), f.check.clone());
             (key(a), &a.ranks, &a.what).cmp(&(key(b), &b.ranks, &b.what))
@@ -127,7 +131,8 @@ impl Report {
     }
 
     /// The worst first; what is equally bad stays in this order, a cause before what follows from it.
-    pub(crate) fn in_order(mut findings: Vec<Finding>) -> Self {
+    #[doc(hidden)]
+    pub fn in_order(mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Self { findings }
     }
@@ -186,7 +191,8 @@ impl Report {
     }
 
     /// The errors, as the text of an error.
-    pub(crate) fn errors_in_one_text(&self) -> String {
+    #[doc(hidden)]
+    pub fn errors_in_one_text(&self) -> String {
         let texts: Vec<String> = self
             .errors()
             .map(|finding| match &finding.fix {
@@ -219,44 +225,5 @@ impl fmt::Display for Report {
             write!(f, "{finding}")?;
         }
         Ok(())
-    }
-}
-
-impl Wire for Severity {
-    fn put(&self, to: &mut Vec<u8>) {
-        to.push(match self {
-            Self::Ok => 0,
-            Self::Warning => 1,
-            Self::Error => 2,
-        });
-    }
-
-    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
-        match from.array::<1>()? {
-            [0] => Ok(Self::Ok),
-            [1] => Ok(Self::Warning),
-            [2] => Ok(Self::Error),
-            _ => Err(Broken("a severity that does not exist")),
-        }
-    }
-}
-
-super::wire::fields!(Finding {
-    severity,
-    check,
-    ranks,
-    hosts,
-    what,
-    fix
-});
-
-impl Wire for Report {
-    fn put(&self, to: &mut Vec<u8>) {
-        super::wire::put_list(&self.findings, MOST_FINDINGS, to);
-    }
-
-    fn take(from: &mut Fields<'_>) -> Result<Self, Broken> {
-        let findings = super::wire::take_list(MOST_FINDINGS, from)?;
-        Ok(Self { findings })
     }
 }

@@ -4,7 +4,8 @@
 const INSTEAD: char = '\u{fffd}';
 
 /// The character, or what stands for it. The end of a line is one that is obeyed.
-pub(crate) fn character(character: char) -> char {
+#[doc(hidden)]
+pub fn character(character: char) -> char {
     match character {
         '\t' => '\t',
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
@@ -16,19 +17,22 @@ pub(crate) fn character(character: char) -> char {
 }
 
 /// A name, which is one line.
-pub(crate) fn name(name: &str) -> String {
+#[doc(hidden)]
+pub fn name(name: &str) -> String {
     name.chars().map(character).collect()
 }
 
 /// A text of several lines.
-pub(crate) fn text(text: &str) -> String {
+#[doc(hidden)]
+pub fn text(text: &str) -> String {
     let shown = |c| if c == '\n' { c } else { character(c) };
     text.chars().map(shown).collect()
 }
 
 /// A line of a program, behind a prefix that has to stay: of a progress bar what is to be seen last, and colours end with the
 /// line.
-pub(crate) fn line(line: &[u8]) -> String {
+#[doc(hidden)]
+pub fn line(line: &[u8]) -> String {
     let line = String::from_utf8_lossy(line);
     let line = line.trim_end_matches('\r');
     let mut rest = line.rsplit('\r').next().unwrap_or(line);

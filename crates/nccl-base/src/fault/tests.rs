@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use super::wire::LONGEST;
 use super::{Cause, Fault, FaultClass, Place};
+use super::{Ending, FaultRole, RootCause, Roster, Waiting};
 use crate::error::{Error, ErrorKind};
-use crate::rendezvous::Member;
-use crate::supervision::Roster;
-use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
 
 fn fault(cause: Cause) -> Fault {
     Fault::new(
@@ -279,13 +277,7 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
 
 /// A roster of these ranks of a world, in which the launcher has started one number `shift` higher.
 fn roster(members: &[usize], shift: usize) -> Roster {
-    let people: Vec<Member> = (0..8)
-        .map(|rank| {
-            let mut member = Member::here();
-            member.launched = Some(rank + shift);
-            member
-        })
-        .collect();
+    let people: Vec<_> = (0..8).map(|rank| Some(rank + shift)).collect();
     Roster::new(members, &people)
 }
 

@@ -29,13 +29,15 @@ static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process was forked from one that used this crate.
 #[inline]
-pub(crate) fn is_child() -> bool {
+#[doc(hidden)]
+pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
 /// Refuses the use of this crate in a forked child.
 #[inline]
-pub(crate) fn check() -> Result<()> {
+#[doc(hidden)]
+pub fn check() -> Result<()> {
     match is_child() {
         false => Ok(()),
         true => Err(error()),
@@ -50,14 +52,16 @@ fn error() -> Error {
 }
 
 /// As [`check`], and has children of this process know that they are: before anything is made.
-pub(crate) fn begin() -> Result<()> {
+#[doc(hidden)]
+pub fn begin() -> Result<()> {
     check()?;
     watch();
     Ok(())
 }
 
 /// Has children of this process know that they are.
-pub(crate) fn watch() {
+#[doc(hidden)]
+pub fn watch() {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     // No `Once`: a child that is forked in the middle of it would wait for it for ever.
     if is_child() || WATCHED.swap(true, Ordering::Relaxed) {
@@ -74,11 +78,13 @@ extern "C" fn in_the_child() {
 }
 
 /// A value of the process that made it; a forked child leaves it as it is when it drops it.
-pub(crate) struct Resident<T>(ManuallyDrop<T>);
+#[doc(hidden)]
+pub struct Resident<T>(ManuallyDrop<T>);
 
 impl<T> Resident<T> {
     #[inline]
-    pub(crate) fn new(value: T) -> Self {
+    #[doc(hidden)]
+    pub fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
     }
 }

@@ -9,7 +9,8 @@ static NAME: LazyLock<Arc<str>> = LazyLock::new(|| {
 });
 
 /// The host's name, as its kernel has it.
-pub(crate) fn name() -> Arc<str> {
+#[doc(hidden)]
+pub fn name() -> Arc<str> {
     Arc::clone(&NAME)
 }
 
@@ -20,6 +21,7 @@ static BOOT: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Which running kernel this is; empty where the system does not say.
-pub(crate) fn boot() -> &'static str {
+#[doc(hidden)]
+pub fn boot() -> &'static str {
     &BOOT
 }

@@ -5,33 +5,33 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
+use super::ALONE;
+use super::cause::{Ending, FaultRole, RootCause, Waiting};
+use super::roster::Roster;
 use super::{Fault, FaultClass};
-use crate::debug_log::{self, Class, FirstWarning};
+use crate::departure::{HEARTBEAT, ONE_WAY};
 use crate::error::{Error, ErrorKind, NcclFailure};
-use crate::preflight;
-use crate::rendezvous::{HEARTBEAT, ONE_WAY};
-use crate::supervision::Roster;
-use crate::supervision::cause::{Ending, FaultRole, RootCause, Waiting};
-use crate::supervision::elect::ALONE;
 use crate::threads;
+use crate::warning::{Class, FirstWarning};
 
 /// A fault before it is known whose it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Cause {
-    pub(in crate::supervision) class: FaultClass,
-    pub(in crate::supervision) role: FaultRole,
-    pub(in crate::supervision) root: RootCause,
-    pub(in crate::supervision) operation: String,
-    pub(in crate::supervision) text: String,
-    pub(in crate::supervision) evidence: Vec<String>,
-    pub(in crate::supervision) also: Vec<Waiting>,
-    pub(in crate::supervision) hint: String,
+#[doc(hidden)]
+pub struct Cause {
+    pub class: FaultClass,
+    pub role: FaultRole,
+    pub root: RootCause,
+    pub operation: String,
+    pub text: String,
+    pub evidence: Vec<String>,
+    pub also: Vec<Waiting>,
+    pub hint: String,
     /// The limit that passed, if one did.
-    pub(in crate::supervision) limit: Option<Duration>,
+    pub limit: Option<Duration>,
     /// When the operation was called that it is about, on this rank.
-    pub(in crate::supervision) began: Option<Instant>,
+    pub began: Option<Instant>,
     /// The fault of another communicator, with which this one ends.
-    pub(in crate::supervision) told: Option<Box<Fault>>,
+    pub told: Option<Box<Fault>>,
 }
 
 /// How the word of a parent begins, and what stands before the last that the process said.
@@ -64,12 +64,8 @@ impl Cause {
     }
 
     /// One that is known whole.
-    pub(in crate::supervision) fn of(
-        class: FaultClass,
-        role: FaultRole,
-        root: RootCause,
-        text: String,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn of(class: FaultClass, role: FaultRole, root: RootCause, text: String) -> Self {
         Self {
             role,
             ..Self::new(class, root, text)
@@ -77,7 +73,8 @@ impl Cause {
     }
 
     /// The rank's program wants it so.
-    pub(crate) fn asked(reason: &str) -> Self {
+    #[doc(hidden)]
+    pub fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
     }
 
@@ -96,7 +93,8 @@ impl Cause {
     }
 
     /// The programs of all ranks want it so.
-    pub(in crate::supervision) fn asked_of_all(reason: &str) -> Self {
+    #[doc(hidden)]
+    pub fn asked_of_all(reason: &str) -> Self {
         Self {
             role: FaultRole::Cascade,
             ..Self::asked(reason)
@@ -104,12 +102,14 @@ impl Cause {
     }
 
     /// The rank's program wants it to stop.
-    pub(crate) fn revoked(reason: &str) -> Self {
+    #[doc(hidden)]
+    pub fn revoked(reason: &str) -> Self {
         Self::new(FaultClass::Revoked, RootCause::Asked, reason.to_owned())
     }
 
     /// It said that it fails.
-    pub(in crate::supervision) fn failed(chain: &str) -> Self {
+    #[doc(hidden)]
+    pub fn failed(chain: &str) -> Self {
         let ending = chain
             .starts_with("its process ended with exit status")
             .then(|| Ending::read(chain));
@@ -129,7 +129,8 @@ impl Cause {
     }
 
     /// Its process is gone.
-    pub(in crate::supervision) fn died(how: &str) -> Self {
+    #[doc(hidden)]
+    pub fn died(how: &str) -> Self {
         let (how, heartbeat) = without_heartbeat(how);
         let (what, said) = match how.split_once(STDERR) {
             Some((what, said)) => (what, Some(said)),
@@ -168,12 +169,8 @@ impl Cause {
     }
 
     /// Its host does not answer any more: those ranks of the communicator live there.
-    pub(in crate::supervision) fn host_lost(
-        host: &str,
-        ranks: Vec<usize>,
-        roster: &Roster,
-        how: &str,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, how: &str) -> Self {
         let (how, heartbeat) = without_heartbeat(how);
         let lost = roster.who(&ranks);
         let root = RootCause::HostLost {
@@ -226,7 +223,8 @@ impl Cause {
     }
 
     /// It cannot reach the ranks `from` any more; `why` calls them by their numbers in the world.
-    pub(crate) fn cut_off(why: &str, from: &[usize], roster: &Roster) -> Self {
+    #[doc(hidden)]
+    pub fn cut_off(why: &str, from: &[usize], roster: &Roster) -> Self {
         let root = RootCause::Partition {
             from: from.to_vec(),
         };
@@ -246,7 +244,8 @@ impl Cause {
     }
 
     /// A call of CUDA's said that its context failed for good; `before` an operation was handed to NCCL, or behind some.
-    pub(crate) fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
+    #[doc(hidden)]
+    pub fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
         let mut cause = Self::from(error);
         if let RootCause::CallFailed { failed_before, .. } = &mut cause.root {
             *failed_before = before;
@@ -257,7 +256,8 @@ impl Cause {
     }
 
     /// The same of a communicator that has no other rank: none can be waited for.
-    pub(crate) fn of_one_rank(mut self) -> Self {
+    #[doc(hidden)]
+    pub fn of_one_rank(mut self) -> Self {
         if self.class == FaultClass::TimedOut
             && !matches!(self.root, RootCause::StuckOutside { .. })
         {
@@ -267,7 +267,8 @@ impl Cause {
     }
 
     /// The same for another communicator: what was called on the first says nothing of this one.
-    pub(crate) fn elsewhere(&self) -> Self {
+    #[doc(hidden)]
+    pub fn elsewhere(&self) -> Self {
         Self {
             operation: String::new(),
             began: None,
@@ -275,12 +276,14 @@ impl Cause {
         }
     }
 
-    pub(crate) fn text(&self) -> &str {
+    #[doc(hidden)]
+    pub fn text(&self) -> &str {
         &self.text
     }
 
     /// Adds what NCCL said of it: `words` at the call, and the first warning in its file.
-    fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
+    #[doc(hidden)]
+    pub fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
         if self.class != FaultClass::Failed || self.role != FaultRole::Initiating {
             return;
         }
@@ -310,38 +313,6 @@ impl Cause {
         }
         if let Some(fix) = known.fix() {
             self.hint = fix.to_owned();
-        }
-    }
-
-    /// The same, with the first warning in NCCL's file, where that may say more.
-    pub(in crate::supervision) fn with_words_of_nccl(mut self) -> Self {
-        if self.class == FaultClass::Failed && self.told.is_none() {
-            let first = debug_log::first_warning_soon();
-            self.hear_nccl(None, first.as_ref());
-            if first.is_none_or(|first| first.check.is_none()) {
-                self.see_what_is_scarce();
-            }
-        }
-        self
-    }
-
-    /// A system call failed under NCCL, which does not say which: perhaps there is too little of something.
-    fn see_what_is_scarce(&mut self) {
-        const SYSTEM: u32 = sys::ncclResult_t::ncclSystemError.0;
-        let failed = matches!(
-            self.root,
-            RootCause::CallFailed {
-                nccl: Some(SYSTEM),
-                ..
-            }
-        );
-        if let Some(scarce) = failed.then(preflight::scarce).flatten() {
-            self.root = RootCause::ResourceExhausted {
-                resource: scarce.resource.to_owned(),
-            };
-            self.evidence
-                .push(format!("there is too little of something: {}", scarce.text));
-            self.hint = scarce.fix;
         }
     }
 }

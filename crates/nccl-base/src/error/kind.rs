@@ -39,7 +39,7 @@ pub enum ErrorKind {
     /// A configuration that cannot work, found before NCCL is called.
     #[error("configuration field `{field}`: {reason}")]
     InvalidConfig {
-        /// The field, as in [`Config`](crate::Config).
+        /// The field, as in `Config`.
         field: &'static str,
         /// What is wrong with its value.
         reason: String,
@@ -112,14 +112,14 @@ pub enum ErrorKind {
     #[error("the send buffer holds {send}, the receive buffer {receive}")]
     DataTypeMismatch {
         /// The element type of the send buffer.
-        send: crate::DataType,
+        send: crate::data_type::DataType,
         /// The element type of the receive buffer.
-        receive: crate::DataType,
+        receive: crate::data_type::DataType,
     },
 
     /// The element type's size is unknown, so lengths cannot be checked.
     #[error("element type {0} is not known to this crate")]
-    UnknownDataType(crate::DataType),
+    UnknownDataType(crate::data_type::DataType),
 
     /// The bytes of an erased buffer are not a whole number of elements.
     #[error("{bytes} bytes are not a whole number of {data_type} elements")]
@@ -127,7 +127,7 @@ pub enum ErrorKind {
         /// The length of the buffer in bytes.
         bytes: usize,
         /// The element type that was named.
-        data_type: crate::DataType,
+        data_type: crate::data_type::DataType,
     },
 
     /// A buffer does not begin at a whole element.
@@ -136,7 +136,7 @@ pub enum ErrorKind {
         /// The device address.
         address: u64,
         /// The element type that was named.
-        data_type: crate::DataType,
+        data_type: crate::data_type::DataType,
     },
 
     /// A peer or root that does not exist.
@@ -244,10 +244,10 @@ pub enum ErrorKind {
 
     /// Elements that the kernels cannot weigh and add up.
     #[error("{0} cannot be weighed and added up: f32, f16 and bf16 can")]
-    NotWeighed(crate::DataType),
+    NotWeighed(crate::data_type::DataType),
 
     /// A deadline passed: on this rank, or on another one, which ended the communicator
-    /// ([`Error::fault`](crate::Error::fault)).
+    /// ([`Error::fault`](super::Error::fault)).
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {
         /// What was waited for.
@@ -325,7 +325,7 @@ pub enum ErrorKind {
     #[error("before NCCL was started: {}", report.errors_in_one_text())]
     Preflight {
         /// Everything that was found.
-        report: crate::preflight::Report,
+        report: crate::report::Report,
     },
 
     /// The operating system refused something.
@@ -355,17 +355,20 @@ fn visible(devices: usize) -> String {
 }
 
 impl ErrorKind {
-    pub(crate) fn is_timeout(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::Queued { .. })
     }
 
-    pub(super) fn is_timed_out(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_timed_out(&self) -> bool {
         matches!(self, Self::TimedOut { .. })
     }
 }
 
 /// Which ranks there are.
-pub(crate) fn ranks(world_size: usize) -> String {
+#[doc(hidden)]
+pub fn ranks(world_size: usize) -> String {
     match world_size {
         0 => String::from("of 0 ranks there is none"),
         1 => String::from("the only rank is 0"),

@@ -3,15 +3,23 @@
 use std::time::{Duration, Instant};
 
 /// The moment `limit` from now; a limit beyond what a clock can hold is as good as none.
-pub(crate) fn deadline_after(limit: Duration) -> Instant {
+#[doc(hidden)]
+pub fn deadline_after(limit: Duration) -> Instant {
     later(Instant::now(), limit)
 }
 
 /// The moment `limit` after `start`, likewise.
 #[inline]
-pub(crate) fn later(start: Instant, limit: Duration) -> Instant {
+#[doc(hidden)]
+pub fn later(start: Instant, limit: Duration) -> Instant {
     const LONG: Duration = Duration::from_secs(100 * 365 * 86_400);
     start.checked_add(limit.min(LONG)).unwrap_or(start)
+}
+
+/// A duration in milliseconds, as events have it.
+#[doc(hidden)]
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::cause::who;
-use crate::rendezvous::{Line, Member, ranges};
+use crate::ranges::ranges;
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Roster {
+#[doc(hidden)]
+pub struct Roster {
     /// In the world, by rank; empty for all of its ranks in order, and without a world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     world_ranks: Vec<usize>,
@@ -21,11 +22,12 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    /// Of the communicator of the ranks `members` of a world of `people`.
-    pub(crate) fn new(members: &[usize], people: &[Member]) -> Self {
-        let size = people.len().max(members.len());
+    /// Of the communicator of the ranks `members` of a world whose ranks have these numbers of their launcher, where it gave any.
+    #[doc(hidden)]
+    pub fn new(members: &[usize], launched: &[Option<usize>]) -> Self {
+        let size = launched.len().max(members.len());
         let is_whole = members.iter().copied().eq(0..size);
-        let launched = |member: &usize| people.get(*member)?.launched;
+        let launched = |member: &usize| *launched.get(*member)?;
         let launcher = members
             .iter()
             .map(|member| launched(member).unwrap_or(*member));
@@ -45,24 +47,17 @@ impl Roster {
     }
 
     /// Of a communicator that was recorded.
-    pub(crate) fn recorded(
-        world_ranks: Option<&[usize]>,
-        launcher_ranks: Option<&[usize]>,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn recorded(world_ranks: Option<&[usize]>, launcher_ranks: Option<&[usize]>) -> Self {
         Self {
             world_ranks: world_ranks.unwrap_or_default().to_vec(),
             launcher_ranks: launcher_ranks.unwrap_or_default().to_vec(),
         }
     }
 
-    /// Of the communicator of the ranks `members` of the line.
-    pub(crate) fn of(line: &Line, members: &[usize]) -> Self {
-        let people = line.members();
-        Self::new(members, people.get().map_or(&[], |people| people))
-    }
-
     /// Which rank of the world `rank` is.
-    pub(crate) fn world_rank(&self, rank: usize) -> usize {
+    #[doc(hidden)]
+    pub fn world_rank(&self, rank: usize) -> usize {
         self.world_ranks.get(rank).copied().unwrap_or(rank)
     }
 
@@ -73,23 +68,27 @@ impl Roster {
     }
 
     /// As what the launcher started `rank`, where that is not its number in the world.
-    pub(crate) fn launcher_rank(&self, rank: usize) -> Option<usize> {
+    #[doc(hidden)]
+    pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         let launched = self.launcher_ranks.get(rank).copied();
         launched.filter(|launched| *launched != self.world_rank(rank))
     }
 
     /// As what the launcher started its ranks, by rank, where any of these is not its number in the world.
-    pub(crate) fn launcher_ranks(&self) -> Option<&[usize]> {
+    #[doc(hidden)]
+    pub fn launcher_ranks(&self) -> Option<&[usize]> {
         (!self.launcher_ranks.is_empty()).then_some(&*self.launcher_ranks)
     }
 
     /// The ranks of the world that it has, in short form, where these are not all of them in order.
-    pub(crate) fn world_ranks(&self) -> Option<String> {
+    #[doc(hidden)]
+    pub fn world_ranks(&self) -> Option<String> {
         (!self.world_ranks.is_empty()).then(|| short(&self.world_ranks))
     }
 
     /// The name of the communicator, with its ranks where these are not those of the world.
-    pub(crate) fn named(&self, name: &str) -> String {
+    #[doc(hidden)]
+    pub fn named(&self, name: &str) -> String {
         match self.world_ranks() {
             Some(ranks) => format!(
                 "{name:?} (world {})",
@@ -100,7 +99,8 @@ impl Roster {
     }
 
     /// `ranks 0-1 (world ranks 2-3)`.
-    pub(crate) fn who(&self, ranks: &[usize]) -> String {
+    #[doc(hidden)]
+    pub fn who(&self, ranks: &[usize]) -> String {
         let world: Vec<_> = ranks.iter().map(|rank| self.world_rank(*rank)).collect();
         let launcher = |rank: &usize| self.launcher_rank(*rank);
         let mut also = Vec::new();
@@ -119,7 +119,8 @@ impl Roster {
     }
 
     /// The other numbers of `rank` as they stand before its host: `world rank 3, launcher rank 4, `, or nothing.
-    pub(crate) fn others(&self, rank: usize) -> String {
+    #[doc(hidden)]
+    pub fn others(&self, rank: usize) -> String {
         let world = self.other_world_rank(rank).map(|rank| ("world", rank));
         let launcher = self.launcher_rank(rank).map(|rank| ("launcher", rank));
         let others = world.into_iter().chain(launcher);
@@ -129,7 +130,8 @@ impl Roster {
     }
 
     /// Which ranks are which, as a line for a reader; `None` where all numbers are the same.
-    pub(crate) fn legend(&self, name: &str) -> Option<String> {
+    #[doc(hidden)]
+    pub fn legend(&self, name: &str) -> Option<String> {
         let world = self
             .world_ranks()
             .map(|ranks| format!("world ranks {ranks}"));
@@ -141,7 +143,8 @@ impl Roster {
 }
 
 /// The beginning of the key of a communicator, which tells it from others of its name and ranks.
-pub(crate) fn short_key(key: &str) -> &str {
+#[doc(hidden)]
+pub fn short_key(key: &str) -> &str {
     key.get(..8).unwrap_or(key)
 }
 
@@ -167,18 +170,9 @@ fn short(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    fn people(launched: &[Option<usize>]) -> Vec<Member> {
-        let member = |launched: &Option<usize>| {
-            let mut member = Member::here();
-            member.launched = *launched;
-            member
-        };
-        launched.iter().map(member).collect()
-    }
-
     #[test]
     fn numbers_are_said_where_they_differ_and_nowhere_else() {
-        let four = people(&[None; 4]);
+        let four = [None; 4];
         let whole = Roster::new(&[0, 1, 2, 3], &four);
         assert_eq!(whole, Roster::default());
         assert_eq!(whole.named("job"), "\"job\"");
@@ -208,7 +202,7 @@ mod tests {
     #[test]
     fn the_number_that_a_launcher_gave_is_said_where_the_world_has_another_one() {
         // The launcher's rank 1 is gone.
-        let left = people(&[Some(0), Some(2), Some(3)]);
+        let left = [Some(0), Some(2), Some(3)];
         let whole = Roster::new(&[0, 1, 2], &left);
         assert_eq!(whole.launcher_rank(0), None);
         assert_eq!(whole.others(1), "launcher rank 2, ");
@@ -224,7 +218,7 @@ mod tests {
 
     #[test]
     fn many_ranks_are_listed_in_a_short_form() {
-        let all = people(&[None; 1024]);
+        let all = [None; 1024];
         let every_eighth: Vec<_> = (0..1024).step_by(8).collect();
         assert_eq!(
             Roster::new(&every_eighth, &all).named("dp"),

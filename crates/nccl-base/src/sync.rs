@@ -1,11 +1,14 @@
 //! The crate's locks, for files that `tests/loom` walks through as well: there they are loom's.
 
 #[cfg(not(loom))]
-pub(crate) use outside_loom::Mutex;
+#[doc(hidden)]
+pub use outside_loom::Mutex;
 #[cfg(not(loom))]
-pub(crate) use parking_lot::{Condvar, MutexGuard};
+#[doc(hidden)]
+pub use parking_lot::{Condvar, MutexGuard};
 #[cfg(loom)]
-pub(crate) use under_loom::{Condvar, Mutex, MutexGuard};
+#[doc(hidden)]
+pub use under_loom::{Condvar, Mutex, MutexGuard};
 
 #[cfg(not(loom))]
 mod outside_loom {
@@ -15,14 +18,17 @@ mod outside_loom {
     /// A lock that no panic poisons: what is behind it stays consistent, because no panic comes between two of its changes.
     /// Therefore values that have one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
     #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
+    #[doc(hidden)]
+    pub struct Mutex<T>(parking_lot::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) const fn new(value: T) -> Self {
+        #[doc(hidden)]
+        pub const fn new(value: T) -> Self {
             Self(parking_lot::Mutex::new(value))
         }
 
-        pub(crate) fn into_inner(self) -> T {
+        #[doc(hidden)]
+        pub fn into_inner(self) -> T {
             self.0.into_inner()
         }
     }
@@ -52,21 +58,25 @@ mod under_loom {
     use std::time::Duration;
 
     #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    #[doc(hidden)]
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
+        #[doc(hidden)]
+        pub fn new(value: T) -> Self {
             Self(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        #[doc(hidden)]
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             // A model ends with the first panic.
             MutexGuard(Some(self.0.lock().expect("no panic with the lock")))
         }
     }
 
     /// Empty while a [`Condvar`] has it.
-    pub(crate) struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
+    #[doc(hidden)]
+    pub struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
 
     impl<T> Deref for MutexGuard<'_, T> {
         type Target = T;
@@ -83,19 +93,23 @@ mod under_loom {
     }
 
     #[derive(Debug)]
-    pub(crate) struct Condvar(loom::sync::Condvar);
+    #[doc(hidden)]
+    pub struct Condvar(loom::sync::Condvar);
 
     impl Condvar {
-        pub(crate) fn new() -> Self {
+        #[doc(hidden)]
+        pub fn new() -> Self {
             Self(loom::sync::Condvar::new())
         }
 
-        pub(crate) fn notify_all(&self) {
+        #[doc(hidden)]
+        pub fn notify_all(&self) {
             self.0.notify_all();
         }
 
         /// As long as it takes: loom has no clock.
-        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+        #[doc(hidden)]
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
             let waited = self
                 .0
                 .wait_timeout(guard.0.take().expect("one wait"), limit);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
-use crate::supervision::Fault;
+use crate::fault::Fault;
 
 /// An [`Error`] in plain values, that serde reads and writes.
 ///
@@ -28,7 +28,7 @@ pub struct ErrorReport {
     pub fault: Option<Fault>,
 }
 
-/// An [`Operation`](crate::Operation) in plain values.
+/// An [`Operation`](crate::operation::Operation) in plain values.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,7 +47,7 @@ pub struct ErrorReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReportedOperation {
-    /// What was asked for, as [`OperationKind`](crate::OperationKind) prints it.
+    /// What was asked for, as [`OperationKind`](crate::operation::OperationKind) prints it.
     pub kind: String,
     /// The name of the communicator.
     pub communicator: String,
@@ -114,7 +114,7 @@ impl Error {
             root: operation.root(),
             count: operation.count(),
             data_type: operation.data_type().map(|data_type| data_type.to_string()),
-            elapsed_ms: crate::events::millis(operation.elapsed()),
+            elapsed_ms: crate::time::millis(operation.elapsed()),
         });
         ErrorReport {
             kind: name(self.kind()).to_owned(),
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     /// Between backticks or as headings, as a browser finds them.
-    const PAGE: &str = include_str!("../../docs/errors.md");
+    const PAGE: &str = include_str!("../../../docs/errors.md");
 
     #[test]
     fn every_kind_has_a_section_with_cause_and_remedy_and_a_sample() {
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_root_has_its_row() {
-        let sources = include_str!("supervision/cause.rs");
+        let sources = include_str!("fault/cause.rs");
         let (_, roots) = sources.split_once("pub enum RootCause {").expect("roots");
         let (roots, _) = roots.split_once("\n}\n").expect("an end");
         let variants = roots.lines().filter_map(|line| {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn every_link_of_the_page_leads_somewhere() {
-        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
         for link in PAGE.split("](").skip(1) {
             let link = link.split(')').next().expect("a link");
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
@@ -268,7 +268,7 @@ mod tests {
             assert!(anchor.is_empty() || found, "{link} leads nowhere");
         }
     }
-    use crate::supervision::{Cause, Roster};
+    use crate::fault::{Cause, Roster};
 
     #[test]
     fn one_fault_gives_errors_of_one_kind_on_all_ranks() {
@@ -284,7 +284,7 @@ mod tests {
                 reason: String::from("the others did"),
             })
         };
-        let failed = || Error::new(ErrorKind::NotWeighed(crate::DataType::INT8));
+        let failed = || Error::new(ErrorKind::NotWeighed(crate::data_type::DataType::INT8));
         let of = |cause| {
             Arc::new(Fault::here(cause, ("tp", &Roster::default()), 0, 0, |_| {
                 None

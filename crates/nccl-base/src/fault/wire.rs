@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
-use crate::rendezvous::Broken;
+use crate::codec::Broken;
 use crate::visible;
 
 /// The longest text that is sent, in bytes, and the most lines.
@@ -20,7 +20,8 @@ struct Told<'m> {
 }
 
 impl Fault {
-    pub(in crate::supervision) fn encode(&self, members: &[usize]) -> Vec<u8> {
+    #[doc(hidden)]
+    pub fn encode(&self, members: &[usize]) -> Vec<u8> {
         let mut fault = self.clone();
         fault.evidence.truncate(MOST);
         fault.also.truncate(MOST);
@@ -34,7 +35,8 @@ impl Fault {
     }
 
     /// The fault, and the ranks of its communicator in the world.
-    pub(in crate::supervision) fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
+    #[doc(hidden)]
+    pub fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
         let mut told: Told<'_> =
             serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
         // Another process has made them up.

@@ -18,13 +18,15 @@ use nccl_sys as sys;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclFailure {
     call: &'static str,
-    pub(super) code: sys::ncclResult_t,
+    #[doc(hidden)]
+    pub code: sys::ncclResult_t,
     text: String,
     last_error: String,
 }
 
 impl NcclFailure {
-    pub(crate) fn new(
+    #[doc(hidden)]
+    pub fn new(
         call: &'static str,
         code: sys::ncclResult_t,
         text: String,
@@ -81,11 +83,13 @@ impl NcclFailure {
     }
 
     /// Whether it says that another rank, or the way to it, failed.
-    pub(crate) fn is_remote(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_remote(&self) -> bool {
         self.is(sys::ncclResult_t::ncclRemoteError)
     }
 
-    pub(crate) fn is(&self, code: sys::ncclResult_t) -> bool {
+    #[doc(hidden)]
+    pub fn is(&self, code: sys::ncclResult_t) -> bool {
         self.code == code
     }
 }

@@ -4,6 +4,8 @@
 //! communicator is aborted, NCCL's own threads warn about what was cut off. A table says what is known of
 //! the texts of all releases since 2.18; what is not in it stays [`Class::Unknown`].
 
+use serde::{Deserialize, Serialize};
+
 /// What a warning says about the cause.
 ///
 /// ```
@@ -56,32 +58,36 @@ impl Class {
 }
 
 /// Whether NCCL says this when nothing is wrong: 2.32 at every start without GDRCopy. It stays its last error until there is one.
-pub(crate) fn is_harmless(text: &str) -> bool {
+#[doc(hidden)]
+pub fn is_harmless(text: &str) -> bool {
     text.contains("requires GDRCopy; and GDR Copy is not available")
 }
 
 /// What is known of a warning.
 #[derive(Debug)]
-pub(super) struct Known {
+#[doc(hidden)]
+pub struct Known {
     /// All of them are in the text.
     says: &'static [&'static str],
-    pub(super) class: Class,
+    pub class: Class,
     /// The name of the finding.
-    pub(super) check: &'static str,
+    pub check: &'static str,
     /// What to do, or nothing where the cause is elsewhere.
-    pub(super) fix: &'static str,
+    pub fix: &'static str,
 }
 
 impl Known {
     /// The first entry of the table that fits.
-    pub(super) fn of(text: &str) -> Option<&'static Self> {
+    #[doc(hidden)]
+    pub fn of(text: &str) -> Option<&'static Self> {
         let fits = |known: &&Self| known.says.iter().all(|words| text.contains(words));
         TABLE.iter().find(fits)
     }
 }
 
 /// What failed connections have in common.
-pub(super) const CONNECT: &str = "log-connect";
+#[doc(hidden)]
+pub const CONNECT: &str = "log-connect";
 
 macro_rules! table {
     ($($class:ident $check:literal [$($says:literal),+] $fix:expr;)*) => {
@@ -248,6 +254,62 @@ const TABLE: &[Known] = table! {
     Cause "log-usage" ["argument not initialized via"] USAGE;
     Cause "log-usage" ["communicator was revoked"] "a revoked communicator can only be shrunk, split or destroyed";
 };
+
+/// A warning of NCCL's that can be a cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct FirstWarning {
+    pub text: String,
+    /// The name of the entry that knows it; `None` for one that nobody knows.
+    pub check: Option<String>,
+}
+
+impl FirstWarning {
+    /// From NCCL's own words, if they are such that can be a cause.
+    #[doc(hidden)]
+    pub fn read(text: &str) -> Option<Self> {
+        let known = Known::of(text).filter(|known| known.class == Class::Cause)?;
+        Some(Self {
+            text: text.to_owned(),
+            check: Some(known.check.to_owned()),
+        })
+    }
+
+    /// Whether the device had failed before NCCL asked anything of it: a kernel that ran earlier did.
+    #[doc(hidden)]
+    pub fn is_of_an_earlier_kernel(&self) -> bool {
+        [
+            "illegal memory access",
+            "unspecified launch failure",
+            "device-side assert",
+            "misaligned address",
+        ]
+        .iter()
+        .any(|words| self.text.contains(words))
+    }
+
+    /// What there is no more of, if it says that.
+    #[doc(hidden)]
+    pub fn resource(&self) -> Option<&'static str> {
+        Some(match self.check.as_deref()? {
+            "log-shared-memory" if self.text.contains("No space left") => {
+                "shared memory (/dev/shm)"
+            }
+            "log-open-files" => "open files",
+            "log-threads" => "threads or processes",
+            "log-locked-memory" => "locked memory",
+            "log-memory" => "device memory",
+            "log-space" => "disk space",
+            _ => return None,
+        })
+    }
+
+    /// What to do about it.
+    #[doc(hidden)]
+    pub fn fix(&self) -> Option<&'static str> {
+        Some(Known::of(&self.text)?.fix).filter(|fix| !fix.is_empty())
+    }
+}
 
 #[cfg(test)]
 mod tests {

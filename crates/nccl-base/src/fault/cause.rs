@@ -8,9 +8,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::roster::Roster;
-use crate::launch::Signal;
+use crate::ranges::ranges;
+use crate::signal::Signal;
 
-/// What is at the root of a [`Fault`](crate::Fault).
+/// What is at the root of a [`Fault`](super::Fault).
 ///
 /// ```
 /// use nccl::RootCause;
@@ -35,7 +36,7 @@ pub enum RootCause {
         #[serde(default)]
         out_of_memory: bool,
     },
-    /// The rank's program said that it fails ([`World::fail`](crate::World::fail)), or panicked.
+    /// The rank's program said that it fails (`World::fail`), or panicked.
     ProgramFailed {
         /// What it said.
         reason: String,
@@ -69,7 +70,7 @@ pub enum RootCause {
         operation: String,
         /// What it called last on this communicator, and for how long that has been.
         last: Option<Earlier>,
-        /// The phase that its program is in ([`World::phase`](crate::World::phase)), and for how long.
+        /// The phase that its program is in (`World::phase`), and for how long.
         phase: Option<Earlier>,
     },
     /// A message has no counterpart.
@@ -148,13 +149,14 @@ pub enum RootCause {
     },
     /// The program wanted it so.
     Asked,
-    /// Nothing that was found explains it; [`Fault::evidence`](crate::Fault::evidence) has what was found.
+    /// Nothing that was found explains it; [`Fault::evidence`](super::Fault::evidence) has what was found.
     Unknown,
 }
 
 impl RootCause {
     /// Whether its sentence goes on where a rank is named.
-    pub(super) fn is_told_of_a_rank(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_told_of_a_rank(&self) -> bool {
         !matches!(
             self,
             Self::CallFailed { .. }
@@ -171,7 +173,8 @@ impl RootCause {
 
 impl RootCause {
     /// Whether no side is smaller than all the others, so that no rank is the one that differs from the rest.
-    pub(super) fn is_tied(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_tied(&self) -> bool {
         let Self::Mismatch { sides, .. } = self else {
             return false;
         };
@@ -182,7 +185,8 @@ impl RootCause {
     }
 
     /// Whether its sentence has numbers of ranks in it.
-    pub(super) fn is_told_of_ranks(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_told_of_ranks(&self) -> bool {
         !matches!(
             self,
             Self::Died { .. }
@@ -196,7 +200,8 @@ impl RootCause {
     }
 
     /// The same with the numbers that its ranks have in another communicator, as `place_of` says.
-    pub(super) fn elsewhere(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
+    #[doc(hidden)]
+    pub fn elsewhere(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
         let some = |ranks: &[usize]| ranks.iter().filter_map(|rank| place_of(*rank)).collect();
         let all = |ranks: &[usize]| -> Option<Vec<usize>> {
             ranks.iter().map(|rank| place_of(*rank)).collect()
@@ -254,7 +259,7 @@ pub enum Differs {
     Reduction,
     /// The root.
     Root,
-    /// How NCCL is to be called ([`LaunchMode`](crate::LaunchMode)).
+    /// How NCCL is to be called (`LaunchMode`).
     LaunchMode,
 }
 
@@ -311,6 +316,23 @@ pub struct Earlier {
     pub ago: Duration,
 }
 
+impl Side {
+    #[doc(hidden)]
+    pub fn of(rank: usize, value: String) -> Self {
+        Self {
+            ranks: vec![rank],
+            value,
+        }
+    }
+}
+
+impl Earlier {
+    #[doc(hidden)]
+    pub fn new(what: String, ago: Duration) -> Self {
+        Self { what, ago }
+    }
+}
+
 mod millis {
     use std::time::Duration;
 
@@ -354,8 +376,9 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// As [`launch::Exit`](crate::launch::Exit) writes it, or a process that exits.
-    pub(super) fn read(how: &str) -> Option<Self> {
+    /// As `launch::Exit` writes it, or a process that exits.
+    #[doc(hidden)]
+    pub fn read(how: &str) -> Option<Self> {
         let code = ["exit code ", "exit status "];
         if let Some(rest) = code.iter().find_map(|words| how.split(words).nth(1)) {
             let digits = rest.split(|c: char| !c.is_ascii_digit() && c != '-').next();
@@ -407,7 +430,8 @@ pub enum FaultRole {
 
 impl FaultRole {
     /// As events and files call it.
-    pub(crate) fn name(self) -> &'static str {
+    #[doc(hidden)]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Initiating => "initiating",
             Self::Cascade => "cascade",
@@ -435,9 +459,8 @@ pub struct Waiting {
 
 impl Waiting {
     /// Those who wait for the same, together; by the lowest of their ranks. Who waits for nothing is in none.
-    pub(super) fn together<T: AsRef<str>>(
-        standings: impl Iterator<Item = (usize, T)>,
-    ) -> Vec<Self> {
+    #[doc(hidden)]
+    pub fn together<T: AsRef<str>>(standings: impl Iterator<Item = (usize, T)>) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for (rank, standing) in standings {
             let standing = standing.as_ref();
@@ -458,7 +481,8 @@ impl Waiting {
 
 impl Waiting {
     /// With the other numbers that its ranks have.
-    pub(super) fn told_of(&self, roster: &Roster) -> String {
+    #[doc(hidden)]
+    pub fn told_of(&self, roster: &Roster) -> String {
         let (ranks, operation) = (roster.who(&self.ranks), &self.operation);
         let was = if self.ranks.len() == 1 { "was" } else { "were" };
         format!("{ranks} {was} waiting in {operation}")
@@ -472,8 +496,9 @@ impl fmt::Display for Waiting {
 }
 
 /// `rank 3`, or `ranks 0-2,5`.
-pub(super) fn who(ranks: &[usize]) -> String {
-    let list = crate::rendezvous::ranges(ranks);
+#[doc(hidden)]
+pub fn who(ranks: &[usize]) -> String {
+    let list = ranges(ranks);
     match ranks.len() {
         1 => format!("rank {list}"),
         _ => format!("ranks {list}"),

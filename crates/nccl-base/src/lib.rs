@@ -1,0 +1,45 @@
+//! What the crates of `nccl` have in common: values that an error can carry, and small tools. Who uses `nccl` finds the values
+//! there, under its name.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`error`], [`error_report`] | what went wrong, as a value and as plain data |
+//! | [`fault`] | why a communicator was ended: the cause that all of its ranks return |
+//! | [`operation`], [`data_type`], [`reduce_op`] | what was asked for |
+//! | [`departure`] | how a rank left, how an exchange ended that was not finished |
+//! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
+//! | [`signal`], [`threads`] | ends of processes, threads that the system does not give |
+//! | [`from_outside`] | limits that the environment sets |
+//! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
+//! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
+#![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: who reads its pages reads its sources"
+)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("the nccl crate works on Linux only, as NCCL does");
+
+pub mod clock;
+pub mod codec;
+pub mod data_type;
+pub mod departure;
+pub mod error;
+pub mod error_report;
+pub mod fault;
+pub mod forked;
+pub mod from_outside;
+pub mod host;
+pub mod operation;
+pub mod ranges;
+pub mod reduce_op;
+pub mod report;
+pub mod say;
+pub mod signal;
+pub mod sync;
+pub mod threads;
+pub mod time;
+pub mod visible;
+pub mod warning;
+pub mod whole_file;

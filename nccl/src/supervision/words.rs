@@ -1,0 +1,39 @@
+//! What NCCL, and the state of the host, say beside an error.
+
+use nccl_sys as sys;
+
+use super::{Cause, FaultClass, RootCause};
+use crate::{debug_log, preflight};
+
+/// The same, with the first warning in NCCL's file, where that may say more.
+pub(super) fn with_words_of_nccl(mut cause: Cause) -> Cause {
+    if cause.class == FaultClass::Failed && cause.told.is_none() {
+        let first = debug_log::first_warning_soon();
+        cause.hear_nccl(None, first.as_ref());
+        if first.is_none_or(|first| first.check.is_none()) {
+            see_what_is_scarce(&mut cause);
+        }
+    }
+    cause
+}
+
+/// A system call failed under NCCL, which does not say which: perhaps there is too little of something.
+fn see_what_is_scarce(cause: &mut Cause) {
+    const SYSTEM: u32 = sys::ncclResult_t::ncclSystemError.0;
+    let failed = matches!(
+        cause.root,
+        RootCause::CallFailed {
+            nccl: Some(SYSTEM),
+            ..
+        }
+    );
+    if let Some(scarce) = failed.then(preflight::scarce).flatten() {
+        cause.root = RootCause::ResourceExhausted {
+            resource: scarce.resource.to_owned(),
+        };
+        cause
+            .evidence
+            .push(format!("there is too little of something: {}", scarce.text));
+        cause.hint = scarce.fix;
+    }
+}
