@@ -4,6 +4,7 @@
 //! where they happen. All of them have a name, the target `nccl` and flat fields that stay what they are;
 //! `docs/observability.md` lists them, and a test compares that list with the sources.
 
+pub(crate) use nccl_base::threads::no_thread;
 pub(crate) use nccl_base::time::millis;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -179,11 +180,6 @@ pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: us
     )
 }
 
-/// Around going on in a next epoch.
-pub(crate) fn recover_span(epoch: u64) -> Span {
-    tracing::info_span!(target: "nccl", "nccl.recover", epoch)
-}
-
 /// Around an abort.
 pub(crate) fn abort_span(of: &Identity) -> Span {
     let (rank, roster) = (of.rank, &of.roster);
@@ -296,25 +292,4 @@ pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, 
 /// Something else is leaked.
 pub(crate) fn leaked(what: &str, why: impl Display) {
     tracing::error!(name: "nccl.leak", target: "nccl", what, %why, "leaked: {what}: {why}");
-}
-
-/// There is no thread for something that would need one.
-pub(crate) fn no_thread(what: &str, error: &std::io::Error) {
-    tracing::error!(name: "nccl.no_thread", target: "nccl", what, %error, "no thread {what}");
-}
-
-/// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
-/// cannot fill a disk.
-pub(crate) fn stranger(from: &str, why: &str, count: u64) {
-    stats::STRANGERS.count();
-    if count <= 16 || count.is_power_of_two() {
-        tracing::warn!(
-            name: "nccl.stranger",
-            target: "nccl",
-            from,
-            why,
-            count,
-            "the rendezvous turned somebody away"
-        );
-    }
 }

@@ -91,15 +91,16 @@ pub use nccl_base::operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use rendezvous::{
-    Channel, ChannelMessage, Events, Observer, RankEnd, RankState, Rendezvous, Subgroup, World,
+    Channel, ChannelMessage, Events, Observer, RankEnd, RankState, Rendezvous, Subgroup,
     WorldEvent, WorldState, install_panic_hook,
 };
 pub use request::Request;
 pub use stats::{Stats, stats};
 pub use supervision::recorder;
 pub use unique_id::UniqueId;
+pub use world::World;
 
-use nccl_base::{error, forked, host, operation, say, sync, time, visible, whole_file};
+use nccl_base::{error, fault, forked, host, operation, say, sync, time, visible, whole_file};
 
 mod abort;
 mod all_to_all;
@@ -111,6 +112,7 @@ pub mod debug_log;
 mod device;
 mod driver;
 mod dtype;
+mod envelope;
 mod events;
 mod expendable;
 mod expert_parallel;
@@ -135,3 +137,4 @@ pub mod stats;
 mod supervision;
 mod threads;
 mod unique_id;
+mod world;

@@ -10,7 +10,7 @@ pub(crate) use nccl_base::threads::are_exhausted;
 use nccl_base::threads::{STARTING, is_shortage};
 
 use crate::error::Error;
-use crate::{driver, events, preflight};
+use crate::{driver, preflight};
 
 /// The error for a thread that was not started: `purpose` goes on after "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
@@ -52,20 +52,6 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
     builder.spawn_scoped(scope, relaxed(work))
 }
 
-/// Runs `work` on so many threads, this one among them, or on fewer where there are no more: each takes of what is
-/// to be done until nothing is left, so that one is enough. `purpose` goes on after "a thread".
-pub(crate) fn together(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
-    std::thread::scope(|scope| {
-        for _ in 1..most {
-            if let Err(error) = scoped(scope, name, &work) {
-                events::no_thread(purpose, &error);
-                break;
-            }
-        }
-        work();
-    });
-}
-
 /// In tests: how many threads a thread can start yet.
 #[cfg(test)]
 pub(crate) mod scarcity {
@@ -94,30 +80,7 @@ pub(crate) mod scarcity {
 
 #[cfg(test)]
 mod tests {
-    use crate::sync::Mutex;
-
     use super::*;
-
-    #[test]
-    fn what_several_threads_would_do_is_done_by_those_that_there_are() {
-        for threads in [Some(0), Some(2), None] {
-            scarcity::set(threads);
-            let left = Mutex::new(0..100);
-            let done = Mutex::new(Vec::new());
-            together(8, "nccl-test", "to count", || {
-                loop {
-                    let Some(number) = left.lock().next() else {
-                        return;
-                    };
-                    done.lock().push(number);
-                }
-            });
-            scarcity::set(None);
-            let mut done = done.into_inner();
-            done.sort_unstable();
-            assert_eq!(done, Vec::from_iter(0..100), "with {threads:?} threads");
-        }
-    }
 
     #[test]
     fn threads_that_call_cuda_break_no_capture_of_the_program() {

@@ -98,3 +98,11 @@ pub fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     put_index(to, bytes.len());
     to.extend_from_slice(bytes);
 }
+
+/// FNV-1a: finds damage, and is no protection against a forger.
+#[doc(hidden)]
+pub fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

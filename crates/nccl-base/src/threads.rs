@@ -1,6 +1,7 @@
 //! How an error for want of a thread is known.
 
 use std::io;
+use std::thread::{Builder, Scope};
 
 use crate::error::ErrorKind;
 
@@ -25,5 +26,72 @@ pub fn are_exhausted(kind: &ErrorKind) -> bool {
     match kind {
         ErrorKind::Io { what, error } => what.starts_with(STARTING) && is_shortage(error),
         _ => false,
+    }
+}
+
+/// There is no thread for something that would need one.
+#[doc(hidden)]
+pub fn no_thread(what: &str, error: &io::Error) {
+    tracing::error!(name: "nccl.no_thread", target: "nccl", what, %error, "no thread {what}");
+}
+
+/// Runs `work` on so many threads, this one among them, or on fewer where there are no more: each takes of what is
+/// to be done until nothing is left, so that one is enough. They call neither CUDA nor NCCL. `purpose` goes on after "a thread".
+#[doc(hidden)]
+pub fn together(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
+    together_by(most, purpose, &work, |scope| {
+        let builder = Builder::new().name(name.to_owned());
+        builder.spawn_scoped(scope, &work).map(drop)
+    });
+}
+
+fn together_by<'env>(
+    most: usize,
+    purpose: &str,
+    work: &'env (impl Fn() + Sync),
+    start: impl for<'scope> Fn(&'scope Scope<'scope, 'env>) -> io::Result<()>,
+) {
+    std::thread::scope(|scope| {
+        for _ in 1..most {
+            if let Err(error) = start(scope) {
+                no_thread(purpose, &error);
+                break;
+            }
+        }
+        work();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Mutex;
+
+    #[test]
+    fn what_several_threads_would_do_is_done_by_those_that_there_are() {
+        for threads in [Some(0), Some(2), None] {
+            let can_start = Mutex::new(threads);
+            let left = Mutex::new(0..100);
+            let done = Mutex::new(Vec::new());
+            let work = || {
+                loop {
+                    let Some(number) = left.lock().next() else {
+                        return;
+                    };
+                    done.lock().push(number);
+                }
+            };
+            together_by(8, "to count", &work, |scope| {
+                if let Some(left) = &mut *can_start.lock() {
+                    *left = usize::checked_sub(*left, 1)
+                        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;
+                }
+                scope.spawn(&work);
+                Ok(())
+            });
+            let mut done = done.lock().clone();
+            done.sort_unstable();
+            assert_eq!(done, Vec::from_iter(0..100), "with {threads:?} threads");
+        }
     }
 }

@@ -11,8 +11,8 @@ use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::library::Library;
 use crate::local;
-use crate::rendezvous::World;
 use crate::unique_id::UniqueId;
+use crate::world::World;
 
 /// Makes a [`Communicator`]; from [`World::communicator`](crate::World::communicator) or
 /// [`Communicator::builder`].
@@ -66,7 +66,7 @@ impl<'a> CommunicatorBuilder<'a> {
 
     pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
         Self {
-            company: Some((Arc::clone(&world.line), (0..world.size()).collect())),
+            company: Some((Arc::clone(world.line()), (0..world.size()).collect())),
             timeouts: world.timeouts,
             mode: world.launch_mode(),
             ..Self::new(name, Origin::World(world), world.rank(), world.size())

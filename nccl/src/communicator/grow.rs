@@ -40,9 +40,9 @@ use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::local;
-use crate::rendezvous::World;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
+use crate::world::World;
 #[cfg(doc)]
 use crate::{ErrorKind, Timeouts};
 

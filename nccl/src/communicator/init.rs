@@ -32,6 +32,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
 use crate::rendezvous::Line;
 use crate::stats::Counting;
+use crate::supervision::OfLine as _;
 use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::supervision::watchdog;
@@ -125,7 +126,7 @@ impl Plan<'_> {
         let configs = AnyConfigs::new(self.config, mode, &self.library, self.name)?;
         let company = self.company.as_ref();
         Ok(Prepared {
-            home: company.map(|(line, _)| Arc::clone(line.home())),
+            home: company.map(|(line, _)| line.home()),
             members: company
                 .map(|(_, members)| Arc::clone(members))
                 .or(self.members),

@@ -8,9 +8,9 @@ use super::{Communicator, CommunicatorBuilder};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
-use crate::rendezvous::World;
 use crate::threads;
 use crate::unique_id::UniqueId;
+use crate::world::World;
 
 impl Communicator {
     /// Makes the communicators of a world whose ranks are all in this process, one for each stream.
@@ -73,7 +73,7 @@ impl Communicator {
         let everybody: Arc<[usize]> = (0..streams.len()).collect();
         let lines: Vec<_> = World::threads(streams.len())
             .iter()
-            .map(|world| Arc::clone(&world.line))
+            .map(|world| Arc::clone(world.line()))
             .collect();
         // A rank that fails would let the others wait for it.
         let failed = AbortSignal::new();

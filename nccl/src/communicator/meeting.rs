@@ -17,10 +17,12 @@ use super::init::Prepared;
 use super::launch_mode::{self, Wish};
 use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
+use crate::envelope::{open_on, seal_on};
 use crate::error::{Error, Result};
-use crate::rendezvous::{Fields, World, put_bytes, put_index};
+use crate::rendezvous::{Fields, put_bytes, put_index};
 use crate::supervision::Unborn;
 use crate::unique_id::UniqueId;
+use crate::world::World;
 
 /// What one rank brings to it.
 pub(super) struct Meeting<'m> {
@@ -162,7 +164,7 @@ impl<'m> Meeting<'m> {
         if first.is_none_or(|first| first.parent.is_none()) {
             let token = first.map(|first| &first.token[..]).unwrap_or_default();
             return Ok(Agreed {
-                id: world.line.unseal(name, token)?,
+                id: open_on(world.line(), name, token)?,
                 prepared,
                 way,
                 growing: None,
@@ -222,7 +224,7 @@ impl<'m> Meeting<'m> {
                 Err(own) => return Err(self.none_can(&topic, answers, own)),
             };
             let token = said.first().map(|first| &first.token[..]);
-            world.line.unseal(name, token.unwrap_or_default())
+            open_on(world.line(), name, token.unwrap_or_default())
         })();
         match received {
             Ok(id) => Ok((id, growing)),
@@ -237,7 +239,7 @@ impl<'m> Meeting<'m> {
     }
 
     fn seal(&self, id: &UniqueId) -> Vec<u8> {
-        self.world.line.seal(self.name, id)
+        seal_on(self.world.line(), self.name, id)
     }
 
     fn round(&self, topic: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -249,7 +251,7 @@ impl<'m> Meeting<'m> {
     fn unborn(&self) -> Unborn {
         let world = self.world;
         Unborn::new(
-            &world.line,
+            world.line(),
             self.name,
             (0..world.size()).collect(),
             world.rank(),

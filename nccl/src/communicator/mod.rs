@@ -77,7 +77,7 @@ pub use launch_mode::LaunchMode;
 pub(crate) use launch_mode::{IDLE_PARENT, Wish};
 pub(crate) use lifecycle::{Why, end_struck, leave_struck};
 pub(crate) use lost::{Noticed, is_lost};
-pub(crate) use nccl_base::from_outside::{self, FromOutside, world as world_limit};
+pub(crate) use nccl_base::from_outside::{self, FromOutside};
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
 pub(crate) use replay::NotLaunched;
 pub use shrink::{ShrinkWay, Shrunk};

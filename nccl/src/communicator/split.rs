@@ -13,11 +13,11 @@ use super::init::Prepared;
 use super::launch_mode::Wish;
 use super::{Communicator, CommunicatorBuilder};
 use crate::driver;
+use crate::envelope;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::rendezvous;
 use crate::supervision::Roster;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
@@ -175,7 +175,7 @@ impl Communicator {
             });
         let (job, epoch) = self.job();
         let job = short(job);
-        let seal = |id: &UniqueId| rendezvous::seal(&job, epoch, &short(name), id);
+        let seal = |id: &UniqueId| envelope::seal(&job, epoch, &short(name), id);
         let answers = self.exchange(&answer(&prepared, seal))?;
         let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
         let Some(prepared) = prepared else {
@@ -200,7 +200,7 @@ impl Communicator {
         let who = |member: usize| self.inner.member(members[member]);
         let prepared = prepared.in_mode(common_mode(&wishes, who)?);
         let sealed = unpack(answers[members[0]]);
-        let id = rendezvous::open(&job, epoch, &short(name), sealed).map_err(|why| {
+        let id = envelope::open(&job, epoch, &short(name), sealed).map_err(|why| {
             Error::rendezvous(format!(
                 "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
                 self.inner.member(members[0])
@@ -301,7 +301,10 @@ fn short(name: &str) -> String {
         .rev()
         .find(|&at| name.is_char_boundary(at));
     let start = &name[..end.unwrap_or_default()];
-    format!("{start}… {:016x}", rendezvous::checksum(name.as_bytes()))
+    format!(
+        "{start}… {:016x}",
+        nccl_base::codec::checksum(name.as_bytes())
+    )
 }
 
 #[cfg(test)]
@@ -332,13 +335,13 @@ mod tests {
     fn a_token_comes_through_with_long_names_and_not_for_another_one() {
         let id = UniqueId::from_bytes([7; UniqueId::LEN]);
         let (job, name) = ("ä".repeat(300), "x".repeat(5000));
-        let seal = |id: &UniqueId| rendezvous::seal(&short(&job), 1, &short(&name), id);
+        let seal = |id: &UniqueId| envelope::seal(&short(&job), 1, &short(&name), id);
         let sealed = seal(&id);
         assert!(sealed.len() <= ANSWER - HEAD, "{}", sealed.len());
         let mut answer = [0; ANSWER];
         answer[1..MODE].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
         answer[HEAD..HEAD + sealed.len()].copy_from_slice(&sealed);
-        let open = |name: &str| rendezvous::open(&short(&job), 1, &short(name), unpack(&answer));
+        let open = |name: &str| envelope::open(&short(&job), 1, &short(name), unpack(&answer));
         assert_eq!(open(&name), Ok(id));
         assert!(open(&format!("{name}y")).is_err());
     }

@@ -24,8 +24,8 @@ use super::settings::Settings;
 use super::system::System;
 use super::wire::{self, Wire};
 use crate::error::Result;
-use crate::rendezvous::World;
 use crate::sync::Mutex;
+use crate::world::World;
 
 /// Checks this host alone, before there is a world: limits, variables, interfaces, adapters.
 ///
@@ -232,7 +232,7 @@ impl Check<'_> {
             crate::Error::rendezvous(format!(
                 "{} checked the ranks, and its answer cannot be read ({}): it has another version of the nccl \
                  crate",
-                self.world.line.describe(0),
+                self.world.line().describe(0),
                 broken.0
             ))
         })

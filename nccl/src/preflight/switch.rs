@@ -8,16 +8,14 @@ use super::report::{Finding, Report};
 use super::run;
 use super::settings::Settings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rendezvous::World;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
+use crate::world::World;
 
 /// What a world knows about its checks.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
     off: bool,
-    /// What the program named for the ranks' own connection.
-    pub(crate) interface: Option<String>,
     /// Whether there was a check without errors; held while one is made, so that the communicators of
     /// several threads wait for one check.
     passed: Mutex<bool>,
@@ -28,7 +26,6 @@ impl Checks {
     pub(crate) fn of_next(&self, all_known: bool) -> Self {
         Self {
             off: self.off,
-            interface: self.interface.clone(),
             passed: Mutex::new(all_known && *self.passed.lock()),
         }
     }
@@ -135,17 +132,17 @@ impl World {
 
     /// Whether the ranks are threads of this process.
     pub(crate) fn is_threads(&self) -> bool {
-        self.line.address_of(0).is_none()
+        self.line().address_of(0).is_none()
     }
 
     /// This rank's end of its connection to the others.
     pub(crate) fn control(&self) -> Control {
-        let at = self.line.address_of(self.rank());
+        let at = self.line().address_of(self.rank());
         let at: Option<std::net::SocketAddr> =
             at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
         Control {
             address: at.map(|at| at.ip()),
-            interface: self.checks.interface.clone(),
+            interface: self.interface().map(str::to_owned),
         }
     }
 }

@@ -100,7 +100,7 @@ fn shortened(value: &str) -> String {
     while !value.is_char_boundary(end) {
         end -= 1;
     }
-    let sum = crate::rendezvous::checksum(value.as_bytes());
+    let sum = nccl_base::codec::checksum(value.as_bytes());
     format!("{}… ({} bytes, {sum:016x})", &value[..end], value.len())
 }
 

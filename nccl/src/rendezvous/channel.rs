@@ -18,36 +18,7 @@ use crate::time::deadline_after;
 
 impl World {
     /// An ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
-    ///
-    /// All messages of a channel come to every receiver in one order, whoever sent them. Up to 64 messages
-    /// may wait for a rank; then whoever sends waits for it. Channels of different names do not wait for each
-    /// other. The same name gives the same channel again. Where two ranks send at the same time, each has to
-    /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let soon = Duration::from_secs(5);
-    /// std::thread::scope(|scope| {
-    ///     for world in nccl::World::threads(2) {
-    ///         scope.spawn(move || {
-    ///             let steps = world.channel("steps");
-    ///             if world.rank() == 0 {
-    ///                 steps.send(b"decode 7")?;
-    ///                 let answer = steps.recv(soon)?.expect("an answer");
-    ///                 assert_eq!((answer.from, &answer.bytes[..]), (1, &b"token 42"[..]));
-    ///             } else {
-    ///                 let step = steps.recv(soon)?.expect("a step");
-    ///                 assert_eq!(&step.bytes[..], b"decode 7");
-    ///                 steps.send_to(0, b"token 42")?;
-    ///             }
-    ///             world.barrier("done")
-    ///         });
-    ///     }
-    /// });
-    /// ```
-    #[must_use]
-    pub fn channel(&self, name: &str) -> Channel<'_> {
+    pub(crate) fn channel(&self, name: &str) -> Channel<'_> {
         Channel {
             world: self,
             name: name.to_owned(),

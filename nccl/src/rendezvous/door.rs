@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use super::attached::{Attached, host};
 use super::connection::Connection;
 use super::frame::{Decoder, GREETING, Outgoing};
 use super::hub::{Hub, cut};
@@ -22,11 +23,8 @@ use super::message::Incomplete;
 use super::peer::{Peer, Stage, Talk};
 use super::place::{self, Address, Listener};
 use super::reactor::{EventFlags, Reactor, Source};
-use super::recordings::LARGEST_ANSWER;
 use super::server::Job;
 use crate::error::{Error, Result};
-use crate::events;
-use crate::supervision::recorder::{self, Home};
 use crate::sync::Mutex;
 
 /// What to do when somebody tells how the coordinator's process ended.
@@ -55,9 +53,36 @@ pub(super) struct Door {
     handed_over: AtomicBool,
     pub(super) state: Mutex<State>,
     /// Under which this rank's communicators record what they do; there once its line is.
-    home: OnceLock<Arc<Home>>,
+    attached: OnceLock<Arc<dyn Attached>>,
     /// Recordings that are being written for somebody.
     recording: AtomicUsize,
+}
+
+/// The longest recording that is sent.
+pub(super) const LARGEST_ANSWER: usize = 8 << 20;
+
+/// How many connections were turned away by all doors of this process.
+static STRANGERS: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections were turned away by all doors of this process.
+pub(crate) fn strangers() -> u64 {
+    STRANGERS.load(Ordering::Relaxed)
+}
+
+/// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
+/// cannot fill a disk.
+fn stranger(from: &str, why: &str, count: u64) {
+    STRANGERS.fetch_add(1, Ordering::Relaxed);
+    if count <= 16 || count.is_power_of_two() {
+        tracing::warn!(
+            name: "nccl.stranger",
+            target: "nccl",
+            from,
+            why,
+            count,
+            "the rendezvous turned somebody away"
+        );
+    }
 }
 
 /// How many recordings a process writes at once; whoever asks besides comes again.
@@ -99,7 +124,7 @@ impl Door {
             places,
             handed_over: AtomicBool::new(false),
             state: Mutex::default(),
-            home: OnceLock::new(),
+            attached: OnceLock::new(),
             recording: AtomicUsize::new(0),
         });
         door.take_back(listeners)?;
@@ -117,8 +142,8 @@ impl Door {
     }
 
     /// Whose recordings it gives out.
-    pub(super) fn set_home(&self, home: &Arc<Home>) {
-        let _ = self.home.set(Arc::clone(home));
+    pub(super) fn attach(&self, attached: &Arc<dyn Attached>) {
+        let _ = self.attached.set(Arc::clone(attached));
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -274,13 +299,12 @@ impl Door {
         }
         let to = Arc::clone(connection);
         let write = move || {
-            let mut snapshot = match door.home.get() {
-                Some(home) => recorder::of_place(home.place()),
-                None => recorder::snapshot(),
+            let most = bytes.min(LARGEST_ANSWER);
+            let recording = match door.attached.get() {
+                Some(attached) => attached.recording(most),
+                None => host().recording(most),
             };
-            snapshot.limit_to(bytes.min(LARGEST_ANSWER));
-            let json = snapshot.to_json().into_bytes();
-            let (kind, payload) = Answer::Value(json.into()).encode();
+            let (kind, payload) = Answer::Value(recording.into()).encode();
             door.recording.fetch_sub(1, Ordering::AcqRel);
             to.enqueue(Outgoing::new(kind, id, payload));
             to.flush_quietly();
@@ -395,7 +419,7 @@ impl Door {
             state.turned_away += 1;
             state.turned_away
         };
-        events::stranger(from, why, count);
+        stranger(from, why, count);
         let mut text = format!("{from} was turned away: {why}");
         cut(&mut text, 300);
         self.hub.remark(text);

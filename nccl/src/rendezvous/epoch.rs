@@ -25,7 +25,8 @@ use super::succession::Loss;
 use super::world::{Open, Origin, World};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::communicator::{Communicator, FromOutside, world_limit};
+use nccl_base::from_outside::{FromOutside, world as world_limit};
+
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::sync::{Condvar, Mutex};
@@ -35,150 +36,24 @@ use crate::time::{deadline_after, later};
 const TOPIC: &str = "the next epoch";
 
 impl World {
-    /// Goes on with the ranks that are left, and those that have asked to come in
-    /// ([`rejoin`](Self::rejoin)): the world of the next epoch.
-    ///
-    /// Every rank that is not gone has to call it; those that wait for each other here agree on who is
-    /// left, once for each epoch and all alike. The ranks that were there keep their order and become
-    /// ranks 0, 1, …, but for the one that coordinates, which is always rank 0; new ones come behind them.
-    /// [`previous_rank`](Self::previous_rank) says who was who.
-    /// Processes, CUDA contexts and memory are what they were.
-    ///
-    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment wins over
-    /// it. A rank that dies on the way is no
-    /// failure: the others agree again. When one does not come, nobody goes on; this world is as it was,
-    /// and the call can be made again, or
-    /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
-    ///
-    /// The communicators of this world end with it, on every rank: those of the next epoch are made anew.
-    /// Drop this value when the next epoch is there.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`. When rank 0 is gone, the next
-    /// one coordinates.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use nccl::World;
-    ///
-    /// let mut worlds = World::threads(3);
-    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
-    /// std::thread::scope(|scope| {
-    ///     for world in worlds {
-    ///         scope.spawn(move || {
-    ///             let next = world.next_epoch(Duration::from_secs(5))?;
-    ///             assert_eq!((next.epoch(), next.size()), (1, 2));
-    ///             assert_eq!(next.previous_rank(1), Some(2));
-    ///             next.barrier("all that are left")
-    ///         });
-    ///     }
-    /// });
-    /// ```
-    pub fn next_epoch(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, false, &[])
-    }
-
-    /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
-    /// hang, or have something else to do. All ranks have to say so; when only some do, nobody is left
-    /// behind.
-    ///
-    /// A rank that is left behind counts as gone. Should it run again, its communicators end and its world
-    /// tells that it was left behind; it may end, or [`rejoin`](Self::rejoin).
-    ///
-    /// # Errors
-    /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let mut worlds = nccl::World::threads(2);
-    /// let hangs = worlds.pop();
-    /// let next = worlds[0].next_epoch_leaving_behind(Duration::from_millis(50))?;
-    /// assert_eq!(next.size(), 1);
-    /// let error = hangs.unwrap().barrier("too late").unwrap_err();
-    /// assert!(error.to_string().contains("left behind"), "{error}");
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn next_epoch_leaving_behind(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, true, &[])
-    }
-
-    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by those that come in
-    /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
-    ///
-    /// They can be used as before, as long as none of their ranks is gone, and are to be dropped when the one
-    /// is there that has grown.
-    ///
-    /// # Errors
-    /// As [`next_epoch`](Self::next_epoch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    ///
-    /// let world = nccl::World::threads(1).remove(0);
-    /// let comm = world.communicator("model").stream(&stream).build()?;
-    /// let world = world.next_epoch_keeping(&[&comm], Duration::from_secs(1))?;
-    /// let mut y = stream.clone_htod(&[1.0f32])?;
-    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
-    /// if world.size() > comm.world_size() {
-    ///     let grown = comm.grow(&world, "model")?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn next_epoch_keeping(&self, kept: &[&Communicator], limit: Duration) -> Result<Self> {
-        self.go_on(limit, false, kept)
-    }
-
     /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
     /// and one more (at least) each time it goes on.
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::single().epoch(), 0);
-    /// ```
-    #[must_use]
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.line.job().1
     }
 
     /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// let next = nccl::World::single().next_epoch(Duration::from_secs(1))?;
-    /// assert_eq!(next.previous_rank(0), Some(0));
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn previous_rank(&self, rank: usize) -> Option<usize> {
+    pub(crate) fn previous_rank(&self, rank: usize) -> Option<usize> {
         *self.from.get(rank)?
     }
 
     /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
-    ///
-    /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
-    /// every rank goes on.
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::single().newcomers(), 0);
-    /// ```
-    #[must_use]
-    pub fn newcomers(&self) -> usize {
+    pub(crate) fn newcomers(&self) -> usize {
         self.line.mailbox.newcomers()
     }
 
     /// The ranks that are gone, and how each ended.
-    ///
-    /// ```
-    /// let mut worlds = nccl::World::threads(2);
-    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
-    /// assert_eq!(worlds[0].departed(), [(1, "it failed: it broke".to_string())]);
-    /// ```
-    #[must_use]
-    pub fn departed(&self) -> Vec<(usize, String)> {
+    pub(crate) fn departed(&self) -> Vec<(usize, String)> {
         if forked::is_child() {
             return Vec::new();
         }
@@ -189,24 +64,7 @@ impl World {
     }
 
     /// Comes as a new rank into a world that runs: in the place of a process that died, or in addition.
-    ///
-    /// Waits at the address of the rendezvous until the ranks that are there go on to their next epoch
-    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. The rank is given by them,
-    /// behind theirs: rank, number of ranks and epoch of the rendezvous do not count; job, secret and local
-    /// rank do.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] when nobody answers there, or they do not go on in time.
-    ///
-    /// ```no_run
-    /// use nccl::{Rendezvous, World};
-    ///
-    /// // Started by `Fleet::restart`, or by hand with the same variables.
-    /// let world = World::rejoin(Rendezvous::from_env()?)?;
-    /// println!("rank {} of {} in epoch {}", world.rank(), world.size(), world.epoch());
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+    pub(crate) fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
         FromOutside::of_process()?;
         let begun = Instant::now();
@@ -242,12 +100,19 @@ impl World {
         }
     }
 
-    fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
+    /// Goes on with the ranks that are left, and those that have asked to come in: the world of the next epoch. `leaves_behind`: without
+    /// those that do not come in time, if all want it so. Communicators with the keys `kept` do not end with this one.
+    pub(crate) fn go_on(
+        &self,
+        limit: Duration,
+        leaves_behind: bool,
+        kept: &[&str],
+    ) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
         let limit = world_limit(limit);
         // Which epoch that makes is only known in the end.
-        let span = crate::events::recover_span(self.epoch());
+        let span = tracing::info_span!(target: "nccl", "nccl.recover", epoch = self.epoch());
         let _entered = span.enter();
         // What came to nothing, and has to say so to those who come late.
         let mut failed = Vec::new();
@@ -267,13 +132,12 @@ impl World {
                         epoch = next.epoch(),
                         rank = next.rank(),
                         nranks = next.size(),
-                        elapsed_ms = crate::events::millis(begun.elapsed()),
+                        elapsed_ms = crate::time::millis(begun.elapsed()),
                         "the world goes on"
                     );
-                    next.line.home().goes_on_from(self.line.home());
+                    next.line.attached().goes_on_from(self.line.attached());
                     next.line.goes_on_from(&self.line);
-                    let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
-                    self.line.has_gone_on(next.epoch(), &kept);
+                    self.line.has_gone_on(next.epoch(), kept);
                     return Ok(next);
                 }
                 // Somebody died on the way: what is left agrees again.
@@ -395,11 +259,7 @@ impl World {
                 })?
             }
         };
-        let all_known = epoch.from.iter().all(Option::is_some);
-        world.checks = self.checks.of_next(all_known);
-        world.needs_nccl = self.needs_nccl;
-        world.timeouts = self.timeouts;
-        world.launch_mode = self.launch_mode;
+        world.interface = self.interface.clone();
         world.from = epoch.from.clone();
         Ok(world)
     }

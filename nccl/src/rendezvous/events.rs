@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use super::inquiry::Lateness;
 use super::message::Departure;
 use super::observer::Shared;
+use crate::fault::Fault;
 use crate::forked;
 use crate::operation::OperationKind;
-use crate::supervision::Fault;
 use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
 

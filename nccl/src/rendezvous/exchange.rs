@@ -24,49 +24,20 @@ const LONGEST_CHAIN: usize = 16 << 10;
 
 impl World {
     /// Waits until every rank has come here.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the one
-    /// that is gone.
-    ///
-    /// ```
-    /// nccl::World::single().barrier("weights are loaded")?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn barrier(&self, name: &str) -> Result<()> {
+    pub(crate) fn barrier(&self, name: &str) -> Result<()> {
         let topic = format!("barrier/{name}");
         self.round(&topic, None, &[], deadline_after(self.timeout()), None)
             .map(drop)
     }
 
     /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
-    ///
-    /// For small host values: addresses, settings, hashes.
-    ///
-    /// # Errors
-    /// As [`barrier`](Self::barrier); [`ErrorKind::Io`] beyond 64 MiB for all ranks together.
-    ///
-    /// ```
-    /// let hosts = nccl::World::single().all_gather("host", b"node-a")?;
-    /// assert_eq!(hosts, [b"node-a"]);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let topic = format!("gather/{name}");
         self.round(&topic, None, bytes, deadline_after(self.timeout()), None)
     }
 
     /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
-    ///
-    /// # Errors
-    /// As [`all_gather`](Self::all_gather); [`ErrorKind::NoSuchRank`] for a root that does not exist.
-    ///
-    /// ```
-    /// let seed = nccl::World::single().broadcast("seed", 0, b"42")?;
-    /// assert_eq!(seed, b"42");
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         check_rank("root", root, self.size())?;
         let topic = format!("broadcast/{name}/{root}");
         let part = if self.rank() == root { bytes } else { &[] };
@@ -76,18 +47,7 @@ impl World {
     }
 
     /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
-    /// rank 0 is gone.
-    ///
-    /// ```
-    /// let world = nccl::World::single();
-    /// world.set("model/hash", b"c0ffee")?;
-    /// assert_eq!(world.get("model/hash")?, b"c0ffee");
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    pub(crate) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let bytes = value.len();
         if bytes > LARGEST {
             return Err(self.explain(key, &Incomplete::TooLarge { bytes }));
@@ -101,19 +61,7 @@ impl World {
     }
 
     /// The value under `key`; waits until a rank has put it there.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] when nobody does within the world's limit, or when a rank dies or fails
-    /// meanwhile: it may be the one that would have.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
-    /// let error = world.get("nobody sets this").unwrap_err();
-    /// assert!(error.to_string().contains("nobody set"));
-    /// ```
-    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+    pub(crate) fn get(&self, key: &str) -> Result<Vec<u8>> {
         let request = |patience: Duration| Request::Get {
             key: key.to_owned(),
             patience,
@@ -125,16 +73,10 @@ impl World {
     }
 
     /// Says what this rank does now, for those who wait for it in vain: their error names it.
-    ///
-    /// ```
-    /// let world = nccl::World::single();
-    /// world.phase("load weights");
-    /// ```
-    pub fn phase(&self, name: &str) {
+    pub(crate) fn phase(&self, name: &str) {
         if forked::is_child() {
             return;
         }
-        crate::supervision::recorder::phase(name);
         self.line.set_phase(name);
         let name = name.to_owned();
         self.send(u64::MAX, Request::Phase { name });
@@ -142,43 +84,14 @@ impl World {
 
     /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
     /// chain of its sources.
-    ///
-    /// A `World` that is dropped by a panic tells that it panicked, and with
-    /// [`install_panic_hook`](crate::install_panic_hook) the message; one that is dropped otherwise says
-    /// goodbye.
-    ///
-    /// ```
-    /// let mut worlds = nccl::World::threads(2);
-    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
-    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
-    /// let error = zero.barrier("loaded").unwrap_err();
-    /// assert!(error.to_string().contains("weights.safetensors"));
-    /// ```
-    pub fn fail(mut self, error: &(dyn StdError + 'static)) {
+    pub(crate) fn fails(&mut self, error: &(dyn StdError + 'static)) {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
         self.set_farewell(Departure::Failed(chain));
     }
 
     /// Some of the ranks, in this order, under a name. All of them have to name the same.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this one is not.
-    ///
-    /// ```
-    /// std::thread::scope(|scope| {
-    ///     for world in nccl::World::threads(4) {
-    ///         scope.spawn(move || {
-    ///             let ranks = if world.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
-    ///             let half = world.subgroup("parity", &ranks)?;
-    ///             let both = half.all_gather("rank", &[world.rank() as u8])?;
-    ///             assert_eq!(both, ranks.map(|rank| vec![rank as u8]));
-    ///             Ok::<(), nccl::Error>(())
-    ///         });
-    ///     }
-    /// });
-    /// ```
-    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
+    pub(crate) fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
         for (place, &rank) in ranks.iter().enumerate() {
             check_rank("rank", rank, self.size())?;
             if ranks[..place].contains(&rank) {

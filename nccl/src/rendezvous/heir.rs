@@ -24,7 +24,7 @@ use super::request::Request;
 use super::server::Server;
 use super::succession::{Action, Event, Loss};
 use crate::sync::Mutex;
-use crate::threads;
+use nccl_base::threads;
 
 /// How long a host may take to acknowledge, and a process at most to answer.
 const SILENCE: Duration = Duration::from_secs(2);

@@ -28,9 +28,9 @@ use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
 use super::succession::Loss;
-use crate::supervision::recorder;
 use crate::sync::Mutex;
 use crate::time::later;
+use nccl_base::clock;
 
 /// The longest name of a topic, a key or a phase, in bytes.
 pub(super) const LONGEST_NAME: usize = 1024;
@@ -373,7 +373,7 @@ impl Hub {
             Request::Attends(attendance) => state.attends(rank, attendance, now),
             Request::Report(_) | Request::Pong(_) => {}
             Request::Clock => {
-                let now = recorder::clock().to_le_bytes();
+                let now = clock::clock().to_le_bytes();
                 let now = Answer::Value(now.as_slice().into());
                 state.answer_all(&[(rank, id)], &now);
             }

@@ -28,13 +28,13 @@
 
 mod acknowledged;
 mod admission;
+mod attached;
 mod board;
 mod channel;
 mod channels;
 mod client;
 mod connection;
 mod door;
-mod envelope;
 mod environment;
 mod epoch;
 mod events;
@@ -83,12 +83,13 @@ mod world;
 mod tests;
 
 // What the checks before a start, and those of logs, share with it.
-pub(crate) use envelope::{checksum, open, seal};
+pub(crate) use attached::{Attached, ClockReading, Host, Watcher, set_host};
+pub(crate) use door::strangers;
 pub(crate) use explain::ranges;
 pub(crate) use frame::{Broken, Fields, put_bytes, put_index, put_number};
 pub(crate) use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub(crate) use interface::{Interface, Own, is_within, own as own_addresses};
-pub(crate) use line::{Ended, Line, Member, launched, say_goodbye, world_stats};
+pub(crate) use line::{Ended, Line, Member, launched, say_goodbye};
 pub(crate) use mailbox::{Notice, SILENT};
 pub(crate) use message::{Departure, Unfinished};
 
@@ -99,4 +100,6 @@ pub use events::{Events, WorldEvent};
 pub use exchange::Subgroup;
 pub use observer::Observer;
 pub use panics::install_panic_hook;
-pub use world::World;
+pub(crate) use panics::lines;
+pub(crate) use recordings::Asked;
+pub(crate) use world::World;

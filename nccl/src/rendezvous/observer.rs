@@ -20,11 +20,11 @@ use super::server::Job;
 use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
-use crate::communicator::{FromOutside, world_limit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::time::deadline_after;
+use nccl_base::from_outside::{FromOutside, world as world_limit};
 
 /// Sees everything that becomes of a world's ranks, without being one.
 ///

@@ -61,7 +61,7 @@ pub fn install_panic_hook() {
 }
 
 /// Everything through which this process talks to other ranks.
-pub(super) fn lines() -> Vec<Arc<Line>> {
+pub(crate) fn lines() -> Vec<Arc<Line>> {
     if forked::is_child() {
         return Vec::new();
     }

@@ -20,9 +20,9 @@ use super::reactor::{EventFlags, Source};
 use super::reader::loss_of;
 use super::request::Request;
 use super::succession::Loss;
-use crate::supervision::recorder;
 use crate::sync::Mutex;
 use crate::visible;
+use nccl_base::clock;
 
 /// The largest message of an observer: it may have started many ranks.
 const LARGEST_WORD: usize = 1 << 20;
@@ -271,7 +271,7 @@ impl Peer {
                 talk.stage = Stage::Dismissed;
             }
             (_, Request::Clock) => {
-                let now = Answer::Value(recorder::clock().to_le_bytes().as_slice().into());
+                let now = Answer::Value(clock::clock().to_le_bytes().as_slice().into());
                 self.answer(frame.id, &now);
             }
             (_, Request::Recording { bytes }) => door.record_for(&self.connection, frame.id, bytes),

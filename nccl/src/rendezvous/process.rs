@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
-use super::checksum;
 use super::reactor::{EventFlags, Reactor, Source, poll};
 use crate::sync::Mutex;
+use nccl_base::codec::checksum;
 
 /// How long what a process has sent before its end may still take to come.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::attached::host;
 use super::connection::{Connection, Received};
 use super::frame::Decoder;
 use super::heartbeat::{BEAT, Beats, Pulse, Turn};
@@ -15,7 +16,6 @@ use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
 use super::succession::Loss;
 use super::watching::{WORD, word};
-use crate::supervision::recorder;
 use crate::sync::Mutex;
 
 /// What is said of a rank whose connection ends before it says that it leaves.
@@ -130,7 +130,7 @@ impl Reader {
             {
                 Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
                 Ok(Some(Ok(Incoming::Push(Push::Ping(number))))) => {
-                    if let Some(call) = recorder::last_call() {
+                    if let Some(call) = host().last_call() {
                         self.connection
                             .enqueue(Request::Last { call }.encode(u64::MAX));
                     }

@@ -16,6 +16,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl_base::clock;
+
+use super::attached::ClockReading;
 use super::client::{self, Claim, Tried};
 use super::connection::Connection;
 use super::door::PATIENCE;
@@ -28,9 +31,6 @@ use super::place::Address;
 use super::process;
 use super::request::Request;
 use super::server::Job;
-use super::world::World;
-use crate::forked;
-use crate::supervision::recorder::{self, Clock, MissingRank, RankRecording, Snapshot, Timeline};
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 
@@ -43,9 +43,6 @@ const TOTAL: usize = 64 << 20;
 /// What one rank may answer: not less, however many there are, and not more, however few.
 const LEAST: usize = 32 << 10;
 const MOST: usize = 4 << 20;
-
-/// The largest that a rank answers, whatever it is asked for.
-pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 
 /// How often a clock is read; the shortest round trip counts.
 const READINGS: usize = 5;
@@ -76,120 +73,86 @@ struct Asker<'a> {
     limit: Duration,
 }
 
-impl World {
-    /// What all ranks did last, on one time axis: for whoever asks why nothing goes on.
-    ///
-    /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
-    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
-    /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
-    ///
-    /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
-    /// are many, the oldest calls are left out, and counted ([`Recording::left_out`](recorder::Recording)).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let worlds = nccl::World::threads(2);
-    /// let timeline = worlds[1].recordings(Duration::from_secs(2));
-    /// assert_eq!((timeline.ranks.len(), timeline.missing.len()), (2, 0));
-    /// ```
-    #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
-        self.line.recordings(limit)
-    }
+/// What was asked of the ranks of a job.
+pub(crate) struct Asked<T> {
+    pub(crate) job: String,
+    pub(crate) epoch: u64,
+    /// By rank.
+    pub(crate) answers: Vec<T>,
+    /// Those without an answer that can be used, by rank.
+    pub(crate) missing: Vec<Unheard>,
 }
 
+/// A rank that did not answer.
+pub(crate) struct Unheard {
+    pub(crate) rank: usize,
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) why: String,
+}
+
+/// Makes a value of what a rank answered, whose clock stands so to that of this process.
+pub(crate) type Decode<'d, T> = dyn Fn(usize, ClockReading, &[u8]) -> Result<T, String> + Sync + 'd;
+
 impl Observer {
-    /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
-    /// server, or a tool that looks at a job which hangs.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use nccl::{Observer, Rendezvous};
-    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
-    /// let timeline = observer.recordings(Duration::from_secs(2));
-    /// assert_eq!(timeline.missing.len(), 4);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
+    /// The recordings of all ranks.
+    pub(crate) fn ask_for_recordings<T: Send>(
+        &self,
+        limit: Duration,
+        decode: &Decode<'_, T>,
+    ) -> Asked<T> {
         let (job, targets) = self.targets();
-        let host = crate::host::name();
-        let reference = format!("an observer ({host}, pid {})", std::process::id());
+        let size = targets.len();
         let asker = Asker {
             job: &job,
-            size: targets.len(),
+            size,
             limit,
         };
-        asker.ask(Vec::new(), targets, reference)
+        asker.ask(targets, decode)
     }
 }
 
 impl Line {
-    fn recordings(&self, limit: Duration) -> Timeline {
-        if forked::is_child() {
-            return Timeline::default();
-        }
-        let own = recorder::of_place(self.home().place());
-        let reference = self.describe(self.rank);
-        let (mut here, mut targets) = (Vec::new(), Vec::new());
-        let job = match self.own_door() {
-            Some(server) => server.job().clone(),
-            // All ranks are threads of this process.
-            None => {
-                let place = self.home().place();
-                let others = (0..self.size).filter(|rank| *rank != self.rank);
-                here.extend(others.map(|rank| {
-                    let snapshot = recorder::of_place(&place.of_rank(rank));
-                    part(rank, Clock::REFERENCE, snapshot)
-                }));
-                Job {
-                    name: place.job.clone(),
-                    epoch: place.epoch,
-                    secret: None,
+    /// The recordings of all other ranks, each of its own process; `None` where all ranks are threads of this one.
+    pub(crate) fn ask_for_recordings<T: Send>(
+        &self,
+        limit: Duration,
+        decode: &Decode<'_, T>,
+    ) -> Option<Asked<T>> {
+        let server = self.own_door()?;
+        let departures = self.departures();
+        let members = self.members();
+        let members = members.get();
+        let targets = (0..self.size)
+            .filter(|rank| *rank != self.rank)
+            .map(|rank| {
+                let member = members.and_then(|members| members.get(rank));
+                let end = departures.iter().find(|(gone, _)| *gone == rank);
+                Target {
+                    rank,
+                    host: member.map(|member| member.host.clone()),
+                    pid: member.map(|member| member.pid),
+                    at: member.and_then(|member| member.at.clone()),
+                    end: end.map(|(_, departure)| departure.to_string()),
+                    known: None,
                 }
-            }
-        };
-        if self.own_door().is_some() {
-            let departures = self.departures();
-            let members = self.members();
-            let members = members.get();
-            targets.extend(
-                (0..self.size)
-                    .filter(|rank| *rank != self.rank)
-                    .map(|rank| {
-                        let member = members.and_then(|members| members.get(rank));
-                        let end = departures.iter().find(|(gone, _)| *gone == rank);
-                        Target {
-                            rank,
-                            host: member.map(|member| member.host.clone()),
-                            pid: member.map(|member| member.pid),
-                            at: member.and_then(|member| member.at.clone()),
-                            end: end.map(|(_, departure)| departure.to_string()),
-                            known: None,
-                        }
-                    }),
-            );
-        }
-        here.push(part(self.rank, Clock::REFERENCE, own));
+            })
+            .collect();
         let asker = Asker {
-            job: &job,
+            job: server.job(),
             size: self.size,
             limit,
         };
-        asker.ask(here, targets, reference)
+        Some(asker.ask(targets, decode))
     }
-}
 
-impl Line {
-    /// Measures how the clock of this process stands to that of rank 0, where faults are recorded: those who
-    /// merge the files later can ask nobody.
+    /// Measures how this process's clock stands to rank 0's, where that matters.
     pub(super) fn compare_clocks(&self) {
-        if !recorder::is_wanted(self.home()) {
+        if !self.attached().wants_clock() {
             return;
         }
         if self.rank == 0 {
-            return self.home().set_clock(Clock::REFERENCE);
+            return self.attached().set_clock(None);
         }
         let deadline = deadline_after(PATIENCE);
         let mut readings = Readings::default();
@@ -202,9 +165,8 @@ impl Line {
                 break;
             }
         }
-        if let Some((round_trip, ahead)) = readings.best {
-            // What is to be added to the times of this process for those of rank 0.
-            self.home().set_clock(Clock::measured(-ahead, round_trip));
+        if let Some(reading) = readings.best {
+            self.attached().set_clock(Some(reading));
         }
     }
 }
@@ -213,36 +175,28 @@ impl Line {
 #[derive(Default)]
 struct Readings {
     /// The one with the shortest round trip: how long that took, and by how much the other clock was ahead.
-    best: Option<(u128, i128)>,
+    best: Option<ClockReading>,
 }
 
 impl Readings {
     /// Reads it once; `None` where there is no time in the answer.
     fn take(&mut self, ask: impl FnOnce() -> Option<Arc<[u8]>>) -> Option<()> {
-        let own = i128::from(recorder::clock());
+        let own = i128::from(clock::clock());
         let begun = Instant::now();
         let answer = ask()?;
         let round_trip = begun.elapsed().as_nanos();
         let theirs = u64::from_le_bytes(answer[..].try_into().ok()?);
         let ahead = i128::from(theirs) - own - (round_trip / 2).cast_signed();
-        if self.best.is_none_or(|(shortest, _)| round_trip < shortest) {
-            self.best = Some((round_trip, ahead));
+        if self.best.is_none_or(|best| round_trip < best.round_trip) {
+            self.best = Some(ClockReading { ahead, round_trip });
         }
         Some(())
     }
 }
 
-fn part(rank: usize, clock: Clock, snapshot: Snapshot) -> RankRecording {
-    RankRecording {
-        rank,
-        clock,
-        snapshot,
-    }
-}
-
 impl Asker<'_> {
-    /// Asks all of them, and puts them together with those that are `here`.
-    fn ask(self, here: Vec<RankRecording>, targets: Vec<Target>, reference: String) -> Timeline {
+    /// Asks all of them.
+    fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
         let until = deadline_after(self.limit);
         // Ranks that do not answer must not use up the time of those behind them.
         let each = match targets.len() {
@@ -251,7 +205,7 @@ impl Asker<'_> {
         };
         let workers = targets.len().min(WORKERS);
         let rest = Mutex::new(targets.into_iter());
-        let found = Mutex::new((here, Vec::new()));
+        let found = Mutex::new((Vec::new(), Vec::new()));
         let work = || {
             loop {
                 let Some(target) = rest.lock().next() else {
@@ -262,10 +216,10 @@ impl Asker<'_> {
                     None => each,
                 };
                 let deadline = until.min(deadline_after(patience));
-                let answer = self.ask_one(&target, deadline);
-                let (ranks, missing) = &mut *found.lock();
+                let answer = self.ask_one(&target, deadline, decode);
+                let (answers, missing) = &mut *found.lock();
                 match answer {
-                    Ok(rank) => ranks.push(rank),
+                    Ok(answer) => answers.push((target.rank, answer)),
                     Err(why) => missing.push(target.missing(&why)),
                 }
             }
@@ -280,21 +234,24 @@ impl Asker<'_> {
                 work();
             }
         });
-        let (mut ranks, mut missing) = found.into_inner();
-        ranks.sort_by_key(|one| one.rank);
-        missing.sort_by_key(|one: &MissingRank| one.rank);
-        Timeline {
+        let (mut answers, mut missing) = found.into_inner();
+        answers.sort_by_key(|(rank, _)| *rank);
+        missing.sort_by_key(|one: &Unheard| one.rank);
+        Asked {
             job: self.job.name.clone(),
             epoch: self.job.epoch,
-            reference,
-            ranks,
+            answers: answers.into_iter().map(|(_, answer)| answer).collect(),
             missing,
-            left_out: Vec::new(),
         }
     }
 
     /// One rank, until it answers or the deadline passes; why it did not.
-    fn ask_one(&self, target: &Target, deadline: Instant) -> Result<RankRecording, String> {
+    fn ask_one<T>(
+        &self,
+        target: &Target,
+        deadline: Instant,
+        decode: &Decode<'_, T>,
+    ) -> Result<T, String> {
         let Some(at) = &target.at else {
             return Err(String::from(
                 "it never joined, or has not said where it listens",
@@ -304,7 +261,7 @@ impl Asker<'_> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(5);
         loop {
-            let why = match self.talk(&address, target, deadline) {
+            let why = match self.talk(&address, target, deadline, decode) {
                 Ok(answer) => return Ok(answer),
                 Err(Unanswered::Finally(why)) => return Err(why),
                 Err(Unanswered::SoFar(why)) => why,
@@ -322,12 +279,13 @@ impl Asker<'_> {
         }
     }
 
-    fn talk(
+    fn talk<T>(
         &self,
         address: &Address,
         target: &Target,
         deadline: Instant,
-    ) -> Result<RankRecording, Unanswered> {
+        decode: &Decode<'_, T>,
+    ) -> Result<T, Unanswered> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let claim = Claim::asker(self.size);
         let soon = deadline.min(Instant::now() + TRY);
@@ -354,7 +312,7 @@ impl Asker<'_> {
             deadline,
             next: 0,
         };
-        let answer = talk.hear(target.rank, self.budget());
+        let answer = talk.hear(target.rank, self.budget(), decode);
         connection.shut();
         answer
     }
@@ -386,7 +344,12 @@ struct Talk<'c> {
 }
 
 impl Talk<'_> {
-    fn hear(&mut self, rank: usize, budget: usize) -> Result<RankRecording, Unanswered> {
+    fn hear<T>(
+        &mut self,
+        rank: usize,
+        budget: usize,
+        decode: &Decode<'_, T>,
+    ) -> Result<T, Unanswered> {
         let mut readings = Readings::default();
         for _ in 0..READINGS {
             let mut failed = None;
@@ -403,12 +366,9 @@ impl Talk<'_> {
             }
         }
         let answer = self.request(Request::Recording { bytes: budget })?;
-        let broken =
-            |why: String| Unanswered::Finally(format!("what it answered cannot be used: {why}"));
-        let text = std::str::from_utf8(&answer).map_err(|error| broken(error.to_string()))?;
-        let snapshot = Snapshot::from_json(text).map_err(|error| broken(error.to_string()))?;
-        let (round_trip, ahead) = readings.best.unwrap_or_default();
-        Ok(part(rank, Clock::measured(ahead, round_trip), snapshot))
+        let reading = readings.best.unwrap_or_default();
+        decode(rank, reading, &answer)
+            .map_err(|why| Unanswered::Finally(format!("what it answered cannot be used: {why}")))
     }
 
     fn request(&mut self, request: Request) -> Result<Arc<[u8]>, Unanswered> {
@@ -435,7 +395,7 @@ impl Talk<'_> {
 }
 
 impl Target {
-    fn missing(self, why: &str) -> MissingRank {
+    fn missing(self, why: &str) -> Unheard {
         let mut text = match &self.end {
             Some(end) => end.clone(),
             None => why.to_owned(),
@@ -444,7 +404,12 @@ impl Target {
             text.push_str("; ");
             text.push_str(known);
         }
-        MissingRank::new(self.rank, self.host, self.pid, text)
+        Unheard {
+            rank: self.rank,
+            host: self.host,
+            pid: self.pid,
+            why: text,
+        }
     }
 }
 

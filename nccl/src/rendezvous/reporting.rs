@@ -175,8 +175,8 @@ mod tests {
             meet.timeout(REPORT + Duration::from_secs(5))
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| crate::World::join(meet("log-alone", 0)).unwrap_err());
-            scope.spawn(|| crate::World::join(meet("log-nobody", 1)).unwrap_err());
+            scope.spawn(|| crate::rendezvous::World::join(meet("log-alone", 0)).unwrap_err());
+            scope.spawn(|| crate::rendezvous::World::join(meet("log-nobody", 1)).unwrap_err());
         });
         let log = LOG.0.lock();
         for words in [

@@ -22,8 +22,8 @@ use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
 use super::watching::{WORD, word};
 use crate::sync::Mutex;
-use crate::threads;
 use crate::time::deadline_after;
+use nccl_base::threads;
 
 /// How long one try to get somewhere may take.
 const TRY: Duration = Duration::from_secs(2);

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::attached::Attached;
 use super::door::{Door, OnWord, PATIENCE};
 use super::hub::Hub;
 use super::place::{self, Address, Listener};
 use super::secret::Secret;
 use crate::error::{Error, Result};
-use crate::supervision::recorder::Home;
 
 /// What all ranks of one launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,8 +134,8 @@ impl Server {
     }
 
     /// Whose recordings this door gives out.
-    pub(super) fn set_home(&self, home: &Arc<Home>) {
-        self.door.set_home(home);
+    pub(super) fn attach(&self, attached: &Arc<dyn Attached>) {
+        self.door.attach(attached);
     }
 
     pub(super) fn job(&self) -> &Job {

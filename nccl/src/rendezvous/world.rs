@@ -21,45 +21,24 @@ use super::process;
 use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
-use crate::communicator::{CommunicatorBuilder, FromOutside, LaunchMode, Timeouts, world_limit};
+use nccl_base::from_outside::{FromOutside, world as world_limit};
+
 use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
 use crate::forked::{self, Resident};
-use crate::preflight::Checks;
-use crate::supervision::Fault;
 use crate::time::deadline_after;
 use crate::visible;
 
-/// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
-///
-/// ```
-/// use nccl::World;
-///
-/// let worlds = World::threads(2);
-/// std::thread::scope(|scope| {
-///     for world in worlds {
-///         scope.spawn(move || {
-///             let names = world.all_gather("name", format!("rank {}", world.rank()).as_bytes())?;
-///             assert_eq!(names, [b"rank 0", b"rank 1"]);
-///             Ok::<(), nccl::Error>(())
-///         });
-///     }
-/// });
-/// ```
-pub struct World {
+/// All ranks of a job, seen from one of them.
+pub(crate) struct World {
     pub(super) local_rank: usize,
     timeout: Duration,
     /// Its communicators keep it as well.
     pub(crate) line: Resident<Arc<Line>>,
-    /// Of its communicators.
-    pub(crate) timeouts: Timeouts,
-    /// Whether its communicators are NCCL's.
-    pub(super) needs_nccl: bool,
-    /// How its communicators call NCCL.
-    pub(super) launch_mode: Option<LaunchMode>,
     /// What the others are told when this value goes.
     farewell: Departure,
-    /// Whether what NCCL needs is checked before its communicators are made, and has been.
-    pub(crate) checks: Checks,
+    /// The network interface that the program named.
+    pub(super) interface: Option<String>,
     /// Where its ranks meet; `None` for threads of this process.
     pub(super) origin: Option<Origin>,
     /// Which rank of the epoch before each of its ranks was; empty in the first.
@@ -81,21 +60,7 @@ pub(super) type Open = Box<dyn FnOnce(Arc<Hub>) -> Result<Server>>;
 
 impl World {
     /// Meets the other ranks.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`] within the rendezvous' limit (60 s unless set): rank 0 does not answer,
-    /// some ranks never came (they are named), another process claims this rank, or the ranks disagree
-    /// on how many they are. [`ErrorKind::Io`] when the socket cannot be made.
-    ///
-    /// ```
-    /// use nccl::{Rendezvous, World};
-    ///
-    /// let path = std::env::temp_dir().join(format!("nccl-doc-{}.sock", std::process::id()));
-    /// let world = World::join(Rendezvous::unix(path, 0, 1)?)?;
-    /// assert_eq!(world.size(), 1);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn join(mut rendezvous: Rendezvous) -> Result<Self> {
+    pub(crate) fn join(mut rendezvous: Rendezvous) -> Result<Self> {
         let said = rendezvous.said.take();
         Self::meet(rendezvous).map_err(|error| match (said, error.kind()) {
             (Some(said), ErrorKind::Rendezvous { reason }) => {
@@ -222,23 +187,13 @@ impl World {
         }
         world.line.meet(members);
         world.line.compare_clocks();
-        world.checks.interface = address.interface();
+        world.interface = address.interface();
         tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks = world_size, address = %found, "all ranks have met");
         Ok(world)
     }
 
     /// The worlds of `size` ranks that are threads of this process.
-    ///
-    /// # Panics
-    /// When `size` is 0.
-    ///
-    /// ```
-    /// let worlds = nccl::World::threads(4);
-    /// assert_eq!(worlds.len(), 4);
-    /// assert_eq!(worlds[3].rank(), 3);
-    /// ```
-    #[must_use]
-    pub fn threads(size: usize) -> Vec<Self> {
+    pub(crate) fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
         let hub = Arc::new(Hub::new(size));
         (0..size)
@@ -247,20 +202,8 @@ impl World {
     }
 
     /// A world of one rank, for a program that can do without others.
-    ///
-    /// Its communicators load no libnccl: every operation is a copy on the device, or nothing. Only
-    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To have NCCL all the
-    /// same, name the library ([`CommunicatorBuilder::library`]), or make a world with
-    /// [`threads(1)`](Self::threads).
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::single().size(), 1);
-    /// ```
-    #[must_use]
-    pub fn single() -> Self {
-        let mut world = Self::local(&Arc::new(Hub::new(1)), 0, 0, Duration::from_secs(60));
-        world.needs_nccl = false;
-        world
+    pub(crate) fn single() -> Self {
+        Self::local(&Arc::new(Hub::new(1)), 0, 0, Duration::from_secs(60))
     }
 
     /// A rank that is a thread of the hub's own process.
@@ -278,83 +221,32 @@ impl World {
         Self::new(line, local_rank, timeout)
     }
 
-    pub(crate) fn needs_nccl(&self) -> bool {
-        self.needs_nccl
-    }
-
     fn new(line: Arc<Line>, local_rank: usize, timeout: Duration) -> Self {
         Self {
             local_rank,
             timeout,
             line: Resident::new(line),
-            timeouts: Timeouts::default(),
-            needs_nccl: true,
-            launch_mode: None,
             farewell: Departure::Left,
-            checks: Checks::default(),
+            interface: None,
             origin: None,
             from: Vec::new(),
         }
     }
 
-    /// How long what its communicators do may take, unless [the one](CommunicatorBuilder::timeouts) says
-    /// otherwise.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
-    /// let world = nccl::World::single().with_timeouts(timeouts);
-    /// ```
-    #[must_use]
-    pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
-        self.timeouts = timeouts;
-        self
-    }
-
     /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
     /// 60 s unless set, or what the [`Rendezvous`] was given.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
-    /// ```
-    #[must_use]
-    pub fn with_timeout(mut self, limit: Duration) -> Self {
+    pub(crate) fn set_timeout(&mut self, limit: Duration) {
         self.timeout = limit;
-        self
     }
 
-    /// How the communicators of this world call NCCL, unless their builders say otherwise;
-    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose alike.
-    ///
-    /// ```
-    /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::BlockingChild);
-    /// ```
-    #[must_use]
-    pub fn with_launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.launch_mode = Some(mode);
-        self
+    /// What its communicators keep of it.
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        &self.line
     }
 
-    pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
-        self.launch_mode
-    }
-
-    /// When a communicator of this world is aborted, whatever the reason, writes what this rank did last into
-    /// `directory`, as `rank-3.pid-4021.json`: to be merged with the files of the other ranks by
-    /// `nccl-doctor timeline`, or [`Timeline::read`](crate::recorder::Timeline::read). Unless set,
-    /// `NCCL_RUN_RECORD_DIR` names the directory.
-    ///
-    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; of one process
-    /// there are 16 at most. Where a file cannot be written, that is one warning.
-    ///
-    /// ```
-    /// let world = nccl::World::single().record_faults_to("/var/log/server/faults");
-    /// ```
-    #[must_use]
-    pub fn record_faults_to(self, directory: impl Into<std::path::PathBuf>) -> Self {
-        self.line.home().set_directory(directory.into());
-        self
+    /// The network interface that the program named for the ranks' own connection.
+    pub(crate) fn interface(&self) -> Option<&str> {
+        self.interface.as_deref()
     }
 
     /// Everybody tells everybody host and process. With them comes where rank 0's process has its number.
@@ -406,78 +298,27 @@ impl World {
     /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines
     /// of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world
     /// does not have.
-    ///
-    /// ```
-    /// fn output_of(world: &nccl::World, rank: usize) -> String {
-    ///     format!("the lines that begin with [{}]", world.launcher_rank(rank).unwrap_or(rank))
-    /// }
-    /// assert_eq!(nccl::World::single().launcher_rank(0), None);
-    /// ```
-    #[must_use]
-    pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
+    pub(crate) fn launcher_rank(&self, rank: usize) -> Option<usize> {
         self.line.members().get()?.get(rank)?.launched
     }
 
     /// This rank.
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::single().rank(), 0);
-    /// ```
-    #[must_use]
-    pub fn rank(&self) -> usize {
+    pub(crate) fn rank(&self) -> usize {
         self.line.rank
     }
 
     /// The number of ranks.
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::threads(4)[0].size(), 4);
-    /// ```
-    #[must_use]
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.line.size
     }
 
     /// This rank's number among the ranks of its host: the device that it usually takes.
-    ///
-    /// ```
-    /// assert_eq!(nccl::World::threads(4)[3].local_rank(), 3);
-    /// ```
-    #[must_use]
-    pub fn local_rank(&self) -> usize {
+    pub(crate) fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// Starts to make a communicator of all ranks. Every rank has to make it, under the same name.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let world = nccl::World::single();
-    /// let tensor_parallel = world.communicator("model/tp").stream(&stream).build()?;
-    /// let expert_parallel = world.communicator("model/ep").stream(&stream).build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
-        CommunicatorBuilder::with_world(name, self)
-    }
-
     /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
-    ///
-    /// For programs whose layers in between lose the error: it is there before the call returns that fails by
-    /// it.
-    ///
-    /// ```
-    /// let world = nccl::World::single();
-    /// if let Some(fault) = world.fault() {
-    ///     eprintln!("{}", fault.explain());
-    /// }
-    /// # assert!(world.fault().is_none());
-    /// ```
-    #[must_use]
-    pub fn fault(&self) -> Option<Fault> {
+    pub(crate) fn fault(&self) -> Option<Fault> {
         forked::check().ok()?;
         self.line.fault().map(|fault| Fault::clone(&fault))
     }
@@ -485,30 +326,7 @@ impl World {
     /// What happens to the ranks of this world and to the communicators of this one, as it comes: who is there, first; then
     /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
     /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
-    ///
-    /// Each reader has its own place, also those in other threads. What nobody has read in time is forgotten, the oldest
-    /// first, and how much that was is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
-    /// from the first call of this method on. No operation waits for it, or does anything for it.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use nccl::WorldEvent;
-    ///
-    /// let mut worlds = nccl::World::threads(2);
-    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
-    /// let mut events = zero.events();
-    /// let watching = std::thread::spawn(move || {
-    ///     events.find_map(|event| match event {
-    ///         WorldEvent::Failed { rank, chain, .. } => Some(format!("rank {rank}: {chain}")),
-    ///         _ => None,
-    ///     })
-    /// });
-    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
-    /// let says = watching.join().unwrap();
-    /// assert_eq!(says.as_deref(), Some("rank 1: no such file: weights.safetensors"));
-    /// ```
-    #[must_use]
-    pub fn events(&self) -> Events {
+    pub(crate) fn events(&self) -> Events {
         Events::of_rank(self.line.happenings())
     }
 
@@ -571,11 +389,6 @@ impl World {
     /// What the others are told when this value goes.
     pub(super) fn set_farewell(&mut self, farewell: Departure) {
         self.farewell = farewell;
-    }
-
-    /// A rank with its host and process.
-    pub(crate) fn describe(&self, rank: usize) -> String {
-        self.line.describe(rank)
     }
 }
 

@@ -17,8 +17,7 @@ mod tally;
 
 pub use durations::Durations;
 pub(crate) use process::{
-    ABORT, DETECT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRAGGLERS, STRANGERS,
-    enqueue, faults,
+    ABORT, DETECT, FREED, INIT, LEAKED, LEAKED_COMMUNICATORS, RECOVER, STRAGGLERS, enqueue, faults,
 };
 pub use read::{
     ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,

@@ -33,8 +33,6 @@ pub(crate) static FREED: Events = Events::none();
 pub(crate) static LEAKED: Events = Events::none();
 /// Communicators that NCCL has not given back, for whatever reason.
 pub(crate) static LEAKED_COMMUNICATORS: Events = Events::none();
-/// Connections that were turned away.
-pub(crate) static STRANGERS: Events = Events::none();
 /// Ranks that had not entered an operation in which others waited, each time that this process heard of one.
 pub(crate) static STRAGGLERS: Events = Events::none();
 

@@ -25,6 +25,7 @@ use crate::communicator::Inner;
 use crate::events;
 use crate::rendezvous::{Ended, Line, Member};
 use crate::stats;
+use crate::supervision::OfLine as _;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;

@@ -39,6 +39,7 @@
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
 
+mod attach;
 mod board;
 #[cfg(test)]
 mod broken;
@@ -55,6 +56,7 @@ mod watch;
 pub(crate) mod watchdog;
 mod words;
 
+pub(crate) use attach::{OfLine, introduce};
 pub(crate) use board::{Board, LetGo};
 pub(crate) use nccl_base::fault::{
     self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,

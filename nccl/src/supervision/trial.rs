@@ -29,6 +29,7 @@ use super::report::Report;
 use super::watch::FAULT;
 use crate::events;
 use crate::rendezvous::{Departure, Line, Member};
+use crate::supervision::OfLine as _;
 use crate::sync::{Condvar, Mutex};
 
 /// What the announcement of one that ran out of time is called, and what is said to the one that collects; the

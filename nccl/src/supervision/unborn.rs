@@ -17,6 +17,7 @@ use crate::communicator::LaunchMode;
 use crate::error::Error;
 use crate::events;
 use crate::rendezvous::{Departure, Line, Unfinished};
+use crate::supervision::OfLine as _;
 
 /// One that its ranks wanted to make.
 pub(crate) struct Unborn {

@@ -10,6 +10,7 @@ use super::native::Native;
 use crate::communicator::CommunicatorBuilder;
 use crate::communicator::init::{Prepared, check_ranks};
 use crate::communicator::{Communicator, Inner};
+use crate::envelope::{open_on, seal_on};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
@@ -232,7 +233,7 @@ impl Communicator {
             .then(|| UniqueId::new(&self.inner.library))
             .transpose();
         let sealed = match &token {
-            Ok(Some(id)) => line.seal(name, id),
+            Ok(Some(id)) => seal_on(line, name, id),
             _ => Vec::new(),
         };
         let topic = topic("shrink token", board.key());
@@ -247,7 +248,7 @@ impl Communicator {
                 "{who} could not make a token for {name:?}"
             )));
         }
-        let id = line.unseal(name, sealed)?;
+        let id = open_on(line, name, sealed)?;
         prepared.join(&id, deadline, || false)
     }
 }

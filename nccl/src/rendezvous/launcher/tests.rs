@@ -326,7 +326,7 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
     }
     // Whatever goes wrong then, the error has it.
     let limit = std::time::Duration::from_millis(50);
-    let error = crate::World::join(rendezvous.timeout(limit)).unwrap_err();
+    let error = crate::rendezvous::World::join(rendezvous.timeout(limit)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("SLURM_PROCID=1"), "{error}");
 

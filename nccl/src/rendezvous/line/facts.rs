@@ -5,45 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::{Line, Link, Member, launched};
+use crate::fault::{Fault, Roster};
 use crate::forked;
+use crate::rendezvous::attached::Attached;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::heartbeat::Suspect;
 use crate::rendezvous::message::Departure;
-use crate::rendezvous::panics;
-use crate::stats::{RanksByState, WorldStats};
-use crate::supervision::recorder::Home;
-use crate::supervision::{Fault, Roster};
-
-/// How the worlds of this process stand.
-pub(crate) fn world_stats() -> Vec<WorldStats> {
-    panics::lines().iter().map(|line| line.stats()).collect()
-}
 
 impl Line {
-    fn stats(&self) -> WorldStats {
-        let mut ranks = RanksByState::default();
-        let departures = self.departures();
-        ranks.present = self.size.saturating_sub(departures.len());
-        for (_, departure) in departures {
-            match departure {
-                Departure::Left => ranks.left += 1,
-                Departure::Failed(_) => ranks.failed += 1,
-                Departure::Lost(_) => ranks.gone += 1,
-            }
-        }
-        WorldStats {
-            job: self.job.0.clone(),
-            epoch: self.job.1,
-            rank: self.rank,
-            launcher_rank: self
-                .members
-                .get()
-                .and_then(|members| members.get(self.rank)?.launched),
-            ranks,
-            heartbeat_ages: self.heartbeat_ages(),
-        }
-    }
-
     /// Who coordinates, as far as this rank knows.
     pub(crate) fn coordinator(&self) -> usize {
         self.mailbox.coordinator()
@@ -80,8 +49,8 @@ impl Line {
     }
 
     /// Under which its communicators record what they do.
-    pub(crate) fn home(&self) -> &Arc<Home> {
-        &self.home
+    pub(crate) fn attached(&self) -> &Arc<dyn Attached> {
+        &self.attached
     }
 
     /// Who the ranks are; known when all have met.
@@ -150,7 +119,7 @@ impl Line {
 
     /// The verdict on one of its communicators that was written last.
     pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
-        self.watch.get()?.latest()
+        self.watcher.get()?.latest()
     }
 
     /// What happens, since the first that asked.

@@ -45,7 +45,7 @@ pub(crate) fn say_goodbye(status: i32) {
 impl Line {
     /// Says that this rank fails, whatever becomes of this value.
     pub(in crate::rendezvous) fn fail(&self, chain: String) {
-        if self.watch.get().is_some() {
+        if self.watcher.get().is_some() {
             // Its communicators still have to end, and the others wait for that.
             return self.send(u64::MAX, Request::Stay { chain: Some(chain) });
         }
@@ -116,7 +116,7 @@ impl Line {
 
     /// Whoever ends the process need not wait for it any more.
     fn has_left(&self) {
-        if self.watch.get().is_some() {
+        if self.watcher.get().is_some() {
             *UNSAID.lock() -= 1;
             SAID.notify_all();
         }

@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::farewell::{OPEN, UNSAID};
+use super::attached::{Attached, Watcher, host};
 use super::connection::Connection;
 use super::events::WorldEvent;
 use super::heir::{self, Heir, Way};
@@ -36,13 +37,9 @@ use super::message::Departure;
 use super::panics;
 use super::server::Server;
 use crate::forked;
-use crate::reaper;
-use crate::supervision::Watch;
-use crate::supervision::recorder::Home;
 use crate::sync::Mutex;
 
 pub(crate) use self::ends::Ended;
-pub(crate) use self::facts::world_stats;
 pub(crate) use self::farewell::say_goodbye;
 pub(crate) use self::member::{Member, launched};
 
@@ -56,7 +53,7 @@ pub(crate) struct Line {
     /// Known when all have met.
     members: Arc<OnceLock<Vec<Member>>>,
     /// Made with the first communicator.
-    watch: OnceLock<Arc<Watch>>,
+    watcher: OnceLock<Arc<dyn Watcher>>,
     /// The job's name and epoch.
     pub(in crate::rendezvous) job: (String, u64),
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
@@ -64,7 +61,7 @@ pub(crate) struct Line {
     /// The epoch to which the world has gone on; 0 before.
     gone_on: AtomicU64,
     /// Under which its communicators record what they do.
-    home: Arc<Home>,
+    attached: Arc<dyn Attached>,
     /// What the program does, as it says, and since when.
     phase: Mutex<Option<(String, Instant)>>,
     /// What the others are told when this value goes.
@@ -94,7 +91,7 @@ impl Line {
         link: Link,
         mailbox: Arc<Mailbox>,
     ) -> Arc<Self> {
-        let home = Home::new(&job.0, job.1, rank, size);
+        let attached = host().opens(&job.0, job.1, rank, size);
         let line = Arc::new(Self {
             rank,
             size,
@@ -102,16 +99,16 @@ impl Line {
             watched: Arc::default(),
             mailbox,
             members: Arc::default(),
-            watch: OnceLock::new(),
+            watcher: OnceLock::new(),
             job,
             rounds: Mutex::default(),
             gone_on: AtomicU64::new(0),
-            home,
+            attached,
             phase: Mutex::default(),
             farewell: Mutex::new(Departure::Left),
         });
         if let Some(server) = line.own_door() {
-            server.set_home(&line.home);
+            server.attach(&line.attached);
         }
         forked::watch();
         panics::remember(Arc::downgrade(&line));
@@ -170,8 +167,8 @@ impl Line {
         if let Some(door) = self.own_door() {
             door.has_gone_on();
         }
-        if let Some(watch) = self.watch.get() {
-            watch.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
         }
     }
 
@@ -206,16 +203,19 @@ impl Line {
         }
     }
 
-    /// What looks after the communicators of this line.
-    pub(crate) fn watch(self: &Arc<Self>) -> Arc<Watch> {
-        Arc::clone(self.watch.get_or_init(|| {
+    /// What looks after the communicators of this line; made by `start` for the first of them. From then on the line stays open
+    /// until it has said goodbye, also when the process exits.
+    pub(crate) fn watcher(
+        self: &Arc<Self>,
+        start: impl FnOnce(&Arc<Self>) -> Arc<dyn Watcher>,
+    ) -> Arc<dyn Watcher> {
+        Arc::clone(self.watcher.get_or_init(|| {
             let mut open = OPEN.lock();
             open.retain(|line| line.strong_count() > 0);
             open.push(Arc::downgrade(self));
             *UNSAID.lock() += 1;
             self.watched.store(true, Ordering::Release);
-            reaper::register_exit();
-            Watch::start(self)
+            start(self)
         }))
     }
 }

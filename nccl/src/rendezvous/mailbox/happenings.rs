@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Mailbox, State};
+use crate::fault::Fault;
 use crate::rendezvous::events::{Happenings, WorldEvent};
 use crate::rendezvous::line::Member;
-use crate::supervision::Fault;
 
 impl Mailbox {
     /// What happens from now on, to these ranks; who is there and who is not, the last `fault` and who is silent are

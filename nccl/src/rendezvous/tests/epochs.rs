@@ -66,7 +66,7 @@ fn a_world_that_goes_on_without_a_limit_waits_for_whoever_is_there() {
     let alone = World::single();
     let next = alone.next_epoch(Duration::MAX).unwrap();
     assert_eq!(next.epoch(), 1);
-    let kept = next.next_epoch_keeping(&[], Duration::MAX).unwrap();
+    let kept = next.next_epoch(Duration::MAX).unwrap();
     assert_eq!(kept.epoch(), 2);
     ranks("unlimited", 2, |world| {
         let next = world.next_epoch(Duration::MAX).unwrap();

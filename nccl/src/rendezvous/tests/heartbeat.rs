@@ -203,7 +203,13 @@ fn whoever_listens_to_the_log_may_ask_how_the_world_is() {
         hub.attach(0, outlet, ("here", 1, "this"), None).unwrap();
         let _one = Far::attach(&hub, 1, "another");
         let (asked, of) = (Arc::clone(&hub), Arc::clone(&mailbox));
-        let ask = move || drop((asked.heartbeat_ages(), of.suspects(), crate::stats()));
+        let ask = move || {
+            drop((
+                asked.heartbeat_ages(),
+                of.suspects(),
+                crate::rendezvous::lines(),
+            ))
+        };
         let said = Arc::new(AtomicUsize::new(0));
         let curious = Curious(ask, Arc::clone(&said));
         tracing::subscriber::with_default(curious, || {

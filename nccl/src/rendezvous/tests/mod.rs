@@ -210,3 +210,23 @@ fn what_a_rank_says_of_itself_is_no_command_to_the_terminals_of_the_others() {
         assert_eq!(zero.departed(), [(1, format!("it failed: {shown}"))]);
     });
 }
+
+/// As programs call it.
+impl World {
+    fn next_epoch(&self, limit: Duration) -> crate::error::Result<Self> {
+        self.go_on(limit, false, &[])
+    }
+
+    fn next_epoch_leaving_behind(&self, limit: Duration) -> crate::error::Result<Self> {
+        self.go_on(limit, true, &[])
+    }
+
+    fn fail(mut self, error: &(dyn std::error::Error + 'static)) {
+        self.fails(error);
+    }
+
+    fn with_timeout(mut self, limit: Duration) -> Self {
+        self.set_timeout(limit);
+        self
+    }
+}

@@ -47,7 +47,7 @@ pub(crate) use snapshot::{of_place, read_one};
 pub use spans::{CallSpan, describe_spans};
 pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 pub(crate) use track::{
-    Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, clock, handle_of, last_call,
+    Identity, Operation, Room, Track, Tracked, TrackedCall, Writer, handle_of, last_call,
     limit_of_word, limit_word, origin, tracks,
 };
 pub(crate) use turns::{Turn, Turns, is_collective};

@@ -35,7 +35,7 @@ use crate::sync::Mutex;
 
 pub(crate) use self::calls::TrackedCall;
 pub(super) use self::clock::now;
-pub(crate) use self::clock::{clock, origin};
+pub(crate) use self::clock::origin;
 pub(crate) use self::limit::{limit_of_word, limit_word};
 pub(crate) use self::slots::Operation;
 pub(super) use self::slots::{IssueRecord, OperationRecord, Progress};

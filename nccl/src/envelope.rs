@@ -3,19 +3,13 @@
 //! A token of another job or attempt, or a damaged one, would make NCCL connect to nowhere for a minute.
 //! The envelope says which job, epoch and communicator it is for, and ends with a checksum.
 
-use super::frame::{Broken, Fields, put_bytes, put_number};
-use super::line::Line;
+use nccl_base::codec::{Broken, Fields, checksum, put_bytes, put_number};
+
 use crate::error::{Error, Result};
+use crate::rendezvous::Line;
 use crate::unique_id::UniqueId;
 
 const MAGIC: [u8; 8] = *b"ncclid.1";
-
-/// FNV-1a: finds damage, and is no protection against a forger.
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
 
 /// Of the communicator `name` of a job's attempt.
 pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
@@ -52,23 +46,21 @@ pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<Un
     }
 }
 
-impl Line {
-    /// The token for communicator `name`, to send to the other ranks.
-    pub(crate) fn seal(&self, name: &str, id: &UniqueId) -> Vec<u8> {
-        let (job, epoch) = (&self.job.0, self.job.1);
-        seal(job, epoch, name, id)
-    }
+/// The token for communicator `name`, to send to the other ranks of the line.
+pub(crate) fn seal_on(line: &Line, name: &str, id: &UniqueId) -> Vec<u8> {
+    let (job, epoch) = line.job();
+    seal(job, epoch, name, id)
+}
 
-    /// The token that was sealed for communicator `name` of this job and epoch.
-    pub(crate) fn unseal(&self, name: &str, bytes: &[u8]) -> Result<UniqueId> {
-        let (job, epoch) = (&self.job.0, self.job.1);
-        open(job, epoch, name, bytes).map_err(|why| {
-            Error::rendezvous(format!(
-                "the token of communicator {name:?} from {} cannot be used: {why}",
-                self.describe(0)
-            ))
-        })
-    }
+/// The token that was sealed for communicator `name` of the line's job and epoch.
+pub(crate) fn open_on(line: &Line, name: &str, bytes: &[u8]) -> Result<UniqueId> {
+    let (job, epoch) = line.job();
+    open(job, epoch, name, bytes).map_err(|why| {
+        Error::rendezvous(format!(
+            "the token of communicator {name:?} from {} cannot be used: {why}",
+            line.describe(0)
+        ))
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,211 @@
+//! What this crate attaches to the lines of the control plane: under which the calls of a rank are recorded, and who looks after its
+//! communicators.
+
+use std::any::Any;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use super::Watch;
+use super::recorder::{self, Clock, Home, MissingRank, RankRecording, Snapshot, Timeline};
+use crate::forked;
+use crate::reaper;
+use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Observer, Watcher, set_host};
+use crate::world::World;
+
+/// Before the first line is opened.
+pub(crate) fn introduce() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| set_host(&Program));
+}
+
+struct Program;
+
+impl Host for Program {
+    fn opens(&self, job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<dyn Attached> {
+        Home::new(job, epoch, rank, world_size)
+    }
+
+    fn recording(&self, most: usize) -> Vec<u8> {
+        written(recorder::snapshot(), most)
+    }
+
+    fn last_call(&self) -> Option<String> {
+        recorder::last_call()
+    }
+}
+
+impl Attached for Home {
+    fn recording(&self, most: usize) -> Vec<u8> {
+        written(recorder::of_place(self.place()), most)
+    }
+
+    fn wants_clock(&self) -> bool {
+        recorder::is_wanted(self)
+    }
+
+    fn goes_on_from(&self, past: &Arc<dyn Attached>) {
+        Home::goes_on_from(self, &home(past));
+    }
+
+    fn set_clock(&self, measured: Option<ClockReading>) {
+        // What is to be added to the times of this process for those of rank 0.
+        let clock = measured.map_or(Clock::REFERENCE, |reading| {
+            Clock::measured(-reading.ahead, reading.round_trip)
+        });
+        Home::set_clock(self, clock);
+    }
+}
+
+impl Watcher for Watch {
+    fn latest(&self) -> Option<Arc<super::Fault>> {
+        Watch::latest(self)
+    }
+
+    fn end_all(&self, reason: &str, kept: &[&str]) {
+        Watch::end_all(self, reason, kept);
+    }
+}
+
+fn written(mut snapshot: Snapshot, most: usize) -> Vec<u8> {
+    snapshot.limit_to(most);
+    snapshot.to_json().into_bytes()
+}
+
+fn home(attached: &Arc<dyn Attached>) -> Arc<Home> {
+    let attached: Arc<dyn Any + Send + Sync> = Arc::clone(attached) as _;
+    match attached.downcast() {
+        Ok(home) => home,
+        Err(_) => unreachable!("a line was opened before this crate had introduced itself"),
+    }
+}
+
+/// What is attached to a line.
+pub(crate) trait OfLine {
+    /// Under which its communicators record what they do.
+    fn home(&self) -> Arc<Home>;
+
+    /// What looks after its communicators.
+    fn watch(&self) -> Arc<Watch>;
+}
+
+impl OfLine for Arc<Line> {
+    fn home(&self) -> Arc<Home> {
+        home(self.attached())
+    }
+
+    fn watch(&self) -> Arc<Watch> {
+        let watcher = self.watcher(|line| {
+            reaper::register_exit();
+            Watch::start(line)
+        });
+        let watcher: Arc<dyn Any + Send + Sync> = watcher as _;
+        match watcher.downcast() {
+            Ok(watch) => watch,
+            Err(_) => unreachable!("nobody else looks after communicators"),
+        }
+    }
+}
+
+impl World {
+    /// What all ranks did last, on one time axis: for whoever asks why nothing goes on.
+    ///
+    /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
+    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
+    /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
+    ///
+    /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
+    /// are many, the oldest calls are left out, and counted ([`Recording::left_out`](recorder::Recording)).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let worlds = nccl::World::threads(2);
+    /// let timeline = worlds[1].recordings(Duration::from_secs(2));
+    /// assert_eq!((timeline.ranks.len(), timeline.missing.len()), (2, 0));
+    /// ```
+    #[must_use]
+    pub fn recordings(&self, limit: Duration) -> Timeline {
+        recordings(self.line(), limit)
+    }
+}
+
+impl Observer {
+    /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
+    /// server, or a tool that looks at a job which hangs.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let timeline = observer.recordings(Duration::from_secs(2));
+    /// assert_eq!(timeline.missing.len(), 4);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn recordings(&self, limit: Duration) -> Timeline {
+        let host = crate::host::name();
+        let reference = format!("an observer ({host}, pid {})", std::process::id());
+        timeline(
+            reference,
+            Vec::new(),
+            self.ask_for_recordings(limit, &decode),
+        )
+    }
+}
+
+fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
+    if forked::is_child() {
+        return Timeline::default();
+    }
+    let home = line.home();
+    let own = |rank| RankRecording {
+        rank,
+        clock: Clock::REFERENCE,
+        snapshot: recorder::of_place(&home.place().of_rank(rank)),
+    };
+    let reference = line.describe(line.rank());
+    match line.ask_for_recordings(limit, &decode) {
+        Some(asked) => timeline(reference, vec![own(line.rank())], asked),
+        // All ranks are threads of this process.
+        None => {
+            let (job, epoch) = line.job();
+            let asked = Asked {
+                job: job.to_owned(),
+                epoch,
+                answers: Vec::new(),
+                missing: Vec::new(),
+            };
+            timeline(reference, (0..line.size()).map(own).collect(), asked)
+        }
+    }
+}
+
+fn decode(rank: usize, reading: ClockReading, bytes: &[u8]) -> Result<RankRecording, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let snapshot = Snapshot::from_json(text).map_err(|error| error.to_string())?;
+    Ok(RankRecording {
+        rank,
+        clock: Clock::measured(reading.ahead, reading.round_trip),
+        snapshot,
+    })
+}
+
+fn timeline(
+    reference: String,
+    mut ranks: Vec<RankRecording>,
+    asked: Asked<RankRecording>,
+) -> Timeline {
+    ranks.extend(asked.answers);
+    ranks.sort_by_key(|one| one.rank);
+    let missing = asked.missing.into_iter();
+    Timeline {
+        job: asked.job,
+        epoch: asked.epoch,
+        reference,
+        ranks,
+        missing: missing
+            .map(|one| MissingRank::new(one.rank, one.host, one.pid, one.why))
+            .collect(),
+        left_out: Vec::new(),
+    }
+}

@@ -1,0 +1,668 @@
+//! One rank's view of all ranks: what the control plane has of it, and what its communicators are to be like.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::{Communicator, CommunicatorBuilder, LaunchMode, Timeouts};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::fault::Fault;
+use crate::forked;
+use crate::preflight::Checks;
+use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
+use crate::supervision::{OfLine as _, introduce, recorder};
+
+/// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
+///
+/// ```
+/// use nccl::World;
+///
+/// let worlds = World::threads(2);
+/// std::thread::scope(|scope| {
+///     for world in worlds {
+///         scope.spawn(move || {
+///             let names = world.all_gather("name", format!("rank {}", world.rank()).as_bytes())?;
+///             assert_eq!(names, [b"rank 0", b"rank 1"]);
+///             Ok::<(), nccl::Error>(())
+///         });
+///     }
+/// });
+/// ```
+pub struct World {
+    member: rendezvous::World,
+    /// Of its communicators.
+    pub(crate) timeouts: Timeouts,
+    /// Whether its communicators are NCCL's.
+    needs_nccl: bool,
+    /// How its communicators call NCCL.
+    launch_mode: Option<LaunchMode>,
+    /// Whether what NCCL needs is checked before its communicators are made, and has been.
+    pub(crate) checks: Checks,
+}
+
+impl World {
+    fn of(member: rendezvous::World) -> Self {
+        Self {
+            timeouts: Timeouts::default(),
+            needs_nccl: true,
+            launch_mode: None,
+            checks: Checks::default(),
+            member,
+        }
+    }
+
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] within the rendezvous' limit (60 s unless set): rank 0 does not answer,
+    /// some ranks never came (they are named), another process claims this rank, or the ranks disagree
+    /// on how many they are. [`ErrorKind::Io`] when the socket cannot be made.
+    ///
+    /// ```
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// let path = std::env::temp_dir().join(format!("nccl-doc-{}.sock", std::process::id()));
+    /// let world = World::join(Rendezvous::unix(path, 0, 1)?)?;
+    /// assert_eq!(world.size(), 1);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
+        introduce();
+        rendezvous::World::join(rendezvous).map(Self::of)
+    }
+
+    /// The worlds of `size` ranks that are threads of this process.
+    ///
+    /// # Panics
+    /// When `size` is 0.
+    ///
+    /// ```
+    /// let worlds = nccl::World::threads(4);
+    /// assert_eq!(worlds.len(), 4);
+    /// assert_eq!(worlds[3].rank(), 3);
+    /// ```
+    #[must_use]
+    pub fn threads(size: usize) -> Vec<Self> {
+        introduce();
+        let members = rendezvous::World::threads(size).into_iter();
+        members.map(Self::of).collect()
+    }
+
+    /// A world of one rank, for a program that can do without others.
+    ///
+    /// Its communicators load no libnccl: every operation is a copy on the device, or nothing. Only
+    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To have NCCL all the
+    /// same, name the library ([`CommunicatorBuilder::library`]), or make a world with
+    /// [`threads(1)`](Self::threads).
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().size(), 1);
+    /// ```
+    #[must_use]
+    pub fn single() -> Self {
+        introduce();
+        Self {
+            needs_nccl: false,
+            ..Self::of(rendezvous::World::single())
+        }
+    }
+
+    /// How long what its communicators do may take, unless [the one](CommunicatorBuilder::timeouts) says
+    /// otherwise.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
+    /// let world = nccl::World::single().with_timeouts(timeouts);
+    /// ```
+    #[must_use]
+    pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
+        self.timeouts = timeouts;
+        self
+    }
+
+    /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
+    /// 60 s unless set, or what the [`Rendezvous`] was given.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.member.set_timeout(limit);
+        self
+    }
+
+    /// How the communicators of this world call NCCL, unless their builders say otherwise;
+    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose alike.
+    ///
+    /// ```
+    /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::BlockingChild);
+    /// ```
+    #[must_use]
+    pub fn with_launch_mode(mut self, mode: LaunchMode) -> Self {
+        self.launch_mode = Some(mode);
+        self
+    }
+
+    /// When a communicator of this world is aborted, whatever the reason, writes what this rank did last into
+    /// `directory`, as `rank-3.pid-4021.json`: to be merged with the files of the other ranks by
+    /// `nccl-doctor timeline`, or [`Timeline::read`](crate::recorder::Timeline::read). Unless set,
+    /// `NCCL_RUN_RECORD_DIR` names the directory.
+    ///
+    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; of one process
+    /// there are 16 at most. Where a file cannot be written, that is one warning.
+    ///
+    /// ```
+    /// let world = nccl::World::single().record_faults_to("/var/log/server/faults");
+    /// ```
+    #[must_use]
+    pub fn record_faults_to(self, directory: impl Into<std::path::PathBuf>) -> Self {
+        self.line().home().set_directory(directory.into());
+        self
+    }
+
+    /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines
+    /// of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world
+    /// does not have.
+    ///
+    /// ```
+    /// fn output_of(world: &nccl::World, rank: usize) -> String {
+    ///     format!("the lines that begin with [{}]", world.launcher_rank(rank).unwrap_or(rank))
+    /// }
+    /// assert_eq!(nccl::World::single().launcher_rank(0), None);
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
+        self.member.launcher_rank(rank)
+    }
+
+    /// This rank.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().rank(), 0);
+    /// ```
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.member.rank()
+    }
+
+    /// The number of ranks.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::threads(4)[0].size(), 4);
+    /// ```
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.member.size()
+    }
+
+    /// This rank's number among the ranks of its host: the device that it usually takes.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::threads(4)[3].local_rank(), 3);
+    /// ```
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.member.local_rank()
+    }
+
+    /// Starts to make a communicator of all ranks. Every rank has to make it, under the same name.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::single();
+    /// let tensor_parallel = world.communicator("model/tp").stream(&stream).build()?;
+    /// let expert_parallel = world.communicator("model/ep").stream(&stream).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
+        CommunicatorBuilder::with_world(name, self)
+    }
+
+    /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
+    ///
+    /// For programs whose layers in between lose the error: it is there before the call returns that fails by
+    /// it.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// if let Some(fault) = world.fault() {
+    ///     eprintln!("{}", fault.explain());
+    /// }
+    /// # assert!(world.fault().is_none());
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        self.member.fault()
+    }
+
+    /// What happens to the ranks of this world and to the communicators of this one, as it comes: who is there, first; then
+    /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
+    /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
+    ///
+    /// Each reader has its own place, also those in other threads. What nobody has read in time is forgotten, the oldest
+    /// first, and how much that was is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
+    /// from the first call of this method on. No operation waits for it, or does anything for it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nccl::WorldEvent;
+    ///
+    /// let mut worlds = nccl::World::threads(2);
+    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    /// let mut events = zero.events();
+    /// let watching = std::thread::spawn(move || {
+    ///     events.find_map(|event| match event {
+    ///         WorldEvent::Failed { rank, chain, .. } => Some(format!("rank {rank}: {chain}")),
+    ///         _ => None,
+    ///     })
+    /// });
+    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
+    /// let says = watching.join().unwrap();
+    /// assert_eq!(says.as_deref(), Some("rank 1: no such file: weights.safetensors"));
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> Events {
+        self.member.events()
+    }
+
+    /// Waits until every rank has come here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the one
+    /// that is gone.
+    ///
+    /// ```
+    /// nccl::World::single().barrier("weights are loaded")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        self.member.barrier(name)
+    }
+
+    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
+    ///
+    /// For small host values: addresses, settings, hashes.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier); [`ErrorKind::Io`] beyond 64 MiB for all ranks together.
+    ///
+    /// ```
+    /// let hosts = nccl::World::single().all_gather("host", b"node-a")?;
+    /// assert_eq!(hosts, [b"node-a"]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.member.all_gather(name, bytes)
+    }
+
+    /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); [`ErrorKind::NoSuchRank`] for a root that does not exist.
+    ///
+    /// ```
+    /// let seed = nccl::World::single().broadcast("seed", 0, b"42")?;
+    /// assert_eq!(seed, b"42");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.member.broadcast(name, root, bytes)
+    }
+
+    /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
+    /// rank 0 is gone.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.set("model/hash", b"c0ffee")?;
+    /// assert_eq!(world.get("model/hash")?, b"c0ffee");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.member.set(key, value)
+    }
+
+    /// The value under `key`; waits until a rank has put it there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when nobody does within the world's limit, or when a rank dies or fails
+    /// meanwhile: it may be the one that would have.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
+    /// let error = world.get("nobody sets this").unwrap_err();
+    /// assert!(error.to_string().contains("nobody set"));
+    /// ```
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        self.member.get(key)
+    }
+
+    /// Says what this rank does now, for those who wait for it in vain: their error names it.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.phase("load weights");
+    /// ```
+    pub fn phase(&self, name: &str) {
+        if !forked::is_child() {
+            recorder::phase(name);
+            self.member.phase(name);
+        }
+    }
+
+    /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
+    /// chain of its sources.
+    ///
+    /// A `World` that is dropped by a panic tells that it panicked, and with
+    /// [`install_panic_hook`](crate::install_panic_hook) the message; one that is dropped otherwise says
+    /// goodbye.
+    ///
+    /// ```
+    /// let mut worlds = nccl::World::threads(2);
+    /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    /// one.fail(&std::io::Error::other("no such file: weights.safetensors"));
+    /// let error = zero.barrier("loaded").unwrap_err();
+    /// assert!(error.to_string().contains("weights.safetensors"));
+    /// ```
+    pub fn fail(mut self, error: &(dyn StdError + 'static)) {
+        self.member.fails(error);
+    }
+
+    /// Some of the ranks, in this order, under a name. All of them have to name the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this one is not.
+    ///
+    /// ```
+    /// std::thread::scope(|scope| {
+    ///     for world in nccl::World::threads(4) {
+    ///         scope.spawn(move || {
+    ///             let ranks = if world.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
+    ///             let half = world.subgroup("parity", &ranks)?;
+    ///             let both = half.all_gather("rank", &[world.rank() as u8])?;
+    ///             assert_eq!(both, ranks.map(|rank| vec![rank as u8]));
+    ///             Ok::<(), nccl::Error>(())
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
+        self.member.subgroup(name, ranks)
+    }
+
+    /// Goes on with the ranks that are left, and those that have asked to come in
+    /// ([`rejoin`](Self::rejoin)): the world of the next epoch.
+    ///
+    /// Every rank that is not gone has to call it; those that wait for each other here agree on who is
+    /// left, once for each epoch and all alike. The ranks that were there keep their order and become
+    /// ranks 0, 1, …, but for the one that coordinates, which is always rank 0; new ones come behind them.
+    /// [`previous_rank`](Self::previous_rank) says who was who.
+    /// Processes, CUDA contexts and memory are what they were.
+    ///
+    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment wins over
+    /// it. A rank that dies on the way is no
+    /// failure: the others agree again. When one does not come, nobody goes on; this world is as it was,
+    /// and the call can be made again, or
+    /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
+    ///
+    /// The communicators of this world end with it, on every rank: those of the next epoch are made anew.
+    /// Drop this value when the next epoch is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`. When rank 0 is gone, the next
+    /// one coordinates.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nccl::World;
+    ///
+    /// let mut worlds = World::threads(3);
+    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
+    /// std::thread::scope(|scope| {
+    ///     for world in worlds {
+    ///         scope.spawn(move || {
+    ///             let next = world.next_epoch(Duration::from_secs(5))?;
+    ///             assert_eq!((next.epoch(), next.size()), (1, 2));
+    ///             assert_eq!(next.previous_rank(1), Some(2));
+    ///             next.barrier("all that are left")
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn next_epoch(&self, limit: Duration) -> Result<Self> {
+        self.go_on(limit, false, &[])
+    }
+
+    /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
+    /// hang, or have something else to do. All ranks have to say so; when only some do, nobody is left
+    /// behind.
+    ///
+    /// A rank that is left behind counts as gone. Should it run again, its communicators end and its world
+    /// tells that it was left behind; it may end, or [`rejoin`](Self::rejoin).
+    ///
+    /// # Errors
+    /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let mut worlds = nccl::World::threads(2);
+    /// let hangs = worlds.pop();
+    /// let next = worlds[0].next_epoch_leaving_behind(Duration::from_millis(50))?;
+    /// assert_eq!(next.size(), 1);
+    /// let error = hangs.unwrap().barrier("too late").unwrap_err();
+    /// assert!(error.to_string().contains("left behind"), "{error}");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn next_epoch_leaving_behind(&self, limit: Duration) -> Result<Self> {
+        self.go_on(limit, true, &[])
+    }
+
+    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by those that come in
+    /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
+    ///
+    /// They can be used as before, as long as none of their ranks is gone, and are to be dropped when the one
+    /// is there that has grown.
+    ///
+    /// # Errors
+    /// As [`next_epoch`](Self::next_epoch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// use std::time::Duration;
+    ///
+    /// let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("model").stream(&stream).build()?;
+    /// let world = world.next_epoch_keeping(&[&comm], Duration::from_secs(1))?;
+    /// let mut y = stream.clone_htod(&[1.0f32])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// if world.size() > comm.world_size() {
+    ///     let grown = comm.grow(&world, "model")?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_epoch_keeping(&self, kept: &[&Communicator], limit: Duration) -> Result<Self> {
+        self.go_on(limit, false, kept)
+    }
+
+    /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
+    /// and one more (at least) each time it goes on.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().epoch(), 0);
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.member.epoch()
+    }
+
+    /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let next = nccl::World::single().next_epoch(Duration::from_secs(1))?;
+    /// assert_eq!(next.previous_rank(0), Some(0));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn previous_rank(&self, rank: usize) -> Option<usize> {
+        self.member.previous_rank(rank)
+    }
+
+    /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    ///
+    /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
+    /// every rank goes on.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().newcomers(), 0);
+    /// ```
+    #[must_use]
+    pub fn newcomers(&self) -> usize {
+        self.member.newcomers()
+    }
+
+    /// The ranks that are gone, and how each ended.
+    ///
+    /// ```
+    /// let mut worlds = nccl::World::threads(2);
+    /// worlds.remove(1).fail(&std::io::Error::other("it broke"));
+    /// assert_eq!(worlds[0].departed(), [(1, "it failed: it broke".to_string())]);
+    /// ```
+    #[must_use]
+    pub fn departed(&self) -> Vec<(usize, String)> {
+        self.member.departed()
+    }
+
+    /// Comes as a new rank into a world that runs: in the place of a process that died, or in addition.
+    ///
+    /// Waits at the address of the rendezvous until the ranks that are there go on to their next epoch
+    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. The rank is given by them,
+    /// behind theirs: rank, number of ranks and epoch of the rendezvous do not count; job, secret and local
+    /// rank do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when nobody answers there, or they do not go on in time.
+    ///
+    /// ```no_run
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// // Started by `Fleet::restart`, or by hand with the same variables.
+    /// let world = World::rejoin(Rendezvous::from_env()?)?;
+    /// println!("rank {} of {} in epoch {}", world.rank(), world.size(), world.epoch());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+        introduce();
+        rendezvous::World::rejoin(rendezvous).map(Self::of)
+    }
+
+    /// An ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
+    ///
+    /// All messages of a channel come to every receiver in one order, whoever sent them. Up to 64 messages
+    /// may wait for a rank; then whoever sends waits for it. Channels of different names do not wait for each
+    /// other. The same name gives the same channel again. Where two ranks send at the same time, each has to
+    /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let soon = Duration::from_secs(5);
+    /// std::thread::scope(|scope| {
+    ///     for world in nccl::World::threads(2) {
+    ///         scope.spawn(move || {
+    ///             let steps = world.channel("steps");
+    ///             if world.rank() == 0 {
+    ///                 steps.send(b"decode 7")?;
+    ///                 let answer = steps.recv(soon)?.expect("an answer");
+    ///                 assert_eq!((answer.from, &answer.bytes[..]), (1, &b"token 42"[..]));
+    ///             } else {
+    ///                 let step = steps.recv(soon)?.expect("a step");
+    ///                 assert_eq!(&step.bytes[..], b"decode 7");
+    ///                 steps.send_to(0, b"token 42")?;
+    ///             }
+    ///             world.barrier("done")
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    #[must_use]
+    pub fn channel(&self, name: &str) -> Channel<'_> {
+        self.member.channel(name)
+    }
+
+    fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
+        let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
+        let member = self.member.go_on(limit, leaves_behind, &kept)?;
+        let all_known = (0..member.size()).all(|rank| member.previous_rank(rank).is_some());
+        Ok(Self {
+            timeouts: self.timeouts,
+            needs_nccl: self.needs_nccl,
+            launch_mode: self.launch_mode,
+            checks: self.checks.of_next(all_known),
+            member,
+        })
+    }
+
+    pub(crate) fn needs_nccl(&self) -> bool {
+        self.needs_nccl
+    }
+
+    /// How its communicators call NCCL, if the program said so.
+    pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
+        self.launch_mode
+    }
+
+    /// What its communicators keep of it.
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        self.member.line()
+    }
+
+    /// The network interface that the program named for the ranks' own connection.
+    pub(crate) fn interface(&self) -> Option<&str> {
+        self.member.interface()
+    }
+
+    /// How long an exchange may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.member.timeout()
+    }
+
+    /// Gives `part` to all ranks, and takes theirs, by rank.
+    pub(crate) fn collect(
+        &self,
+        topic: &str,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.member.collect(topic, part, deadline, interrupted)
+    }
+
+    /// A rank with its host and process.
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        self.line().describe(rank)
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.member.fmt(f)
+    }
+}
