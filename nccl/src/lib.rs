@@ -88,12 +88,13 @@ pub use nccl_base::fault::{
     Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
 };
 pub use nccl_base::operation::{Operation, OperationKind};
+pub use nccl_control::{
+    Channel, ChannelMessage, Events, RankEnd, RankState, Rendezvous, Subgroup, WorldEvent,
+    WorldState, install_panic_hook,
+};
+pub use observer::Observer;
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
-pub use rendezvous::{
-    Channel, ChannelMessage, Events, Observer, RankEnd, RankState, Rendezvous, Subgroup,
-    WorldEvent, WorldState, install_panic_hook,
-};
 pub use request::Request;
 pub use stats::{Stats, stats};
 pub use supervision::recorder;
@@ -101,6 +102,7 @@ pub use unique_id::UniqueId;
 pub use world::World;
 
 use nccl_base::{error, fault, forked, host, operation, say, sync, time, visible, whole_file};
+use nccl_control as rendezvous;
 
 mod abort;
 mod all_to_all;
@@ -126,12 +128,12 @@ mod local;
 mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+mod observer;
 mod plan;
 pub mod preflight;
 mod reaper;
 mod recorded;
 mod reduce;
-mod rendezvous;
 mod request;
 pub mod stats;
 mod supervision;

@@ -112,10 +112,16 @@ fn arguments(tokens: TokenStream, levels: Vec<String>, is_span: bool) -> Said {
 #[test]
 fn the_page_lists_what_the_sources_say() -> Outcome {
     let mut files = Vec::new();
-    sources(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl/src"),
-        &mut files,
-    )?;
+    for sources_of in [
+        "nccl/src",
+        "crates/nccl-base/src",
+        "crates/nccl-control/src",
+    ] {
+        sources(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join(sources_of),
+            &mut files,
+        )?;
+    }
     let mut said = Table::new();
     for file in files {
         let tokens: TokenStream = std::fs::read_to_string(&file)?.parse()?;

@@ -40,6 +40,8 @@ impl Sanitizer {
 /// The unit tests of the crates: the emulator runs in the same process as `nccl`, and is looked at as well.
 const CRATES: &[&str] = &[
     "--package=nccl",
+    "--package=nccl-base",
+    "--package=nccl-control",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
     "--lib",
@@ -82,12 +84,11 @@ const ENDS: &[&str] = &[
 /// sanitizer could find, and they took longer than all others together.
 const ONE_THREAD: &[&str] = &[
     "debug_log::tests::garbage::",
-    "preflight::tests::codec::",
+    "tests::codec::",
     "preflight::tests::random::",
     "preflight::variables::tests::no_file_makes_the_parser_panic_or_give_more_than_nccl_takes",
-    "rendezvous::launcher::nodelist::tests::",
-    "rendezvous::succession::check::",
-    "rendezvous::tests::codec::",
+    "launcher::nodelist::tests::",
+    "succession::check::",
     "supervision::recorder::tests::json::",
     "supervision::recorder::tests::large::",
 ];
@@ -209,16 +210,21 @@ mod tests {
     /// A name that nothing has any more would leave nothing out, and nobody would see.
     #[test]
     fn what_is_left_out_is_there() {
-        let sources = workspace::root().join("nccl/src");
         for name in ONE_THREAD {
             let (module, test) = name.rsplit_once("::").expect("a path");
-            let stem = sources.join(module.replace("::", "/"));
-            let inside = stem
-                .parent()
-                .expect("it is in a crate")
-                .with_extension("rs");
-            let text = [stem.with_extension("rs"), stem.join("mod.rs"), inside]
+            let files = ["nccl/src", "crates/nccl-control/src"].map(|sources| {
+                let stem = workspace::root()
+                    .join(sources)
+                    .join(module.replace("::", "/"));
+                let inside = stem
+                    .parent()
+                    .expect("it is in a crate")
+                    .with_extension("rs");
+                [stem.with_extension("rs"), stem.join("mod.rs"), inside]
+            });
+            let text = files
                 .iter()
+                .flatten()
                 .find_map(|file| fs::read_to_string(file).ok())
                 .unwrap_or_else(|| panic!("no file for {module}"));
             assert!(text.contains(&format!("fn {test}")), "{name}");

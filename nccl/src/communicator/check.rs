@@ -12,8 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::operation::OperationKind;
 use crate::plan::agree::{self, Compared, Entry};
 use crate::recorded::Recorded;
-use crate::rendezvous::{Broken, Ended};
+use crate::rendezvous::Ended;
 use crate::supervision::Board;
+use nccl_base::codec::Broken;
 
 const VARIABLE: &str = "NCCL_RUN_CHECK";
 

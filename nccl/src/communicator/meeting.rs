@@ -19,10 +19,10 @@ use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::envelope::{open_on, seal_on};
 use crate::error::{Error, Result};
-use crate::rendezvous::{Fields, put_bytes, put_index};
 use crate::supervision::Unborn;
 use crate::unique_id::UniqueId;
 use crate::world::World;
+use nccl_base::codec::{Fields, put_bytes, put_index};
 
 /// What one rank brings to it.
 pub(super) struct Meeting<'m> {

@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use super::record::Captured;
 use crate::dtype::DataType;
 use crate::recorded::{Function, Kind, Recorded, Reduced};
-use crate::rendezvous::{Broken, Fields, put_index, put_number};
+use nccl_base::codec::{Broken, Fields, put_index, put_number};
 
 /// One operation of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

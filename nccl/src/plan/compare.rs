@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::agree::{self, Compared, Entry};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rendezvous::{Broken, Ended};
+use crate::rendezvous::Ended;
+use nccl_base::codec::Broken;
 
 /// One comparison of all ranks, where they can be asked.
 pub(crate) struct Comparison<'c> {

@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 
 use super::report::{Finding, Report, Severity};
-pub(super) use crate::rendezvous::{Broken, Fields};
-use crate::rendezvous::{put_bytes, put_index, put_number};
+pub(super) use nccl_base::codec::{Broken, Fields};
+use nccl_base::codec::{put_bytes, put_index, put_number};
 
 /// The longest text, in bytes: a path.
 pub(super) const LONGEST_TEXT: usize = 4096;

@@ -12,9 +12,10 @@ use crate::communicator::{Phase, State};
 use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::recorded::Function;
-use crate::rendezvous::{self, Departure, Line};
+use crate::rendezvous::{self, Line};
 use crate::supervision::FaultClass;
 use crate::supervision::watchdog::{self, Pending};
+use nccl_base::departure::Departure;
 
 /// How much this process has done with NCCL since it started, and how it stands.
 ///

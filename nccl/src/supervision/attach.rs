@@ -9,7 +9,7 @@ use super::Watch;
 use super::recorder::{self, Clock, Home, MissingRank, RankRecording, Snapshot, Timeline};
 use crate::forked;
 use crate::reaper;
-use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Observer, Watcher, set_host};
+use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Watcher, set_host};
 use crate::world::World;
 
 /// Before the first line is opened.
@@ -129,30 +129,6 @@ impl World {
     }
 }
 
-impl Observer {
-    /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
-    /// server, or a tool that looks at a job which hangs.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use nccl::{Observer, Rendezvous};
-    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
-    /// let timeline = observer.recordings(Duration::from_secs(2));
-    /// assert_eq!(timeline.missing.len(), 4);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
-        let host = crate::host::name();
-        let reference = format!("an observer ({host}, pid {})", std::process::id());
-        timeline(
-            reference,
-            Vec::new(),
-            self.ask_for_recordings(limit, &decode),
-        )
-    }
-}
-
 fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
@@ -180,7 +156,11 @@ fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
     }
 }
 
-fn decode(rank: usize, reading: ClockReading, bytes: &[u8]) -> Result<RankRecording, String> {
+pub(crate) fn decode(
+    rank: usize,
+    reading: ClockReading,
+    bytes: &[u8],
+) -> Result<RankRecording, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let snapshot = Snapshot::from_json(text).map_err(|error| error.to_string())?;
     Ok(RankRecording {
@@ -190,7 +170,7 @@ fn decode(rank: usize, reading: ClockReading, bytes: &[u8]) -> Result<RankRecord
     })
 }
 
-fn timeline(
+pub(crate) fn timeline(
     reference: String,
     mut ranks: Vec<RankRecording>,
     asked: Asked<RankRecording>,

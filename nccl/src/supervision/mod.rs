@@ -56,7 +56,7 @@ mod watch;
 pub(crate) mod watchdog;
 mod words;
 
-pub(crate) use attach::{OfLine, introduce};
+pub(crate) use attach::{OfLine, decode, introduce, timeline};
 pub(crate) use board::{Board, LetGo};
 pub(crate) use nccl_base::fault::{
     self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,

@@ -28,9 +28,10 @@ use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
 use crate::events;
-use crate::rendezvous::{Departure, Line, Member};
+use crate::rendezvous::{Line, Member};
 use crate::supervision::OfLine as _;
 use crate::sync::{Condvar, Mutex};
+use nccl_base::departure::Departure;
 
 /// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
 /// communicator's key follows.

@@ -16,8 +16,9 @@ use super::roster::Roster;
 use crate::communicator::LaunchMode;
 use crate::error::Error;
 use crate::events;
-use crate::rendezvous::{Departure, Line, Unfinished};
+use crate::rendezvous::Line;
 use crate::supervision::OfLine as _;
+use nccl_base::departure::{Departure, Unfinished};
 
 /// One that its ranks wanted to make.
 pub(crate) struct Unborn {

@@ -18,10 +18,11 @@ use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
-use crate::rendezvous::{Departure, Line, Member, Notice, SILENT, launched};
+use crate::rendezvous::{Line, Member, Notice, launched};
 use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
+use nccl_base::departure::{Departure, SILENT};
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";

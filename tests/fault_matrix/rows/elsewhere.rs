@@ -37,7 +37,7 @@ pub(crate) const STARTING: Elsewhere = &[
     ),
     (
         "NCCL's token is another job's, or damaged",
-        "`nccl/src/rendezvous/envelope.rs`",
+        "`nccl/src/envelope.rs`",
     ),
     (
         "RDMA adapters that differ between hosts",
@@ -48,7 +48,7 @@ pub(crate) const STARTING: Elsewhere = &[
 pub(crate) const DEATHS: Elsewhere = &[
     (
         "a process is killed whose child keeps its connection open",
-        "`nccl/src/rendezvous`: `a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open`",
+        "`crates/nccl-control`: `a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open`",
     ),
     (
         "rank 0 and its successor are killed together",

@@ -1,8 +1,10 @@
 //! `cargo xtask house`: how the crates are built inside, as numbers. Run on another tree, it tells what has changed since.
 //!
 //! - `sources`: the files, their modules, and what in them is neither test nor comment;
-//! - `graph`: which file uses which, and what is tied in circles.
+//! - `graph`: which file uses which, and what is tied in circles;
+//! - `borders`: which crate may use which.
 
+mod borders;
 mod graph;
 mod sources;
 
@@ -16,6 +18,7 @@ use crate::{Result, workspace};
 const CRATES: &[&str] = &[
     "nccl-sys",
     "nccl",
+    "crates/nccl-base",
     "crates/nccl-core",
     "crates/nccl-moe",
     "crates/nccl-control",
@@ -37,6 +40,9 @@ const OWNERS: &[(&str, &str)] = &[
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let tree: Option<PathBuf> = arguments.path("--tree")?;
     arguments.finish()?;
+    if tree.is_none() {
+        borders::check()?;
+    }
     let root = tree.unwrap_or_else(|| workspace::root().to_owned());
     println!(
         "| crate | files | lines of code | rooms | largest knot of rooms | circles of files | largest circle |"

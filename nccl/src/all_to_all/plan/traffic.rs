@@ -11,7 +11,7 @@ use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::plan::Comparison;
-use crate::rendezvous::{Broken, Fields, put_number};
+use nccl_base::codec::{Broken, Fields, put_number};
 
 /// How much is exchanged, as all ranks know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,9 +10,10 @@ use super::call::{ShrinkWay, topic};
 use crate::communicator::init::Prepared;
 use crate::communicator::{Communicator, CommunicatorBuilder, State};
 use crate::error::{Error, Result};
-use crate::rendezvous::{Fields, Line, put_bytes, put_index};
+use crate::rendezvous::Line;
 use crate::supervision::{Board, Roster};
 use crate::unique_id::UniqueId;
+use nccl_base::codec::{Fields, put_bytes, put_index};
 
 /// Between two looks at who is left.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -8,7 +8,7 @@ use crate::debug_log::facts::{Ended, Process, Warning};
 use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
 use crate::preflight::{Finding, Severity};
-use crate::rendezvous::ranges;
+use nccl_base::ranges::ranges;
 
 /// Of each kind.
 const MOST_FINDINGS: usize = 16;

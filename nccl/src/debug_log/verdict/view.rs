@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::debug_log::collect::DebugLog;
 use crate::debug_log::facts::{Membership, Process};
 use crate::preflight::Finding;
-use crate::rendezvous::ranges;
+use nccl_base::ranges::ranges;
 
 /// The processes of all logs, and the communicators that they make together, without idle parents.
 pub(super) struct View<'l> {

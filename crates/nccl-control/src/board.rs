@@ -1,0 +1,366 @@
+//! What an observer has seen: how it stands with every rank, and what has happened, in order.
+
+use std::time::{Duration, Instant};
+
+use super::events::{Log, WorldEvent};
+use super::incoming::Known;
+use super::inquiry::Lateness;
+use super::message::Departure;
+use super::recordings::Target;
+
+/// How a rank ended.
+///
+/// ```
+/// use nccl::RankEnd;
+///
+/// fn is_bad(end: &RankEnd) -> bool {
+///     *end != RankEnd::Left
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankEnd {
+    /// With a goodbye.
+    Left,
+    /// It said why.
+    Failed(String),
+    /// Without a word of its own; how, as far as anybody knows.
+    Gone(String),
+}
+
+/// How it stands with one rank.
+///
+/// ```
+/// fn runs(state: &nccl::RankState) -> bool {
+///     state.has_joined() && state.end.is_none()
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankState {
+    /// Which rank.
+    pub rank: usize,
+    /// Its host's name, once it has joined.
+    pub host: Option<String>,
+    /// Its process, as it calls itself, once it has joined.
+    pub pid: Option<u32>,
+    /// What it does, or did at last, and for how long; `joined` before it has said anything.
+    pub phase: Option<(String, Duration)>,
+    /// How it ended, if it did.
+    pub end: Option<RankEnd>,
+}
+
+impl RankState {
+    /// Whether it has ever come.
+    ///
+    /// ```
+    /// # fn missing(state: &nccl::WorldState) -> Vec<usize> {
+    /// let missing = state.ranks.iter().filter(|rank| !rank.has_joined());
+    /// # missing.map(|rank| rank.rank).collect()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.phase.is_some()
+    }
+}
+
+/// How it stands with a world, as an `Observer` has seen it.
+///
+/// ```
+/// fn is_ready(world: &nccl::WorldState) -> bool {
+///     world.ended.is_none() && world.ranks.iter().all(nccl::RankState::has_joined)
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorldState {
+    /// Every rank; empty until the observer has found the world, if it was not told how many there are.
+    pub ranks: Vec<RankState>,
+    /// Whether it is connected: what it shows is how it is now.
+    pub connected: bool,
+    /// Why nothing changes any more.
+    pub ended: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    ranks: Vec<Seen>,
+    log: Log,
+    pub(super) connected: bool,
+    ended: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Seen {
+    known: Known,
+    at: Instant,
+}
+
+impl Board {
+    pub(super) fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Nothing is known of the ranks any more: they are those of another epoch.
+    pub(super) fn clear(&mut self) {
+        self.ranks.clear();
+    }
+
+    /// The same, and everybody hears of it.
+    pub(super) fn go_on(&mut self, epoch: u64) {
+        self.clear();
+        self.note(WorldEvent::WentOn { epoch });
+    }
+
+    /// The rank whose process this is, under the kernel at which the number was seen.
+    pub(super) fn rank_of(&self, pid: u64, kernel: &str) -> Option<usize> {
+        let known = self.ranks.iter().map(|seen| &seen.known);
+        let mut its = known
+            .filter(|known| known.phase.is_some() && known.pid == pid && known.kernel == kernel);
+        its.next().map(|known| known.rank)
+    }
+
+    /// There are so many ranks.
+    pub(super) fn set_size(&mut self, size: usize) {
+        for rank in self.ranks.len()..size {
+            let known = Known {
+                rank,
+                host: String::new(),
+                pid: 0,
+                kernel: String::new(),
+                at: String::new(),
+                phase: None,
+                departure: None,
+            };
+            self.ranks.push(Seen {
+                known,
+                at: Instant::now(),
+            });
+        }
+    }
+
+    /// Everything about a rank, of which some may be new. A coordinator that has taken over knows less of what
+    /// was before.
+    pub(super) fn learn(&mut self, mut known: Known) {
+        let Some(seen) = self.ranks.get_mut(known.rank) else {
+            return;
+        };
+        let before = &seen.known;
+        if known.departure.is_none() {
+            known.departure.clone_from(&before.departure);
+        }
+        let says_nothing = |(name, _): &(String, Duration)| name == "joined";
+        if before.phase.is_some() && known.phase.as_ref().is_none_or(says_nothing) {
+            let since = seen.at.elapsed();
+            let phase = before.phase.clone();
+            known.phase = phase.map(|(name, age)| (name, age.saturating_add(since)));
+        }
+        if known.at.is_empty() {
+            known.at.clone_from(&before.at);
+        }
+        let before = std::mem::replace(
+            seen,
+            Seen {
+                known: known.clone(),
+                at: Instant::now(),
+            },
+        )
+        .known;
+        let Known { rank, .. } = known;
+        if let Some((name, _)) = known.phase {
+            let old = before.phase.map(|(name, _)| name);
+            if old.is_none() {
+                self.note(WorldEvent::Joined {
+                    rank,
+                    host: known.host,
+                    pid: process(known.pid),
+                });
+            }
+            if old.as_ref().map_or("joined", |old| old) != name {
+                self.note(WorldEvent::Phase { rank, name });
+            }
+        }
+        if let (None, Some(departure)) = (before.departure, known.departure) {
+            self.note(WorldEvent::departed(rank, departure));
+        }
+    }
+
+    /// Some ranks have not entered an operation, or have at last.
+    pub(super) fn late(&mut self, lateness: &Lateness) {
+        WorldEvent::late(lateness).for_each(|event| self.note(event));
+    }
+
+    /// A rank is gone, and the coordinator could not tell.
+    pub(super) fn gone(&mut self, rank: usize, how: &str) {
+        let Some(seen) = self.ranks.get(rank) else {
+            return;
+        };
+        if seen.known.departure.is_none() {
+            let mut known = seen.known.clone();
+            known.departure = Some(Departure::Lost(how.to_owned()));
+            self.learn(known);
+        }
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn end(&mut self, why: &str) {
+        self.connected = false;
+        if self.ended.is_none() {
+            self.ended = Some(why.to_owned());
+            let why = why.to_owned();
+            self.note(WorldEvent::Ended { why });
+        }
+    }
+
+    pub(super) fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+
+    pub(super) fn departure(&self, rank: usize) -> Option<&Departure> {
+        self.ranks.get(rank)?.known.departure.as_ref()
+    }
+
+    /// The process of a rank, as it calls itself.
+    pub(super) fn pid(&self, rank: usize) -> Option<u64> {
+        let known = &self.ranks.get(rank)?.known;
+        known.phase.as_ref().map(|_| known.pid)
+    }
+
+    /// Whom to ask for recordings: all ranks, whatever became of them.
+    pub(super) fn targets(&self) -> Vec<Target> {
+        let now = Instant::now();
+        let ranks = self.ranks.iter().map(|Seen { known, at }| {
+            let joined = known.phase.is_some();
+            let since = now.saturating_duration_since(*at);
+            let phase = known.phase.as_ref().map(|(name, age)| {
+                let seconds = age.saturating_add(since).as_secs_f64();
+                format!("it had been in phase {name:?} for {seconds:.1} s")
+            });
+            Target {
+                rank: known.rank,
+                host: joined.then(|| known.host.clone()),
+                pid: joined.then(|| process(known.pid)),
+                at: (!known.at.is_empty()).then(|| known.at.clone()),
+                end: known.departure.as_ref().map(ToString::to_string),
+                known: phase,
+            }
+        });
+        ranks.collect()
+    }
+
+    /// Where the ranks from `first` on listen that are there.
+    pub(super) fn doors(&self, first: usize) -> Vec<(usize, String)> {
+        let others = self.ranks.iter().skip(first).map(|seen| &seen.known);
+        others
+            .filter(|known| known.departure.is_none() && !known.at.is_empty())
+            .map(|known| (known.rank, known.at.clone()))
+            .collect()
+    }
+
+    fn note(&mut self, event: WorldEvent) {
+        self.log.note(event);
+    }
+
+    /// As [`Log::read`].
+    pub(super) fn read(&self, next: &mut u64) -> Option<WorldEvent> {
+        self.log.read(next)
+    }
+
+    pub(super) fn state(&self) -> WorldState {
+        let now = Instant::now();
+        let ranks = self.ranks.iter().map(|Seen { known, at }| {
+            let since = now.saturating_duration_since(*at);
+            let joined = known.phase.is_some();
+            RankState {
+                rank: known.rank,
+                host: joined.then(|| known.host.clone()),
+                pid: joined.then(|| process(known.pid)),
+                phase: known
+                    .phase
+                    .as_ref()
+                    .map(|(name, age)| (name.clone(), age.saturating_add(since))),
+                end: known.departure.clone().map(|departure| match departure {
+                    Departure::Left => RankEnd::Left,
+                    Departure::Failed(chain) => RankEnd::Failed(chain),
+                    Departure::Lost(how) => RankEnd::Gone(how),
+                }),
+            }
+        });
+        WorldState {
+            ranks: ranks.collect(),
+            connected: self.connected,
+            ended: self.ended.clone(),
+        }
+    }
+}
+
+fn process(pid: u64) -> u32 {
+    u32::try_from(pid).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::KEPT;
+
+    fn known(phase: Option<&str>, departure: Option<Departure>) -> Known {
+        Known {
+            rank: 1,
+            host: String::from("h"),
+            pid: 7,
+            kernel: String::from("k"),
+            at: String::from("unix:/x.1"),
+            phase: phase.map(|name| (name.to_owned(), Duration::ZERO)),
+            departure,
+        }
+    }
+
+    #[test]
+    fn each_change_is_one_event_and_nothing_else_is() {
+        let mut board = Board::default();
+        board.set_size(2);
+        board.learn(known(Some("joined"), None));
+        board.learn(known(Some("joined"), None));
+        board.learn(known(Some("load"), None));
+        let gone = Departure::Lost(String::from("it died"));
+        board.learn(known(Some("load"), Some(gone.clone())));
+        board.learn(known(Some("load"), Some(gone)));
+        board.gone(1, "again");
+        board.gone(7, "no such rank");
+        board.end("over");
+        board.end("again");
+        let mut next = 0;
+        let events: Vec<_> = std::iter::from_fn(|| board.read(&mut next)).collect();
+        assert_eq!(events.len(), 4, "{events:?}");
+        assert!(matches!(
+            &events[0],
+            WorldEvent::Joined {
+                rank: 1,
+                pid: 7,
+                ..
+            }
+        ));
+        assert!(matches!(&events[1], WorldEvent::Phase { name, .. } if name == "load"));
+        assert!(matches!(&events[2], WorldEvent::Gone { how, .. } if how == "it died"));
+        assert!(matches!(&events[3], WorldEvent::Ended { why } if why == "over"));
+        assert_eq!(board.doors(1), []);
+    }
+
+    #[test]
+    fn who_reads_too_slowly_is_told_how_much_is_missing() {
+        let mut board = Board::default();
+        board.set_size(2);
+        for n in 0..KEPT + 10 {
+            board.learn(known(Some(&n.to_string()), None));
+        }
+        let mut next = 0;
+        // One more for having joined.
+        assert_eq!(
+            board.read(&mut next),
+            Some(WorldEvent::Missed { events: 11 })
+        );
+        let rest = std::iter::from_fn(|| board.read(&mut next)).count();
+        assert_eq!(rest, KEPT);
+    }
+}

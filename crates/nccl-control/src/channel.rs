@@ -1,0 +1,155 @@
+//! Ordered messages from rank to rank beside NCCL.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::channels::{CAPACITY, LARGEST_MESSAGE};
+use super::exchange::check_rank;
+use super::mailbox::Taken;
+use super::message::{Departure, Incomplete};
+use super::request::Request;
+use super::world::World;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::time::deadline_after;
+
+impl World {
+    /// An ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
+    pub fn channel(&self, name: &str) -> Channel<'_> {
+        Channel {
+            world: self,
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// Ordered messages between all ranks of a [`World`], from [`World::channel`].
+///
+/// When a rank leaves, fails or dies, every other rank gets what was sent before that, and then the same
+/// error, which names it. When it is rank 0 that dies, through which all messages go, some ranks may have got
+/// more of the last messages than others.
+///
+/// ```
+/// fn replicate(steps: &nccl::Channel<'_>, step: &[u8]) -> nccl::Result<()> {
+///     steps.send(step)
+/// }
+/// ```
+pub struct Channel<'w> {
+    world: &'w World,
+    name: String,
+}
+
+/// A message, from [`Channel::recv`].
+///
+/// ```
+/// fn show(message: &nccl::ChannelMessage) {
+///     println!("{} bytes from rank {}", message.bytes.len(), message.from);
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelMessage {
+    /// The rank that sent it.
+    pub from: usize,
+    /// What it sent.
+    pub bytes: Arc<[u8]>,
+}
+
+impl Channel<'_> {
+    /// Sends `bytes` (1 MiB at most) to all other ranks. Comes back when the message has its place in the
+    /// order, and every rank has room for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the ranks that have not taken what they were sent within the world's
+    /// limit, or the rank that is gone; [`ErrorKind::Io`] for a message that is too large.
+    ///
+    /// ```
+    /// nccl::World::single().channel("steps").send(b"to nobody")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn send(&self, bytes: &[u8]) -> Result<()> {
+        self.send_message(None, bytes)
+    }
+
+    /// Sends `bytes` to one rank alone, in the order of all messages of this channel.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// let steps = world.channel("steps");
+    /// steps.send_to(0, b"to myself")?;
+    /// assert!(steps.recv(std::time::Duration::ZERO)?.is_some());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn send_to(&self, rank: usize, bytes: &[u8]) -> Result<()> {
+        check_rank("rank", rank, self.world.size())?;
+        self.send_message(Some(rank), bytes)
+    }
+
+    fn send_message(&self, to: Option<usize>, bytes: &[u8]) -> Result<()> {
+        let topic = format!("channel/{}", self.name);
+        let line = &self.world.line;
+        if bytes.len() > LARGEST_MESSAGE {
+            let bytes = bytes.len();
+            let error = std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                format!("{bytes} bytes are more than the {LARGEST_MESSAGE} of one message"),
+            );
+            return Err(Error::io(format!("sending to {topic:?}"))(error));
+        }
+        let request = |patience| Request::Send {
+            channel: self.name.clone(),
+            to,
+            patience,
+            bytes: bytes.to_vec(),
+        };
+        let deadline = deadline_after(self.world.timeout());
+        let full = format!("{topic}, where {CAPACITY} messages wait");
+        line.ask(&full, request, deadline, None, None).map(drop)
+    }
+
+    /// The next message; `None` when none comes within `limit`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the rank that is gone, after everything that was sent before.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.channel("steps").recv(std::time::Duration::ZERO)?, None);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn recv(&self, limit: Duration) -> Result<Option<ChannelMessage>> {
+        forked::check()?;
+        let line = &self.world.line;
+        let topic = format!("channel/{}", self.name);
+        match line.mailbox.receive(&self.name, deadline_after(limit)) {
+            Taken::Message { from, bytes, took } => {
+                if let Some(count) = took {
+                    let channel = self.name.clone();
+                    line.send(u64::MAX, Request::Took { channel, count });
+                }
+                Ok(Some(ChannelMessage { from, bytes }))
+            }
+            Taken::Late => Ok(None),
+            Taken::Over(rank, departure) => {
+                Err(line.explain(&topic, &Incomplete::Gone { rank, departure }))
+            }
+            Taken::Closed(why) => {
+                let departure = line.mailbox.departure(0);
+                let departure = departure.unwrap_or(Departure::Lost(why));
+                Err(line.explain(&topic, &Incomplete::Gone { rank: 0, departure }))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Channel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("name", &self.name).finish()
+    }
+}

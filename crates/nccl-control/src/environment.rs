@@ -1,0 +1,372 @@
+//! Who this process is among the ranks, and where they meet, as somebody says explicitly.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::interface::Interface;
+use super::launcher;
+use super::limits;
+use super::place::Address;
+use super::secret::Secret;
+use super::server::Job;
+use super::tcp;
+use crate::error::{Error, Result, ranks};
+
+/// Who this process is among the ranks, and where they meet.
+///
+/// ```
+/// use nccl::Rendezvous;
+///
+/// let rendezvous = Rendezvous::unix("/tmp/my-job.sock", 0, 2)?;
+/// assert_eq!((rendezvous.rank(), rendezvous.world_size()), (0, 2));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: usize,
+    /// Where rank 0 listens at first.
+    pub(super) address: Address,
+    /// Where else those look who are new, when rank 0 is gone.
+    pub(super) others: Vec<Address>,
+    pub(super) timeout: Duration,
+    pub(super) job: Job,
+    /// The local rank is the place among the ranks of the host, which nobody has told.
+    pub(super) counts_local: bool,
+    /// It takes the place of a process that has ended, while the others run.
+    pub(super) restarted: bool,
+    /// Of what two launchers say, which counts; for errors.
+    pub(super) said: Option<String>,
+}
+
+impl Rendezvous {
+    /// Ranks of one host that meet at the Unix socket `path`, which rank 0 makes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
+    /// 1048576.
+    ///
+    /// ```
+    /// assert!(nccl::Rendezvous::unix("/tmp/my-job.sock", 2, 2).is_err());
+    /// ```
+    pub fn unix(path: impl Into<PathBuf>, rank: usize, world_size: usize) -> Result<Self> {
+        Self::new(rank, world_size, rank, Address::Path(path.into()))
+    }
+
+    /// Ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs and listens:
+    /// at that one address, never at all of the host's.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
+    /// 1048576.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn tcp(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> Result<Self> {
+        let place = tcp::Place::new(host, (port, port));
+        let mut rendezvous = Self::new(rank, world_size, rank, Address::Tcp(place))?;
+        rendezvous.counts_local = true;
+        Ok(rendezvous)
+    }
+
+    /// Over TCP: rank 0 takes the first free port from its own to `last`, and the others look at all.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.up_to_port(29_415);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn up_to_port(mut self, last: u16) -> Self {
+        if let Address::Tcp(place) = &mut self.address {
+            place.ports.1 = last.max(place.ports.0);
+        }
+        self
+    }
+
+    /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
+    /// others take it from there. Port 0 is any that is free.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn publish(mut self, path: impl Into<PathBuf>) -> Self {
+        if let Address::Tcp(place) = &mut self.address {
+            place.publish = Some(path.into());
+        }
+        self
+    }
+
+    /// Over TCP: where rank 0 listens: an interface (`eth0`), the beginning of its name (`eth`), a subnet
+    /// (`10.0.0.0/8`), an address, or `*` for all. The address of `host`, unless set.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of these.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.interface("eth0")?;
+    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.interface("10.0.0.0/40").is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn interface(mut self, interface: &str) -> Result<Self> {
+        let interface = Interface::parse(interface)?;
+        if let Address::Tcp(place) = &mut self.address {
+            place.interface = Some(interface);
+        }
+        Ok(self)
+    }
+
+    /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
+    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where the variables of several are set
+    /// that differ, the first of these counts, and errors name both.
+    ///
+    /// Processes that a program starts by itself may set the variables of `nccl-run`:
+    /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
+    /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
+    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface) and `NCCL_RUN_PUBLISH` as
+    /// [`publish`](Self::publish). A torchrun job on several hosts that sets none of this meets at
+    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
+    /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
+    /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
+    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), at port 29400 of the
+    /// pod with index 0.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing,
+    /// unreadable, or contradicts another, with the value seen.
+    ///
+    /// ```no_run
+    /// let world = nccl::World::join(nccl::Rendezvous::from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// How long the ranks wait for each other; 60 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.timeout(Duration::from_secs(5));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
+    /// What to call the job, in 2048 bytes at most: a rank of another job is turned away, and told so. Empty unless set;
+    /// the launcher's own name for it after [`from_env`](Self::from_env), or `NCCL_RUN_JOB`.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.job("pretraining-7");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job.name = name.into();
+        self
+    }
+
+    /// Which attempt of the job this is; 0 unless set, or `NCCL_RUN_EPOCH`, or torchrun's count of
+    /// restarts. A process that is left over from another attempt is turned away.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.epoch(2);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn epoch(mut self, epoch: u64) -> Self {
+        self.job.epoch = epoch;
+        self
+    }
+
+    /// What the processes of the job know and nobody else; `NCCL_RUN_SECRET`, or the content of the file
+    /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
+    /// sides of every connection prove that they know it, without sending it.
+    ///
+    /// It has to be random, 128 bits at least (`openssl rand -hex 32`): one connection gives a stranger what is needed to try
+    /// secrets without a further one. An empty one is an error of `World::join`.
+    ///
+    /// ```no_run
+    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret(secret);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.job.secret = Some(Secret::new(secret));
+        self
+    }
+
+    /// Where the coordinator may be found as well, when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
+    /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a process
+    /// that is new (`World::rejoin`, `Observer`) looks at all of them.
+    /// All ranks should be told the same. In `NCCL_RUN_RENDEZVOUS`, they stand behind the first, after commas.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of the forms of
+    /// [`observer`](Self::observer).
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("tcp:10.0.0.6:29400")?;
+    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("10.0.0.6").is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn or_at(mut self, address: &str) -> Result<Self> {
+        self.others.push(understood(address)?);
+        Ok(self)
+    }
+
+    /// This process's rank.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.rank(), 1);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.world_size(), 2);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Whether this process was started in the place of one that has ended, while the other ranks go on
+    /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
+    /// set it): then `World::rejoin` is its way in, and not
+    /// `World::join`.
+    ///
+    /// ```no_run
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// let rendezvous = Rendezvous::from_env()?;
+    /// let world = match rendezvous.was_restarted() {
+    ///     false => World::join(rendezvous)?,
+    ///     true => World::rejoin(rendezvous)?,
+    /// };
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn was_restarted(&self) -> bool {
+        self.restarted
+    }
+
+    /// For an `Observer`, which has no rank and need not know how many there are:
+    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
+    /// them, as [`or_at`](Self::or_at).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of these.
+    ///
+    /// ```no_run
+    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.secret(secret);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn observer(address: &str) -> Result<Self> {
+        let mut places = launcher::places(address).map(understood);
+        let mut rendezvous = match places.next() {
+            Some(first) => Self::observing(first?),
+            None => Self::observing(understood(address)?),
+        };
+        rendezvous.others = places.collect::<Result<_>>()?;
+        Ok(rendezvous)
+    }
+
+    /// For an `Observer`: the variables of `nccl-run` but for rank and number of ranks,
+    /// as [`from_env`](Self::from_env) has them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or
+    /// unreadable, with the value seen.
+    ///
+    /// ```no_run
+    /// let observer = nccl::Observer::join(nccl::Rendezvous::observer_from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn observer_from_env() -> Result<Self> {
+        Self::observer_from_variables(|name| std::env::var_os(name))
+    }
+
+    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt
+    /// and the secret. For a process that is told the address in another way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is not understood;
+    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the secret's file cannot be read.
+    ///
+    /// ```no_run
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.job_from_env()?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn job_from_env(self) -> Result<Self> {
+        self.job_from_variables(|name| std::env::var_os(name))
+    }
+
+    /// Where somebody who is new looks for the coordinator.
+    pub(super) fn places(&self) -> Vec<Address> {
+        let first = std::iter::once(&self.address);
+        first.chain(&self.others).cloned().collect()
+    }
+
+    pub(super) fn new(
+        rank: usize,
+        world_size: usize,
+        local_rank: usize,
+        address: Address,
+    ) -> Result<Self> {
+        limits::size(world_size).map_err(Error::rendezvous)?;
+        if rank >= world_size {
+            return Err(Error::rendezvous(format!(
+                "rank {rank} of {world_size} does not exist: {}",
+                ranks(world_size)
+            )));
+        }
+        let mut rendezvous = Self::observing(address);
+        rendezvous.rank = rank;
+        rendezvous.world_size = world_size;
+        rendezvous.local_rank = local_rank;
+        Ok(rendezvous)
+    }
+
+    /// Of a world that has 0 ranks until somebody says how many.
+    pub(super) fn observing(address: Address) -> Self {
+        Self {
+            rank: 0,
+            world_size: 0,
+            local_rank: 0,
+            address,
+            others: Vec::new(),
+            timeout: Duration::from_secs(60),
+            job: Job {
+                name: String::new(),
+                epoch: 0,
+                secret: None,
+            },
+            counts_local: false,
+            restarted: false,
+            said: None,
+        }
+    }
+}
+
+fn understood(address: &str) -> Result<Address> {
+    launcher::place(address).ok_or_else(|| {
+        let forms = launcher::FORMS;
+        Error::rendezvous(format!("{address:?} is not understood: {forms}"))
+    })
+}

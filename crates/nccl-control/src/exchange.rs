@@ -1,0 +1,239 @@
+//! What ranks tell each other beside NCCL: barriers, small values, a store, phases and failures.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::client;
+use super::environment::Rendezvous;
+use super::frame::LARGEST;
+use super::hub::cut;
+use super::incoming::Answer;
+use super::message::{Departure, Incomplete};
+use super::request::Request;
+use super::substitute::stand_in;
+use super::world::World;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::time::deadline_after;
+
+/// The longest text of a failure that is sent, in bytes.
+const LONGEST_CHAIN: usize = 16 << 10;
+
+impl World {
+    /// Waits until every rank has come here.
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        let topic = format!("barrier/{name}");
+        self.round(&topic, None, &[], deadline_after(self.timeout()), None)
+            .map(drop)
+    }
+
+    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
+    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let topic = format!("gather/{name}");
+        self.round(&topic, None, bytes, deadline_after(self.timeout()), None)
+    }
+
+    /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
+    pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        check_rank("root", root, self.size())?;
+        let topic = format!("broadcast/{name}/{root}");
+        let part = if self.rank() == root { bytes } else { &[] };
+        let deadline = deadline_after(self.timeout());
+        let mut parts = self.round(&topic, None, part, deadline, None)?;
+        Ok(parts.swap_remove(root))
+    }
+
+    /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let bytes = value.len();
+        if bytes > LARGEST {
+            return Err(self.explain(key, &Incomplete::TooLarge { bytes }));
+        }
+        let request = |_| Request::Set {
+            key: key.to_owned(),
+            value: value.to_vec(),
+        };
+        self.ask(key, request, deadline_after(self.timeout()), None, None)
+            .map(drop)
+    }
+
+    /// The value under `key`; waits until a rank has put it there.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let request = |patience: Duration| Request::Get {
+            key: key.to_owned(),
+            patience,
+        };
+        match self.ask(key, request, deadline_after(self.timeout()), None, None)? {
+            Answer::Value(value) => Ok(value.to_vec()),
+            _ => Err(self.explain(key, &Incomplete::OtherMembers)),
+        }
+    }
+
+    /// Says what this rank does now, for those who wait for it in vain: their error names it.
+    pub fn phase(&self, name: &str) {
+        if forked::is_child() {
+            return;
+        }
+        self.line.set_phase(name);
+        let name = name.to_owned();
+        self.send(u64::MAX, Request::Phase { name });
+    }
+
+    /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
+    /// chain of its sources.
+    pub fn fails(&mut self, error: &(dyn StdError + 'static)) {
+        let mut chain = chain(error);
+        cut(&mut chain, LONGEST_CHAIN);
+        self.set_farewell(Departure::Failed(chain));
+    }
+
+    /// Some of the ranks, in this order, under a name. All of them have to name the same.
+    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
+        for (place, &rank) in ranks.iter().enumerate() {
+            check_rank("rank", rank, self.size())?;
+            if ranks[..place].contains(&rank) {
+                return Err(Error::rendezvous(format!(
+                    "rank {rank} is twice in group {name:?}"
+                )));
+            }
+        }
+        if !ranks.contains(&self.rank()) {
+            return Err(Error::rendezvous(format!(
+                "rank {} is not in group {name:?} of ranks {ranks:?}, and cannot take part",
+                self.rank()
+            )));
+        }
+        Ok(Subgroup {
+            world: self,
+            name: name.to_owned(),
+            ranks: ranks.into(),
+        })
+    }
+}
+
+pub(super) fn check_rank(role: &'static str, rank: usize, world_size: usize) -> Result<()> {
+    if rank < world_size {
+        return Ok(());
+    }
+    Err(Error::new(crate::error::ErrorKind::NoSuchRank {
+        role,
+        rank,
+        world_size,
+    }))
+}
+
+/// An error and its sources, in one text.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let cause = source.to_string();
+        // Many errors print their source themselves.
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+        next = source.source();
+    }
+    text
+}
+
+impl Rendezvous {
+    /// Tells the ranks that wait in [`World::join`] that this one will not come, and why: the chain of
+    /// the error.
+    ///
+    /// Waits for rank 0 no longer than the rendezvous' limit. Rank 0 itself listens for as long, at the
+    /// address at which it would have coordinated, until all others have come and heard it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or to rank 0, when some ranks have not come;
+    /// [`ErrorKind::Io`] when the socket cannot be made.
+    ///
+    /// ```no_run
+    /// # fn weights() -> std::io::Result<()> { Ok(()) }
+    /// let rendezvous = nccl::Rendezvous::from_env()?;
+    /// if let Err(error) = weights() {
+    ///     rendezvous.fail(&error)?;
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
+        let mut chain = chain(error);
+        cut(&mut chain, LONGEST_CHAIN);
+        self.job.check()?;
+        if self.rank() > 0 {
+            return client::fail(self, chain);
+        }
+        let deadline = deadline_after(self.timeout);
+        stand_in(&self, Departure::Failed(chain), |_| {
+            std::thread::sleep(Duration::from_millis(5));
+            Instant::now() >= deadline
+        })
+    }
+}
+
+/// Some ranks of a [`World`], from [`World::subgroup`].
+///
+/// ```
+/// fn ready(pair: &nccl::Subgroup<'_>) -> nccl::Result<()> {
+///     pair.barrier("ready")
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Subgroup<'w> {
+    world: &'w World,
+    name: String,
+    ranks: Arc<[usize]>,
+}
+
+impl Subgroup<'_> {
+    /// The ranks of the world that are in it, in their order.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.subgroup("alone", &[0])?.ranks(), [0]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// As [`World::barrier`], for these ranks.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; also when another rank names other ranks for this group.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.subgroup("alone", &[0])?.barrier("ready")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        self.exchange("barrier", name, &[]).map(drop)
+    }
+
+    /// As [`World::all_gather`], for these ranks; the values are in their order.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.subgroup("alone", &[0])?.all_gather("x", b"1")?, [b"1"]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange("gather", name, bytes)
+    }
+
+    fn exchange(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let topic = format!("group/{}/{kind}/{name}", self.name);
+        let deadline = deadline_after(self.world.timeout());
+        let members = Some(&self.ranks);
+        self.world.round(&topic, members, bytes, deadline, None)
+    }
+}

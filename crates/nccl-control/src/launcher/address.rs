@@ -1,0 +1,223 @@
+//! Where the ranks of a launch meet: as somebody says, or as all of them derive alike.
+
+use std::path::PathBuf;
+
+use super::nodelist::expand;
+use super::of_process::Descent;
+use super::variables::{Launch, Scheme};
+use crate::error::{Error, Result};
+use crate::interface::Interface;
+use crate::place::Address;
+use crate::tcp;
+
+/// What is said where an address is not understood.
+pub(crate) const FORMS: &str =
+    "write unix:PATH, unix:@NAME, tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT";
+
+/// How many ports a derived address has: some may be taken.
+const PORTS: u16 = 16;
+
+/// Where the ports begin that are derived from a job of Slurm, and how many such ranges there are: they
+/// lie below the ports of outgoing connections.
+const SLURM: u16 = 20_000;
+const SLURM_RANGES: u16 = 624;
+
+/// The port of a pod, which shares its addresses with nobody.
+const POD: u16 = 29_400;
+
+/// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
+pub(crate) fn place(text: &str) -> Option<Address> {
+    if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
+        return Some(Address::Tcp(place));
+    }
+    match text.strip_prefix("unix:")? {
+        "" | "@" => None,
+        name if name.starts_with('@') => Some(Address::Abstract(name[1..].to_owned())),
+        path => Some(Address::Path(PathBuf::from(path))),
+    }
+}
+
+/// The addresses of a list: a comma is one between two of them where the next begins as an address does.
+pub(crate) fn places(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let list = rest?;
+        let ends = [",tcp:", ",unix:"]
+            .into_iter()
+            .filter_map(|end| list.find(end));
+        match ends.min() {
+            Some(at) => {
+                rest = Some(&list[at + 1..]);
+                Some(&list[..at])
+            }
+            None => rest.take(),
+        }
+    })
+}
+
+/// The first address of `NCCL_RUN_RENDEZVOUS`, and the others.
+pub(super) fn parse(
+    text: &str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<(Address, Vec<Address>)> {
+    let mut list = places(text);
+    let first = parse_one(list.next().unwrap_or_default(), text, &get)?;
+    // The file has one address: that of the rank that coordinates.
+    let get = |name: &str| get(name).filter(|_| name != "NCCL_RUN_PUBLISH");
+    let others = list.map(|place| parse_one(place, text, get));
+    Ok((first, others.collect::<Result<_>>()?))
+}
+
+fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
+    match place(one) {
+        Some(Address::Tcp(place)) => settled(place, get).map(Address::Tcp),
+        Some(address) => Ok(address),
+        None => Err(Error::rendezvous(format!(
+            "NCCL_RUN_RENDEZVOUS={text:?} is not understood: {FORMS}"
+        ))),
+    }
+}
+
+/// With what the variables say about interface and publishing.
+fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place> {
+    if let Some(text) = get("NCCL_RUN_INTERFACE") {
+        place.interface = Some(Interface::parse(&text)?);
+    }
+    place.publish = get("NCCL_RUN_PUBLISH").map(PathBuf::from);
+    Ok(place)
+}
+
+/// Where ranks on several hosts meet, when nobody has said it; `several` says what they are.
+pub(super) fn between_hosts(
+    launch: &Launch,
+    several: &str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<tcp::Place> {
+    let mut why = String::new();
+    for scheme in launch.schemes() {
+        let found = match scheme {
+            Scheme::Torchrun => torchrun(&get),
+            Scheme::Slurm => slurm(&get),
+            Scheme::Kubernetes => pod(launch.rank, &get),
+            Scheme::Mpi => {
+                // An allocation of Slurm in which mpirun has started the ranks says where the first is.
+                let allocation = get("SLURM_JOB_ID").is_some();
+                match allocation {
+                    true => slurm(&get),
+                    false => Err(String::from(
+                        "the environment of an MPI launcher does not say where rank 0 runs",
+                    )),
+                }
+            }
+            Scheme::Run => continue,
+        };
+        match found {
+            Ok(place) => return settled(place, get),
+            Err(text) if why.is_empty() => why = format!(" ({text})"),
+            Err(_) => {}
+        }
+    }
+    Err(Error::rendezvous(format!(
+        "{several} need an address to meet at{why}: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT, with the \
+         host of rank 0"
+    )))
+}
+
+/// Where torchrun's own ranks meet, some ports further: that one is in use by torchrun.
+fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+    let shown = |name: &str| {
+        get(name).map_or_else(
+            || format!("{name} unset"),
+            |text| format!("{name}={text:?}"),
+        )
+    };
+    let port = get("MASTER_PORT").and_then(|port| port.trim().parse::<u16>().ok());
+    match (get("MASTER_ADDR"), port) {
+        (Some(host), Some(port)) if port > 0 && port < u16::MAX - PORTS => {
+            Ok(tcp::Place::new(host, (port + 1, port + PORTS)))
+        }
+        _ => Err(format!(
+            "{}, {}",
+            shown("MASTER_ADDR"),
+            shown("MASTER_PORT")
+        )),
+    }
+}
+
+/// The first host of the step, at ports that follow from the job and the step.
+fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+    let list = [
+        "SLURM_STEP_NODELIST",
+        "SLURM_JOB_NODELIST",
+        "SLURM_NODELIST",
+    ]
+    .into_iter()
+    .find_map(|name| Some((name, get(name)?)));
+    let Some((name, list)) = list else {
+        return Err(String::from("SLURM_JOB_NODELIST is not set"));
+    };
+    let hosts = expand(&list).map_err(|why| format!("{name}={list:?} has {why}"))?;
+    let ids = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| get(name).unwrap_or_default());
+    let range = fingerprint(ids.join("/").as_bytes()) % u64::from(SLURM_RANGES);
+    let first = SLURM + PORTS * u16::try_from(range).unwrap_or_default();
+    let host = hosts.into_iter().next().unwrap_or_default();
+    Ok(tcp::Place::new(host, (first, first + PORTS - 1)))
+}
+
+/// The pod with index 0, by the name that a headless service gives it. To itself it has that name without a
+/// service.
+fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+    let index = get("JOB_COMPLETION_INDEX").unwrap_or_default();
+    let own = get("HOSTNAME").unwrap_or_default();
+    let Some(job) = own.strip_suffix(&format!("-{}", index.trim())) else {
+        return Err(format!(
+            "HOSTNAME={own:?} does not end with JOB_COMPLETION_INDEX={index}, as the name of a pod of an \
+             indexed job does"
+        ));
+    };
+    let Some(service) = get("NCCL_RUN_SERVICE") else {
+        return Err(String::from(
+            "NCCL_RUN_SERVICE is not set: the headless service that the pod template names as its subdomain",
+        ));
+    };
+    let host = match rank {
+        0 => own.clone(),
+        _ => format!("{job}-0.{service}"),
+    };
+    Ok(tcp::Place::new(host, (POD, POD)))
+}
+
+/// A name that all ranks of one launch derive alike, and another launch does not: the launcher's own
+/// job, or where it has no name for it, the process that started the ranks of this host.
+pub(super) fn on_one_host(
+    launch: &Launch,
+    own: Descent,
+    get: impl Fn(&str) -> Option<String>,
+) -> Address {
+    let job = launch.job_name(get);
+    let user = own.user;
+    let job = if job.is_empty() {
+        format!("parent-{}", own.parent)
+    } else {
+        job
+    };
+    let name = format!("nccl/{user}/{}/{job}", launch.launcher().rank);
+    // The system takes 107 bytes; what tells two jobs apart may stand behind them.
+    if name.len() <= LONGEST {
+        return Address::Abstract(name);
+    }
+    let head: String = name
+        .chars()
+        .filter(char::is_ascii)
+        .take(LONGEST - 17)
+        .collect();
+    Address::Abstract(format!("{head}/{:016x}", fingerprint(name.as_bytes())))
+}
+
+/// The longest name of a meeting place, in bytes.
+pub(super) const LONGEST: usize = 100;
+
+/// FNV-1a: the same in every build of this crate, which a hasher of the standard library need not be.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    nccl_base::codec::checksum(bytes)
+}

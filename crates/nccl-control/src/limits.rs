@@ -1,0 +1,53 @@
+//! What a job may be at most: numbers beyond these are mistakes, found before memory is taken or anything is sent.
+
+use super::server::Job;
+use crate::error::{Error, Result};
+
+/// Every rank keeps some hundred bytes for each of them.
+const RANKS: usize = 1 << 20;
+/// There are numbers left for the attempts behind it.
+const EPOCH: u64 = u64::MAX >> 1;
+/// It has to fit into the first message of a rank ([`GREETING`](super::frame::GREETING)), beside host and nonce.
+const JOB: usize = 2048;
+
+/// Why there is no world of this size.
+pub fn size(ranks: usize) -> Result<(), String> {
+    match ranks {
+        ..=RANKS => Ok(()),
+        _ => Err(format!(
+            "a world of {ranks} ranks is too large: {RANKS} is the most"
+        )),
+    }
+}
+
+/// Why there is no job of this name with such an attempt.
+pub fn job(name: &str, epoch: u64) -> Result<(), String> {
+    if epoch > EPOCH {
+        return Err(format!(
+            "epoch {epoch} is too large: {EPOCH} is the last; count attempts from 0"
+        ));
+    }
+    if name.len() > JOB {
+        let begin: String = name.chars().take(32).collect();
+        return Err(format!(
+            "the name of the job ({begin:?} …) has {} bytes, and {JOB} is the most: set a shorter one (NCCL_RUN_JOB)",
+            name.len()
+        ));
+    }
+    Ok(())
+}
+
+impl Job {
+    pub(super) fn check(&self) -> Result<()> {
+        if self
+            .secret
+            .as_ref()
+            .is_some_and(|secret| secret.bytes().is_empty())
+        {
+            return Err(Error::rendezvous(
+                "the job's secret is empty, which keeps no stranger out: give one (openssl rand -hex 32), or none",
+            ));
+        }
+        job(&self.name, self.epoch).map_err(Error::rendezvous)
+    }
+}

@@ -1,0 +1,280 @@
+//! What a rank asks of the others over its line, with what it gets for an answer, and what it tells them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Line, Link};
+use crate::door::PATIENCE;
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::frame::LARGEST;
+use crate::incoming::Answer;
+use crate::inquiry::{Attendance, Suspicion};
+use crate::mailbox::{Notice, Waited};
+use crate::message::{Departure, Incomplete, Missing, Round, Unfinished};
+use crate::request::Request;
+
+/// Why a rank takes its part of a round back.
+const ABORTED: &str = "its abort signal was given";
+
+/// How long the coordinator may take to say how a round ended that a rank has given up.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a successor may take to say how the coordinator ended: as long as it waits for the others, and at most
+/// so long beyond the caller's deadline.
+const SUCCESSION: Duration = Duration::from_secs(6);
+const BEYOND: Duration = Duration::from_secs(1);
+
+impl Line {
+    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    pub(crate) fn ask(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+        mut interrupted: Option<&dyn Fn() -> bool>,
+        refused: Option<Incomplete>,
+    ) -> Result<Answer> {
+        forked::check()?;
+        let started = Instant::now();
+        // The others go on without this rank, and nobody would answer.
+        if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
+            let rank = self.rank;
+            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
+            return Err(Error::rendezvous(text));
+        }
+        if let Some(epoch) = self.gone_on() {
+            return Err(Error::rendezvous(format!(
+                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
+                 world that next_epoch has returned",
+                self.job.1
+            )));
+        }
+        let request = request(deadline.saturating_duration_since(started));
+        let ticket = match &request {
+            // Those who go on without a coordinator ask the next one.
+            Request::GoOn { .. } => self.mailbox.lasting_ticket(),
+            _ => self.mailbox.ticket(),
+        };
+        let is_round = matches!(request, Request::Collect { .. });
+        let mut given_up = false;
+        self.send(ticket.id, request);
+        let give_up = |incomplete: &Incomplete, reason: &str| {
+            let reason = reason.to_owned();
+            self.send(ticket.id, Request::Cancel { reason });
+            Err(self.explain(topic, incomplete))
+        };
+        if let Some(incomplete) = refused {
+            return give_up(&incomplete, "its part is too large");
+        }
+        let mut patience = deadline;
+        loop {
+            match ticket.wait(patience, interrupted) {
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return Err(match &*incomplete {
+                        Incomplete::GivenUp { rank, .. } if given_up && *rank == self.rank => {
+                            self.gave_up(topic)
+                        }
+                        incomplete => self.explain(topic, incomplete),
+                    });
+                }
+                Waited::Answer(answer) => return Ok(answer),
+                Waited::Closed(coordinator, why) => {
+                    let lost = (coordinator, why);
+                    return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
+                }
+                Waited::Interrupted if is_round => {
+                    // What all hear of the round counts: it may have ended otherwise a moment ago.
+                    let reason = ABORTED.to_owned();
+                    self.send(ticket.id, Request::Cancel { reason });
+                    (interrupted, given_up) = (None, true);
+                    patience = Instant::now() + ANSWER;
+                }
+                Waited::Interrupted => return give_up(&Incomplete::Interrupted, ABORTED),
+                Waited::Late if given_up => return Err(self.gave_up(topic)),
+                // The hub keeps the deadline, so that all hear the same.
+                Waited::Late => match self.link() {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        patience = Instant::now() + Duration::from_millis(1);
+                    }
+                    _ if patience == deadline => patience = deadline + PATIENCE,
+                    // This is for the case that the coordinator stands still.
+                    _ => {
+                        let silent = Incomplete::TimedOut {
+                            missing: vec![Missing {
+                                rank: self.coordinator(),
+                                phase: Some((String::from("no answer"), started.elapsed())),
+                            }],
+                            waited: started.elapsed(),
+                            remarks: Vec::new(),
+                        };
+                        let by = self.coordinator();
+                        let gave_up: Result<Answer> = give_up(&silent, "it got no answer");
+                        let unanswered = Some(Unfinished::Unanswered { by });
+                        return gave_up.map_err(|error| error.of_exchange(unanswered));
+                    }
+                },
+            }
+        }
+    }
+
+    /// The error of a request of which this rank has taken its part back.
+    fn gave_up(&self, topic: &str) -> Error {
+        let unfinished = Unfinished::GivenUp {
+            rank: self.rank,
+            reason: ABORTED.to_owned(),
+        };
+        self.explain(topic, &Incomplete::Interrupted)
+            .of_exchange(Some(unfinished))
+    }
+
+    /// The error of a request whose coordinator is gone before it has answered.
+    pub(crate) fn lost_with_coordinator(
+        &self,
+        topic: &str,
+        (coordinator, why): (usize, String),
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Error {
+        // Its successor finds the words for it that all hear.
+        let now = Instant::now();
+        let until = (now + SUCCESSION).min(deadline.max(now) + BEYOND);
+        while self.mailbox.departure(coordinator).is_none()
+            && !self.mailbox.is_closed()
+            && Instant::now() < until
+        {
+            if interrupted.is_some_and(|interrupted| interrupted()) {
+                return self.gave_up(topic);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let departure = self.mailbox.departure(coordinator);
+        let state = match departure {
+            Some(_) => "is gone",
+            // It may live, and have been passed over.
+            None => "cannot be reached",
+        };
+        let departure = departure.unwrap_or(Departure::Lost(why));
+        let who = self.describe(coordinator);
+        let mut text = format!("{who} {state}, and {topic:?} with it: {departure}");
+        let mut root = (coordinator, departure);
+        // It may have left because of somebody else.
+        if let Some((rank, first)) = self.mailbox.first_failed()
+            && rank != coordinator
+        {
+            let before = format!("; before that, {}: {first}", self.describe(rank));
+            text.push_str(&before);
+            root = (rank, first);
+        }
+        let unfinished = match self.mailbox.parted() {
+            Some((from, why)) => Unfinished::CutOff { from, why },
+            None => Unfinished::Gone {
+                rank: root.0,
+                departure: root.1,
+            },
+        };
+        Error::rendezvous(text).of_exchange(Some(unfinished))
+    }
+
+    /// One round of all ranks or of `members`: gives a part, gets the parts of all.
+    pub fn round(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        forked::check()?;
+        let number = {
+            let mut rounds = self.rounds.lock();
+            let key = match members {
+                None => topic.to_owned(),
+                Some(members) => format!("{topic} of {members:?}"),
+            };
+            let next = rounds.entry(key).or_insert(0);
+            *next += 1;
+            *next - 1
+        };
+        let round = Round {
+            topic: topic.to_owned(),
+            number,
+            members: members.cloned(),
+        };
+        let too_large = part.len() > LARGEST;
+        let request = |patience| Request::Collect {
+            round,
+            patience,
+            // The hub has to hear of the round, so that it can end it for all.
+            part: if too_large { Vec::new() } else { part.to_vec() },
+        };
+        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        match self.ask(topic, request, deadline, interrupted, refused)? {
+            Answer::Parts(parts) => {
+                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
+            }
+            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
+        }
+    }
+
+    /// Tells all ranks, this one included.
+    pub fn announce(&self, topic: &str, bytes: &[u8]) {
+        self.mailbox.say(Notice::Announced {
+            from: self.rank,
+            topic: topic.to_owned(),
+            bytes: bytes.into(),
+        });
+        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
+        self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Tells rank `to` alone. Should the coordinator die, its successor is given it again: it may come twice.
+    pub fn tell(&self, to: usize, topic: &str, bytes: Vec<u8>) {
+        let topic = topic.to_owned();
+        self.send(u64::MAX, Request::Tell { to, topic, bytes });
+    }
+
+    /// This rank waits in an operation, and somebody may not have entered it: all hear who.
+    pub fn suspect(&self, suspicion: Suspicion) {
+        self.send(u64::MAX, Request::Suspect(suspicion));
+    }
+
+    /// Whether this rank has entered an operation, for those who wait in it.
+    pub fn attends(&self, attendance: Attendance) {
+        self.send(u64::MAX, Request::Attends(attendance));
+    }
+
+    /// Sends a request whose answer, if any, comes under `id`.
+    pub(crate) fn send(&self, id: u64, request: Request) {
+        if forked::is_child() {
+            return;
+        }
+        let link = {
+            let mut way = self.way.lock();
+            // Whoever was told meanwhile that there is no answer does not ask any more.
+            if matches!(way.link, Link::Between { .. })
+                && id != u64::MAX
+                && !self.mailbox.is_waited_for(id)
+            {
+                return;
+            }
+            way.keep(id, &request, &self.mailbox);
+            if let Link::Elsewhere { connection, .. } = &way.link {
+                connection.enqueue(request.encode(id));
+            }
+            way.link.clone()
+        };
+        match link {
+            Link::Here { hub, server } => {
+                hub.handle(self.rank, id, request);
+                hub.flush();
+                if let Some(server) = server {
+                    server.schedule();
+                }
+            }
+            Link::Elsewhere { connection, .. } => connection.flush_quietly(),
+            Link::Between { .. } => {}
+        }
+    }
+}

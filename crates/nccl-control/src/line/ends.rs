@@ -1,0 +1,93 @@
+//! The end of a communicator: its members tell each other that they are done with it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Line, Link};
+use crate::forked;
+use crate::incoming::Answer;
+use crate::mailbox::Waited;
+use crate::message::{ENDS, Incomplete, Round};
+use crate::request::Request;
+use crate::time::{deadline_after, later};
+
+/// What [`Line::end`] came to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The parts of all members; that of one that is gone is empty.
+    All(Vec<Vec<u8>>),
+    /// Who has not said that it is done.
+    Missing(Vec<usize>),
+    /// There is no connection to the others any more.
+    Unheard,
+}
+
+impl Line {
+    /// Tells `members` that this rank is done with `name`, and waits until all of them are that are
+    /// still there: at most for `patience` after the first of them came here, or until it is
+    /// `interrupted`.
+    ///
+    /// A rank whose world is gone comes here all the same, as long as it has communicators.
+    pub fn end(
+        &self,
+        name: &str,
+        members: &Arc<[usize]>,
+        part: &[u8],
+        patience: Duration,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Ended {
+        if forked::is_child() {
+            return Ended::Unheard;
+        }
+        let ticket = self.mailbox.lasting_ticket();
+        self.send(ticket.id, Self::end_request(name, members, part, patience));
+        let mut deadline = deadline_after(patience);
+        // The coordinator keeps the time; if it stands still, it is the one that is missing.
+        let last = later(deadline, Duration::from_secs(1));
+        loop {
+            match ticket.wait(deadline, interrupted) {
+                Waited::Answer(Answer::Parts(parts)) => {
+                    return Ended::All(Arc::unwrap_or_clone(parts));
+                }
+                Waited::Answer(Answer::Incomplete(incomplete)) => {
+                    return match &*incomplete {
+                        Incomplete::TimedOut { missing, .. } => {
+                            Ended::Missing(missing.iter().map(|missing| missing.rank).collect())
+                        }
+                        _ => Ended::Unheard,
+                    };
+                }
+                Waited::Answer(_) | Waited::Closed(..) | Waited::Interrupted => {
+                    return Ended::Unheard;
+                }
+                Waited::Late => match self.link() {
+                    Link::Here { hub, .. } => {
+                        hub.tick(Instant::now());
+                        deadline = Instant::now() + Duration::from_millis(1);
+                    }
+                    _ if deadline < last => deadline = last,
+                    _ => return Ended::Missing(vec![self.coordinator()]),
+                },
+            }
+        }
+    }
+
+    /// As [`end`](Self::end), without waiting for the others.
+    pub fn end_alone(&self, name: &str, members: &Arc<[usize]>, part: &[u8], patience: Duration) {
+        self.send(u64::MAX, Self::end_request(name, members, part, patience));
+    }
+
+    fn end_request(name: &str, members: &Arc<[usize]>, part: &[u8], patience: Duration) -> Request {
+        let round = Round {
+            topic: format!("{ENDS}{name}"),
+            number: 0,
+            members: Some(Arc::clone(members)),
+        };
+        let part = part.to_vec();
+        Request::Collect {
+            round,
+            patience,
+            part,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! How a rank takes its leave of the others: with its world, with its communicators, or with its process.
+
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use super::{Line, Link};
+use crate::message::Departure;
+use crate::request::Request;
+use crate::sync::{Condvar, Mutex};
+
+/// How long a goodbye may take to be written.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The lines that communicators have.
+pub(super) static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
+
+/// How many of them have not said goodbye yet, and who waits for that.
+pub(super) static UNSAID: Mutex<usize> = Mutex::new(0);
+
+static SAID: Condvar = Condvar::new();
+
+/// The process exits with this status, and with communicators that were not dropped. When it is not 0,
+/// the other ranks are not to wait for it.
+pub fn say_goodbye(status: i32) {
+    let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
+    for line in &open {
+        if matches!(line.link(), Link::Here { server: None, .. }) {
+            // The other ranks are threads that end as well.
+            line.has_left();
+            continue;
+        }
+        if status != 0 {
+            let chain = format!("its process ended with exit status {status}");
+            *line.farewell.lock() = Departure::Failed(chain);
+        }
+        line.leave();
+    }
+    // Their own goodbye would be the second.
+    open.into_iter().for_each(std::mem::forget);
+    // Another thread has dropped one just now, and is about to say it.
+    let mut unsaid = UNSAID.lock();
+    SAID.wait_while_for(&mut unsaid, |unsaid| *unsaid > 0, FAREWELL);
+}
+
+impl Line {
+    /// Says that this rank fails, whatever becomes of this value.
+    pub(crate) fn fail(&self, chain: String) {
+        if self.watcher.get().is_some() {
+            // Its communicators still have to end, and the others wait for that.
+            return self.send(u64::MAX, Request::Stay { chain: Some(chain) });
+        }
+        match self.link() {
+            Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(chain)),
+            Link::Elsewhere { connection, .. } => {
+                connection.enqueue(Request::Fail { chain }.encode(0));
+                let _ = connection.drain(Instant::now() + FAREWELL);
+            }
+            Link::Between { .. } => self.send(u64::MAX, Request::Fail { chain }),
+        }
+    }
+
+    /// The world is gone; `alone` if nothing else has the line.
+    pub(crate) fn world_ends(&self, farewell: Departure, alone: bool) {
+        if alone {
+            *self.farewell.lock() = farewell;
+            return;
+        }
+        let chain = match farewell {
+            Departure::Failed(chain) => Some(chain),
+            Departure::Left | Departure::Lost(_) => None,
+        };
+        self.send(u64::MAX, Request::Stay { chain });
+    }
+
+    /// Says goodbye, for good.
+    fn leave(&self) {
+        let farewell = std::mem::replace(&mut *self.farewell.lock(), Departure::Left);
+        let link = self.last_link();
+        match &link {
+            Link::Here { hub, .. } => hub.leave(self.rank, farewell),
+            Link::Between { .. } => {}
+            Link::Elsewhere { connection, .. } => {
+                let last = match farewell {
+                    Departure::Failed(chain) => Request::Fail { chain },
+                    _ => Request::Goodbye,
+                };
+                connection.enqueue(last.encode(0));
+                // A rank 0 that is gone misses nothing.
+                let _ = connection.drain(Instant::now() + FAREWELL);
+                connection.forget();
+                connection.shut();
+            }
+        }
+        self.has_left();
+    }
+
+    /// The way over which to say goodbye: while there is no coordinator, the next one is waited for, unless
+    /// the last has left in order, and most leave with it.
+    fn last_link(&self) -> Link {
+        let deadline = Instant::now() + FAREWELL;
+        loop {
+            let mut way = self.way.lock();
+            let has_left = self.mailbox.departure(self.coordinator()) == Some(Departure::Left);
+            if !matches!(way.link, Link::Between { .. })
+                || has_left
+                || self.mailbox.is_closed()
+                || Instant::now() >= deadline
+            {
+                way.left = true;
+                return way.link.clone();
+            }
+            drop(way);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whoever ends the process need not wait for it any more.
+    fn has_left(&self) {
+        if self.watcher.get().is_some() {
+            *UNSAID.lock() -= 1;
+            SAID.notify_all();
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.leave();
+        // Who looks for another coordinator just now may have a hand on it.
+        if let Some(server) = self.own_door() {
+            server.finish();
+        }
+        self.mailbox.forget_loss();
+    }
+}

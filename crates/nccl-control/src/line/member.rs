@@ -1,0 +1,96 @@
+//! Who a rank is: its host, its process, and where it listens.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::process;
+
+/// What is known of a rank.
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub struct Member {
+    pub host: String,
+    pub pid: u32,
+    /// Which rank its launcher started it as, where that is known and told of no other rank.
+    pub launched: Option<usize>,
+    /// Where it listens, unless it is a thread of this process.
+    pub at: Option<String>,
+    /// A checksum of the kernel and the namespace in which its number means something; 0 where that is not known.
+    pub kernel: u64,
+}
+
+/// Which ranks their launcher started them as, where that is known.
+pub fn launched(people: Option<&Vec<Member>>) -> Vec<Option<usize>> {
+    let people = people.into_iter().flatten();
+    people.map(|member| member.launched).collect()
+}
+
+impl Member {
+    /// The address of the network card over which it is reached, where it is over one.
+    fn address(&self) -> Option<IpAddr> {
+        let at = self.at.as_deref()?.strip_prefix("tcp:")?;
+        Some(at.parse::<SocketAddr>().ok()?.ip())
+    }
+
+    /// Whether what cuts one of the two off from the network cuts off the other: they are reached at one address.
+    /// A name alone says nothing, as many hosts are called `localhost` or `ubuntu`.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        let own = self.address();
+        own.is_some() && own == other.address()
+    }
+
+    /// Whether it is reached without a network.
+    pub(crate) fn is_at_unix_socket(&self) -> bool {
+        let at = self.at.as_deref();
+        at.is_none_or(|at| at.starts_with("unix:"))
+    }
+
+    /// A thread of this process.
+    pub(crate) fn here() -> Self {
+        Self {
+            host: crate::host::name().to_string(),
+            pid: std::process::id(),
+            launched: None,
+            at: None,
+            kernel: process::kernel_sum(),
+        }
+    }
+
+    /// Whether its process has the number here that it says.
+    pub fn is_here(&self) -> bool {
+        self.kernel != 0 && self.kernel == process::kernel_sum()
+    }
+
+    /// What the kernel says of it, if that is this one, and says that the process cannot go on now.
+    pub fn standing_still(&self) -> Option<String> {
+        let state = self
+            .is_here()
+            .then(|| process::state_of(self.pid.into()))
+            .flatten();
+        state.filter(|state| process::is_still(state))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_beside_each_other_by_their_address_and_not_by_the_name_of_their_host() {
+        let member = |at: Option<&str>| Member {
+            host: String::from("ubuntu"),
+            pid: 7,
+            launched: None,
+            at: at.map(str::to_owned),
+            kernel: 0,
+        };
+        let one = member(Some("tcp:10.0.0.1:4000"));
+        assert!(one.is_beside(&member(Some("tcp:10.0.0.1:4001"))));
+        assert!(!one.is_beside(&member(Some("tcp:10.0.0.2:4000"))));
+        let six = member(Some("tcp:[fe80::1]:4000"));
+        assert!(six.is_beside(&member(Some("tcp:[fe80::1]:9"))));
+        // Of those nobody knows.
+        assert!(!member(None).is_beside(&member(None)));
+        let local = member(Some("unix:/tmp/x"));
+        assert!(!local.is_beside(&local.clone()));
+    }
+}

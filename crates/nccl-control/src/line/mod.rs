@@ -1,0 +1,231 @@
+//! A rank's line to the others: what its world and its communicators share.
+//!
+//! A program may drop its `World` and go on with its communicators, and these still have
+//! to hear of a rank that died. So the connection is theirs together: it stays open until the last of
+//! them is gone, and only then says goodbye. Of a world that is gone while communicators live, the
+//! others learn at once that this rank comes to no exchange any more ([`Request::Stay`]); should its
+//! process die after that, they hear of it like of any other death.
+//!
+//! [`Request::Stay`]: super::request::Request::Stay
+//!
+//! The value itself, the way to the coordinator, and how both come to be are here.
+//!
+//! - `member`: who a rank is; `facts`: what this one knows of itself and of the others;
+//! - `asking`: requests and their answers; `ends`: the end of a communicator, waited for together;
+//! - `farewell`: how the line says goodbye.
+
+mod asking;
+mod ends;
+mod facts;
+mod farewell;
+mod member;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use self::farewell::{OPEN, UNSAID};
+use super::attached::{Attached, Watcher, host};
+use super::connection::Connection;
+use super::events::WorldEvent;
+use super::heir::{self, Heir, Way};
+use super::hub::Hub;
+use super::mailbox::{Mailbox, Notice};
+use super::message::Departure;
+use super::panics;
+use super::server::Server;
+use crate::forked;
+use crate::sync::Mutex;
+
+pub use self::ends::Ended;
+pub use self::farewell::say_goodbye;
+pub use self::member::{Member, launched};
+
+#[doc(hidden)]
+pub struct Line {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) way: Arc<Mutex<Way>>,
+    /// Whether it has communicators, or had.
+    watched: Arc<AtomicBool>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// Known when all have met.
+    members: Arc<OnceLock<Vec<Member>>>,
+    /// Made with the first communicator.
+    watcher: OnceLock<Arc<dyn Watcher>>,
+    /// The job's name and epoch.
+    pub(crate) job: (String, u64),
+    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
+    rounds: Mutex<HashMap<String, u64>>,
+    /// The epoch to which the world has gone on; 0 before.
+    gone_on: AtomicU64,
+    /// Under which its communicators record what they do.
+    attached: Arc<dyn Attached>,
+    /// What the program does, as it says, and since when.
+    phase: Mutex<Option<(String, Instant)>>,
+    /// What the others are told when this value goes.
+    farewell: Mutex<Departure>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Link {
+    Here {
+        hub: Arc<Hub>,
+        server: Option<Arc<Server>>,
+    },
+    Elsewhere {
+        connection: Arc<Connection>,
+        /// This rank's own door, which stays open as long as the line.
+        server: Arc<Server>,
+    },
+    /// The coordinator is gone, and there is no other yet.
+    Between { server: Arc<Server> },
+}
+
+impl Line {
+    pub(crate) fn open(
+        rank: usize,
+        size: usize,
+        job: (String, u64),
+        link: Link,
+        mailbox: Arc<Mailbox>,
+    ) -> Arc<Self> {
+        let attached = host().opens(&job.0, job.1, rank, size);
+        let line = Arc::new(Self {
+            rank,
+            size,
+            way: Arc::new(Mutex::new(Way::new(link))),
+            watched: Arc::default(),
+            mailbox,
+            members: Arc::default(),
+            watcher: OnceLock::new(),
+            job,
+            rounds: Mutex::default(),
+            gone_on: AtomicU64::new(0),
+            attached,
+            phase: Mutex::default(),
+            farewell: Mutex::new(Departure::Left),
+        });
+        if let Some(server) = line.own_door() {
+            server.attach(&line.attached);
+        }
+        forked::watch();
+        panics::remember(Arc::downgrade(&line));
+        line
+    }
+
+    /// All have said who they are. From now on, another takes over when the coordinator goes.
+    pub(crate) fn meet(&self, members: Vec<Member>) {
+        let _ = self.members.set(members);
+        if matches!(self.link(), Link::Elsewhere { .. }) {
+            let heir = Heir {
+                rank: self.rank,
+                size: self.size,
+                way: Arc::clone(&self.way),
+                mailbox: Arc::clone(&self.mailbox),
+                members: Arc::clone(&self.members),
+                watched: Arc::clone(&self.watched),
+            };
+            self.mailbox.on_loss(move |loss| heir::bereave(&heir, loss));
+        }
+    }
+
+    /// The way to the coordinator, as it is now.
+    pub(crate) fn link(&self) -> Link {
+        self.way.lock().link.clone()
+    }
+
+    /// As if this process died.
+    #[cfg(test)]
+    pub(crate) fn cut_for_a_test(&self) {
+        match self.link() {
+            Link::Here {
+                server: Some(server),
+                ..
+            } => server.cut_for_a_test(),
+            Link::Here { .. } => {}
+            Link::Elsewhere { connection, server } => {
+                server.cut_for_a_test();
+                connection.shut();
+            }
+            Link::Between { server } => server.cut_for_a_test(),
+        }
+    }
+
+    /// Those who read what happens in the world `before` read on in this one, its next epoch.
+    pub(crate) fn goes_on_from(&self, before: &Self) {
+        let members = self.members.get().map_or(&[][..], Vec::as_slice);
+        let epoch = WorldEvent::WentOn { epoch: self.job.1 };
+        let mailbox = &self.mailbox;
+        mailbox.goes_on_from(&before.mailbox, members, epoch);
+    }
+
+    /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
+    pub(crate) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
+        self.gone_on.store(epoch, Ordering::Release);
+        if let Some(door) = self.own_door() {
+            door.has_gone_on();
+        }
+        if let Some(watcher) = self.watcher.get() {
+            watcher.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
+        }
+    }
+
+    /// The coordinator's door, where that is this rank's.
+    pub(crate) fn server(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { .. } | Link::Between { .. } => None,
+        }
+    }
+
+    /// This rank's own door; none where all ranks are threads.
+    pub(crate) fn own_door(&self) -> Option<Arc<Server>> {
+        match self.link() {
+            Link::Here { server, .. } => server,
+            Link::Elsewhere { server, .. } | Link::Between { server } => Some(server),
+        }
+    }
+
+    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
+    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
+    /// not wait.
+    pub fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
+        self.mailbox.on_notice(Box::new(handler));
+    }
+
+    /// Waits until the handlers have heard what came before now.
+    pub fn catch_up(&self) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while !self.mailbox.run_handlers() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// What looks after the communicators of this line; made by `start` for the first of them. From then on the line stays open
+    /// until it has said goodbye, also when the process exits.
+    pub fn watcher(
+        self: &Arc<Self>,
+        start: impl FnOnce(&Arc<Self>) -> Arc<dyn Watcher>,
+    ) -> Arc<dyn Watcher> {
+        Arc::clone(self.watcher.get_or_init(|| {
+            let mut open = OPEN.lock();
+            open.retain(|line| line.strong_count() > 0);
+            open.push(Arc::downgrade(self));
+            *UNSAID.lock() += 1;
+            self.watched.store(true, Ordering::Release);
+            start(self)
+        }))
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

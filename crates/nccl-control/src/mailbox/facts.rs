@@ -1,0 +1,50 @@
+//! What has been heard of the other ranks and of the coordinator, to be looked up at any time.
+
+use std::time::Duration;
+
+use super::Mailbox;
+use crate::heartbeat::Suspect;
+use crate::message::Departure;
+
+impl Mailbox {
+    /// Who coordinates, as far as this rank knows.
+    pub(crate) fn coordinator(&self) -> usize {
+        self.state.lock().coordinator()
+    }
+
+    /// For how long the coordinator has not been heard.
+    pub(crate) fn coordinator_age(&self) -> Option<Duration> {
+        self.state.lock().suspects.coordinator_age()
+    }
+
+    /// Whose processes are silent.
+    pub(crate) fn suspects(&self) -> Vec<Suspect> {
+        self.state.lock().suspects.all()
+    }
+
+    /// How many wait to be taken into the next epoch.
+    pub(crate) fn newcomers(&self) -> usize {
+        self.state.lock().newcomers
+    }
+
+    /// How a rank left, if it did.
+    pub(crate) fn departure(&self, rank: usize) -> Option<Departure> {
+        self.state.lock().departed.get(&rank).cloned()
+    }
+
+    /// Who left, and how.
+    pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
+        let state = self.state.lock();
+        let departed = state.departed.iter();
+        departed
+            .map(|(&rank, departure)| (rank, departure.clone()))
+            .collect()
+    }
+
+    /// Who died or failed first, if anybody did.
+    pub(crate) fn first_failed(&self) -> Option<(usize, Departure)> {
+        let state = self.state.lock();
+        let rank = state.first_failed?;
+        Some((rank, state.departed.get(&rank)?.clone()))
+    }
+}

@@ -1,0 +1,51 @@
+//! Who is called with the notices, one after the other.
+
+use super::{Mailbox, Notice};
+
+pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
+
+/// How many notices are kept for the first handler.
+const KEPT: usize = 1024;
+
+impl Mailbox {
+    /// From now on, `handler` is called with each notice, on the thread that received it: it must not
+    /// wait. Notices that came before go to the first handler at once.
+    pub(crate) fn on_notice(&self, handler: Handler) {
+        let mut handlers = self.handlers.lock();
+        let kept = std::mem::take(&mut self.state.lock().kept);
+        kept.iter().for_each(&handler);
+        handlers.push(handler);
+    }
+
+    /// Calls the handlers with what has come, unless another thread is at it. Whether all is heard.
+    pub(crate) fn run_handlers(&self) -> bool {
+        loop {
+            let notice = {
+                let mut state = self.state.lock();
+                if state.running {
+                    return false;
+                }
+                let Some(notice) = state.inbox.pop_front() else {
+                    return true;
+                };
+                state.running = true;
+                notice
+            };
+            let handlers = self.handlers.lock();
+            if handlers.is_empty() {
+                let mut state = self.state.lock();
+                if state.kept.len() < KEPT {
+                    state.kept.push(notice);
+                }
+            } else {
+                for handler in handlers.iter() {
+                    // A handler that panics takes nobody else with it.
+                    let call = std::panic::AssertUnwindSafe(|| handler(&notice));
+                    let _ = std::panic::catch_unwind(call);
+                }
+            }
+            drop(handlers);
+            self.state.lock().running = false;
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What this rank hears of the others without having asked.
+
+pub(crate) use nccl_base::departure::{ONE_WAY, SILENT};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::inquiry::Lateness;
+use crate::message::Departure;
+use crate::succession::Entry;
+
+/// Something that another rank announced, or that happened to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Notice {
+    Announced {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
+    /// By another rank, to this one alone; in no order with the rest.
+    Told {
+        from: usize,
+        topic: String,
+        bytes: Arc<[u8]>,
+    },
+    /// A rank left, failed or died. Comes once for each.
+    Gone { rank: usize, departure: Departure },
+    /// Whether this rank has entered an operation of a communicator.
+    Inquired {
+        key: String,
+        turn: u64,
+        is_sample: bool,
+    },
+    /// Who has not entered an operation, or has at last.
+    Late(Arc<Lateness>),
+    /// How far apart the ranks entered one, and who was last.
+    Skewed {
+        key: String,
+        skew: Duration,
+        last: usize,
+    },
+    /// This rank and those can reach each other no more, and nobody can tell which side is at fault.
+    CutOff { from: Vec<usize>, why: String },
+}
+
+impl Entry for Notice {
+    fn gone(rank: usize, how: &str) -> Self {
+        let departure = Departure::Lost(how.to_owned());
+        Self::Gone { rank, departure }
+    }
+
+    fn departed(&self) -> Option<(usize, bool)> {
+        match self {
+            Self::Gone { rank, departure } => {
+                let lives = matches!(departure, Departure::Lost(how) if how.starts_with(SILENT));
+                Some((*rank, lives))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! How the message of a panic gets to the other ranks.
+
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, Once, Weak, mpsc};
+use std::time::Duration;
+
+use super::hub::cut;
+use super::line::Line;
+use crate::forked;
+use crate::sync::Mutex;
+
+/// The longest message that is kept, in bytes.
+const LONGEST: usize = 4096;
+
+/// How long a process that is about to abort takes to tell the others.
+const TELLING: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Everything through which this process talks to other ranks.
+static LINES: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
+
+/// From now on the other ranks hear the message and the place of a panic that ends a `World`,
+/// instead of only that there was one.
+///
+/// A panic hook belongs to the whole process, so a library must not set one unasked: call this once, in
+/// `main`. The hook that was there is called as well. A world that is dropped while its thread unwinds then
+/// fails with `its thread panicked at src/main.rs:10:5: message`; in a program that is built with
+/// `panic = "abort"`, every world of the process does, because no thread unwinds. A panic that is caught
+/// before it reaches a world is nobody's business.
+///
+/// ```
+/// nccl::install_panic_hook();
+/// let mut worlds = nccl::World::threads(2);
+/// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+/// let rank = std::thread::spawn(move || {
+///     let _world = one;
+///     panic!("the weights are of another model");
+/// });
+/// assert!(rank.join().is_err());
+/// let error = zero.barrier("loaded").unwrap_err().to_string();
+/// assert!(error.contains("the weights are of another model"), "{error}");
+/// ```
+pub fn install_panic_hook() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let text = describe(info);
+            if cfg!(panic = "abort") {
+                tell_all(&text);
+            }
+            // A thread that is past its own data has none of ours either.
+            let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
+            before(info);
+        }));
+    });
+}
+
+/// Everything through which this process talks to other ranks.
+pub fn lines() -> Vec<Arc<Line>> {
+    if forked::is_child() {
+        return Vec::new();
+    }
+    LINES.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+fn describe(info: &PanicHookInfo<'_>) -> String {
+    let payload = info.payload();
+    let message = match (
+        payload.downcast_ref::<&str>(),
+        payload.downcast_ref::<String>(),
+    ) {
+        (Some(text), _) => *text,
+        (_, Some(text)) => text,
+        _ => "a value that is no text",
+    };
+    let mut text = match info.location() {
+        Some(place) => format!("its thread panicked at {place}: {message}"),
+        None => format!("its thread panicked: {message}"),
+    };
+    cut(&mut text, LONGEST);
+    text
+}
+
+/// What to say of the panic that unwinds this thread.
+pub(super) fn of_this_thread() -> String {
+    let last = LAST.try_with(|last| last.borrow().clone());
+    last.ok()
+        .flatten()
+        .unwrap_or_else(|| String::from("its thread panicked"))
+}
+
+/// A line is open from now on.
+pub(super) fn remember(line: Weak<Line>) {
+    if forked::is_child() {
+        return;
+    }
+    let mut lines = LINES.lock();
+    lines.retain(|line| line.strong_count() > 0);
+    lines.push(line);
+}
+
+/// Tells the others of all worlds that this process is about to abort. On a thread of its own: this one may
+/// hold any lock.
+pub(super) fn tell_all(text: &str) {
+    if forked::is_child() {
+        return;
+    }
+    let text = text.to_owned();
+    let (done, told) = mpsc::channel();
+    let telling = move || {
+        let lines: Vec<_> = LINES.lock().iter().filter_map(Weak::upgrade).collect();
+        for line in &lines {
+            line.fail(text.clone());
+        }
+        let _ = done.send(());
+        // Dropping a line may wait, and the process ends anyway.
+        std::mem::forget(lines);
+    };
+    if std::thread::Builder::new().spawn(telling).is_ok() {
+        let _ = told.recv_timeout(TELLING);
+    }
+}

@@ -1,0 +1,422 @@
+//! The recordings of all ranks, asked for by one of them or by an observer, whatever their threads do.
+//!
+//! Every rank has a door of its own, at which its process's reading thread listens ([`server`](super::server)).
+//! Whoever asks goes from door to door, so that nothing passes through rank 0, which may itself be what hangs:
+//!
+//! ```text
+//! asks                                   a rank's reading thread
+//!   greeting, with the job's secret ───▶
+//!   what is the time?  (five times) ───▶ answers at once
+//!   what have you recorded?         ───▶ has a thread of its own copy and write it
+//!                                   ◀─── no more than so many bytes, the oldest left out
+//! ```
+//!
+//! At most [`WORKERS`] ranks are asked at once, and all answers together have at most [`TOTAL`] bytes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_base::clock;
+
+use super::attached::ClockReading;
+use super::client::{self, Claim, Tried};
+use super::connection::Connection;
+use super::door::PATIENCE;
+use super::frame::{Decoder, Frame};
+use super::incoming::{Answer, Incoming};
+use super::launcher;
+use super::line::Line;
+use super::observer::Observer;
+use super::place::Address;
+use super::process;
+use super::request::Request;
+use super::server::Job;
+use crate::sync::Mutex;
+use crate::time::deadline_after;
+
+/// How many ranks are asked at once.
+const WORKERS: usize = 32;
+
+/// Bytes of all answers together, as far as [`LEAST`] allows.
+const TOTAL: usize = 64 << 20;
+
+/// What one rank may answer: not less, however many there are, and not more, however few.
+const LEAST: usize = 32 << 10;
+const MOST: usize = 4 << 20;
+
+/// How often a clock is read; the shortest round trip counts.
+const READINGS: usize = 5;
+
+/// One try to be let in.
+const TRY: Duration = Duration::from_secs(2);
+
+/// A rank that is gone, as far as is known, may still have a door.
+const GONE: Duration = Duration::from_millis(300);
+
+/// A rank that is to be asked.
+pub(super) struct Target {
+    pub(super) rank: usize,
+    pub(super) host: Option<String>,
+    pub(super) pid: Option<u32>,
+    /// Where its door is.
+    pub(super) at: Option<String>,
+    /// How it ended.
+    pub(super) end: Option<String>,
+    /// What else is known of it, for when it does not answer.
+    pub(super) known: Option<String>,
+}
+
+/// Who asks whom.
+struct Asker<'a> {
+    job: &'a Job,
+    size: usize,
+    limit: Duration,
+}
+
+/// What was asked of the ranks of a job.
+#[doc(hidden)]
+pub struct Asked<T> {
+    pub job: String,
+    pub epoch: u64,
+    /// By rank.
+    pub answers: Vec<T>,
+    /// Those without an answer that can be used, by rank.
+    pub missing: Vec<Unheard>,
+}
+
+/// A rank that did not answer.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Unheard {
+    pub rank: usize,
+    pub host: Option<String>,
+    pub pid: Option<u32>,
+    pub why: String,
+}
+
+/// Makes a value of what a rank answered, whose clock stands so to that of this process.
+pub(crate) type Decode<'d, T> = dyn Fn(usize, ClockReading, &[u8]) -> Result<T, String> + Sync + 'd;
+
+impl Observer {
+    /// The recordings of all ranks.
+    pub fn ask_for_recordings<T: Send>(&self, limit: Duration, decode: &Decode<'_, T>) -> Asked<T> {
+        let (job, targets) = self.targets();
+        let size = targets.len();
+        let asker = Asker {
+            job: &job,
+            size,
+            limit,
+        };
+        asker.ask(targets, decode)
+    }
+}
+
+impl Line {
+    /// The recordings of all other ranks, each of its own process; `None` where all ranks are threads of this one.
+    pub fn ask_for_recordings<T: Send>(
+        &self,
+        limit: Duration,
+        decode: &Decode<'_, T>,
+    ) -> Option<Asked<T>> {
+        let server = self.own_door()?;
+        let departures = self.departures();
+        let members = self.members();
+        let members = members.get();
+        let targets = (0..self.size)
+            .filter(|rank| *rank != self.rank)
+            .map(|rank| {
+                let member = members.and_then(|members| members.get(rank));
+                let end = departures.iter().find(|(gone, _)| *gone == rank);
+                Target {
+                    rank,
+                    host: member.map(|member| member.host.clone()),
+                    pid: member.map(|member| member.pid),
+                    at: member.and_then(|member| member.at.clone()),
+                    end: end.map(|(_, departure)| departure.to_string()),
+                    known: None,
+                }
+            })
+            .collect();
+        let asker = Asker {
+            job: server.job(),
+            size: self.size,
+            limit,
+        };
+        Some(asker.ask(targets, decode))
+    }
+
+    /// Measures how this process's clock stands to rank 0's, where that matters.
+    pub(super) fn compare_clocks(&self) {
+        if !self.attached().wants_clock() {
+            return;
+        }
+        if self.rank == 0 {
+            return self.attached().set_clock(None);
+        }
+        let deadline = deadline_after(PATIENCE);
+        let mut readings = Readings::default();
+        for _ in 0..READINGS {
+            let ask = || match self.ask("clock", |_| Request::Clock, deadline, None, None) {
+                Ok(Answer::Value(value)) => Some(value),
+                _ => None,
+            };
+            if readings.take(ask).is_none() {
+                break;
+            }
+        }
+        if let Some(reading) = readings.best {
+            self.attached().set_clock(Some(reading));
+        }
+    }
+}
+
+/// Readings of another process's clock.
+#[derive(Default)]
+struct Readings {
+    /// The one with the shortest round trip: how long that took, and by how much the other clock was ahead.
+    best: Option<ClockReading>,
+}
+
+impl Readings {
+    /// Reads it once; `None` where there is no time in the answer.
+    fn take(&mut self, ask: impl FnOnce() -> Option<Arc<[u8]>>) -> Option<()> {
+        let own = i128::from(clock::clock());
+        let begun = Instant::now();
+        let answer = ask()?;
+        let round_trip = begun.elapsed().as_nanos();
+        let theirs = u64::from_le_bytes(answer[..].try_into().ok()?);
+        let ahead = i128::from(theirs) - own - (round_trip / 2).cast_signed();
+        if self.best.is_none_or(|best| round_trip < best.round_trip) {
+            self.best = Some(ClockReading { ahead, round_trip });
+        }
+        Some(())
+    }
+}
+
+impl Asker<'_> {
+    /// Asks all of them.
+    fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
+        let until = deadline_after(self.limit);
+        // Ranks that do not answer must not use up the time of those behind them.
+        let each = match targets.len() {
+            ..=WORKERS => self.limit,
+            _ => (self.limit / 4).max(Duration::from_millis(250)),
+        };
+        let workers = targets.len().min(WORKERS);
+        let rest = Mutex::new(targets.into_iter());
+        let found = Mutex::new((Vec::new(), Vec::new()));
+        let work = || {
+            loop {
+                let Some(target) = rest.lock().next() else {
+                    break;
+                };
+                let patience = match target.end {
+                    Some(_) => each.min(GONE),
+                    None => each,
+                };
+                let deadline = until.min(deadline_after(patience));
+                let answer = self.ask_one(&target, deadline, decode);
+                let (answers, missing) = &mut *found.lock();
+                match answer {
+                    Ok(answer) => answers.push((target.rank, answer)),
+                    Err(why) => missing.push(target.missing(&why)),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut started = 0;
+            for _ in 0..workers {
+                let thread = std::thread::Builder::new().name(String::from("nccl-recordings"));
+                started += usize::from(thread.spawn_scoped(scope, work).is_ok());
+            }
+            if started == 0 {
+                work();
+            }
+        });
+        let (mut answers, mut missing) = found.into_inner();
+        answers.sort_by_key(|(rank, _)| *rank);
+        missing.sort_by_key(|one: &Unheard| one.rank);
+        Asked {
+            job: self.job.name.clone(),
+            epoch: self.job.epoch,
+            answers: answers.into_iter().map(|(_, answer)| answer).collect(),
+            missing,
+        }
+    }
+
+    /// One rank, until it answers or the deadline passes; why it did not.
+    fn ask_one<T>(
+        &self,
+        target: &Target,
+        deadline: Instant,
+        decode: &Decode<'_, T>,
+    ) -> Result<T, String> {
+        let Some(at) = &target.at else {
+            return Err(String::from(
+                "it never joined, or has not said where it listens",
+            ));
+        };
+        let address = launcher::place(at).ok_or("its address cannot be read")?;
+        let begun = Instant::now();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let why = match self.talk(&address, target, deadline, decode) {
+                Ok(answer) => return Ok(answer),
+                Err(Unanswered::Finally(why)) => return Err(why),
+                Err(Unanswered::SoFar(why)) => why,
+            };
+            if Instant::now() + pause >= deadline {
+                let state =
+                    state_at(&address).map_or_else(String::new, |state| format!(": {state}"));
+                return Err(format!(
+                    "it did not answer within {:?}{state} ({why})",
+                    begun.elapsed().max(Duration::from_millis(1))
+                ));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    fn talk<T>(
+        &self,
+        address: &Address,
+        target: &Target,
+        deadline: Instant,
+        decode: &Decode<'_, T>,
+    ) -> Result<T, Unanswered> {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        let claim = Claim::asker(self.size);
+        let soon = deadline.min(Instant::now() + TRY);
+        let (connection, decoder) = match client::attempt(address, self.job, claim, 0, soon) {
+            Tried::Met(met) if met.by == target.rank => (met.connection, met.decoder),
+            // Who has taken over listens where the one did that is gone.
+            Tried::Met(met) => {
+                met.connection.shut();
+                let why = format!("rank {} listens at {address} by now", met.by);
+                return Err(Unanswered::Finally(why));
+            }
+            Tried::Refused(why) | Tried::Follows { why, .. } => {
+                return Err(Unanswered::Finally(why));
+            }
+            Tried::NotYet(error, _) if matches!(error.kind(), ConnectionRefused | NotFound) => {
+                let why = format!("nobody listens at {address} any more ({error})");
+                return Err(Unanswered::Finally(why));
+            }
+            Tried::NotYet(error, _) => return Err(Unanswered::SoFar(error.to_string())),
+        };
+        let mut talk = Talk {
+            connection: &connection,
+            decoder,
+            deadline,
+            next: 0,
+        };
+        let answer = talk.hear(target.rank, self.budget(), decode);
+        connection.shut();
+        answer
+    }
+
+    /// How many bytes each may answer.
+    fn budget(&self) -> usize {
+        (TOTAL / self.size.max(1)).clamp(LEAST, MOST)
+    }
+}
+
+/// Why there is no answer, and whether another try may have one.
+enum Unanswered {
+    Finally(String),
+    SoFar(String),
+}
+
+impl From<std::io::Error> for Unanswered {
+    fn from(error: std::io::Error) -> Self {
+        Self::SoFar(error.to_string())
+    }
+}
+
+/// With one rank.
+struct Talk<'c> {
+    connection: &'c Connection,
+    decoder: Decoder,
+    deadline: Instant,
+    next: u64,
+}
+
+impl Talk<'_> {
+    fn hear<T>(
+        &mut self,
+        rank: usize,
+        budget: usize,
+        decode: &Decode<'_, T>,
+    ) -> Result<T, Unanswered> {
+        let mut readings = Readings::default();
+        for _ in 0..READINGS {
+            let mut failed = None;
+            let ask = || match self.request(Request::Clock) {
+                Ok(answer) => Some(answer),
+                Err(why) => {
+                    failed = Some(why);
+                    None
+                }
+            };
+            if readings.take(ask).is_none() {
+                let unread = || Unanswered::Finally(String::from("it tells no time"));
+                return Err(failed.unwrap_or_else(unread));
+            }
+        }
+        let answer = self.request(Request::Recording { bytes: budget })?;
+        let reading = readings.best.unwrap_or_default();
+        decode(rank, reading, &answer)
+            .map_err(|why| Unanswered::Finally(format!("what it answered cannot be used: {why}")))
+    }
+
+    fn request(&mut self, request: Request) -> Result<Arc<[u8]>, Unanswered> {
+        let id = self.next;
+        self.next += 1;
+        self.connection.enqueue(request.encode(id));
+        self.connection.drain(self.deadline)?;
+        loop {
+            let frame: Frame = self.connection.expect(&mut self.decoder, self.deadline)?;
+            match Incoming::decode(frame) {
+                Ok(Incoming::Answer(answered, Answer::Value(value))) if answered == id => {
+                    return Ok(value);
+                }
+                Ok(Incoming::Answer(answered, _)) if answered == id => {
+                    return Err(Unanswered::SoFar(String::from(
+                        "it is busy with others who ask",
+                    )));
+                }
+                Ok(_) => {}
+                Err(broken) => return Err(Unanswered::Finally(format!("it sent {}", broken.0))),
+            }
+        }
+    }
+}
+
+impl Target {
+    fn missing(self, why: &str) -> Unheard {
+        let mut text = match &self.end {
+            Some(end) => end.clone(),
+            None => why.to_owned(),
+        };
+        if let Some(known) = &self.known {
+            text.push_str("; ");
+            text.push_str(known);
+        }
+        Unheard {
+            rank: self.rank,
+            host: self.host,
+            pid: self.pid,
+            why: text,
+        }
+    }
+}
+
+/// What the kernel says of the process that listens there, where it runs under the same one.
+fn state_at(address: &Address) -> Option<&'static str> {
+    if matches!(address, Address::Tcp(_)) {
+        return None;
+    }
+    let socket = super::place::dial(address, 0, Instant::now()).ok()?;
+    process::state_of_peer(&socket)
+}

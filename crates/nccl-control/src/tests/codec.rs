@@ -1,0 +1,558 @@
+//! Everything that is parsed, fed with what is right, what is nearly right, and what is not.
+//!
+//! `corpus/` holds one file for each message, as it goes over the wire. After a change of the protocol
+//! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl corpus` writes them anew.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
+use crate::going::Epoch;
+use crate::greeting::{Again, Greeting, Hello, NONCE, Role};
+use crate::incoming::{Answer, Incoming, Known, Push};
+use crate::mailbox::Notice;
+use crate::message::{Departure, Incomplete, Missing};
+use crate::operation::OperationKind;
+use crate::succession::{Loss, Report};
+use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
+use crate::{holder, interface, tcp};
+
+fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for frame in frames {
+        bytes.extend_from_slice(&frame.head);
+        bytes.extend_from_slice(&frame.payload);
+    }
+    bytes
+}
+
+fn answer(answer: &Answer) -> Outgoing {
+    let (kind, payload) = answer.encode();
+    Outgoing::new(kind, 7, payload)
+}
+
+fn epoch() -> Arc<Epoch> {
+    let from = vec![Some(0), Some(2), None];
+    Arc::new(Epoch { number: 4, from })
+}
+
+/// One of each message.
+fn examples() -> Vec<(&'static str, Outgoing)> {
+    let text = String::from;
+    let hello = Hello {
+        nonce: [1; NONCE],
+        has_secret: true,
+        job: text("job"),
+        epoch: 3,
+        world_size: 4,
+        role: Role::Observer,
+        rank: 2,
+        host: text("node-a"),
+        pid: 77,
+        kernel: text("boot 4026531836"),
+    };
+    let challenge = Greeting::Challenge {
+        nonce: [2; NONCE],
+        has_secret: true,
+        proof: [3; 32],
+    };
+    let refused = Greeting::Refused {
+        why: text("no"),
+        again: Again::Elsewhere,
+    };
+    let refused_at = Greeting::Refused {
+        why: text("this is rank 2"),
+        again: Again::At {
+            rank: 1,
+            at: text("tcp:10.0.0.6:31001"),
+        },
+    };
+    let told = vec![
+        Notice::Announced {
+            from: 2,
+            topic: text("t"),
+            bytes: b"b"[..].into(),
+        },
+        Notice::Gone {
+            rank: 0,
+            departure: Departure::Lost(text("it died")),
+        },
+    ];
+    let report = Report {
+        synced: 1,
+        first: 7,
+        log: told.clone(),
+        unheard: told[..1].to_vec(),
+        lost: vec![
+            (0, Loss::Told(text("t"))),
+            (1, Loss::Closed(text("c"))),
+            (2, Loss::Silent(text("s"))),
+            (3, Loss::Mute),
+            (4, Loss::Elsewhere),
+            (5, Loss::Left),
+        ],
+    };
+    let succeeded = Push::Succeeded {
+        by: 1,
+        start: 7,
+        entries: told,
+    };
+    let cut_off = Push::CutOff {
+        from: vec![0, 1],
+        why: text("w"),
+    };
+    let collect = |members: Option<Arc<[usize]>>| Request::Collect {
+        round: Round {
+            topic: text("barrier/x"),
+            number: 1,
+            members,
+        },
+        patience: Duration::from_secs(60),
+        part: b"part".to_vec(),
+    };
+    let subject = Subject {
+        key: text("k"),
+        name: text("model/tp"),
+        turn: 41,
+        kind: OperationKind::AllReduce,
+        sequence: 42,
+    };
+    let suspicion = Suspicion {
+        subject: subject.clone(),
+        members: vec![2, 0],
+        since: Duration::from_millis(1500),
+        is_sample: false,
+    };
+    let attends = Attendance {
+        key: text("k"),
+        turn: 41,
+        entered: Some(Duration::from_micros(12)),
+        last: text("l"),
+    };
+    let lateness = Lateness {
+        subject,
+        ranks: 2,
+        late: vec![Latecomer {
+            rank: 0,
+            place: 1,
+            host: text("node-a"),
+            pid: 77,
+            behind: Duration::from_millis(1501),
+            has_entered: false,
+            answers: true,
+            phase: text("load"),
+            last: text("l"),
+        }],
+        more: 3,
+        teller: 1,
+    };
+    let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
+    vec![
+        ("hello", Greeting::Hello(hello).encode()),
+        ("challenge", challenge.encode()),
+        ("proof", Greeting::Proof([4; 32]).encode()),
+        ("welcome", Greeting::Welcome { by: 1, epoch: 3 }.encode()),
+        ("refused", refused.encode()),
+        ("collect", collect(None).encode(1)),
+        ("collect-some", collect(Some([2, 0].into())).encode(2)),
+        ("cancel", Request::Cancel { reason: text("x") }.encode(1)),
+        (
+            "set",
+            Request::Set {
+                key: text("k"),
+                value: b"v".to_vec(),
+            }
+            .encode(3),
+        ),
+        (
+            "get",
+            Request::Get {
+                key: text("k"),
+                patience: Duration::from_millis(5),
+            }
+            .encode(4),
+        ),
+        ("phase", Request::Phase { name: text("p") }.encode(5)),
+        (
+            "announce",
+            Request::Announce {
+                topic: text("t"),
+                bytes: b"b".to_vec(),
+            }
+            .encode(6),
+        ),
+        (
+            "fail",
+            Request::Fail {
+                chain: text("a: b"),
+            }
+            .encode(0),
+        ),
+        ("goodbye", Request::Goodbye.encode(0)),
+        ("refused-at", refused_at.encode()),
+        ("report", Request::Report(report).encode(0)),
+        ("pong", Request::Pong(7).encode(0)),
+        (
+            "last",
+            Request::Last {
+                call: text("all_reduce #4"),
+            }
+            .encode(0),
+        ),
+        (
+            "saw",
+            Request::Saw {
+                rank: 2,
+                state: text("process state T"),
+            }
+            .encode(0),
+        ),
+        ("suspect", Request::Suspect(suspicion).encode(0)),
+        ("attends", Request::Attends(attends).encode(0)),
+        (
+            "inquire",
+            Push::Inquire {
+                key: text("k"),
+                turn: 41,
+                is_sample: false,
+            }
+            .encode(),
+        ),
+        ("lateness", Push::Lateness(Arc::new(lateness)).encode()),
+        (
+            "skew",
+            Push::Skew {
+                key: text("k"),
+                skew: Duration::from_micros(70),
+                last: 3,
+            }
+            .encode(),
+        ),
+        ("succeeded", succeeded.encode()),
+        ("cut-off", cut_off.encode()),
+        ("ping", Push::Ping(7).encode()),
+        ("look", Push::Look { rank: 2, pid: 77 }.encode()),
+        (
+            "suspected",
+            Push::Suspected {
+                rank: 2,
+                silent: Some(Duration::from_millis(3200)),
+                state: Some(text("process state T")),
+            }
+            .encode(),
+        ),
+        ("stay", Request::Stay { chain: None }.encode(0)),
+        (
+            "stay-failed",
+            Request::Stay {
+                chain: Some(text("a: b")),
+            }
+            .encode(0),
+        ),
+        (
+            "send",
+            Request::Send {
+                channel: text("steps"),
+                to: Some(2),
+                patience: Duration::from_secs(1),
+                bytes: b"b".to_vec(),
+            }
+            .encode(9),
+        ),
+        (
+            "took",
+            Request::Took {
+                channel: text("steps"),
+                count: 16,
+            }
+            .encode(0),
+        ),
+        (
+            "message",
+            Push::Message {
+                channel: text("steps"),
+                from: 1,
+                bytes: b"b"[..].into(),
+            }
+            .encode(),
+        ),
+        (
+            "over",
+            Push::Over {
+                rank: 1,
+                departure: Departure::Left,
+            }
+            .encode(),
+        ),
+        (
+            "go-on",
+            Request::GoOn {
+                patience: Duration::from_secs(1),
+                leaves_behind: true,
+            }
+            .encode(3),
+        ),
+        (
+            "listens",
+            Request::Listens {
+                at: text("unix:@a"),
+            }
+            .encode(0),
+        ),
+        (
+            "watches",
+            Request::Watches {
+                ranks: vec![(1, 77)],
+            }
+            .encode(0),
+        ),
+        (
+            "ended",
+            Request::Ended {
+                rank: 1,
+                pid: 77,
+                how: text("killed"),
+            }
+            .encode(8),
+        ),
+        (
+            "parts",
+            answer(&Answer::Parts(Arc::new(vec![b"a".to_vec(), Vec::new()]))),
+        ),
+        ("done", answer(&Answer::Done)),
+        ("value", answer(&Answer::Value(b"v"[..].into()))),
+        (
+            "timed-out",
+            incomplete(Incomplete::TimedOut {
+                missing: vec![
+                    Missing {
+                        rank: 1,
+                        phase: None,
+                    },
+                    Missing {
+                        rank: 2,
+                        phase: Some((text("load"), Duration::from_secs(3))),
+                    },
+                ],
+                waited: Duration::from_secs(9),
+                remarks: vec![text("somebody")],
+            }),
+        ),
+        (
+            "gone",
+            incomplete(Incomplete::Gone {
+                rank: 1,
+                departure: Departure::Lost(text("it died")),
+            }),
+        ),
+        ("twice", incomplete(Incomplete::Twice)),
+        ("too-large", incomplete(Incomplete::TooLarge { bytes: 9 })),
+        (
+            "given-up",
+            incomplete(Incomplete::GivenUp {
+                rank: 1,
+                reason: text("x"),
+            }),
+        ),
+        ("other-members", incomplete(Incomplete::OtherMembers)),
+        (
+            "no-key",
+            incomplete(Incomplete::NoKey {
+                waited: Duration::from_secs(1),
+            }),
+        ),
+        ("interrupted", incomplete(Incomplete::Interrupted)),
+        (
+            "notice",
+            Push::Notice {
+                from: 1,
+                topic: text("t"),
+                bytes: b"b"[..].into(),
+            }
+            .encode(),
+        ),
+        (
+            "push-failed",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::Failed(text("a: b")),
+            }
+            .encode(),
+        ),
+        ("epoch", answer(&Answer::Epoch(epoch()))),
+        ("newcomers", Push::Newcomers(2).encode()),
+        (
+            "invited",
+            Push::Invited {
+                epoch: epoch(),
+                rank: 2,
+            }
+            .encode(),
+        ),
+        ("watched", Push::Watched(true).encode()),
+        ("size", Push::Size(4).encode()),
+        ("goes-on", Push::GoesOn(3).encode()),
+        (
+            "member",
+            Push::Member(Known {
+                rank: 1,
+                host: text("node-a"),
+                pid: 77,
+                kernel: text("boot 4026531836"),
+                at: text("unix:@a"),
+                phase: Some((text("load"), Duration::from_secs(3))),
+                departure: Some(Departure::Left),
+            })
+            .encode(),
+        ),
+        (
+            "push-left",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::Left,
+            }
+            .encode(),
+        ),
+    ]
+}
+
+fn corpus() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tests/corpus")
+}
+
+/// Everything that could be done with bytes from a socket; what is understood is written and read back.
+fn feed(bytes: &[u8], limit: usize) -> usize {
+    let mut decoder = Decoder::new(limit);
+    let mut understood = 0;
+    // In two pieces, as they may come.
+    let (one, two) = bytes.split_at(bytes.len() / 2);
+    for piece in [one, two] {
+        decoder.push(piece);
+        while let Ok(Some(frame)) = decoder.next() {
+            assert!(frame.payload.len() <= limit);
+            understood += usize::from(again(&frame));
+        }
+    }
+    understood
+}
+
+fn again(frame: &Frame) -> bool {
+    let copy = |out: Outgoing| Frame {
+        kind: out.head[4],
+        id: frame.id,
+        payload: out.payload.to_vec(),
+    };
+    if let Ok(greeting) = Greeting::decode(frame) {
+        assert_eq!(Greeting::decode(&copy(greeting.encode())), Ok(greeting));
+        return true;
+    }
+    if let Ok(request) = Request::decode(frame) {
+        let back = Request::decode(&copy(request.encode(frame.id)));
+        assert_eq!(back, Ok(request));
+        return true;
+    }
+    let same = Frame {
+        kind: frame.kind,
+        id: frame.id,
+        payload: frame.payload.clone(),
+    };
+    match Incoming::decode(same) {
+        Ok(Incoming::Answer(id, answer)) => {
+            let (kind, payload) = answer.encode();
+            let back = Incoming::decode(copy(Outgoing::new(kind, id, payload)));
+            assert_eq!(back, Ok(Incoming::Answer(id, answer)));
+            true
+        }
+        Ok(Incoming::Push(push)) => {
+            let back = Incoming::decode(copy(push.encode()));
+            assert_eq!(back, Ok(Incoming::Push(push)));
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+#[test]
+fn the_corpus_holds_each_message_as_it_goes_over_the_wire() {
+    let update = std::env::var_os("NCCL_UPDATE_CORPUS").is_some();
+    for (name, frame) in examples() {
+        let path = corpus().join(name);
+        let bytes = bytes_of(&[frame]);
+        if update {
+            std::fs::create_dir_all(corpus()).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(
+            kept, bytes,
+            "{name}: the protocol has changed, and needs another version"
+        );
+        assert_eq!(feed(&bytes, GREETING), 1, "{name} is understood");
+    }
+}
+
+#[test]
+fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
+    let seeds: Vec<Vec<u8>> = std::fs::read_dir(corpus())
+        .unwrap()
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+        .collect();
+    assert!(seeds.len() >= examples().len());
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut understood = 0;
+    for _ in 0..60_000 {
+        let mut bytes = random.choice(&seeds).unwrap().clone();
+        for _ in 0..random.usize(0..4) {
+            let at = random.usize(..bytes.len());
+            match random.u8(..6) {
+                0 => bytes[at] ^= 1 << random.u8(..8),
+                1 => bytes[at] = *random.choice(&[0, 1, 0x7f, 0x80, 0xff][..]).unwrap(),
+                2 => bytes.truncate(at.max(1)),
+                3 => bytes.insert(at, random.u8(..)),
+                4 => {
+                    let other = random.choice(&seeds).unwrap();
+                    bytes.extend_from_slice(other);
+                }
+                // The kind of one message with the payload of another.
+                _ => bytes[4.min(at)] = random.u8(0..70),
+            }
+        }
+        let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();
+        understood += feed(&bytes, limit);
+        let text = String::from_utf8_lossy(&bytes);
+        let _ = tcp::Place::parse(&text);
+        let _ = interface::Interface::parse(&text);
+        let _ = holder::parse(&text);
+    }
+    // Otherwise the mutations were too wild to get anywhere.
+    assert!(understood > 10_000, "{understood}");
+}
+
+#[test]
+fn texts_that_people_write_make_no_parser_panic() {
+    let seeds = [
+        "10.0.0.5:29400",
+        "[fd00::1]:1-2",
+        "node:0",
+        "10.0.0.0/8",
+        "   0: 0100007F:C350 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1",
+    ];
+    let mut random = fastrand::Rng::with_seed(6);
+    for _ in 0..60_000 {
+        let mut text: Vec<char> = random.choice(&seeds).unwrap().chars().collect();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..text.len());
+            let letters: Vec<char> = ":[]-/0Fxä €\u{0}".chars().collect();
+            match random.bool() {
+                true => text[at] = *random.choice(&letters).unwrap(),
+                false => text.insert(at, *random.choice(&letters).unwrap()),
+            }
+        }
+        let text: String = text.into_iter().collect();
+        if let Some(place) = tcp::Place::parse(&text) {
+            assert!(place.ports.0 <= place.ports.1, "{text}");
+        }
+        let _ = interface::Interface::parse(&text);
+        let _ = holder::parse(&text);
+    }
+}

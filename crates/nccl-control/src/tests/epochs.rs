@@ -1,0 +1,375 @@
+//! Going on: who is left agrees on the next epoch, whatever happens meanwhile.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use super::super::hub::{Hub, Outlet};
+use super::super::incoming::Answer;
+use super::super::mailbox::{Mailbox, Waited};
+use super::super::message::Incomplete;
+use super::super::request::Request;
+use super::super::{Rendezvous, World};
+use super::rendezvous;
+use crate::error::Result;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// As if the process of this world died.
+fn die(world: &World) {
+    world.line.cut_for_a_test();
+}
+
+/// Runs `rank` as each of so many ranks, which are threads with connections of their own.
+fn ranks(name: &str, size: usize, rank: impl Fn(World) + Sync) {
+    std::thread::scope(|scope| {
+        for number in 0..size {
+            let rank = &rank;
+            scope.spawn(move || rank(World::join(rendezvous(name, number, size)).unwrap()));
+        }
+    });
+}
+
+fn talk(world: &World) {
+    let ranks = world.all_gather("ranks", &[world.rank() as u8]).unwrap();
+    let expected: Vec<_> = (0..world.size()).map(|rank| vec![rank as u8]).collect();
+    assert_eq!(ranks, expected);
+}
+
+#[test]
+fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
+    ranks("on", 4, |world| {
+        if world.rank() == 1 {
+            return die(&world);
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        let before = world.rank();
+        assert_eq!(next.epoch(), 1);
+        assert_eq!(next.size(), 3);
+        assert_eq!(next.rank(), [0, 9, 1, 2][before]);
+        assert_eq!(
+            next.local_rank(),
+            world.local_rank(),
+            "its device is what it was"
+        );
+        let from: Vec<_> = (0..4).map(|rank| next.previous_rank(rank)).collect();
+        assert_eq!(from, [Some(0), Some(2), Some(3), None]);
+        talk(&next);
+        let error = world.barrier("of the past").unwrap_err().to_string();
+        assert!(error.contains("gone on to epoch 1"), "{error}");
+        drop(world);
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_world_that_goes_on_without_a_limit_waits_for_whoever_is_there() {
+    let alone = World::single();
+    let next = alone.next_epoch(Duration::MAX).unwrap();
+    assert_eq!(next.epoch(), 1);
+    let kept = next.next_epoch(Duration::MAX).unwrap();
+    assert_eq!(kept.epoch(), 2);
+    ranks("unlimited", 2, |world| {
+        let next = world.next_epoch(Duration::MAX).unwrap();
+        assert_eq!(next.epoch(), 1);
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_world_goes_on_as_often_as_ranks_die() {
+    ranks("twice", 4, |mut world| {
+        for epoch in 1..4 {
+            if world.rank() + 1 == world.size() {
+                return die(&world);
+            }
+            world = world.next_epoch(LIMIT).unwrap();
+            assert_eq!((world.epoch(), world.size()), (epoch, 4 - epoch as usize));
+            talk(&world);
+        }
+        assert_eq!(world.rank(), 0);
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
+    let (late, over) = (Barrier::new(3), Barrier::new(3));
+    ranks("late", 3, |world| {
+        if world.rank() == 2 {
+            world.phase("load weights");
+            late.wait();
+        } else {
+            let error = world.next_epoch(Duration::from_secs(3)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("rank 2 of 3 did not come"), "{error}");
+            assert!(error.contains("load weights"), "{error}");
+            late.wait();
+        }
+        // It is as it was.
+        talk(&world);
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!((next.epoch(), next.size()), (1, 3));
+        talk(&next);
+        over.wait();
+    });
+}
+
+#[test]
+fn who_gave_up_going_on_does_not_count_when_it_is_waited_again() {
+    let hub = Hub::new(2);
+    let mailbox = Arc::new(Mailbox::default());
+    for rank in 0..2 {
+        let outlet = Outlet::Local(Arc::clone(&mailbox));
+        hub.attach(rank, outlet, ("here", 1, "this"), None).unwrap();
+    }
+    let long = Duration::from_millis(600);
+    let wish = |patience| Request::GoOn {
+        patience,
+        leaves_behind: false,
+    };
+    let first = mailbox.ticket();
+    hub.handle(0, first.id, wish(LIMIT));
+    std::thread::sleep(long);
+    let reason = String::from("its abort signal was given");
+    hub.handle(0, first.id, Request::Cancel { reason });
+    let second = mailbox.ticket();
+    hub.handle(0, second.id, wish(Duration::ZERO));
+    hub.tick(Instant::now());
+    match second.wait(Instant::now(), None) {
+        Waited::Answer(Answer::Incomplete(why)) => match &*why {
+            Incomplete::TimedOut { waited, .. } => assert!(*waited < long, "{waited:?}"),
+            other => panic!("{other:?}"),
+        },
+        _ => panic!("it is not answered"),
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_left_behind_where_all_want_that() {
+    let late = Barrier::new(3);
+    ranks("behind", 3, |world| {
+        if world.rank() == 1 {
+            late.wait();
+            let error = world.next_epoch(LIMIT).unwrap_err().to_string();
+            assert!(error.contains("left behind"), "{error}");
+            return;
+        }
+        let next = world.next_epoch_leaving_behind(Duration::from_secs(3));
+        let next = next.unwrap();
+        assert_eq!(next.size(), 2);
+        let departed = world.departed();
+        assert!(
+            departed.len() == 1 && departed[0].0 == 1 && departed[0].1.contains("left behind"),
+            "{departed:?}"
+        );
+        talk(&next);
+        late.wait();
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
+    let begun = Instant::now();
+    ranks("agree", 4, |world| {
+        match world.rank() {
+            3 => return die(&world),
+            2 => {
+                std::thread::sleep(Duration::from_millis(100));
+                return die(&world);
+            }
+            _ => {}
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!(next.size(), 2);
+        talk(&next);
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn a_rank_that_dies_between_agreeing_and_meeting_is_not_waited_for() {
+    let begun = Instant::now();
+    ranks("between", 4, |world| {
+        if world.rank() == 1 {
+            let epoch = world.agree_for_a_test(LIMIT).unwrap();
+            assert_eq!(epoch, 1);
+            std::thread::sleep(Duration::from_millis(50));
+            return die(&world);
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!((next.epoch(), next.size()), (2, 3));
+        talk(&next);
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn without_rank_0_the_others_go_on_with_the_next_one() {
+    let met = Barrier::new(4);
+    ranks("zero", 4, |world| {
+        // All have heard that all have met.
+        met.wait();
+        if world.rank() == 0 {
+            // By then the others usually wait for its answer; they go on either way.
+            std::thread::sleep(Duration::from_millis(200));
+            return die(&world);
+        }
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!((next.rank() + 1, next.size()), (world.rank(), 3));
+        assert_eq!(next.previous_rank(0), Some(1));
+        talk(&next);
+        talk(&next.next_epoch(LIMIT).unwrap());
+    });
+}
+
+fn newcomer(name: &str, limit: Duration) -> Result<World> {
+    // Whatever it was started as.
+    let rendezvous: Rendezvous = rendezvous(name, 1, 9).epoch(7).timeout(limit);
+    World::rejoin(rendezvous)
+}
+
+#[test]
+fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
+    std::thread::scope(|scope| {
+        let new = scope.spawn(|| {
+            let world = newcomer("new", LIMIT).unwrap();
+            assert_eq!((world.rank(), world.size(), world.epoch()), (2, 3, 1));
+            assert_eq!(world.previous_rank(2), None);
+            talk(&world);
+            let next = world.next_epoch(LIMIT).unwrap();
+            assert_eq!(next.previous_rank(2), Some(2));
+            talk(&next);
+        });
+        ranks("new", 2, |world| {
+            let begun = Instant::now();
+            while world.newcomers() == 0 {
+                assert!(begun.elapsed() < LIMIT, "nobody came");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let world = world.next_epoch(LIMIT).unwrap();
+            assert_eq!((world.rank() < 2, world.newcomers()), (true, 0));
+            talk(&world);
+            talk(&world.next_epoch(LIMIT).unwrap());
+        });
+        new.join().unwrap();
+    });
+}
+
+#[test]
+fn a_coordinator_that_dies_between_agreeing_and_meeting_is_waited_for_by_nobody() {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let new = scope.spawn(|| talk(&newcomer("gone", LIMIT).unwrap()));
+        ranks("gone", 3, |world| {
+            let until_somebody_comes = |world: &World| {
+                while world.newcomers() == 0 {
+                    assert!(begun.elapsed() < LIMIT, "nobody came");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            until_somebody_comes(&world);
+            if world.rank() == 0 {
+                world.agree_for_a_test(LIMIT).unwrap();
+                // All three are on their way to it.
+                std::thread::sleep(Duration::from_millis(50));
+                return die(&world);
+            }
+            let mut next = world.next_epoch(LIMIT).unwrap();
+            if next.size() < 3 {
+                until_somebody_comes(&next);
+                next = next.next_epoch(LIMIT).unwrap();
+            }
+            assert_eq!(next.size(), 3);
+            talk(&next);
+        });
+        new.join().unwrap();
+    });
+    assert!(begun.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
+    let over = Barrier::new(2);
+    ranks("closed", 2, |world| {
+        if world.rank() == 1 {
+            // Long enough to be let in at the door.
+            let error = newcomer("closed", Duration::from_secs(2)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("World::next_epoch"), "{error}");
+        }
+        over.wait();
+        // It does not wait any more.
+        let next = world.next_epoch(LIMIT).unwrap();
+        assert_eq!(next.size(), 2);
+        talk(&next);
+    });
+}
+
+/// Counts the descriptors of its process, in which no other test may run: this test starts itself once more, alone.
+#[test]
+fn nothing_is_left_of_many_epochs() {
+    const ROLE: &str = "NCCL_TEST_MANY_EPOCHS";
+    if std::env::var_os(ROLE).is_none() {
+        let name = "tests::epochs::nothing_is_left_of_many_epochs";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(ROLE, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        let errors = String::from_utf8_lossy(&child.stderr);
+        // Under a wrong name, no test would run, and none would fail.
+        let has_run = said.contains("1 passed");
+        assert!(child.status.success() && has_run, "{said}{errors}");
+        return;
+    }
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let once = |rounds: u64| {
+        let gate = &Barrier::new(3);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let world = newcomer("many", LIMIT).unwrap();
+                    assert_eq!(world.size(), 3, "round {round}");
+                    talk(&world);
+                    die(&world);
+                    drop(world);
+                    gate.wait();
+                    // Not before they are two again.
+                    gate.wait();
+                }
+            });
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let mut world = World::join(super::rendezvous("many", rank, 2)).unwrap();
+                    for _ in 0..rounds {
+                        while world.newcomers() == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        // Both have seen it.
+                        world.barrier("somebody is there").unwrap();
+                        world = world.next_epoch(LIMIT).unwrap();
+                        talk(&world);
+                        gate.wait();
+                        world = world.next_epoch(LIMIT).unwrap();
+                        assert_eq!(world.size(), 2);
+                        gate.wait();
+                    }
+                });
+            }
+        });
+    };
+    once(2);
+    let before = descriptors();
+    once(20);
+    let begun = Instant::now();
+    // What is closed by other threads is closed soon.
+    while descriptors() > before {
+        assert!(
+            begun.elapsed() < LIMIT,
+            "{before} descriptors are {} now",
+            descriptors()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

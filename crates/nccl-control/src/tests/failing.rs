@@ -1,0 +1,117 @@
+//! Ranks that fail or panic, and how the others hear of it.
+
+use super::*;
+use crate::panics;
+
+#[test]
+fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they_heard() {
+    for place in ["unix", "tcp"] {
+        let published =
+            std::env::temp_dir().join(format!("nccl-zero-fails-{}", std::process::id()));
+        let meet = |rank| match place {
+            "unix" => rendezvous("zero-fails", rank, 3),
+            _ => Rendezvous::tcp("127.0.0.1", 0, rank, 3)
+                .unwrap()
+                .publish(&published)
+                .timeout(Duration::from_secs(20)),
+        };
+        std::thread::scope(|scope| {
+            let early = scope.spawn(|| World::join(meet(1)).unwrap_err().to_string());
+            std::thread::sleep(Duration::from_millis(50));
+            let begun = Instant::now();
+            let zero = scope.spawn(|| meet(0).fail(&std::io::Error::other("no GPU here")));
+            let late = World::join(meet(2)).unwrap_err().to_string();
+            for error in [early.join().unwrap(), late] {
+                let word = "it failed: no GPU here";
+                assert!(error.contains("rank 0") && error.contains(word), "{error}");
+            }
+            zero.join().unwrap().unwrap();
+            assert!(begun.elapsed() < SOON);
+        });
+        let soon = meet(0).timeout(Duration::from_millis(50));
+        let error = soon.fail(&std::io::Error::other("x")).unwrap_err();
+        assert!(
+            error.to_string().contains("ranks 1-2 have not come"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn who_has_lost_the_coordinator_waits_for_its_successor_no_longer_than_it_wants_to() {
+    let worlds = World::threads(2);
+    let lost = |deadline: Instant, interrupted: Option<&dyn Fn() -> bool>| {
+        let why = (0, String::from("its connection closed"));
+        let begun = Instant::now();
+        let line = &worlds[1].line;
+        let error = line.lost_with_coordinator("topic", why, deadline, interrupted);
+        (error, begun.elapsed())
+    };
+    let soon = Duration::from_secs(4);
+    // Nobody says that rank 0 is gone, and it is not.
+    let (error, took) = lost(Instant::now(), None);
+    assert!(took < soon, "{took:?} after the deadline");
+    let text = error.to_string();
+    assert!(
+        text.contains("cannot be reached") && !text.contains("is gone"),
+        "{text}"
+    );
+    let (error, took) = lost(Instant::now() + Duration::from_secs(60), Some(&|| true));
+    assert!(took < soon, "{took:?} after its abort signal");
+    assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+}
+
+#[test]
+fn the_message_of_a_panic_travels_where_the_program_wants_it() {
+    crate::install_panic_hook();
+    let mut worlds = World::threads(2);
+    let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    let panicking = std::thread::spawn(move || {
+        let _world = one;
+        let _caught = std::panic::catch_unwind(|| panic!("another, which is caught"));
+        panic!("no such expert: {}", 7);
+    });
+    assert!(panicking.join().is_err());
+    let error = zero.barrier("never").unwrap_err().to_string();
+    for word in [
+        "rank 1",
+        "its thread panicked at ",
+        "failing.rs:",
+        "no such expert: 7",
+    ] {
+        assert!(error.contains(word), "{word:?} in {error:?}");
+    }
+}
+
+/// What the hook does in a program whose panics abort: no thread unwinds, and no world is dropped. This test
+/// starts itself once more for the rank, which then aborts.
+#[test]
+fn a_process_that_aborts_tells_of_its_panic_before() {
+    const ROLE: &str = "NCCL_TEST_ABORTING_RANK";
+    let meet = |place: &str, rank| {
+        Rendezvous::unix(place, rank, 2)
+            .unwrap()
+            .timeout(Duration::from_secs(20))
+    };
+    if let Ok(place) = std::env::var(ROLE) {
+        let world = World::join(meet(&place, 1)).unwrap();
+        world.barrier("met").unwrap();
+        panics::tell_all("its thread panicked at x.rs:1:2: out of cheese");
+        std::process::abort();
+    }
+    let place = std::env::temp_dir().join(format!("nccl-aborts-{}.sock", std::process::id()));
+    let name = "tests::failing::a_process_that_aborts_tells_of_its_panic_before";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(ROLE, &place)
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let world = World::join(meet(place.to_str().unwrap(), 0)).unwrap();
+    world.barrier("met").unwrap();
+    let error = world.barrier("never").unwrap_err().to_string();
+    let word = "it failed: its thread panicked at x.rs:1:2: out of cheese";
+    assert!(error.contains(word), "{error}");
+    assert!(!child.wait().unwrap().success());
+}

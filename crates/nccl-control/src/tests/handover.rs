@@ -1,0 +1,105 @@
+//! A coordinator that dies while it tells the others something.
+
+use super::*;
+use crate::mailbox::Notice;
+use crate::sync::Mutex;
+
+/// Its death is between two sends: some have heard, and some have not.
+#[test]
+fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
+    for (speaker, sends) in [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1), (3, 2)] {
+        let name = format!("between-{speaker}-{sends}");
+        let joining: Vec<_> = (0..4)
+            .map(|rank| {
+                let meet = rendezvous(&name, rank, 4);
+                std::thread::spawn(move || World::join(meet).unwrap())
+            })
+            .collect();
+        let worlds: Vec<_> = joining
+            .into_iter()
+            .map(|rank| rank.join().unwrap())
+            .collect();
+        let heard: Vec<_> = worlds[1..]
+            .iter()
+            .map(|world| {
+                let heard = Arc::new(Mutex::new(Vec::new()));
+                let hearing = Arc::clone(&heard);
+                world.line.on_notice(move |notice| {
+                    let text = match notice {
+                        Notice::Announced { topic, from, .. } if topic == "fault/x" => {
+                            format!("fault of rank {from}")
+                        }
+                        Notice::Gone { rank, departure } => format!("rank {rank}: {departure}"),
+                        Notice::CutOff { why, .. } => why.clone(),
+                        _ => return,
+                    };
+                    hearing.lock().push(text);
+                });
+                heard
+            })
+            .collect();
+        let server = worlds[0].line.server().unwrap();
+        server.hub().die_after(sends, Arc::clone(&server));
+        drop(server);
+        let begun = Instant::now();
+        worlds[speaker].line.announce("fault/x", b"it failed");
+        while heard.iter().any(|heard| heard.lock().len() < 2) {
+            let so_far: Vec<_> = heard.iter().map(|heard| heard.lock().clone()).collect();
+            assert!(begun.elapsed() < Duration::from_secs(10), "{so_far:#?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let first = heard[0].lock().clone();
+        println!("{sends} sends, after {:?}: {first:?}", begun.elapsed());
+        let fault = first
+            .iter()
+            .position(|text| *text == format!("fault of rank {speaker}"));
+        // What nobody had heard is told behind the death.
+        assert_eq!(fault, Some(usize::from(sends == 0)), "{first:?}");
+        assert!(
+            first
+                .iter()
+                .any(|text| text.starts_with("rank 0: its connection closed"))
+        );
+        for other in &heard[1..] {
+            assert_eq!(*other.lock(), first);
+        }
+        for world in &worlds[1..] {
+            assert_eq!(world.line.coordinator(), 1);
+        }
+    }
+}
+
+/// Without it, whoever collects the ranks' reports takes the one that has reported for one that does not answer.
+#[test]
+fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
+    let joining: Vec<_> = (0..4)
+        .map(|rank| {
+            let meet = rendezvous("alone", rank, 4);
+            std::thread::spawn(move || World::join(meet).unwrap())
+        })
+        .collect();
+    let worlds: Vec<_> = joining
+        .into_iter()
+        .map(|rank| rank.join().unwrap())
+        .collect();
+    let (told, heard) = std::sync::mpsc::channel();
+    worlds[2].line.on_notice(move |notice| {
+        if let Notice::Told { from, topic, bytes } = notice {
+            let _ = told.send((*from, topic.clone(), bytes.to_vec()));
+        }
+    });
+    let server = worlds[0].line.server().unwrap();
+    // Before it has passed anything on.
+    server.hub().die_after(0, Arc::clone(&server));
+    drop(server);
+    for (rank, text) in [(1, b"stuck"), (3, b"ahead")] {
+        worlds[rank].line.tell(2, "report/x", text.to_vec());
+    }
+    let mut all: Vec<_> = (0..2)
+        .map(|_| heard.recv_timeout(Duration::from_secs(10)).unwrap())
+        .collect();
+    all.sort();
+    let said = |from, text: &[u8]| (from, String::from("report/x"), text.to_vec());
+    assert_eq!(all, [said(1, b"stuck"), said(3, b"ahead")]);
+    assert_eq!(worlds[2].line.coordinator(), 1);
+}

@@ -1,0 +1,311 @@
+//! Somebody who is new finds who coordinates by now, wherever that is, and nobody else lets it in.
+
+use std::sync::Barrier;
+
+use super::super::handover::Standing;
+use super::super::{Observer, WorldEvent};
+use super::*;
+use crate::error::Result;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Worlds of so many ranks, which are threads with connections of their own.
+fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> {
+    std::thread::scope(|scope| {
+        let meet = &meet;
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| scope.spawn(move || World::join(meet(rank)).unwrap()))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// As if the process of the first of these worlds died; until another coordinates.
+fn bereave(worlds: &mut Vec<World>) {
+    // It holds communicators, so to speak: otherwise its end is the end of its world.
+    let dead = worlds.remove(0);
+    dead.line.cut_for_a_test();
+    drop(dead);
+    let next = worlds[0].rank();
+    let deadline = Instant::now() + LIMIT;
+    let leads = |world: &World| {
+        let door = world.line.own_door().unwrap();
+        world.line.coordinator() == next
+            && (world.rank() != next || door.hub().standing() == Standing::Leads)
+    };
+    while !worlds.iter().all(leads) {
+        assert!(Instant::now() < deadline, "nobody takes over");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// All of these go on, with one more that comes in as `meet` says.
+fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
+    let size = worlds.len();
+    std::thread::scope(|scope| {
+        let new = scope.spawn(move || World::rejoin(meet));
+        let old: Vec<_> = worlds
+            .into_iter()
+            .map(|world| {
+                scope.spawn(move || {
+                    let begun = Instant::now();
+                    while world.newcomers() == 0 {
+                        assert!(begun.elapsed() < LIMIT, "nobody came");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    world.next_epoch(LIMIT).unwrap()
+                })
+            })
+            .collect();
+        let mut all: Vec<_> = old.into_iter().map(|rank| rank.join().unwrap()).collect();
+        all.push(new.join().unwrap().unwrap());
+        assert_eq!(all[size].rank(), size);
+        all
+    })
+}
+
+fn talk(worlds: &[World]) {
+    std::thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(move || {
+                assert_eq!(world.size(), worlds.len());
+                let ranks = world.all_gather("ranks", &[world.rank() as u8]).unwrap();
+                let expected: Vec<_> = (0..world.size()).map(|rank| vec![rank as u8]).collect();
+                assert_eq!(ranks, expected);
+            });
+        }
+    });
+}
+
+#[test]
+fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_again() {
+    let meet = |rank| rendezvous("place", rank, 3);
+    let mut worlds = joined(3, meet);
+    let mut longest = 0;
+    for round in 0..4 {
+        bereave(&mut worlds);
+        worlds = take_in(worlds, meet(0).epoch(7));
+        talk(&worlds);
+        assert_eq!(worlds[0].epoch(), round + 1);
+        let doors = worlds.iter().filter_map(|world| world.line.own_door());
+        let names = doors.map(|door| door.at().len());
+        longest = names.max().unwrap();
+    }
+    // The names of doors do not grow with the deaths.
+    let place = match meet(0).address {
+        super::super::place::Address::Path(path) => path,
+        other => panic!("{other}"),
+    };
+    assert!(longest <= "unix:".len() + place.as_os_str().len() + ".4-2".len());
+    assert!(place.exists());
+    drop(worlds);
+    assert!(!place.exists(), "the last of them takes the socket away");
+}
+
+#[test]
+fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_told() {
+    let ports = [1, 2].map(|host| {
+        let free = std::net::TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, host), 0));
+        free.unwrap().local_addr().unwrap().port()
+    });
+    let meet = |rank| {
+        let meet = Rendezvous::tcp("127.0.0.1", ports[0], rank, 3).unwrap();
+        let other = format!("tcp:127.0.0.2:{}", ports[1]);
+        meet.secret("s").timeout(LIMIT).or_at(&other).unwrap()
+    };
+    let mut worlds = joined(3, meet);
+    bereave(&mut worlds);
+    // The second address alone: the first might be that of a host which is gone.
+    let other = format!("tcp:127.0.0.2:{}", ports[1]);
+    let new = Rendezvous::observer(&other).unwrap();
+    let worlds = take_in(worlds, new.secret("s").timeout(LIMIT));
+    talk(&worlds);
+}
+
+#[test]
+fn a_rank_that_does_not_coordinate_says_who_does() {
+    let meet = |rank| rendezvous("refer", rank, 4);
+    let mut worlds = joined(4, meet);
+    bereave(&mut worlds);
+    let door = worlds[2].line.own_door().unwrap().at().to_owned();
+    let new = Rendezvous::observer(&door).unwrap().timeout(LIMIT);
+    let worlds = take_in(worlds, new);
+    talk(&worlds);
+}
+
+#[test]
+fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
+    let meet = |rank| rendezvous("waits", rank, 3);
+    let mut worlds = joined(3, meet);
+    std::thread::scope(|scope| {
+        let new = scope.spawn(move || World::rejoin(meet(1)).unwrap());
+        let begun = Instant::now();
+        while worlds[0].newcomers() == 0 {
+            assert!(begun.elapsed() < LIMIT, "nobody came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bereave(&mut worlds);
+        let old: Vec<_> = worlds
+            .iter()
+            .map(|world| {
+                scope.spawn(move || {
+                    while world.newcomers() == 0 {
+                        assert!(begun.elapsed() < LIMIT, "it did not come again");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    world.next_epoch(LIMIT).unwrap()
+                })
+            })
+            .collect();
+        let mut all: Vec<_> = old.into_iter().map(|rank| rank.join().unwrap()).collect();
+        all.push(new.join().unwrap());
+        talk(&all);
+    });
+}
+
+#[test]
+fn a_new_observer_finds_the_epoch_of_today_and_the_rank_that_coordinates_it() {
+    let meet = |rank| rendezvous("today", rank, 3);
+    let mut worlds = joined(3, meet);
+    bereave(&mut worlds);
+    let watching = |worlds: &[World]| -> Result<()> {
+        let observer = Observer::join(meet(0))?;
+        let mut events = observer.events();
+        let begun = Instant::now();
+        let mut here = Vec::new();
+        while here.len() < worlds.len() {
+            assert!(begun.elapsed() < LIMIT, "{here:?}");
+            if let Some(WorldEvent::Joined { rank, .. }) = events.next_within(LIMIT) {
+                here.push(rank);
+            }
+        }
+        here.sort_unstable();
+        let own: Vec<_> = worlds.iter().map(World::rank).collect();
+        assert_eq!(here, own);
+        let asked = observer.ask_for_recordings(LIMIT, &|rank, _, _| Ok(rank));
+        assert_eq!(asked.answers.len(), worlds.len(), "{:?}", asked.missing);
+        Ok(())
+    };
+    watching(&worlds).unwrap();
+    worlds = take_in(worlds, meet(0));
+    watching(&worlds).unwrap();
+    bereave(&mut worlds);
+    watching(&worlds).unwrap();
+}
+
+#[test]
+fn a_side_that_may_not_decide_lets_nobody_in() {
+    let meet = |rank| rendezvous("apart", rank, 2);
+    let worlds = joined(2, meet);
+    let door = worlds[0].line.own_door().unwrap();
+    // As if the host of the other had fallen silent: of two, one is no majority.
+    let silent = super::super::succession::Loss::Silent(String::from("no answer"));
+    door.hub().lost(1, silent);
+    let begun = Instant::now();
+    while door.hub().standing() != Standing::Apart {
+        assert!(begun.elapsed() < LIMIT, "{:?}", door.hub().standing());
+        std::thread::sleep(Duration::from_millis(10));
+        door.hub().tick(Instant::now());
+    }
+    let error = World::rejoin(meet(1).timeout(Duration::from_secs(2))).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("does not hear the others any more"),
+        "{error}"
+    );
+    assert!(worlds[0].next_epoch(Duration::from_millis(200)).is_err());
+}
+
+#[test]
+fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
+    let soon = Duration::from_millis(200);
+    let one = rendezvous("nobody", 0, 2).timeout(soon).job("job-7");
+    let error = World::rejoin(one.clone()).unwrap_err().to_string();
+    for words in [
+        "nccl-nobody-",
+        "job-7",
+        "has it been started",
+        "NCCL_RUN_RENDEZVOUS",
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+    let several = one.or_at("unix:@nccl-nobody-else").unwrap();
+    let error = World::rejoin(several).unwrap_err().to_string();
+    for words in ["nccl-nobody-", "unix:@nccl-nobody-else", "start it anew"] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
+    let meet = |rank| rendezvous("leftover", rank, 3);
+    let worlds = joined(3, meet);
+    let gate = Barrier::new(3);
+    let gate = &gate;
+    let next: Vec<_> = std::thread::scope(|scope| {
+        let all: Vec<_> = worlds
+            .iter()
+            .map(|world| {
+                scope.spawn(move || {
+                    gate.wait();
+                    world.next_epoch(LIMIT).unwrap()
+                })
+            })
+            .collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(
+        worlds[0].line.own_door().unwrap().hub().standing(),
+        Standing::HasGoneOn
+    );
+    // A door of the past, which is open as long as its world is kept.
+    let door = worlds[2].line.own_door().unwrap().at().to_owned();
+    let all = take_in(next, Rendezvous::observer(&door).unwrap().timeout(LIMIT));
+    assert_eq!(all[0].epoch(), 2);
+    talk(&all);
+}
+
+#[test]
+fn what_is_left_of_an_epoch_does_not_stand_in_the_way_of_the_next_when_both_lose_their_coordinator()
+{
+    for leftover_first in [true, false] {
+        let meet = |rank| rendezvous("both", rank, 4);
+        let mut worlds = joined(4, meet);
+        let dead = worlds.remove(1);
+        dead.line.cut_for_a_test();
+        drop(dead);
+        // As communicators keep it that are not dropped yet.
+        let mut before: Vec<_> = worlds.iter().map(|world| Arc::clone(&world.line)).collect();
+        let going = worlds.into_iter();
+        let mut worlds: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = going
+                .map(|world| scope.spawn(move || world.next_epoch(LIMIT).unwrap()))
+                .collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let first = before.remove(0);
+        let lose_the_leftover = || {
+            first.cut_for_a_test();
+            let begun = Instant::now();
+            while before[0].coordinator() != before[0].rank {
+                assert!(begun.elapsed() < LIMIT, "nobody takes over");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let door = before[0].own_door().unwrap();
+            while door.hub().standing() != Standing::HasGoneOn {
+                assert!(begun.elapsed() < LIMIT, "{:?}", door.hub().standing());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        if leftover_first {
+            lose_the_leftover();
+            bereave(&mut worlds);
+        } else {
+            bereave(&mut worlds);
+            lose_the_leftover();
+        }
+        let all = take_in(worlds, meet(0));
+        assert_eq!((all[0].epoch(), all.len()), (2, 3));
+        talk(&all);
+    }
+}

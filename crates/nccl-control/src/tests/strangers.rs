@@ -1,0 +1,499 @@
+//! Those who do not belong to the job: each is named, and nobody else notices.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::Observer;
+use crate::error::Error;
+use crate::hub::Hub;
+use crate::place::Address;
+
+fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
+    match &rendezvous.address {
+        Address::Path(path) => path.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+/// Connects as soon as there is somebody.
+fn connect(rendezvous: &Rendezvous) -> UnixStream {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match UnixStream::connect(path(rendezvous)) {
+            Ok(stream) => return stream,
+            Err(error) if Instant::now() > deadline => panic!("{error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+#[test]
+fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
+    let meet = |rank| rendezvous("garbage", rank, 3);
+    std::thread::scope(|scope| {
+        for seed in 0..40u8 {
+            scope.spawn(move || {
+                let mut stream = connect(&meet(1));
+                let bytes: Vec<u8> = (0..2000u32).map(|n| (n as u8).wrapping_mul(seed)).collect();
+                let _ = stream.write_all(&bytes[..usize::from(seed) * 50]);
+                if seed % 2 == 0 {
+                    // Half open: it says no more, and stays.
+                    let _ = stream.shutdown(std::net::Shutdown::Write);
+                }
+                let mut rest = Vec::new();
+                let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
+                let _ = stream.read_to_end(&mut rest);
+            });
+        }
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let world = World::join(meet(rank)).unwrap();
+                for turn in 0..200u64 {
+                    let parts = world.all_gather("x", &turn.to_le_bytes()).unwrap();
+                    assert_eq!(parts, vec![turn.to_le_bytes(); 3]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
+    let meet = |rank| rendezvous("silent", rank, 2).timeout(Duration::from_secs(7));
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| World::join(meet(0)).map(drop));
+        let mut stream = connect(&meet(1));
+        let begun = Instant::now();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        // Byte by byte, it would get there some day.
+        let _ = stream.write_all(&[0]);
+        assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
+        let after = begun.elapsed();
+        assert!(
+            after > Duration::from_secs(4) && after < Duration::from_secs(7),
+            "{after:?}"
+        );
+        let error = zero.join().unwrap().unwrap_err().to_string();
+        let process = format!("process {} was turned away", std::process::id());
+        assert!(error.contains("rank 1 of 2 did not come"), "{error}");
+        assert!(error.contains("never reached rank 0"), "{error}");
+        assert!(
+            error.contains(&process) && error.contains("within 5 s"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn another_secret_job_or_epoch_is_named_on_both_sides() {
+    let meet = |rank| {
+        rendezvous("others", rank, 2)
+            .job("a")
+            .epoch(3)
+            .secret("s")
+            .timeout(Duration::from_secs(4))
+    };
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| World::join(meet(0)).map(drop));
+        let begun = Instant::now();
+        for (other, words) in [
+            (
+                meet(1).secret("t"),
+                &["another secret", "NCCL_RUN_SECRET"][..],
+            ),
+            (meet(1).job("b"), &["job \"b\"", "job \"a\""]),
+            (meet(1).epoch(2), &["epoch 2", "epoch 3"]),
+            (rendezvous("others", 1, 2).job("a").epoch(3), &["no secret"]),
+        ] {
+            let error = World::join(other).unwrap_err().to_string();
+            for word in words {
+                assert!(error.contains(word), "{word:?} in {error:?}");
+            }
+        }
+        assert!(begun.elapsed() < SOON);
+        let error = zero.join().unwrap().unwrap_err().to_string();
+        for word in ["another secret", "job \"b\"", "epoch 2", "no secret"] {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+    });
+}
+
+#[test]
+fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() {
+    // No coordinator is there: a search for one would take 20 s.
+    let rank = || rendezvous("limits", 1, 2);
+    let long = || rank().job("j".repeat(5000));
+    let late = || rank().epoch(u64::MAX);
+    let cause = Error::rendezvous("out of memory");
+    let begun = Instant::now();
+    for (refused, words) in [
+        (
+            World::join(long()).err(),
+            "has 5000 bytes, and 2048 is the most",
+        ),
+        (World::rejoin(long()).err(), "has 5000 bytes"),
+        (Observer::join(long()).err(), "has 5000 bytes"),
+        (long().fail(&cause).err(), "has 5000 bytes"),
+        (
+            World::join(rank().secret("")).err(),
+            "the job's secret is empty",
+        ),
+        (
+            Observer::start(rank().secret("")).err(),
+            "the job's secret is empty",
+        ),
+        (World::join(late()).err(), "9223372036854775807 is the last"),
+        (
+            World::join(rendezvous("limits", 0, 1).epoch(u64::MAX)).err(),
+            "is the last",
+        ),
+    ] {
+        let error = refused.unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    assert!(begun.elapsed() < SOON);
+    // The longest name fits into a greeting.
+    let longest = |rank| rendezvous("longest", rank, 2).job("j".repeat(2048));
+    std::thread::scope(|scope| {
+        scope.spawn(|| World::join(longest(1)).unwrap().barrier("end").unwrap());
+        World::join(longest(0)).unwrap().barrier("end").unwrap();
+    });
+}
+
+#[test]
+fn a_rank_of_the_next_epoch_waits_until_the_last_one_is_over() {
+    let meet = |rank, epoch| rendezvous("epochs", rank, 2).epoch(epoch);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
+        let zero = World::join(meet(0, 3)).unwrap();
+        other.join().unwrap().unwrap();
+        // It was started again, and rank 0 does not know of that yet.
+        let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
+        let short = meet(1, 4).timeout(Duration::from_secs(2));
+        let error = World::join(short).unwrap_err().to_string();
+        for word in ["epoch 4", "rank 0 still of epoch 3"] {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+        assert!(!early.is_finished());
+        drop(zero);
+        let zero = World::join(meet(0, 4)).map(drop);
+        early.join().unwrap().unwrap();
+        zero.unwrap();
+    });
+}
+
+/// Rank 0 does not rely on the others to look at its proof.
+#[test]
+fn nobody_comes_in_by_ignoring_the_proofs() {
+    use crate::connection::Connection;
+    use crate::frame::{Decoder, GREETING};
+    use crate::greeting::{Greeting, Hello, NONCE, Role};
+
+    let meet = |rank| {
+        rendezvous("proofs", rank, 2)
+            .secret("s")
+            .timeout(Duration::from_secs(4))
+    };
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| World::join(meet(0)).map(drop));
+        let stream = connect(&meet(1));
+        stream.set_nonblocking(true).unwrap();
+        let connection = Connection::new(stream.into());
+        let mut decoder = Decoder::new(GREETING);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let hello = Hello {
+            nonce: [0; NONCE],
+            has_secret: true,
+            job: String::new(),
+            epoch: 0,
+            world_size: 2,
+            role: Role::Rank,
+            rank: 1,
+            host: String::from("h"),
+            pid: 1,
+            kernel: String::new(),
+        };
+        connection.enqueue(Greeting::Hello(hello).encode());
+        connection.drain(deadline).unwrap();
+        let challenge = connection.expect(&mut decoder, deadline).unwrap();
+        let challenge = Greeting::decode(&challenge).unwrap();
+        let Greeting::Challenge { proof, .. } = challenge else {
+            panic!("{challenge:?}")
+        };
+        // Its own proof, sent back, is no proof of ours.
+        connection.enqueue(Greeting::Proof(proof).encode());
+        connection.drain(deadline).unwrap();
+        let answer = connection.expect(&mut decoder, deadline).unwrap();
+        match Greeting::decode(&answer).unwrap() {
+            Greeting::Refused { why, .. } => assert!(why.contains("another secret"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        let error = zero.join().unwrap().unwrap_err().to_string();
+        assert!(
+            error.contains("h, pid 1") && error.contains("another secret"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_member_that_sends_nonsense_is_gone_for_the_others() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Rendezvous { address, job, .. } = rendezvous("nonsense", 1, 2);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mailbox = Arc::new(Mailbox::default());
+            let claim = client::Claim::rank(1, 2);
+            let reader = client::join(&address, &job, claim, deadline, mailbox, None).unwrap();
+            let connection = &reader.connection;
+            let frame = super::super::frame::Outgoing::new(99, 0, Arc::default());
+            connection.enqueue(frame);
+            connection.drain(deadline).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+        });
+        let error = World::join(rendezvous("nonsense", 0, 2)).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("rank 1") && error.contains("unknown kind"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_rank_that_fails_or_panics_is_named_with_its_chain_at_once() {
+    #[derive(Debug)]
+    struct Loading(std::io::Error);
+    impl std::fmt::Display for Loading {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("cannot load weights")
+        }
+    }
+    impl std::error::Error for Loading {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+    for (name, how, words) in [
+        ("fail", 0, &["cannot load weights: no space"][..]),
+        ("panic", 1, &["its thread panicked"]),
+        ("bye", 2, &["left the world"]),
+    ] {
+        // Any of them may be the one, the coordinator as well.
+        for odd in [0, 2] {
+            // Those who take over rank 0's place in one world may do so for a moment longer than it lasts.
+            let name = format!("{name}-{odd}");
+            // A coordinator that ends before the others have heard is another story.
+            let heard = std::sync::Barrier::new(3);
+            std::thread::scope(|scope| {
+                for rank in 0..4 {
+                    let (heard, name) = (&heard, &name[..]);
+                    scope.spawn(move || {
+                        let world = World::join(rendezvous(name, rank, 4)).unwrap();
+                        if rank == odd {
+                            world.phase("load weights");
+                            match how {
+                                0 => world.fail(&Loading(std::io::Error::other("no space"))),
+                                1 => {
+                                    let call = std::panic::AssertUnwindSafe(move || {
+                                        let _world = world;
+                                        std::panic::resume_unwind(Box::new(()));
+                                    });
+                                    assert!(std::panic::catch_unwind(call).is_err());
+                                }
+                                _ => drop(world),
+                            }
+                            return;
+                        }
+                        let begun = Instant::now();
+                        let error = world.barrier("loaded").unwrap_err().to_string();
+                        heard.wait();
+                        assert!(begun.elapsed() < SOON);
+                        assert!(error.contains(&format!("rank {odd}")), "{error}");
+                        for word in words {
+                            assert!(error.contains(word), "{word:?} in {error:?}");
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
+    let errors = crate::sync::Mutex::new(Vec::new());
+    let missed = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for rank in 0..4 {
+            let (errors, missed) = (&errors, &missed);
+            scope.spawn(move || {
+                let world = World::join(rendezvous("phase", rank, 4)).unwrap();
+                if rank == 2 {
+                    world.phase("load weights");
+                    // Until the others have their errors.
+                    missed.wait();
+                }
+                // The shortest patience ends it for all.
+                let limit = Duration::from_secs(if rank == 1 { 2 } else { 10 });
+                let world = world.with_timeout(limit);
+                let error = world.barrier("loaded").unwrap_err().to_string();
+                errors.lock().push(error);
+                if rank != 2 {
+                    missed.wait();
+                }
+                world
+                    .with_timeout(Duration::from_secs(10))
+                    .barrier("end")
+                    .unwrap();
+            });
+        }
+    });
+    let errors = errors.into_inner();
+    assert!(
+        errors.iter().all(|error| *error == errors[0]),
+        "{errors:#?}"
+    );
+    for word in [
+        "rank 2 of 4",
+        "barrier/loaded",
+        "phase \"load weights\"",
+        "since ",
+    ] {
+        assert!(errors[0].contains(word), "{word:?} in {:?}", errors[0]);
+    }
+}
+
+#[test]
+fn notices_reach_all_ranks_in_one_order_without_being_asked_for() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                let world = World::join(rendezvous("notice", rank, 3)).unwrap();
+                world
+                    .line
+                    .on_notice(move |notice| drop(sender.send((rank, notice.clone()))));
+                world.barrier("all listen").unwrap();
+                for n in 0..50u8 {
+                    world.line.announce("x", &[rank as u8, n]);
+                }
+                world.barrier("all said").unwrap();
+                // A barrier's answer comes behind the notices that were sent before it.
+                world.barrier("all heard").unwrap();
+            });
+        }
+    });
+    drop(sender);
+    let mut heard = vec![Vec::new(); 3];
+    for (rank, notice) in receiver {
+        if let crate::mailbox::Notice::Announced { from, bytes, .. } = notice {
+            assert_eq!(usize::from(bytes[0]), from);
+            heard[rank].push(bytes.to_vec());
+        }
+    }
+    assert_eq!(heard[0].len(), 150);
+    assert!(heard[0] == heard[1] && heard[1] == heard[2]);
+}
+
+#[test]
+fn groups_and_keys_work_beside_each_other() {
+    let hub = std::sync::OnceLock::<Arc<Hub>>::new();
+    std::thread::scope(|scope| {
+        for rank in 0..4 {
+            let hub = &hub;
+            scope.spawn(move || {
+                let world = World::join(rendezvous("groups", rank, 4)).unwrap();
+                if rank == 0 {
+                    let door = world.line.own_door().unwrap();
+                    hub.set(Arc::clone(door.hub())).unwrap();
+                }
+                let ranks = if rank % 2 == 0 { [2, 0] } else { [1, 3] };
+                let half = world.subgroup("half", &ranks).unwrap();
+                // The two halves do not wait for each other, and have topics of their own.
+                for _ in 0..5 {
+                    let parts = half.all_gather("x", &[rank as u8]).unwrap();
+                    assert_eq!(parts, ranks.map(|rank| vec![rank as u8]));
+                }
+                if rank == 3 {
+                    std::thread::sleep(Duration::from_millis(50));
+                    world.set("key", b"value").unwrap();
+                }
+                assert_eq!(world.get("key").unwrap(), b"value");
+                assert_eq!(world.broadcast("b", 1, &[rank as u8]).unwrap(), [1]);
+                let other = if rank == 0 { [0, 1] } else { [1, 0] };
+                if rank == 1 {
+                    // Rank 0 is there first.
+                    let begun = Instant::now();
+                    let is_pair = |round: &Round| round.topic == "pair";
+                    while !hub.get().unwrap().state.lock().rounds.keys().any(is_pair) {
+                        assert!(begun.elapsed() < SOON, "rank 0 does not come");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                if rank < 2 {
+                    // Rank 0 does not wait for long.
+                    let soon = Instant::now() + Duration::from_millis([400, 10_000][rank]);
+                    let other = Arc::from(other);
+                    let error = world.round("pair", Some(&other), &[], soon, None);
+                    let error = error.unwrap_err().to_string();
+                    let word = ["did not come", "other ranks"][rank];
+                    assert!(error.contains(word), "{error}");
+                }
+                world.barrier("end").unwrap();
+                if rank == 0 {
+                    assert!(world.subgroup("x", &[1, 2]).is_err());
+                    assert!(world.subgroup("x", &[0, 0]).is_err());
+                    assert!(world.subgroup("x", &[0, 4]).is_err());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_fails_before_it_joins_is_named_on_all_ranks_within_a_second() {
+    std::thread::scope(|scope| {
+        for rank in [0, 1, 3] {
+            scope.spawn(move || {
+                let error = World::join(rendezvous("early", rank, 4)).unwrap_err();
+                let error = error.to_string();
+                assert!(error.contains("rank 2"), "{error}");
+                assert!(error.contains("it failed: no GPU here"), "{error}");
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        let error = std::io::Error::other("no GPU here");
+        rendezvous("early", 2, 4).fail(&error).unwrap();
+        assert!(begun.elapsed() < SOON);
+    });
+}
+
+#[test]
+fn every_rank_listens_and_says_that_it_does_not_coordinate() {
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let meet = rendezvous("doors", rank, 3);
+                let world = World::join(meet.clone()).unwrap();
+                let next = (rank + 1) % 3;
+                let at = world.address_of(next).unwrap().to_owned();
+                if next != 0 {
+                    let path = at.strip_prefix("unix:").unwrap();
+                    let mut other = meet;
+                    other.address = Address::Path(path.into());
+                    other.rank = 1;
+                    let error = World::join(other).unwrap_err().to_string();
+                    let words = format!("this is rank {next}, and rank 0 coordinates");
+                    assert!(error.contains(&words), "{error}");
+                }
+                world.barrier("end").unwrap();
+            });
+        }
+    });
+}

@@ -1,0 +1,221 @@
+//! Ranks that meet over TCP, on the loopback of this host.
+
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn published(name: &str) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("nccl-{name}-{}.address", std::process::id()))
+}
+
+fn meet(rendezvous: impl Fn(usize) -> Rendezvous + Sync, size: usize) {
+    std::thread::scope(|scope| {
+        for rank in 0..size {
+            let rendezvous = rendezvous(rank).timeout(Duration::from_secs(20));
+            scope.spawn(move || {
+                let world = World::join(rendezvous).unwrap();
+                let parts = world.all_gather("x", &[rank as u8]).unwrap();
+                assert_eq!(parts.concat(), (0..size as u8).collect::<Vec<_>>());
+                assert_eq!(world.local_rank(), rank);
+                world.barrier("end").unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_meet_at_any_port_that_is_published() {
+    for host in ["127.0.0.1", "::1"] {
+        let path = published("any");
+        let at = |rank| Rendezvous::tcp(host, 0, rank, 3).unwrap().publish(&path);
+        meet(|rank| at(rank).secret("s"), 3);
+        assert!(
+            !path.exists(),
+            "the published address goes with its listener"
+        );
+    }
+    let error = World::join(Rendezvous::tcp("127.0.0.1", 0, 0, 1).unwrap());
+    assert!(error.unwrap_err().to_string().contains("publish"));
+}
+
+#[test]
+fn an_address_is_published_through_no_link_of_another_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let precious = directory.path().join("precious");
+    std::fs::write(&precious, "mine").unwrap();
+    let path = directory.path().join("address");
+    let part = directory
+        .path()
+        .join(format!("address.{}", std::process::id()));
+    std::os::unix::fs::symlink(&precious, part).unwrap();
+    let at = |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).unwrap();
+    meet(|rank| at(rank).publish(&path).secret("s"), 2);
+    assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
+}
+
+#[test]
+fn ranks_meet_at_the_first_free_port_of_a_range_whoever_listens_before_it() {
+    // Silent listeners on the first two ports, as a stranger's server would be.
+    let (first, _held) = (0..50)
+        .find_map(|_| {
+            let first = free_port();
+            let a = TcpListener::bind(("127.0.0.1", first)).ok()?;
+            let b = TcpListener::bind(("127.0.0.1", first.checked_add(1)?)).ok()?;
+            first.checked_add(5)?;
+            Some((first, (a, b)))
+        })
+        .unwrap();
+    let at = |rank| Rendezvous::tcp("127.0.0.1", first, rank, 2).unwrap();
+    meet(|rank| at(rank).up_to_port(first + 5), 2);
+}
+
+#[test]
+fn a_port_that_cannot_be_had_is_said_with_its_holder() {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let at = Rendezvous::tcp("127.0.0.1", port, 0, 2).unwrap();
+    let error = World::join(at.clone()).unwrap_err().to_string();
+    let pid = format!("pid {} (", std::process::id());
+    for word in [
+        "on lo (127.0.0.1)",
+        &pid,
+        "listens at 0.0.0.0",
+        "all addresses",
+    ] {
+        assert!(error.contains(word), "{word:?} in {error:?}");
+    }
+    drop(listener);
+
+    // An outgoing connection that happens to come from there.
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+    let port = client.local_addr().unwrap().port();
+    let at = Rendezvous::tcp("127.0.0.1", port, 0, 2).unwrap();
+    let error = World::join(at).unwrap_err().to_string();
+    for word in ["has a connection from", &pid, "ip_local_port_range"] {
+        assert!(error.contains(word), "{word:?} in {error:?}");
+    }
+}
+
+#[test]
+fn what_is_left_of_ended_connections_keeps_nobody_out() {
+    let port = free_port();
+    for _ in 0..3 {
+        meet(
+            |rank| Rendezvous::tcp("127.0.0.1", port, rank, 3).unwrap(),
+            3,
+        );
+    }
+}
+
+#[test]
+fn the_wildcard_and_addresses_of_others_are_refused_with_what_there_is() {
+    for (host, words) in [
+        (
+            "0.0.0.0",
+            &["no address that others could reach", "lo 127.0.0.1"][..],
+        ),
+        (
+            "203.0.113.7",
+            &["not an address of this host", "lo 127.0.0.1"],
+        ),
+    ] {
+        let error = World::join(Rendezvous::tcp(host, 29_400, 0, 2).unwrap());
+        let error = error.unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+    }
+    let asked = published("asked");
+    let at = |rank| {
+        let at = Rendezvous::tcp("127.0.0.1", free_port(), rank, 1).unwrap();
+        at.interface("*").unwrap().publish(&asked)
+    };
+    World::join(at(0)).unwrap();
+    let lo = Rendezvous::tcp("ignored", free_port(), 0, 1).unwrap();
+    World::join(lo.interface("lo").unwrap()).unwrap();
+}
+
+#[test]
+fn nobody_at_a_port_and_somebody_silent_are_told_apart() {
+    let port = free_port();
+    let at = || {
+        let at = Rendezvous::tcp("127.0.0.1", port, 1, 2).unwrap();
+        at.timeout(Duration::from_millis(400))
+    };
+    let error = World::join(at()).unwrap_err().to_string();
+    assert!(error.contains("refused"), "{error}");
+    let _listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let error = World::join(at()).unwrap_err().to_string();
+    assert!(error.contains("says nothing"), "{error}");
+}
+
+#[test]
+fn a_port_that_is_taken_on_another_address_only_is_free_on_this_one() {
+    let other = TcpListener::bind("127.0.0.2:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    meet(
+        |rank| Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap(),
+        2,
+    );
+}
+
+#[test]
+fn a_range_that_is_taken_is_said_port_by_port_with_who_has_it() {
+    let (first, _held) = (0..50)
+        .find_map(|_| {
+            let first = free_port();
+            let held: Vec<_> = (first..first.checked_add(3)?)
+                .map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+                .collect();
+            (held.len() == 3).then_some((first, held))
+        })
+        .unwrap();
+    let at = Rendezvous::tcp("127.0.0.1", first, 0, 2).unwrap();
+    let begun = Instant::now();
+    let error = World::join(at.up_to_port(first + 2))
+        .unwrap_err()
+        .to_string();
+    println!("said after {:?}: {error}", begun.elapsed());
+    for port in first..first + 3 {
+        let word = format!(
+            "port {port} on lo (127.0.0.1): pid {} (",
+            std::process::id()
+        );
+        assert!(error.contains(&word), "{word:?} in {error:?}");
+    }
+}
+
+#[test]
+fn a_port_in_time_wait_can_be_had_at_once() {
+    // The side that closes first waits: here, that of the port.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let client = TcpStream::connect(at).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    drop(server);
+    drop(listener);
+    std::io::Read::read_to_end(&mut &client, &mut Vec::new()).unwrap();
+    drop(client);
+    let left = crate::holder::holders(at);
+    let text: Vec<_> = left.iter().map(ToString::to_string).collect();
+    assert!(
+        text.iter().any(|text| text.contains("TIME_WAIT")),
+        "{text:?}"
+    );
+    println!(
+        "in the way, for one that does not ask for its reuse: {}",
+        text.join("; ")
+    );
+    let begun = Instant::now();
+    meet(
+        |rank| Rendezvous::tcp("127.0.0.1", at.port(), rank, 2).unwrap(),
+        2,
+    );
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}

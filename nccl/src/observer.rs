@@ -1,0 +1,187 @@
+//! One who watches the ranks of a job and is none of them.
+
+use std::time::Duration;
+
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::rendezvous::{self, Events, Rendezvous, WorldState};
+use crate::supervision::recorder::Timeline;
+use crate::supervision::{decode, introduce, timeline};
+#[cfg(doc)]
+use crate::world::World;
+
+/// Sees everything that becomes of a world's ranks, without being one.
+///
+/// It loads neither CUDA nor NCCL, does not count for the number of ranks, and survives the world: for the
+/// process of a server that has to say what is wrong, and for whoever starts the ranks. There can be 64
+/// of them and one more for each rank.
+///
+/// It belongs to one attempt of the job, as a rank does, and goes on with its ranks to their next epochs; it may come
+/// in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
+/// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
+///
+/// ```
+/// use std::time::Duration;
+/// use nccl::{Observer, Rendezvous, World, WorldEvent};
+///
+/// let path = std::env::temp_dir().join(format!("nccl-observed-{}.sock", std::process::id()));
+/// let world = World::join(Rendezvous::unix(&path, 0, 1)?)?;
+/// let observer = Observer::join(Rendezvous::observer(&format!("unix:{}", path.display()))?)?;
+///
+/// let mut events = observer.events();
+/// let event = events.next_within(Duration::from_secs(5));
+/// assert!(matches!(event, Some(WorldEvent::Joined { rank: 0, .. })));
+/// world.phase("load weights");
+/// let event = events.next_within(Duration::from_secs(5));
+/// assert!(matches!(event, Some(WorldEvent::Phase { name, .. }) if name == "load weights"));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+pub struct Observer {
+    inner: rendezvous::Observer,
+}
+
+impl Observer {
+    /// Observes the world that meets at this rendezvous, whose rank is not looked at: waits until rank 0
+    /// is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer within the rendezvous' limit, has another
+    /// secret, job, epoch or number of ranks, or has too many observers.
+    ///
+    /// ```no_run
+    /// use nccl::{Observer, Rendezvous};
+    ///
+    /// let observer = Observer::join(Rendezvous::observer("unix:/run/my-job.sock")?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
+        introduce();
+        rendezvous::Observer::join(rendezvous).map(|inner| Self { inner })
+    }
+
+    /// As [`join`](Self::join), but comes back at once, and looks for rank 0 in the background: for whoever
+    /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for an empty secret, and for a job
+    /// beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment
+    /// that cannot be read.
+    ///
+    /// ```
+    /// use nccl::{Observer, Rendezvous};
+    ///
+    /// let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let state = observer.snapshot();
+    /// assert!(!state.connected && state.ranks.iter().all(|rank| !rank.has_joined()));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn start(rendezvous: Rendezvous) -> Result<Self> {
+        introduce();
+        rendezvous::Observer::start(rendezvous).map(|inner| Self { inner })
+    }
+
+    /// How it stands with every rank, as far as this observer has heard.
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// for rank in observer.snapshot().ranks {
+    ///     println!("rank {}: {:?}, {:?}", rank.rank, rank.phase, rank.end);
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> WorldState {
+        self.inner.snapshot()
+    }
+
+    /// What has happened since this observer has been there, and what will. Each reader has its own place;
+    /// the last 4096 events are kept.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let mut events = observer.events();
+    /// assert_eq!(events.next_within(Duration::from_millis(1)), None);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> Events {
+        self.inner.events()
+    }
+
+    /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
+    /// [`rank_ended`](Self::rank_ended). The rank is the one as which the process was started, also when the ranks have other
+    /// numbers since in a later epoch.
+    ///
+    /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
+    /// from now on the others wait up to 500 ms for the parent's word, so that their errors have it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let child = std::process::Command::new("true").spawn().unwrap();
+    /// observer.rank_started(2, child.id())?;
+    /// # child.wait_with_output().unwrap();
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
+        self.inner.rank_started(rank, pid)
+    }
+
+    /// Says how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
+    /// lines count; it may be empty). Every rank's errors then say so, instead of "its connection closed
+    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails. The rank is the one as which the process
+    /// was started.
+    ///
+    /// Comes back at once. When rank 0 itself has died, every other rank is told at its own door; when it
+    /// has died before it could listen, this observer listens in its place and tells those who come, until
+    /// it is dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// # let pid = 4711;
+    /// observer.rank_ended(2, pid, "killed by SIGKILL", "")?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
+        self.inner.rank_ended(rank, pid, how, stderr_tail)
+    }
+
+    /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
+    /// server, or a tool that looks at a job which hangs.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// let timeline = observer.recordings(Duration::from_secs(2));
+    /// assert_eq!(timeline.missing.len(), 4);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn recordings(&self, limit: Duration) -> Timeline {
+        let host = crate::host::name();
+        let reference = format!("an observer ({host}, pid {})", std::process::id());
+        timeline(
+            reference,
+            Vec::new(),
+            self.inner.ask_for_recordings(limit, &decode),
+        )
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}

@@ -1,0 +1,75 @@
+//! Which of our crates may use which, and what may not come into some of them at all.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{Result, workspace};
+
+/// For each crate of the product those of ours that it may use by itself; other crates of the workspace may use all.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("nccl-sys", &[]),
+    ("cuda-emulator", &[]),
+    ("nccl-base", &["nccl-sys"]),
+    ("nccl-control", &["nccl-base"]),
+    ("nccl", &["nccl-base", "nccl-control", "nccl-sys"]),
+    ("nccl-emulator", &["cuda-emulator", "nccl-sys"]),
+    ("nccl-candle", &["nccl"]),
+];
+
+/// What some crates know nothing of: the control plane neither CUDA nor NCCL, the emulated driver no NCCL.
+const UNKNOWN: &[(&str, &[&str])] = &[
+    ("nccl-control", &["cudarc", "nccl-sys"]),
+    ("cuda-emulator", &["nccl-sys"]),
+];
+
+/// Fails with every dependency that is not allowed, and every crate that is in no table.
+pub(crate) fn check() -> Result {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version=1", "--offline"])
+        .current_dir(workspace::root())
+        .output()?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().ok_or("no packages")?;
+    let ours: BTreeSet<&str> = packages
+        .iter()
+        .filter_map(|package| package["name"].as_str())
+        .collect();
+    let mut wrong = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        let directory = package["manifest_path"].as_str().unwrap_or_default();
+        let allowed = ALLOWED.iter().find(|(known, _)| *known == name);
+        let unknown = UNKNOWN.iter().find(|(known, _)| *known == name);
+        if allowed.is_none() && directory.contains("/crates/") {
+            wrong.push(format!(
+                "{name} is in no table of xtask/src/house/borders.rs"
+            ));
+        }
+        // Those for tests and build scripts are not part of what a user builds.
+        let used = package["dependencies"].as_array().into_iter().flatten();
+        let used = used.filter(|dependency| dependency["kind"].is_null());
+        for used in used.filter_map(|dependency| dependency["name"].as_str()) {
+            let is_allowed = allowed.is_none_or(|(_, allowed)| allowed.contains(&used));
+            if ours.contains(used) && !is_allowed {
+                wrong.push(format!("{name} may not use {used}"));
+            }
+            if unknown.is_some_and(|(_, unknown)| unknown.contains(&used)) {
+                wrong.push(format!("{name} is to know nothing of {used}"));
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong.join("\n").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn crates_use_those_that_they_may() {
+        super::check().unwrap_or_else(|error| panic!("{error}"));
+    }
+}
