@@ -101,7 +101,7 @@ pub use supervision::recorder;
 pub use unique_id::UniqueId;
 pub use world::World;
 
-use nccl_base::{error, fault, forked, host, operation, say, sync, time, visible, whole_file};
+use nccl_base::{error, fault, forked, host, operation, say, sync, time, whole_file};
 use nccl_control as rendezvous;
 
 mod abort;
@@ -122,7 +122,59 @@ mod fatal;
 mod ffi;
 mod group;
 mod groups;
-pub mod launch;
+pub mod launch {
+    //! Starting the ranks of a world on this host, watching them, and ending them: the library behind `nccl-run`.
+    //!
+    //! ```
+    //! use std::process::Command;
+    //! use nccl::launch::Fleet;
+    //!
+    //! let fleet = Fleet::builder(4).start(|_| {
+    //!     let mut command = Command::new("sh");
+    //!     command.args(["-c", "echo I am $NCCL_RUN_RANK of $NCCL_RUN_WORLD_SIZE"]);
+    //!     command
+    //! })?;
+    //! assert!(fleet.wait().is_success());
+    //! # Ok::<(), nccl::Error>(())
+    //! ```
+    //!
+    //! # What a rank gets
+    //! The variables that [`Rendezvous::from_env`](crate::Rendezvous::from_env) reads, a fresh secret in a file that
+    //! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that
+    //! started the fleet and not the ranks; that process decides what to do about it. Nothing in here installs a
+    //! signal handler, waits for children that it did not start, or changes this process's environment.
+    //!
+    //! # What is ended, and when
+    //! A rank is its process group: the process that was started and what that starts, unless it moves into a group
+    //! of its own.
+    //!
+    //! - When a rank's first process ends, what is left of its group has half a second to close the rank's output,
+    //!   and is then killed.
+    //! - When a rank fails, the others may go on for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after
+    //!   a while ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
+    //! - When the [`Fleet`] is dropped, all groups are killed.
+    //! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes,
+    //!   and a small shell process that every fleet has kills all groups and removes the fleet's directory. Without
+    //!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to
+    //!   the shell; until it has ended as well, the shell believes that this process lives.
+    //!
+    //! # Who died first
+    //! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
+    //! [`Report::first`] is the first of them that nobody had asked for. What is known about it is in [`RankEnd`].
+    //!
+    //! The ranks learn it as well, if they have joined their `World`: the fleet takes part in that as
+    //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank said
+    //! last, rather than that its connection closed.
+
+    pub use nccl_base::signal::Signal;
+    pub use nccl_launch::{
+        Event, Events, Exit, Fleet, FleetBuilder, Line, OomKill, Output, RankEnd, Report, Stream,
+    };
+
+    /// For `nccl-run`.
+    #[doc(hidden)]
+    pub use nccl_base::say::write_within;
+}
 mod library;
 mod local;
 mod memory;

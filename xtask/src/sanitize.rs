@@ -42,6 +42,7 @@ const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-base",
     "--package=nccl-control",
+    "--package=nccl-launch",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
     "--lib",

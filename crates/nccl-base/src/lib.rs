@@ -9,7 +9,7 @@
 //! | [`departure`] | how a rank left, how an exchange ended that was not finished |
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
 //! | [`signal`], [`threads`] | ends of processes, threads that the system does not give |
-//! | [`from_outside`] | limits that the environment sets |
+//! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
 //! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
@@ -40,6 +40,7 @@ pub mod signal;
 pub mod sync;
 pub mod threads;
 pub mod time;
+pub mod variables;
 pub mod visible;
 pub mod warning;
 pub mod whole_file;

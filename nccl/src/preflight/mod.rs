@@ -11,7 +11,6 @@
 //! - `wire`: how facts and reports travel;
 //! - `reach`: whether hosts reach each other where NCCL will listen;
 //! - `rules`: what follows from the facts of all ranks;
-//! - `together`: one interface for NCCL and for this crate's own connections;
 //! - `report`: what was found, and how it reads; `run`: the checks at work;
 //!   `switch`: when they are made; `scarce`: what is too little after something has failed.
 
@@ -30,7 +29,6 @@ mod scarce;
 mod settings;
 mod switch;
 mod system;
-mod together;
 mod variables;
 mod wire;
 
@@ -45,9 +43,9 @@ pub(crate) use limits::thread_limits;
 // NCCL reads the process's environment as it reads its files.
 pub(crate) use variables::{number, variable};
 
+pub use nccl_launch::nccl_variables_for;
 pub use report::{Finding, Report, Severity};
 pub use run::host;
 pub(crate) use scarce::scarce;
 pub use settings::Settings;
 pub(crate) use switch::Checks;
-pub use together::nccl_variables_for;

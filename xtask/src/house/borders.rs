@@ -13,7 +13,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cuda-emulator", &[]),
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
-    ("nccl", &["nccl-base", "nccl-control", "nccl-sys"]),
+    ("nccl-launch", &["nccl-base", "nccl-control"]),
+    (
+        "nccl",
+        &["nccl-base", "nccl-control", "nccl-launch", "nccl-sys"],
+    ),
     ("nccl-emulator", &["cuda-emulator", "nccl-sys"]),
     ("nccl-candle", &["nccl"]),
 ];
@@ -21,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// What some crates know nothing of: the control plane neither CUDA nor NCCL, the emulated driver no NCCL.
 const UNKNOWN: &[(&str, &[&str])] = &[
     ("nccl-control", &["cudarc", "nccl-sys"]),
+    ("nccl-launch", &["cudarc", "nccl-sys"]),
     ("cuda-emulator", &["nccl-sys"]),
 ];
 

@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use nccl_base::variables::RECORD_DIR as VARIABLE;
+
 use super::home::Home;
 use super::snapshot::{Snapshot, of_place, snapshot};
 use crate::{reaper, whole_file};
-
-/// Names the directory for all worlds of a process.
-pub(crate) const VARIABLE: &str = "NCCL_RUN_RECORD_DIR";
 
 /// How long after the first abort the recording is taken.
 const SETTLE: Duration = Duration::from_millis(30);

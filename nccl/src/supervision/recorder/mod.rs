@@ -36,7 +36,7 @@ mod usual;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub(crate) use dump::{VARIABLE as RECORD_DIR, is_wanted};
+pub(crate) use dump::is_wanted;
 pub(crate) use home::Home;
 pub(crate) use notes::phase;
 pub use notes::{Note, note};

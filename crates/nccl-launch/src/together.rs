@@ -2,10 +2,13 @@
 
 use std::net::IpAddr;
 
-use crate::error::Result;
-use crate::rendezvous::{Interface, Own, own_addresses};
+use nccl_control::{Interface, Own, own_addresses};
+
 #[cfg(doc)]
-use crate::{ErrorKind, Rendezvous};
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+#[cfg(doc)]
+use nccl_control::Rendezvous;
 
 /// The variables that make NCCL use the same interface of this host as [`Rendezvous::interface`] does for
 /// this text: a name, the beginning of one, a subnet or an address; none for `*`.
@@ -25,7 +28,7 @@ use crate::{ErrorKind, Rendezvous};
 /// ```
 pub fn nccl_variables_for(interface: &str) -> Result<Vec<(String, String)>> {
     let interface = Interface::parse(interface)?;
-    let own = own_addresses().map_err(crate::Error::io("looking at this host's interfaces"))?;
+    let own = own_addresses().map_err(Error::io("looking at this host's interfaces"))?;
     variables_among(&interface, &own)
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::supervision::recorder::RECORD_DIR;
+use nccl_base::variables::RECORD_DIR;
 
 /// How many ranks' doors one is told that is started again: each of them knows who coordinates.
 const DOORS: usize = 8;

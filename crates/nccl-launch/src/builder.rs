@@ -10,8 +10,8 @@ use super::output::{Output, Settings};
 use super::watcher::Plan;
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::preflight::nccl_variables_for;
-use crate::rendezvous::limits;
+use crate::together::nccl_variables_for;
+use nccl_control::limits;
 
 /// What to start, and how.
 ///
@@ -145,7 +145,7 @@ impl FleetBuilder {
 
     /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
     /// handed over in a file that only this user can read. An empty one is an error of [`start`](Self::start); see
-    /// [`Rendezvous::secret`](crate::Rendezvous::secret) for what makes a good one.
+    /// [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
     ///
     /// ```no_run
     /// # use nccl::launch::Fleet;
@@ -170,7 +170,7 @@ impl FleetBuilder {
 
     /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`): a
     /// name, the beginning of one, a subnet, or an address, as for
-    /// [`Rendezvous::interface`](crate::Rendezvous::interface).
+    /// [`Rendezvous::interface`](nccl_control::Rendezvous::interface).
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -194,8 +194,8 @@ impl FleetBuilder {
     }
 
     /// A directory for what the ranks did last: each writes a file there when one of its communicators is aborted
-    /// (`NCCL_RUN_RECORD_DIR`, [`World::record_faults_to`](crate::World::record_faults_to)), to be read by
-    /// [`Timeline::read`](crate::recorder::Timeline::read).
+    /// (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by
+    /// `Timeline::read`.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -306,7 +306,7 @@ impl FleetBuilder {
     /// streams are the fleet's business.
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) names the rank that cannot be started, the program, and
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) names the rank that cannot be started, the program, and
     /// why; or what is contradictory.
     ///
     /// ```

@@ -19,8 +19,8 @@ use super::report::{Report, first_of};
 use super::watcher::{Order, Plan, Watcher, over};
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::rendezvous::Rendezvous;
 use crate::sync::Mutex;
+use nccl_control::Rendezvous;
 
 /// The processes of a world's ranks on this host.
 ///
@@ -160,7 +160,7 @@ impl Fleet {
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
     }
 
-    /// Where the ranks meet in the epoch that was started last: for an [`Observer`](crate::Observer) in this
+    /// Where the ranks meet in the epoch that was started last: for an `Observer` in this
     /// process, which then sees them join and what they do.
     ///
     /// # Errors
@@ -264,12 +264,12 @@ impl Fleet {
     /// Starts one rank again, in the next epoch (`NCCL_RUN_EPOCH`), and returns that. A rank that runs is ended
     /// first, by SIGTERM, and after the grace period by SIGKILL.
     ///
-    /// It comes into the world of the others with [`World::rejoin`](crate::World::rejoin), as soon as they go on
-    /// ([`World::next_epoch`](crate::World::next_epoch)). Or all leave their worlds and join one of that epoch
-    /// ([`Rendezvous::epoch`](crate::Rendezvous::epoch)).
+    /// It comes into the world of the others with `World::rejoin`, as soon as they go on
+    /// (`World::next_epoch`). Or all leave their worlds and join one of that epoch
+    /// ([`Rendezvous::epoch`](nccl_control::Rendezvous::epoch)).
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
     /// the fleet is being ended.
     ///
     /// ```
@@ -322,7 +322,7 @@ impl Fleet {
     /// Starts all ranks again, in the next epoch, and returns that; those that run are ended first.
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::ErrorKind::Launch) when one cannot be started; then none runs.
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when one cannot be started; then none runs.
     ///
     /// ```
     /// # fn example(fleet: &nccl::launch::Fleet) -> nccl::Result<()> {

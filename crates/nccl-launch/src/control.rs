@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::environment::Environment;
 use super::rank::Running;
 use crate::error::Result;
-use crate::rendezvous::{Observer, Rendezvous};
+use nccl_control::{Observer, Rendezvous};
 
 /// How long the word about an end waits for the rank's last words. The other ranks wait a little longer for
 /// the word.

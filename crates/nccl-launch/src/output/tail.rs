@@ -9,13 +9,13 @@ const LONGEST: usize = 2000;
 
 /// At most so many last lines, and of each at most [`LONGEST`] bytes.
 #[derive(Debug)]
-pub(in crate::launch) struct Tail {
+pub(crate) struct Tail {
     keep: usize,
     lines: VecDeque<String>,
 }
 
 impl Tail {
-    pub(in crate::launch) fn new(keep: usize) -> Self {
+    pub(crate) fn new(keep: usize) -> Self {
         Self {
             keep,
             lines: VecDeque::new(),
@@ -40,7 +40,7 @@ impl Tail {
         self.lines.push_back(text);
     }
 
-    pub(in crate::launch) fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.iter().cloned().collect()
     }
 }

@@ -22,17 +22,17 @@ use crate::visible;
 const PIECE: usize = 64 << 10;
 
 /// One stream of one rank.
-pub(in crate::launch) struct Source {
-    pub(in crate::launch) rank: usize,
-    pub(in crate::launch) pipe: OwnedFd,
-    pub(in crate::launch) file: Option<File>,
-    pub(in crate::launch) tail: Option<Arc<Mutex<Tail>>>,
+pub(crate) struct Source {
+    pub(crate) rank: usize,
+    pub(crate) pipe: OwnedFd,
+    pub(crate) file: Option<File>,
+    pub(crate) tail: Option<Arc<Mutex<Tail>>>,
     /// Set when everything has been read.
-    pub(in crate::launch) drained: Arc<AtomicBool>,
+    pub(crate) drained: Arc<AtomicBool>,
 }
 
 /// Both threads.
-pub(in crate::launch) struct Pumps {
+pub(crate) struct Pumps {
     shared: [Arc<Shared>; 2],
     threads: Vec<JoinHandle<()>>,
 }
@@ -47,7 +47,7 @@ struct Shared {
 
 impl Pumps {
     /// Starts both. `tell` is called when a stream has been read to its end.
-    pub(in crate::launch) fn start(
+    pub(crate) fn start(
         output: &Output,
         world_size: usize,
         begun: Instant,
@@ -88,14 +88,14 @@ impl Pumps {
         Ok(Self { shared, threads })
     }
 
-    pub(in crate::launch) fn add(&self, stream: Stream, source: Source) {
+    pub(crate) fn add(&self, stream: Stream, source: Source) {
         let shared = &self.shared[stream as usize];
         shared.incoming.lock().push(source);
         wake(&shared.wake);
     }
 
     /// Since when a thread writes and the reader of this process's output has taken nothing.
-    pub(in crate::launch) fn writing_since(&self) -> Option<Instant> {
+    pub(crate) fn writing_since(&self) -> Option<Instant> {
         let since = |shared: &Arc<Shared>| *shared.writing.lock();
         self.shared.iter().filter_map(since).min()
     }
@@ -121,7 +121,7 @@ impl Drop for Pumps {
     }
 }
 
-pub(in crate::launch) fn wake(eventfd: &OwnedFd) {
+pub(crate) fn wake(eventfd: &OwnedFd) {
     // Full means that it is awake.
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }

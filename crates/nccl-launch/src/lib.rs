@@ -14,7 +14,7 @@
 //! ```
 //!
 //! # What a rank gets
-//! The variables that [`Rendezvous::from_env`](crate::Rendezvous::from_env) reads, a fresh secret in a file that
+//! The variables that [`Rendezvous::from_env`](nccl_control::Rendezvous::from_env) reads, a fresh secret in a file that
 //! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that
 //! started the fleet and not the ranks; that process decides what to do about it. Nothing in here installs a
 //! signal handler, waits for children that it did not start, or changes this process's environment.
@@ -37,8 +37,8 @@
 //! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
 //! [`Report::first`] is the first of them that nobody had asked for. What is known about it is in [`RankEnd`].
 //!
-//! The ranks learn it as well, if they have joined their [`World`](crate::World): the fleet takes part in that as
-//! an [`Observer`](crate::Observer), so that their errors say "killed by SIGKILL" and what the dead rank said
+//! The ranks learn it as well, if they have joined their `World`: the fleet takes part in that as
+//! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank said
 //! last, rather than that its connection closed.
 //!
 //! - `builder`, `environment`: what a rank is started with;
@@ -46,7 +46,18 @@
 //! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: why it may have been killed;
 //! - `control`: what the other ranks learn of a rank's end;
 //! - `keeper`: what is left to do when this process is killed;
-//! - `output`: what ranks print.
+//! - `output`: what ranks print;
+//! - `together`: one interface for NCCL and for the ranks' own connections.
+#![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: who reads its pages reads its sources"
+)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("the nccl crate works on Linux only, as NCCL does");
+
+use nccl_base::{error, forked, host, say, sync, visible};
 
 mod builder;
 mod control;
@@ -60,6 +71,7 @@ mod output;
 mod process;
 mod rank;
 mod report;
+mod together;
 mod watcher;
 
 pub use builder::FleetBuilder;
@@ -69,6 +81,8 @@ pub use fleet::Fleet;
 pub use oom::OomKill;
 pub use output::{Line, Output, Stream};
 pub use report::{RankEnd, Report};
+#[doc(hidden)]
+pub use together::nccl_variables_for;
 
 /// For `nccl-run`.
 #[doc(hidden)]
