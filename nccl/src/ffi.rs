@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys as sys;
 
-use crate::debug_log::is_harmless;
 use crate::error::NcclFailure;
 use crate::library::Library;
+use nccl_base::warning::is_harmless;
 
 /// `c_char` is signed on x86-64 and unsigned on aarch64.
 pub(crate) const fn byte(c: c_char) -> u8 {

@@ -110,7 +110,21 @@ mod buffer;
 mod collectives;
 mod communicator;
 mod config;
-pub mod debug_log;
+pub mod debug_log {
+    //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
+    //!
+    //! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the way to each
+    //! other rank, and what it waits for, into its output or into a file of its own. One rank's log rarely
+    //! shows what is wrong; comparing those of all ranks does: the one that fell back to sockets, the host with
+    //! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
+    //! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
+
+    pub use nccl_base::warning::Class;
+    pub use nccl_diagnose::debug_log::{
+        Counts, DebugLog, Ended, Endpoint, InitState, Link, Membership, PluginFact, PluginState,
+        Process, Retry, Transport, Warning,
+    };
+}
 mod device;
 mod driver;
 mod dtype;

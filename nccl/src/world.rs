@@ -629,14 +629,14 @@ impl World {
         self.launch_mode
     }
 
+    /// What the control plane has of it.
+    pub(crate) fn member(&self) -> &rendezvous::World {
+        &self.member
+    }
+
     /// What its communicators keep of it.
     pub(crate) fn line(&self) -> &Arc<Line> {
         self.member.line()
-    }
-
-    /// The network interface that the program named for the ranks' own connection.
-    pub(crate) fn interface(&self) -> Option<&str> {
-        self.member.interface()
     }
 
     /// How long an exchange may take.

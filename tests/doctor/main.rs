@@ -122,7 +122,7 @@ fn one<'v>(value: &'v Value, check: &str) -> &'v Value {
 
 fn log(name: &str) -> String {
     format!(
-        "{}/nccl/src/debug_log/tests/logs/{name}",
+        "{}/crates/nccl-diagnose/src/debug_log/tests/logs/{name}",
         env!("CARGO_MANIFEST_DIR")
     )
 }

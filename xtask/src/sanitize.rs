@@ -42,6 +42,7 @@ const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-base",
     "--package=nccl-control",
+    "--package=nccl-diagnose",
     "--package=nccl-launch",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
@@ -87,7 +88,7 @@ const ONE_THREAD: &[&str] = &[
     "debug_log::tests::garbage::",
     "tests::codec::",
     "preflight::tests::random::",
-    "preflight::variables::tests::no_file_makes_the_parser_panic_or_give_more_than_nccl_takes",
+    "system::variables::tests::no_file_makes_the_parser_panic_or_give_more_than_nccl_takes",
     "launcher::nodelist::tests::",
     "succession::check::",
     "supervision::recorder::tests::json::",
@@ -213,7 +214,13 @@ mod tests {
     fn what_is_left_out_is_there() {
         for name in ONE_THREAD {
             let (module, test) = name.rsplit_once("::").expect("a path");
-            let files = ["nccl/src", "crates/nccl-control/src"].map(|sources| {
+            let files = [
+                "nccl/src",
+                "crates/nccl-base/src",
+                "crates/nccl-control/src",
+                "crates/nccl-diagnose/src",
+            ]
+            .map(|sources| {
                 let stem = workspace::root()
                     .join(sources)
                     .join(module.replace("::", "/"));

@@ -8,6 +8,7 @@
 //! | [`operation`], [`data_type`], [`reduce_op`] | what was asked for |
 //! | [`departure`] | how a rank left, how an exchange ended that was not finished |
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
+//! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
 //! | [`signal`], [`threads`] | ends of processes, threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
 //! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
@@ -31,6 +32,7 @@ pub mod fault;
 pub mod forked;
 pub mod from_outside;
 pub mod host;
+pub mod launch_mode;
 pub mod operation;
 pub mod ranges;
 pub mod reduce_op;
@@ -38,6 +40,7 @@ pub mod report;
 pub mod say;
 pub mod signal;
 pub mod sync;
+pub mod system;
 pub mod threads;
 pub mod time;
 pub mod variables;

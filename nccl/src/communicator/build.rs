@@ -10,7 +10,7 @@ use super::builder::{CommunicatorBuilder, Origin};
 use super::everybody::Birth;
 use super::grow::{self, GrowWay};
 use super::init::{Plan, Prepared, roster_of};
-use super::launch_mode::{Wish, wish};
+use super::launch_mode::{Wish, refuse_contradictions, wish};
 use super::meeting::{Agreed, Meeting};
 use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
@@ -220,7 +220,7 @@ impl CommunicatorBuilder<'_> {
         })?;
         let library = self.wanted_library()?;
         let (wish, obstacle) = wish(self.mode, &library)?;
-        wish.alone().refuse_contradictions()?;
+        refuse_contradictions(wish.alone())?;
         let plan = Plan {
             library: library.clone(),
             name: self.name,

@@ -119,7 +119,7 @@ impl Plan<'_> {
         order::admit(WHAT, &self.stream, &context)?;
         let (pins_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
         let mode = self.wish.alone();
-        mode.admit(&self.library)?;
+        launch_mode::admit(mode, &self.library)?;
         if mode == LaunchMode::BlockingChild {
             guard::ensure()?;
         }
@@ -506,13 +506,13 @@ impl AnyConfigs {
     fn new(config: &Config, mode: LaunchMode, library: &Library, name: &str) -> Result<Self> {
         let plain = config.to_raw(library, name)?;
         let parent = match mode {
-            LaunchMode::NonBlocking => None,
             LaunchMode::BlockingChild => {
                 // NCCL's messages are to tell the two apart.
                 let mut parent = config.to_raw(library, &format!("{name}{IDLE_PARENT}"))?;
                 parent.splitShare = 1;
                 Some(parent)
             }
+            _ => None,
         };
         Ok(Self { plain, parent })
     }

@@ -11,6 +11,7 @@ use super::FromOutside;
 use super::everybody::Birth;
 use super::handle::RawComm;
 use super::init::Plan;
+use super::launch_mode::refuse_contradictions;
 use super::{Communicator, LaunchMode, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
@@ -55,7 +56,7 @@ impl Communicator {
         name: &str,
         stream: &Arc<CudaStream>,
     ) -> Result<Self> {
-        LaunchMode::NonBlocking.refuse_contradictions()?;
+        refuse_contradictions(LaunchMode::NonBlocking)?;
         // SAFETY: the caller's promise.
         unsafe { Self::take_over(library, raw, name, stream, false) }
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use crate::communicator::{LaunchMode, Wish};
+use nccl_base::launch_mode::{LaunchMode, Wish};
+use nccl_diagnose::preflight::{Given, Loaded};
+use nccl_sys::Version;
+
 use crate::library::Library;
 
 /// What to check: everything, and a device or a library when they are named.
@@ -19,11 +22,11 @@ use crate::library::Library;
 #[derive(Clone, Debug)]
 #[must_use = "settings check nothing by themselves"]
 pub struct Settings {
-    pub(super) stream: Option<Arc<CudaStream>>,
-    pub(super) library: Option<Library>,
-    pub(super) wish: Wish,
-    pub(super) local_ranks: usize,
-    pub(super) world_size: usize,
+    stream: Option<Arc<CudaStream>>,
+    library: Option<Library>,
+    wish: Wish,
+    local_ranks: usize,
+    world_size: usize,
 }
 
 impl Settings {
@@ -93,6 +96,25 @@ impl Settings {
         self.local_ranks = on_this_host.max(1);
         self.world_size = altogether.max(self.local_ranks);
         self
+    }
+}
+
+impl Settings {
+    /// As the checks take it.
+    pub(crate) fn given(&self) -> Given {
+        let library = self.library.as_ref();
+        Given {
+            stream: self.stream.clone(),
+            library: library.map(|library| Loaded {
+                version: library.version().to_string(),
+                path: library.path().display().to_string(),
+            }),
+            takes_virtual: library
+                .is_some_and(|library| library.version() < Version::new(2, 28, 3)),
+            wish: self.wish,
+            local_ranks: self.local_ranks,
+            world_size: self.world_size,
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use super::facts::Control;
-use super::report::{Finding, Report};
-use super::run;
+use nccl_base::report::{Finding, Report};
+use nccl_diagnose::preflight as checks;
+
 use super::settings::Settings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Mutex;
@@ -68,9 +68,9 @@ impl World {
     pub fn preflight(&self, settings: &Settings) -> Result<Report> {
         // One after the other, or their exchanges would be mixed up.
         let _turn = self.checks.passed.lock();
-        run::world(
-            self,
-            Some(settings),
+        checks::world(
+            self.member(),
+            Some(&settings.given()),
             deadline_after(self.timeout()),
             &|| false,
         )
@@ -111,8 +111,8 @@ impl World {
             return Ok(());
         }
         let off = self.checks.off || is_off();
-        let settings = settings.filter(|_| !off);
-        let report = match run::world(self, settings, deadline, interrupted) {
+        let given = settings.filter(|_| !off).map(Settings::given);
+        let report = match checks::world(self.member(), given.as_ref(), deadline, interrupted) {
             Ok(report) => report,
             Err(error) => {
                 // Others may have come through, and will not be there another time.
@@ -128,22 +128,6 @@ impl World {
         }
         *passed = true;
         Ok(())
-    }
-
-    /// Whether the ranks are threads of this process.
-    pub(crate) fn is_threads(&self) -> bool {
-        self.line().address_of(0).is_none()
-    }
-
-    /// This rank's end of its connection to the others.
-    pub(crate) fn control(&self) -> Control {
-        let at = self.line().address_of(self.rank());
-        let at: Option<std::net::SocketAddr> =
-            at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
-        Control {
-            address: at.map(|at| at.ip()),
-            interface: self.interface().map(str::to_owned),
-        }
     }
 }
 

@@ -12,8 +12,8 @@ use super::ledger::Ledger;
 use super::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
 use super::roster::Roster;
 use super::watchdog;
-use crate::debug_log::FirstWarning;
 use crate::operation::OperationKind;
+use nccl_base::warning::FirstWarning;
 
 /// See the module. Ranks are those of the communicator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -150,7 +150,7 @@ impl Report {
         let mut report = Self {
             rank,
             phase,
-            warning: crate::debug_log::first_warning(),
+            warning: nccl_diagnose::debug_log::first_warning(),
             ..Self::default()
         };
         for track in recorder::tracks().iter().filter(|track| own(track)) {

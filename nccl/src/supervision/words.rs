@@ -3,7 +3,9 @@
 use nccl_sys as sys;
 
 use super::{Cause, FaultClass, RootCause};
-use crate::{debug_log, preflight};
+use nccl_diagnose::debug_log;
+
+use crate::preflight;
 
 /// The same, with the first warning in NCCL's file, where that may say more.
 pub(super) fn with_words_of_nccl(mut cause: Cause) -> Cause {

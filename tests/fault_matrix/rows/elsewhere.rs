@@ -41,7 +41,7 @@ pub(crate) const STARTING: Elsewhere = &[
     ),
     (
         "RDMA adapters that differ between hosts",
-        "`nccl/src/preflight/rules`, on made-up hosts: it needs adapters",
+        "`crates/nccl-diagnose/src/preflight/rules`, on made-up hosts: it needs adapters",
     ),
 ];
 
@@ -89,7 +89,7 @@ pub(crate) const OPERATIONS: Elsewhere = &[
 pub(crate) const MESSAGES: Elsewhere = &[
     (
         "teardown noise in NCCL's log",
-        "`nccl/src/debug_log`: lines of real logs, each with what it counts as",
+        "`crates/nccl-diagnose/src/debug_log`: lines of real logs, each with what it counts as",
     ),
     (
         "too many peers for NCCL's proxy",
@@ -127,7 +127,7 @@ pub(crate) const ENVIRONMENT: Elsewhere = &[
     ),
     (
         "`/dev/shm` too small, IPC namespaces, limits",
-        "`tests/preflight` and `nccl/src/preflight/rules`",
+        "`tests/preflight` and `crates/nccl-diagnose/src/preflight/rules`",
     ),
     (
         "a variable is changed after NCCL has read it",
@@ -170,11 +170,11 @@ pub(crate) const RESOURCES: Elsewhere = &[
     ),
     (
         "too little locked memory",
-        "needs InfiniBand: found before a start by `nccl/src/preflight/rules`",
+        "needs InfiniBand: found before a start by `crates/nccl-diagnose/src/preflight/rules`",
     ),
     (
         "too few ephemeral ports for NCCL's connections",
-        "`nccl/src/preflight/rules`: `each_limit_has_a_sentence_of_its_own_with_a_fix`, `only_what_keeps_nccl_from_starting_is_scarce`, with a narrow range; that all of a wide range are taken is not found before NCCL says it",
+        "`crates/nccl-diagnose/src/preflight/rules`: `each_limit_has_a_sentence_of_its_own_with_a_fix`, `only_what_keeps_nccl_from_starting_is_scarce`, with a narrow range; that all of a wide range are taken is not found before NCCL says it",
     ),
     (
         "how much of a device's memory is free, and how much NCCL needed",

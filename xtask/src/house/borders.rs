@@ -14,9 +14,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
     ("nccl-launch", &["nccl-base", "nccl-control"]),
+    ("nccl-diagnose", &["nccl-base", "nccl-control", "nccl-sys"]),
     (
         "nccl",
-        &["nccl-base", "nccl-control", "nccl-launch", "nccl-sys"],
+        &[
+            "nccl-base",
+            "nccl-control",
+            "nccl-diagnose",
+            "nccl-launch",
+            "nccl-sys",
+        ],
     ),
     ("nccl-emulator", &["cuda-emulator", "nccl-sys"]),
     ("nccl-candle", &["nccl"]),

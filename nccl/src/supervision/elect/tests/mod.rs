@@ -504,7 +504,7 @@ fn work_of_others_in_front_of_an_operation_is_named_when_all_have_come() {
 #[test]
 fn a_warning_of_nccl_is_the_cause_only_where_nothing_else_is() {
     let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
-    table.reports.get_mut(&1).unwrap().warning = Some(crate::debug_log::FirstWarning {
+    table.reports.get_mut(&1).unwrap().warning = Some(nccl_base::warning::FirstWarning {
         text: String::from("Call to socket failed: Too many open files"),
         check: Some(String::from("log-open-files")),
     });

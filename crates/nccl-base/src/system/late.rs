@@ -1,0 +1,98 @@
+//! Variables that were changed after NCCL had read them.
+//!
+//! NCCL reads nearly every variable once in the life of a process, and keeps what it found, whatever becomes of
+//! the environment later. What it found cannot be asked for, so that it is looked at when NCCL is first used.
+
+use std::sync::OnceLock;
+
+use super::System;
+use super::known;
+use super::variables::{self, Variable};
+
+/// What NCCL found, from its first use on.
+static FOUND: OnceLock<Vec<Variable>> = OnceLock::new();
+
+/// A variable that is not what NCCL has read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Late {
+    pub name: String,
+    /// `None` where it was not set.
+    pub was: Option<String>,
+    pub is: Option<String>,
+}
+
+/// NCCL is about to be used: from now on it keeps what it finds.
+pub fn nccl_starts() {
+    FOUND.get_or_init(|| variables::gather(&System::real()));
+}
+
+/// What has changed since NCCL was first used in this process.
+pub fn gather(now: &[Variable]) -> Vec<Late> {
+    FOUND.get().map_or_else(Vec::new, |then| changed(then, now))
+}
+
+fn changed(then: &[Variable], now: &[Variable]) -> Vec<Late> {
+    let value = |list: &[Variable], name: &str| {
+        let found = list.iter().find(|variable| variable.name == name);
+        found.map(|variable| variable.value.clone())
+    };
+    let mut names: Vec<&str> = then.iter().chain(now).map(|v| &v.name[..]).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+        .into_iter()
+        // Of those that NCCL does not know something else is said; it asks for this one every time.
+        .filter(|name| known::find(name).is_some() && *name != "NCCL_COMM_ID")
+        .map(|name| Late {
+            name: name.to_owned(),
+            was: value(then, name),
+            is: value(now, name),
+        })
+        .filter(|late| late.was != late.is)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_unset_or_changed_later_is_found() {
+        let list = |pairs: &[(&str, &str)]| -> Vec<Variable> {
+            let variable = |&(name, value): &(&str, &str)| Variable {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                file: String::new(),
+            };
+            pairs.iter().map(variable).collect()
+        };
+        let then = list(&[
+            ("NCCL_ALGO", "Ring"),
+            ("NCCL_PROTO", "LL"),
+            ("NCCL_DEBUG", "WARN"),
+            ("NCCL_COMM_ID", "a:1"),
+        ]);
+        let now = list(&[
+            ("NCCL_DEBUG", "WARN"),
+            ("NCCL_ALGO", "Tree"),
+            ("NCCL_P2P_DISABLE", "1"),
+            ("NCCL_COMM_ID", "b:2"),
+            ("NCCL_NOT_ITS_OWN", "1"),
+        ]);
+        let late = |name: &str, was: Option<&str>, is: Option<&str>| Late {
+            name: name.to_owned(),
+            was: was.map(str::to_owned),
+            is: is.map(str::to_owned),
+        };
+        assert_eq!(
+            changed(&then, &now),
+            [
+                late("NCCL_ALGO", Some("Ring"), Some("Tree")),
+                late("NCCL_P2P_DISABLE", None, Some("1")),
+                late("NCCL_PROTO", Some("LL"), None),
+            ]
+        );
+        assert_eq!(changed(&now, &now), []);
+    }
+}

@@ -1,0 +1,69 @@
+//! What is wrong among the ranks, from what each of them said.
+//!
+//! - `view`: who is who; `causes`: what failed first, and what waits; `paths`: the ways that data takes;
+//!   `agreement`: what has to be the same everywhere.
+
+mod agreement;
+mod causes;
+mod paths;
+mod view;
+
+use super::collect::DebugLog;
+use nccl_base::report::{Finding, Report};
+use view::View;
+
+impl DebugLog {
+    /// Compares what the processes said.
+    ///
+    /// The names of the findings begin with `log-`. What a log does not say is not found: fewer lines, for
+    /// instance of `NCCL_DEBUG=WARN`, give fewer findings, and one says so.
+    ///
+    /// ```
+    /// use nccl::debug_log::DebugLog;
+    /// use nccl::preflight::Severity;
+    ///
+    /// let mut log = DebugLog::new();
+    /// log.read("job.log", &b"a:7:8 [0] NCCL INFO NCCL version 2.27.7+cuda12.9\n"[..])?;
+    /// log.read("job.log", &b"b:7:8 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n"[..])?;
+    /// let report = log.report();
+    /// assert_eq!(report.worst(), Severity::Error);
+    /// assert_eq!(report.findings()[0].check, "log-version");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let mut findings = level(self);
+        if self.counts().nccl > 0 {
+            let view = View::new(self);
+            causes::warnings(&view, &mut findings);
+            causes::retries(&view, &mut findings);
+            agreement::versions(&view, &mut findings);
+            agreement::variables(&view, &mut findings);
+            paths::interfaces(&view, &mut findings);
+            paths::networks(&view, &mut findings);
+            paths::plugins(&view, &mut findings);
+            paths::inside_hosts(&view, &mut findings);
+            paths::direct_rdma(&view, &mut findings);
+            causes::ends(&view, &mut findings);
+            // The last: what is wrong otherwise is why.
+            causes::starts(&view, &mut findings);
+        }
+        Report::in_order(findings)
+    }
+}
+
+/// Whether the logs hold enough to judge by.
+fn level(log: &DebugLog) -> Vec<Finding> {
+    let counts = log.counts();
+    if counts.nccl == 0 {
+        let what = format!("in {} lines there is none of NCCL's", counts.lines);
+        let fix =
+            "run all ranks with NCCL_DEBUG=INFO; a file for each: NCCL_DEBUG_FILE=/tmp/nccl.%h.%p";
+        return vec![Finding::warning("log-level", what).fix(fix)];
+    }
+    if counts.info == 0 {
+        let what = "the logs hold warnings only: neither ranks nor networks are in them";
+        return vec![Finding::warning("log-level", what).fix("run all ranks with NCCL_DEBUG=INFO")];
+    }
+    Vec::new()
+}

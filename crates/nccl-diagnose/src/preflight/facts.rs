@@ -1,0 +1,336 @@
+//! What one rank tells rank 0 about itself and its host.
+
+use super::device::{self, Device};
+use super::given::Given;
+use super::interfaces::{self, Address, Rule, Wishes};
+use super::late::Late;
+use super::limits::{self, Limits};
+use super::rdma::{self, Port};
+use super::variables::{self, Variable};
+use super::wire;
+use nccl_base::system::System;
+use nccl_control::Own;
+
+/// What has to be the same for ranks to understand each other's facts.
+pub(super) const PROTOCOL: u64 = 3;
+
+/// One rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) protocol: u64,
+    /// This rank wants nothing to be checked.
+    pub(super) off: bool,
+    /// How it is going to call NCCL.
+    pub(super) launch_mode: u64,
+    /// `None` when it is that of an earlier rank: they are threads of one process.
+    pub(super) process: Option<Process>,
+    pub(super) library: Option<Loaded>,
+    pub(super) device: Option<Device>,
+}
+
+wire::fields!(Facts {
+    protocol,
+    off,
+    launch_mode,
+    process,
+    library,
+    device
+});
+
+/// A process and its host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) host: String,
+    pub(super) pid: u64,
+    pub(super) architecture: String,
+    pub(super) little_endian: bool,
+    /// The same for all processes of a machine until it is started again.
+    pub(super) boot: String,
+    pub(super) namespaces: Namespaces,
+    pub(super) variables: Vec<Variable>,
+    /// What NCCL has read in this process and is different now.
+    pub(super) late: Vec<Late>,
+    /// `NCCL_CONF_FILE`, when there is no such file.
+    pub(super) missing_file: Option<String>,
+    pub(super) visible_devices: Option<String>,
+    pub(super) addresses: Vec<Address>,
+    /// This rank's end of the connection to rank 0.
+    pub(super) control: Option<std::net::IpAddr>,
+    /// What the program named for that connection.
+    pub(super) interface: Option<String>,
+    pub(super) loopback_names: Vec<LoopbackName>,
+    /// NCCL before 2.28.3 is loaded, which takes libvirt's interfaces as well.
+    pub(super) takes_virtual: bool,
+    pub(super) ports: Vec<Port>,
+    pub(super) limits: Limits,
+}
+
+wire::fields!(Process {
+    host,
+    pid,
+    architecture,
+    little_endian,
+    boot,
+    namespaces,
+    variables,
+    late,
+    missing_file,
+    visible_devices,
+    addresses,
+    control,
+    interface,
+    loopback_names,
+    takes_virtual,
+    ports,
+    limits,
+});
+
+/// What a process can see, as the kernel numbers it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Namespaces {
+    pub(super) network: String,
+    pub(super) ipc: String,
+    pub(super) pid: String,
+    pub(super) user: String,
+}
+
+wire::fields!(Namespaces {
+    network,
+    ipc,
+    pid,
+    user
+});
+
+/// A name that this host takes for itself alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LoopbackName {
+    pub(super) name: String,
+    pub(super) address: String,
+    /// Of `/etc/hosts`, from 1.
+    pub(super) line: u64,
+}
+
+wire::fields!(LoopbackName {
+    name,
+    address,
+    line
+});
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Loaded {
+    pub version: String,
+    pub path: String,
+}
+
+wire::fields!(Loaded { version, path });
+
+/// How this process talks to the others beside NCCL.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Control {
+    pub(crate) address: Option<std::net::IpAddr>,
+    pub(crate) interface: Option<String>,
+}
+
+impl Facts {
+    /// What a rank says that takes no part, and what is left of one that cannot be understood.
+    pub(super) fn off(protocol: u64, host: &str) -> Self {
+        Self {
+            protocol,
+            off: true,
+            process: Some(Process {
+                host: host.to_owned(),
+                ..Process::default()
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// What belongs to the rank; a process adds what belongs to it.
+    pub(super) fn of_rank(given: &Given) -> Self {
+        Self {
+            protocol: PROTOCOL,
+            launch_mode: given.wish.code().into(),
+            library: given.library.clone(),
+            device: given.stream.as_ref().and_then(device::gather),
+            ..Self::default()
+        }
+    }
+}
+
+impl Process {
+    pub(super) fn gather(system: &System, own: &[Own], control: &Control) -> Self {
+        let namespace = |kind: &str| {
+            let link = system.link(format!("/proc/self/ns/{kind}"));
+            link.unwrap_or_default()
+        };
+        let host = system.text("/proc/sys/kernel/hostname");
+        let host = host.unwrap_or_else(|| String::from("unknown host"));
+        let variables = variables::gather(system);
+        let mut names = vec![host.clone()];
+        let meeting = variables.iter().find(|v| v.name == "NCCL_COMM_ID");
+        let meeting = meeting.and_then(|v| interfaces::meeting_host(&v.value));
+        names.extend(meeting.map(str::to_owned));
+        names.extend(system.variable("MASTER_ADDR").map(str::to_owned));
+        names.dedup();
+        Self {
+            loopback_names: loopback_names(system, &names),
+            host,
+            pid: u64::from(std::process::id()),
+            architecture: std::env::consts::ARCH.to_owned(),
+            little_endian: cfg!(target_endian = "little"),
+            boot: system
+                .text("/proc/sys/kernel/random/boot_id")
+                .unwrap_or_default(),
+            namespaces: Namespaces {
+                network: namespace("net"),
+                ipc: namespace("ipc"),
+                pid: namespace("pid"),
+                user: namespace("user"),
+            },
+            missing_file: variables::missing_file(system),
+            variables,
+            late: Vec::new(),
+            visible_devices: system.variable("CUDA_VISIBLE_DEVICES").map(str::to_owned),
+            addresses: own.iter().map(Address::of).collect(),
+            control: control.address,
+            interface: control.interface.clone(),
+            takes_virtual: false,
+            ports: rdma::gather(system),
+            limits: limits::gather(system),
+        }
+    }
+
+    /// What follows from what will be used.
+    pub(super) fn with(mut self, given: &Given) -> Self {
+        self.takes_virtual = given.takes_virtual;
+        self
+    }
+
+    pub(super) fn variable(&self, name: &str) -> Option<&Variable> {
+        self.variables.iter().find(|variable| variable.name == name)
+    }
+
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        self.variable(name).map(|variable| &variable.value[..])
+    }
+
+    /// Whether a variable is a number other than 0.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        let number = self.value(name).and_then(variables::number);
+        number.is_some_and(|number| number != 0)
+    }
+
+    /// What NCCL is told about interfaces.
+    pub(super) fn wishes(&self) -> Wishes<'_> {
+        Wishes {
+            names: self.value("NCCL_SOCKET_IFNAME"),
+            family: self.value("NCCL_SOCKET_FAMILY"),
+            meeting: self.value("NCCL_COMM_ID"),
+            virtual_too: self.takes_virtual,
+        }
+    }
+
+    /// The address that NCCL takes here.
+    pub(super) fn choice(&self) -> Option<(&Address, Rule)> {
+        interfaces::choose(&self.addresses, self.wishes())
+    }
+
+    /// The interface through which this process talks to rank 0.
+    pub(super) fn control_interface(&self) -> Option<&Address> {
+        let control = self.control?;
+        self.addresses.iter().find(|own| own.address == control)
+    }
+
+    /// Which of the processes with the same text NCCL takes for processes of one host.
+    pub(super) fn nccl_host(&self) -> String {
+        match self.value("NCCL_HOSTID") {
+            Some(id) => format!("id {id}"),
+            None => format!("{} {}", self.host, self.boot),
+        }
+    }
+
+    /// Processes with the same text have the same network.
+    pub(super) fn network(&self) -> String {
+        format!("{} {}", self.boot, self.namespaces.network)
+    }
+}
+
+/// Which of `names` `/etc/hosts` gives an address that leads nowhere but here.
+fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
+    let text = system.text("/etc/hosts").unwrap_or_default();
+    let mut found: Vec<LoopbackName> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_ascii_whitespace();
+        let Some(address) = words.next() else {
+            continue;
+        };
+        let is_loopback = address
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback());
+        for word in words {
+            let known = found.iter().any(|other| other.name == word);
+            // `localhost` is meant to be.
+            let meant = names.iter().any(|name| name == word) && word != "localhost";
+            if is_loopback && meant && !known {
+                found.push(LoopbackName {
+                    name: word.to_owned(),
+                    address: address.to_owned(),
+                    line: number as u64 + 1,
+                });
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::tests::Tree;
+
+    #[test]
+    fn a_made_up_machine_is_told_as_it_is() {
+        let tree = Tree::new();
+        tree.write("proc/sys/kernel/hostname", "node-a\n");
+        tree.write("proc/sys/kernel/random/boot_id", "b007\n");
+        tree.link("proc/self/ns/net", "net:[7]");
+        tree.link("proc/self/ns/ipc", "ipc:[8]");
+        tree.write(
+            "etc/hosts",
+            "127.0.0.1 localhost\n# x\n127.0.1.1 node-a.lan node-a # me\n",
+        );
+        let variables = [
+            ("NCCL_COMM_ID", "localhost:99"),
+            ("CUDA_VISIBLE_DEVICES", "3"),
+        ];
+        let system = System::made_up(tree.path(), &variables);
+        let process = Process::gather(&system, &[], &Control::default());
+        assert_eq!((&process.host[..], &process.boot[..]), ("node-a", "b007"));
+        assert_eq!(process.namespaces.network, "net:[7]");
+        assert_eq!(process.visible_devices.as_deref(), Some("3"));
+        let [name] = &process.loopback_names[..] else {
+            panic!("{:?}", process.loopback_names);
+        };
+        assert_eq!(
+            (&name.name[..], &name.address[..], name.line),
+            ("node-a", "127.0.1.1", 3)
+        );
+    }
+
+    #[test]
+    fn facts_come_back_as_they_were_and_only_whole() {
+        let facts = Facts {
+            process: Some(Process::gather(&System::real(), &[], &Control::default())),
+            ..Facts::of_rank(&Given::default())
+        };
+        let bytes = wire::encode(&facts);
+        assert_eq!(wire::decode::<Facts>(&bytes), Ok(facts));
+        for end in 0..bytes.len() {
+            assert!(wire::decode::<Facts>(&bytes[..end]).is_err(), "{end}");
+        }
+        let more = [&bytes[..], &[0]].concat();
+        assert!(wire::decode::<Facts>(&more).is_err());
+    }
+}

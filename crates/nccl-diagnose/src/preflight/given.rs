@@ -1,0 +1,36 @@
+//! What a check is about, beside the host.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use nccl_base::launch_mode::Wish;
+
+use super::facts::Loaded;
+
+/// What is known of a rank before it is checked.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// On which its operations will be.
+    pub stream: Option<Arc<CudaStream>>,
+    pub library: Option<Loaded>,
+    /// Whether that library takes virtual interfaces as well.
+    pub takes_virtual: bool,
+    pub wish: Wish,
+    /// On this host, and altogether.
+    pub local_ranks: usize,
+    pub world_size: usize,
+}
+
+impl Default for Given {
+    fn default() -> Self {
+        Self {
+            stream: None,
+            library: None,
+            takes_virtual: false,
+            wish: Wish::Either,
+            local_ranks: 1,
+            world_size: 1,
+        }
+    }
+}

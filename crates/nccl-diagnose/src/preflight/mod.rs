@@ -1,0 +1,29 @@
+//! What must agree or be reachable before NCCL is started.
+//!
+//! - `given`: what is known of a rank beforehand; `facts`: what it tells; `interfaces`, `rdma`, `device`: parts of that;
+//! - `wire`: how facts and reports travel;
+//! - `reach`: whether hosts reach each other where NCCL will listen;
+//! - `rules`: what follows from the facts of all ranks;
+//! - `run`: the checks at work; `scarce`: what is too little after something has failed.
+
+mod device;
+mod facts;
+mod given;
+mod interfaces;
+mod rdma;
+mod reach;
+mod rules;
+mod run;
+mod scarce;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use nccl_base::report;
+use nccl_base::system::{known, late, limits, variables};
+
+pub use facts::Loaded;
+pub use given::Given;
+pub use run::{host, world};
+pub use scarce::{Scarce, scarce};

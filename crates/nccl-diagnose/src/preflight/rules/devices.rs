@@ -1,0 +1,243 @@
+//! Devices: whose they are, and whether a thread uses the one that it means.
+
+use std::collections::BTreeMap;
+
+use super::view::View;
+use crate::preflight::device::Device;
+use nccl_base::report::{Finding, Severity};
+
+pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+    let before = found.len();
+    shared(view, found);
+    bound(view, found);
+    visible(view, found);
+    let ranks: Vec<usize> = view
+        .ranks()
+        .filter(|&rank| device(view, rank).is_some())
+        .collect();
+    if found.len() == before && !ranks.is_empty() {
+        let text = match &ranks[..] {
+            [rank] => format!(
+                "the device is {}",
+                device(view, *rank).map_or_else(String::new, called)
+            ),
+            _ => String::from("every rank has a device of its own, or may share it"),
+        };
+        found.push(view.about(&ranks, Finding::new(Severity::Ok, "device", text)));
+    }
+}
+
+fn device<'f>(view: &View<'f>, rank: usize) -> Option<&'f Device> {
+    view.facts(rank).device.as_ref()
+}
+
+fn called(device: &Device) -> String {
+    format!(
+        "device {} ({}, {})",
+        device.ordinal, device.name, device.uuid
+    )
+}
+
+/// Ranks of one NCCL host that have the same device.
+fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
+    let mut by_device: BTreeMap<(String, &str), Vec<usize>> = BTreeMap::new();
+    for rank in view.ranks() {
+        let (Some(device), Some(process)) = (device(view, rank), view.process(rank)) else {
+            continue;
+        };
+        // Parts of a device can have the name of the whole.
+        if !device.uuid.is_empty() && !device.name.contains(" MIG ") {
+            let key = (process.nccl_host(), &device.uuid[..]);
+            by_device.entry(key).or_default().push(rank);
+        }
+    }
+    for ranks in by_device.into_values().filter(|ranks| ranks.len() > 1) {
+        let allowed = |&rank: &usize| {
+            let process = view.process(rank);
+            let is_on = process.is_some_and(|process| process.is_on("NCCL_MULTI_RANK_GPU_ENABLE"));
+            let loaded = view.facts(rank).library.as_ref();
+            is_on && loaded.is_none_or(|loaded| knows_shared_devices(&loaded.version))
+        };
+        if ranks.iter().all(allowed) {
+            continue;
+        }
+        let Some(device) = device(view, ranks[0]) else {
+            continue;
+        };
+        let each: Vec<String> = ranks
+            .iter()
+            .take(8)
+            .map(|&rank| {
+                let process = view.process(rank);
+                let pid = process.map_or(0, |process| process.pid);
+                let visible = process.and_then(|process| process.visible_devices.as_deref());
+                let visible = visible.map_or_else(
+                    || String::from("without CUDA_VISIBLE_DEVICES"),
+                    |visible| format!("CUDA_VISIBLE_DEVICES={visible}"),
+                );
+                let ordinal = view
+                    .facts(rank)
+                    .device
+                    .as_ref()
+                    .map_or(0, |device| device.ordinal);
+                format!("rank {rank} (pid {pid}) as device {ordinal}, {visible}")
+            })
+            .collect();
+        let what = format!(
+            "{} use the same device, {} ({}): {}",
+            view.who(&ranks),
+            device.name,
+            device.uuid,
+            each.join("; ")
+        );
+        let fix = "take CudaContext::new(world.local_rank()), or give each rank a CUDA_VISIBLE_DEVICES of its own; \
+                   NCCL from 2.30.3 on lets ranks share a device with NCCL_MULTI_RANK_GPU_ENABLE=1";
+        found.push(view.about(&ranks, Finding::error("device", what).fix(fix)));
+    }
+}
+
+/// Older releases do not look at the variable.
+fn knows_shared_devices(version: &str) -> bool {
+    let numbers: Vec<u32> = version
+        .split('.')
+        .filter_map(|part| part.parse().ok())
+        .collect();
+    numbers >= vec![2, 30, 3]
+}
+
+/// This crate binds its calls to the stream's device; other code on the thread goes elsewhere.
+fn bound(view: &View<'_>, found: &mut Vec<Finding>) {
+    for rank in view.ranks() {
+        let Some(device) = device(view, rank) else {
+            continue;
+        };
+        let Some(other) = device.bound_to.filter(|&other| other != device.ordinal) else {
+            continue;
+        };
+        let what = format!(
+            "{}: the communicator's stream is on device {}, and its thread is bound to device {other}: what \
+             other code allocates on this thread is on the wrong one",
+            view.who(&[rank]),
+            device.ordinal
+        );
+        let finding = Finding::warning("device-of-thread", what)
+            .fix("call bind_to_thread of the stream's CudaContext on this thread");
+        found.push(view.about(&[rank], finding));
+    }
+}
+
+fn visible(view: &View<'_>, found: &mut Vec<Finding>) {
+    let late = view.groups(|rank| {
+        let device = device(view, rank)?;
+        let list = view.process(rank)?.visible_devices.clone()?;
+        let listed = list
+            .split(',')
+            .filter(|entry| !entry.trim().is_empty())
+            .count() as u64;
+        (listed > 0 && device.count > listed).then_some((list, device.count))
+    });
+    for ((list, count), ranks) in late {
+        let what = format!(
+            "{}: CUDA_VISIBLE_DEVICES={list} has no effect, CUDA shows {count} devices: it was set after CUDA was \
+             started",
+            view.who(&ranks)
+        );
+        let finding =
+            Finding::warning("visible-devices", what).fix("set it before the process starts");
+        found.push(view.about(&ranks, finding));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::facts::Facts;
+    use crate::preflight::tests::ranks_on;
+    use nccl_base::report::Report;
+    use nccl_base::system::variables::Variable;
+
+    fn with_devices(hosts: &[&str], devices: &[u64]) -> Vec<Facts> {
+        let mut facts = ranks_on(hosts);
+        for (facts, &ordinal) in facts.iter_mut().zip(devices) {
+            facts.device = Some(Device {
+                ordinal,
+                uuid: format!("GPU-{ordinal}"),
+                name: String::from("H200"),
+                count: 8,
+                ..Device::default()
+            });
+        }
+        facts
+    }
+
+    fn judged(facts: &[Facts]) -> Report {
+        let mut found = Vec::new();
+        judge(&View::of(facts), &mut found);
+        Report::new(found)
+    }
+
+    #[test]
+    fn two_ranks_on_one_device_are_named_with_what_each_can_see() {
+        let mut facts = with_devices(&["h1", "h1", "h1"], &[0, 1, 1]);
+        facts[2].process.as_mut().unwrap().visible_devices = Some(String::from("0,1,2,3,4,5,6,7"));
+        let report = judged(&facts);
+        let error = report.errors().next().unwrap();
+        assert_eq!(error.ranks, [1, 2]);
+        for words in [
+            "ranks 1,2 (h1) use the same device, H200 (GPU-1)",
+            "rank 1 (pid 1001) as device 1, without CUDA_VISIBLE_DEVICES",
+            "rank 2 (pid 1002) as device 1, CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7",
+        ] {
+            assert!(error.what.contains(words), "{words:?} in {error}");
+        }
+    }
+
+    #[test]
+    fn a_device_may_be_shared_where_nccl_allows_it_and_never_is_between_hosts() {
+        let facts = with_devices(&["h1", "h2"], &[0, 0]);
+        assert!(judged(&facts).is_fine());
+        let mut facts = with_devices(&["h1", "h1"], &[0, 0]);
+        assert_eq!(judged(&facts).worst(), Severity::Error);
+        for rank in [0, 1] {
+            assert_eq!(judged(&facts).worst(), Severity::Error);
+            facts[rank].process.as_mut().unwrap().variables = vec![Variable {
+                name: String::from("NCCL_MULTI_RANK_GPU_ENABLE"),
+                value: String::from("1"),
+                file: String::new(),
+            }];
+        }
+        assert!(judged(&facts).is_fine());
+        for (version, fine) in [("2.30.3", true), ("2.32.1", true), ("2.29.7", false)] {
+            facts[1].library = Some(crate::preflight::facts::Loaded {
+                version: version.to_owned(),
+                path: String::new(),
+            });
+            assert_eq!(judged(&facts).is_fine(), fine, "{version}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_are_threads_share_their_process_and_not_their_device() {
+        let mut facts = with_devices(&["h1", "h1", "h1"], &[0, 1, 0]);
+        facts[1].process = None;
+        facts[2].process = None;
+        assert_eq!(judged(&facts).errors().next().unwrap().ranks, [0, 2]);
+    }
+
+    #[test]
+    fn a_thread_on_another_device_and_a_late_list_of_devices_are_warned_of() {
+        let mut facts = with_devices(&["h1", "h1"], &[0, 1]);
+        facts[1].device.as_mut().unwrap().bound_to = Some(0);
+        facts[0].process.as_mut().unwrap().visible_devices = Some(String::from("0,1"));
+        let report = judged(&facts).to_string();
+        assert!(
+            report.contains("rank 1 (h1): the communicator's stream is on device 1"),
+            "{report}"
+        );
+        assert!(report.contains("bound to device 0"), "{report}");
+        assert!(
+            report.contains("rank 0 (h1): CUDA_VISIBLE_DEVICES=0,1 has no effect"),
+            "{report}"
+        );
+    }
+}

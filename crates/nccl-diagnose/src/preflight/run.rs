@@ -1,0 +1,345 @@
+//! The checks at work: of one host, and of a world.
+//!
+//! ```text
+//!  every rank            rank 0
+//!  facts   ──set──▶      compares them
+//!          ◀─plan──      nothing more to do, or who tries to reach whom
+//!  doors   ──all──▶      (one rank of each network, which all others of them go to)
+//!  failures ─set──▶      finds out who is to blame
+//!          ◀report─      the same on all ranks
+//! ```
+//!
+//! Facts go to rank 0 only: everybody's to everybody would be too much for a thousand ranks.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::facts::{Control, Facts, PROTOCOL, Process};
+use super::given::Given;
+use super::late;
+use super::reach::{self, Door, Failure, Open};
+use super::report::{Finding, Report};
+use super::rules::{View, judge, judge_reached, networks};
+use super::wire::{self, Wire};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use nccl_base::system::System;
+use nccl_control::{World, own_addresses};
+
+/// Checks this host alone, before there is a world.
+#[must_use]
+pub fn host(given: &Given) -> Report {
+    let facts = [Facts {
+        process: Some(own_process().with(given)),
+        ..Facts::of_rank(given)
+    }];
+    let view = View::alone(&facts, given.local_ranks, given.world_size);
+    Report::new(judge(&view))
+}
+
+/// What rank 0 says when it has compared the facts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// There is nothing more to find out.
+    report: Option<Report>,
+    /// The ranks that try to reach each other.
+    visitors: Vec<usize>,
+}
+
+wire::fields!(Plan { report, visitors });
+
+/// The facts of this process, as it is now.
+fn own_process() -> Process {
+    let process = Process::gather(
+        &System::real(),
+        &own_addresses().unwrap_or_default(),
+        &Control::default(),
+    );
+    Process {
+        late: late::gather(&process.variables),
+        ..process
+    }
+}
+
+/// The facts of a process, which its ranks share when they ask at about the same time.
+fn process(control: &Control) -> Process {
+    type Kept = Option<(Instant, Arc<Process>)>;
+    static KEPT: Mutex<Kept> = Mutex::new(None);
+    const FRESH: Duration = Duration::from_millis(100);
+
+    let mut kept = KEPT.lock();
+    let shared = match &*kept {
+        Some((at, process)) if at.elapsed() < FRESH => Arc::clone(process),
+        _ => {
+            let process = Arc::new(own_process());
+            *kept = Some((Instant::now(), Arc::clone(&process)));
+            process
+        }
+    };
+    drop(kept);
+    let mut own = Process::clone(&shared);
+    own.control = control.address;
+    own.interface.clone_from(&control.interface);
+    own
+}
+
+/// One check of a world, on one rank.
+struct Check<'w> {
+    world: &'w World,
+    deadline: Instant,
+    interrupted: &'w dyn Fn() -> bool,
+    /// The rounds that this rank has not been in.
+    left: RefCell<Vec<&'static str>>,
+}
+
+/// All that there may be, in order.
+const ROUNDS: [&str; 5] = ["facts", "plan", "doors", "failures", "report"];
+
+/// Checks a world; all ranks get the same report. `given` is `None` on a rank that wants no checks, which
+/// then are not made on any.
+///
+/// # Errors
+/// When a rank does not come.
+pub fn world(
+    world: &World,
+    given: Option<&Given>,
+    deadline: Instant,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Report> {
+    let span = tracing::info_span!(
+        target: "nccl",
+        "nccl.preflight",
+        rank = world.rank(),
+        nranks = world.size()
+    );
+    let _entered = span.enter();
+    let check = Check {
+        world,
+        deadline,
+        interrupted,
+        left: RefCell::new(ROUNDS.to_vec()),
+    };
+    let facts = match given {
+        None => Facts::off(PROTOCOL, &crate::host::name()),
+        Some(given) => {
+            let mut facts = Facts::of_rank(given);
+            // The threads of one process have it in common.
+            if world.rank() == 0 || !is_threads(world) {
+                facts.process = Some(process(&control(world)).with(given));
+            }
+            facts
+        }
+    };
+    let report = check.run(facts);
+    if report.is_err() {
+        check.give_up();
+    }
+    report
+}
+
+/// Whether the ranks are threads of this process.
+fn is_threads(world: &World) -> bool {
+    world.line().address_of(0).is_none()
+}
+
+/// This rank's end of its connection to the others.
+fn control(world: &World) -> Control {
+    let at = world.line().address_of(world.rank());
+    let at: Option<std::net::SocketAddr> = at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
+    Control {
+        address: at.map(|at| at.ip()),
+        interface: world.interface().map(str::to_owned),
+    }
+}
+
+impl Check<'_> {
+    fn run(&self, own: Facts) -> Result<Report> {
+        let all = self.tell_rank_0("facts", &own)?;
+        let all: Option<Vec<Facts>> = all.map(|all| all.into_iter().map(readable).collect());
+        let plan = self.ask_rank_0("plan", || plan(all.as_deref().unwrap_or_default()))?;
+        if let Some(report) = plan.report {
+            return Ok(report);
+        }
+        let visits = plan.visitors.contains(&self.world.rank());
+        let open = own.process.as_ref().filter(|_| visits);
+        let open = open.map(|process| Open::new(self.world.rank(), process));
+        let part = open.as_ref().map(|open| wire::encode(&open.door));
+        let parts = self.round("doors", &part.unwrap_or_default())?;
+        let door = |(rank, part): (usize, &Vec<u8>)| {
+            let door = wire::decode::<Door>(part).ok()?;
+            Some(Door { rank, ..door })
+        };
+        let doors: Vec<Door> = parts.iter().enumerate().filter_map(door).collect();
+        let failures = match &open {
+            Some(open) if open.door.failed.is_empty() => {
+                let until = self.deadline.min(Instant::now() + reach::PATIENCE);
+                reach::visit(self.world.rank(), &doors, until)
+            }
+            _ => Vec::new(),
+        };
+        let failures = self.tell_rank_0("failures", &failures)?;
+        // Everybody has been everywhere.
+        drop(open);
+        self.ask_rank_0("report", || {
+            let failures: Vec<Failure> = failures
+                .into_iter()
+                .flatten()
+                .filter_map(|bytes| wire::decode::<Vec<Failure>>(&bytes).ok())
+                .flatten()
+                .collect();
+            let all = all.as_deref().unwrap_or_default();
+            judge_reached(&View::of(all), &doors, &failures)
+        })
+    }
+
+    /// The others may have come through the round that this rank was in when it failed, and wait in the next.
+    fn give_up(&self) {
+        let now: &dyn Fn() -> bool = &|| true;
+        for what in self.left.take() {
+            let topic = format!("preflight/{what}");
+            let _ = self.world.collect(&topic, &[], self.deadline, now);
+        }
+    }
+
+    fn round(&self, what: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.left.borrow_mut().retain(|left| *left != what);
+        let topic = format!("preflight/{what}");
+        self.world
+            .collect(&topic, part, self.deadline, self.interrupted)
+    }
+
+    /// Gives something to rank 0, which gets that of all ranks.
+    fn tell_rank_0<T: Wire>(&self, what: &str, value: &T) -> Result<Option<Vec<Vec<u8>>>> {
+        let key = |rank: usize| format!("nccl/preflight/{what}/{rank}");
+        self.world
+            .set(&key(self.world.rank()), &wire::encode(value))?;
+        self.round(what, &[])?;
+        if self.world.rank() > 0 {
+            return Ok(None);
+        }
+        let take = |rank| {
+            let bytes = self.world.get(&key(rank))?;
+            // It is not needed any more.
+            self.world.set(&key(rank), &[])?;
+            Ok(bytes)
+        };
+        (0..self.world.size())
+            .map(take)
+            .collect::<Result<_>>()
+            .map(Some)
+    }
+
+    /// Gets what rank 0 makes.
+    fn ask_rank_0<T: Wire>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T> {
+        let part = match self.world.rank() {
+            0 => wire::encode(&make()),
+            _ => Vec::new(),
+        };
+        let parts = self.round(what, &part)?;
+        let bytes = parts.first().map_or(&[][..], |part| part);
+        wire::decode(bytes).map_err(|broken| {
+            Error::rendezvous(format!(
+                "{} checked the ranks, and its answer cannot be read ({}): it has another version of the nccl \
+                 crate",
+                self.world.line().describe(0),
+                broken.0
+            ))
+        })
+    }
+}
+
+/// The facts of a rank; of one that speaks another protocol, only that it does.
+fn readable(bytes: Vec<u8>) -> Facts {
+    wire::decode(&bytes).unwrap_or_else(|_| Facts::off(0, "unknown host"))
+}
+
+fn plan(facts: &[Facts]) -> Plan {
+    let done = |findings| Plan {
+        report: Some(Report::new(findings)),
+        visitors: Vec::new(),
+    };
+    let view = View::of(facts);
+    let foreign: Vec<usize> = view
+        .ranks()
+        .filter(|&rank| facts[rank].protocol != PROTOCOL)
+        .collect();
+    if !foreign.is_empty() {
+        let what = format!(
+            "{} cannot be understood by rank 0: they have another version of the nccl crate",
+            view.who(&foreign)
+        );
+        let finding =
+            Finding::error("crate-version", what).fix("build all ranks from the same sources");
+        return done(vec![view.about(&foreign, finding)]);
+    }
+    let off: Vec<usize> = view.ranks().filter(|&rank| facts[rank].off).collect();
+    if off.len() == facts.len() {
+        return done(Vec::new());
+    }
+    if !off.is_empty() {
+        let what = format!("{} wants no checks, so that none are made", view.who(&off));
+        let finding = Finding::warning("preflight", what)
+            .fix("set NCCL_RUN_PREFLIGHT to the same on every rank");
+        return done(vec![view.about(&off, finding)]);
+    }
+    if networks(&view) < 2 {
+        return done(judge(&view));
+    }
+    let groups = view.groups(|rank| view.process(rank).map(Process::network));
+    let mut visitors: Vec<usize> = groups.into_iter().map(|(_, ranks)| ranks[0]).collect();
+    visitors.sort_unstable();
+    Plan {
+        report: None,
+        visitors,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::tests::ranks_on;
+    use nccl_base::report::Severity;
+
+    fn only(plan: &Plan) -> &Finding {
+        match plan.report.as_ref().map(Report::findings) {
+            Some([one]) => one,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_rank_of_another_version_is_named_and_nothing_else_is_judged() {
+        let mut facts = ranks_on(&["h1", "h2", "h3"]);
+        facts[1] = readable(vec![1, 2, 3]);
+        let plan = plan(&facts);
+        let finding = only(&plan);
+        assert_eq!(
+            (finding.severity, &finding.ranks[..]),
+            (Severity::Error, &[1][..])
+        );
+        assert_eq!(finding.check, "crate-version");
+    }
+
+    #[test]
+    fn one_rank_that_wants_no_checks_is_named_and_all_of_them_are_silent() {
+        let mut facts = ranks_on(&["h1", "h2"]);
+        facts[1] = Facts::off(PROTOCOL, "h2");
+        let some = plan(&facts);
+        assert_eq!(
+            (only(&some).severity, &only(&some).ranks[..]),
+            (Severity::Warning, &[1][..])
+        );
+        facts[0] = Facts::off(PROTOCOL, "h1");
+        assert_eq!(plan(&facts).report, Some(Report::default()));
+    }
+
+    #[test]
+    fn the_lowest_rank_of_each_network_goes_to_the_others() {
+        let mut facts = ranks_on(&["h1", "h2", "h1", "h3", "h2"]);
+        let visitors = plan(&facts).visitors;
+        assert_eq!(visitors, [0, 1, 3]);
+        facts.truncate(1);
+        assert!(plan(&facts).report.is_some(), "there is nobody to go to");
+    }
+}
