@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::spawn::CLEAR_LINE;
+use crate::spawn::{CLEAR_LINE, PROGRESS};
 
 /// Set for a rank whose starter shows progress for it.
 pub const VARIABLE: &str = "NCCL_TOOLS_PROGRESS";
@@ -18,7 +18,7 @@ enum To {
     Nobody,
     /// Our own standard error, which is a terminal.
     Terminal,
-    /// Whoever started us, through a pipe: lines that end with `\r` are progress.
+    /// Whoever started us, through a pipe: lines that begin with [`PROGRESS`].
     Starter,
 }
 
@@ -67,7 +67,7 @@ impl Progress {
         // Nobody reads it: then nobody misses it.
         let _ = match self.to {
             To::Terminal => write!(io::stderr(), "{CLEAR_LINE}{text}"),
-            _ => write!(io::stderr(), "{text}\r"),
+            _ => writeln!(io::stderr(), "{PROGRESS}{text}"),
         };
         self.shown = true;
         self.last = Some(Instant::now());
@@ -78,7 +78,7 @@ impl Progress {
         if std::mem::take(&mut self.shown) {
             let _ = match self.to {
                 To::Terminal => write!(io::stderr(), "{CLEAR_LINE}"),
-                _ => write!(io::stderr(), "\r"),
+                _ => writeln!(io::stderr(), "{PROGRESS}"),
             };
         }
     }

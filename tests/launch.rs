@@ -407,3 +407,51 @@ fn the_programs_own_children_are_left_to_it() {
         drop(fleet);
     });
 }
+
+#[test]
+fn a_function_that_is_slow_is_given_everything_that_a_rank_said_before_it_ended() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lines);
+    let output = Output::Lines(Arc::new(move |line| {
+        // Longer than the rest of a rank that has ended is given to close its output.
+        std::thread::sleep(Duration::from_millis(700));
+        kept.lock().unwrap().push(line.bytes.to_vec());
+    }));
+    let fleet = Fleet::builder(1).output(output);
+    let fleet = fleet.start(shell("echo 1; sleep 0.1; echo 2; echo 3"));
+    let report = fleet.unwrap().wait();
+    assert!(report.is_success(), "{report}");
+    assert_eq!(*lines.lock().unwrap(), [b"1", b"2", b"3"]);
+}
+
+#[test]
+fn a_fleet_that_does_not_observe_knows_of_no_world() {
+    let test = name(&|| ());
+    if let Role::Child(_) = Role::of(&test) {
+        end_with(|| -> Result<(), String> {
+            let rendezvous = Rendezvous::from_env().map_err(|error| error.to_string())?;
+            let world = World::join(rendezvous.timeout(LONG)).map_err(|error| error.to_string())?;
+            println!("met");
+            // The fleet ends it.
+            std::thread::sleep(LONG);
+            Err(format!("nobody ended rank {}", world.rank()))
+        });
+    }
+    for observe in [true, false] {
+        let met = Arc::new(Mutex::new(0));
+        let seen = Arc::clone(&met);
+        let output = Output::Lines(Arc::new(move |line| {
+            *seen.lock().unwrap() += usize::from(line.bytes.ends_with(b"met"));
+        }));
+        let test = test.clone();
+        let fleet = Fleet::builder(1).output(output).observe(observe);
+        let fleet = fleet.start(move |_| again(&test, "rank")).unwrap();
+        eventually("the rank has its world", || *met.lock().unwrap() == 1);
+        if observe {
+            eventually("the fleet knows", || fleet.joined() == [0]);
+        } else {
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(fleet.joined().is_empty());
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nccl_tools::spawn::{Job, Outcome, Output, lifeline};
+use nccl_tools::spawn::{Job, Output};
 use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -48,7 +48,6 @@ fn starter_and_ranks(test: &str, role: &str, stopped: bool) {
         });
     }
     end_with(|| {
-        lifeline::watch();
         let rendezvous = std::env::var("NCCL_RUN_RENDEZVOUS").unwrap();
         note(&directory, &format!("{} {rendezvous}", std::process::id()));
         if stopped {
@@ -99,15 +98,4 @@ fn killing_the_starter_ends_the_ranks_and_removes_their_directory() {
 #[test]
 fn killing_the_starter_ends_even_ranks_that_are_stopped() {
     killing_the_starter_ends_the_ranks(&name(&|| ()), true);
-}
-
-#[test]
-fn a_rank_that_reads_its_lifeline_ends_well_on_its_own() {
-    let test = name(&|| ());
-    if let Role::Child(_) = Role::of(&test) {
-        end_with(lifeline::watch);
-    }
-    let job = Job::new(4).output(Output::Collect).deadline(LONG);
-    let ended = job.run(|_| again(&test, "rank")).unwrap();
-    assert!(matches!(ended.outcome, Outcome::Succeeded), "{ended:?}");
 }

@@ -18,7 +18,6 @@ use nccl_tools::conformance::{Needs, compare};
 use nccl_tools::failure::{Exit, Failure};
 use nccl_tools::gpu_check::RESULT;
 use nccl_tools::raw::Way;
-use nccl_tools::spawn::lifeline;
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -52,7 +51,6 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         [command, name, ..] if command == "one" => {
-            lifeline::watch();
             runner::one(name, way)?;
             Ok(ExitCode::SUCCESS)
         }

@@ -14,10 +14,8 @@ use std::process::ExitCode;
 
 use nccl_tools::measure::{self, Setting, arrangement, mps, nccl_tests, page};
 use nccl_tools::raw::{Result, Way, leave};
-use nccl_tools::spawn::lifeline;
 
 fn main() -> ExitCode {
-    lifeline::watch();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match run(&arguments) {
         Ok(code) => leave(code.into()),

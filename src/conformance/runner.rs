@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use nccl::launch;
 use nccl_sys::Version;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -123,8 +124,8 @@ fn run(
     way: Way,
     release: Option<Version>,
 ) -> Result<(String, BTreeMap<String, String>), Failure> {
-    let failed = |error: std::io::Error| Failure::new(Exit::Failed, error.to_string());
-    let this = std::env::current_exe().map_err(failed)?;
+    let failed = |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, error.to_string());
+    let this = std::env::current_exe().map_err(|error| failed(&error))?;
     let deadline = match program.needs {
         Needs::Library(_) => LIBRARY_DEADLINE,
         // A little longer than the program gives its ranks.
@@ -140,7 +141,7 @@ fn run(
                 .envs(release.map(|release| ("NCCL_EMULATOR_VERSION", release.to_string())));
             command
         })
-        .map_err(failed)?;
+        .map_err(|error| failed(&error))?;
     let rank = &ended.ranks[0];
     let mut facts = BTreeMap::new();
     for line in &rank.stdout {
@@ -163,10 +164,14 @@ fn run(
         Outcome::TimedOut(_) => "hung".to_owned(),
         Outcome::Failed(_) | Outcome::OutputClosed => {
             let last = rank.stderr.last().map_or("no word", String::as_str);
-            let status = rank
-                .status
-                .map_or("not ended".to_owned(), |s| s.to_string());
-            format!("{status}: {}", repeatable(last))
+            let how = match rank.exit {
+                Some(launch::Exit::Code(code)) => format!("exit status: {code}"),
+                Some(launch::Exit::Signal { signal, .. }) => {
+                    format!("signal: {} ({signal})", signal.number())
+                }
+                _ => String::from("not ended"),
+            };
+            format!("{how}: {}", repeatable(last))
         }
     };
     Ok((outcome, facts))

@@ -17,7 +17,7 @@ use crate::json;
 use crate::options::{self, BindTo, Options, Spawn};
 use crate::plot;
 use crate::progress;
-use crate::spawn::{Job, Launcher, Outcome, lifeline, threads};
+use crate::spawn::{Job, Launcher, Outcome, threads};
 
 /// Tells a rank which file was reserved for the JSON output.
 const JSON_VARIABLE: &str = "NCCL_TOOLS_JSON";
@@ -25,7 +25,6 @@ const JSON_VARIABLE: &str = "NCCL_TOOLS_JSON";
 /// A benchmark program: reads the arguments, starts ranks or is one, measures the operation, and says
 /// how it went.
 pub fn main<O: Operation + 'static>() -> ExitCode {
-    lifeline::watch();
     let mut arguments = std::env::args_os();
     let program = program_name(arguments.next());
     let options = match options::parse(O::PROGRAM, arguments) {

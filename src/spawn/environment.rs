@@ -1,25 +1,8 @@
-//! What a rank learns from its environment, and what a program can tell from it.
+//! What a program can tell from its environment about who started it.
 
-use std::ffi::OsString;
-use std::path::Path;
-
-/// What the process that is `rank` of `size` finds in its environment.
-pub fn rank_variables(
-    rank: usize,
-    size: usize,
-    rendezvous: &Path,
-) -> [(&'static str, OsString); 6] {
-    let mut address = OsString::from("unix:");
-    address.push(rendezvous);
-    [
-        ("NCCL_RUN_RANK", rank.to_string().into()),
-        ("NCCL_RUN_WORLD_SIZE", size.to_string().into()),
-        ("NCCL_RUN_LOCAL_RANK", rank.to_string().into()),
-        ("NCCL_RUN_LOCAL_WORLD_SIZE", size.to_string().into()),
-        ("NCCL_RUN_RENDEZVOUS", address),
-        (super::lifeline::VARIABLE, "stdin".into()),
-    ]
-}
+/// The variable in which a [`Job`](super::Job) tells its ranks the name of the job, beside `NCCL_RUN_JOB`. If the two
+/// differ, a launcher in between has started the process.
+pub(super) const JOB: &str = "NCCL_TOOLS_JOB";
 
 /// Who started this process as one rank among several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +24,7 @@ pub enum Launcher {
 /// For each launcher: variables of which all must be there, its rank, the number of ranks, its rank on
 /// the host, and the number of ranks on the host.
 const VARIABLES: [(Launcher, &[&str], [&str; 4]); 6] = [
-    (
-        Launcher::Itself,
-        &["NCCL_RUN_RANK", super::lifeline::VARIABLE],
-        NCCL_RUN,
-    ),
+    (Launcher::Itself, &["NCCL_RUN_RANK", JOB], NCCL_RUN),
     (Launcher::NcclRun, &["NCCL_RUN_RANK"], NCCL_RUN),
     (
         Launcher::Torchrun,
@@ -100,7 +79,8 @@ impl Launcher {
     pub fn detect(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         VARIABLES
             .iter()
-            .find(|(_, needed, _)| needed.iter().all(|name| lookup(name).is_some()))
+            .filter(|(_, needed, _)| needed.iter().all(|name| lookup(name).is_some()))
+            .find(|(who, ..)| *who != Self::Itself || lookup(JOB) == lookup("NCCL_RUN_JOB"))
             .map(|&(launcher, ..)| launcher)
     }
 
@@ -173,8 +153,11 @@ mod tests {
     fn our_own_variables_win_over_those_of_a_launcher_around() {
         let both = [("NCCL_RUN_RANK", "0"), ("RANK", "1"), ("WORLD_SIZE", "2")];
         assert_eq!(Launcher::detect(among(&both)), Some(Launcher::NcclRun));
-        let own = [&both[..], &[("NCCL_RUN_LIFELINE", "stdin")]].concat();
+        let own = [&both[..], &[(JOB, "a"), ("NCCL_RUN_JOB", "a")]].concat();
         assert_eq!(Launcher::detect(among(&own)), Some(Launcher::Itself));
+        // An nccl-run that a rank has started.
+        let within = [&both[..], &[(JOB, "a"), ("NCCL_RUN_JOB", "b")]].concat();
+        assert_eq!(Launcher::detect(among(&within)), Some(Launcher::NcclRun));
     }
 
     #[test]
@@ -197,19 +180,5 @@ mod tests {
         let bare = [("WORLD_SIZE", "2"), ("LOCAL_RANK", "5")];
         assert_eq!(Launcher::Torchrun.local_world_size(among(&bare)), Some(6));
         assert_eq!(Launcher::OpenMpi.local_world_size(among(&[])), None);
-    }
-
-    #[test]
-    fn a_rank_learns_who_it_is_and_where_the_others_are() {
-        let variables = rank_variables(2, 4, Path::new("/tmp/x/world"));
-        let get = |name| {
-            variables
-                .iter()
-                .find(|(key, _)| *key == name)
-                .and_then(|(_, value)| value.to_str())
-        };
-        assert_eq!(get("NCCL_RUN_RANK"), Some("2"));
-        assert_eq!(get("NCCL_RUN_WORLD_SIZE"), Some("4"));
-        assert_eq!(get("NCCL_RUN_RENDEZVOUS"), Some("unix:/tmp/x/world"));
     }
 }

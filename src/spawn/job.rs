@@ -1,29 +1,21 @@
-//! One process per rank, from start to the last one's end.
+//! One process per rank, from start to the last one's end: a [`Fleet`] with a limit, of which all output is kept.
 
-use std::fs::Permissions;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use nccl::launch::{self, Event, Fleet, Report, Signal, Stream};
 
-use super::environment::rank_variables;
-use super::lifeline::DIRECTORY_PREFIX;
-use super::output::{Forwarder, Output, Stream};
-use super::report::{RankEnd, RankFailure, describe_process, is_stopped};
+use super::environment::JOB;
+use super::output::{Output, Printed};
+use super::report::{RankEnd, RankFailure, describe_process};
 
 /// How long the other ranks may go on after one failed, to say what they know.
-const GRACE: Duration = Duration::from_millis(500);
+const LINGER: Duration = Duration::from_millis(500);
 /// How long they may take to end after SIGTERM.
-const TERM: Duration = Duration::from_secs(1);
-/// How long after SIGKILL; what is still there then waits inside the kernel.
-const KILL: Duration = Duration::from_secs(5);
-/// How often to look for ended ranks where the kernel does not tell.
-const TICK: Duration = Duration::from_millis(20);
+const GRACE: Duration = Duration::from_secs(1);
+/// How often to look whether our standard output still has a reader.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The ranks of a world, a process each.
 ///
@@ -39,7 +31,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// })?;
 /// let Outcome::Failed(failure) = ended.outcome else { panic!("rank 1 ended with 3") };
 /// assert_eq!((failure.end.rank, failure.code()), (1, 3));
-/// # Ok::<(), std::io::Error>(())
+/// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
@@ -97,374 +89,143 @@ impl Job {
 
     /// Starts the ranks by the commands that `command` returns, and waits for their end.
     ///
-    /// Each rank finds the variables of [`rank_variables`] in its environment; their rendezvous lies in
-    /// a directory that only this user can enter, and that is removed at the end. Standard input is the
-    /// rank's [`lifeline`](super::lifeline).
+    /// Each rank finds what a [`Fleet`] tells its ranks in its environment, and nothing on standard input.
     ///
     /// # Errors
     /// When a rank could not be started; those that were are ended. What goes wrong later is an
     /// [`Outcome`].
-    pub fn run(self, command: impl FnMut(usize) -> Command) -> io::Result<Ended> {
-        self.run_and(command, |_| {})
-    }
-
-    /// [`run`](Self::run), and calls `started` with the ranks' processes once all are there.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn run_and(
-        self,
-        mut command: impl FnMut(usize) -> Command,
-        started: impl FnOnce(&[u32]),
-    ) -> io::Result<Ended> {
-        let directory = private_directory()?;
-        let rendezvous = directory.path().join("world");
-        // The writing end is closed on exec, so no rank keeps another's lifeline.
-        let (lifeline, _our_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let mut running = Running::new(self);
-        for rank in 0..self.size {
-            let mut command = command(rank);
-            command
-                .envs(rank_variables(rank, self.size, &rendezvous))
-                .stdin(Stdio::from(lifeline.try_clone()?))
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            let child = command.spawn().map_err(|error| {
-                let program = command.get_program().to_string_lossy();
-                io::Error::new(
-                    error.kind(),
-                    format!("cannot start rank {rank}: {program}: {error}"),
-                )
-            })?;
-            running.add(rank, child)?;
+    pub fn run(self, command: impl FnMut(usize) -> Command) -> nccl::Result<Ended> {
+        let name = format!("tools-{}", std::process::id());
+        let mut commands: Vec<Command> = (0..self.size).map(command).collect();
+        for command in &mut commands {
+            command.env(JOB, &name);
         }
-        drop(lifeline);
-        started(&running.pids());
-        Ok(running.wait())
-    }
-}
-
-/// A directory for the sockets of a job. Socket addresses hold some hundred bytes, so a deep temporary
-/// directory does not do.
-fn private_directory() -> io::Result<tempfile::TempDir> {
-    let builder = || {
-        let mut builder = tempfile::Builder::new();
-        builder
-            .prefix(DIRECTORY_PREFIX)
-            .permissions(Permissions::from_mode(0o700));
-        builder
-    };
-    if std::env::temp_dir().as_os_str().len() <= 64
-        && let Ok(directory) = builder().tempdir()
-    {
-        return Ok(directory);
-    }
-    builder().tempdir_in("/tmp").map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!("cannot make a directory for the ranks: {error}"),
-        )
-    })
-}
-
-struct Rank {
-    child: Child,
-    /// Becomes readable when the process ends; `None` on kernels without it.
-    pidfd: Option<OwnedFd>,
-    ended: Option<(ExitStatus, Duration)>,
-    streams: [Stream; 2],
-}
-
-/// What is being done about the ranks; see the head of the parent module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Running,
-    Grace,
-    Term,
-    Kill,
-}
-
-struct Running {
-    job: Job,
-    begun: Instant,
-    ranks: Vec<Rank>,
-    forwarder: Option<Forwarder>,
-    stage: Stage,
-    /// When the stage ends.
-    until: Option<Instant>,
-    /// The rank taken for the cause.
-    cause: Option<usize>,
-    /// Set before everything is ended for another reason than a rank's failure.
-    verdict: Option<Outcome>,
-    ended_by_us: Vec<usize>,
-    /// Those of them that stood still before.
-    stopped: Vec<usize>,
-}
-
-impl Running {
-    fn new(job: Job) -> Self {
-        Self {
-            job,
-            begun: Instant::now(),
-            ranks: Vec::with_capacity(job.size),
-            forwarder: (job.output == Output::Forward).then(Forwarder::default),
-            stage: Stage::Running,
-            until: job.deadline.map(|deadline| Instant::now() + deadline),
-            cause: None,
-            verdict: None,
-            ended_by_us: Vec::new(),
-            stopped: Vec::new(),
-        }
+        let printed = Arc::new(Printed::new(self.size, self.output));
+        let sink = Arc::clone(&printed);
+        let begun = Instant::now();
+        let fleet = Fleet::builder(self.size)
+            .job(name)
+            .output(launch::Output::Lines(Arc::new(move |line| {
+                sink.take(line);
+            })))
+            .linger(LINGER)
+            .grace(GRACE)
+            // The ranks are to notice each other's ends as they do without a launcher.
+            .observe(false)
+            // No rank is started twice.
+            .start(move |rank| std::mem::replace(&mut commands[rank], Command::new("false")))?;
+        let verdict = self.wait(&fleet, &printed, begun);
+        let report = fleet.wait();
+        printed.hide_progress();
+        Ok(summary(self.size, &report, &printed, verdict, begun))
     }
 
-    fn add(&mut self, rank: usize, mut child: Child) -> io::Result<()> {
-        let pipes = (child.stdout.take(), child.stderr.take());
-        let (Some(stdout), Some(stderr)) = pipes else {
-            unreachable!("both streams of a rank are pipes")
-        };
-        let pidfd = Pid::from_raw(child.id() as i32)
-            .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
-        let streams = [
-            Stream::new(rank, true, stdout.into(), self.job.output),
-            Stream::new(rank, false, stderr.into(), self.job.output),
-        ];
-        let [Ok(stdout), Ok(stderr)] = streams else {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(io::Error::other(
-                "cannot read a rank's output without waiting",
-            ));
-        };
-        self.ranks.push(Rank {
-            child,
-            pidfd,
-            ended: None,
-            streams: [stdout, stderr],
-        });
-        Ok(())
-    }
-
-    fn pids(&self) -> Vec<u32> {
-        self.ranks.iter().map(|rank| rank.child.id()).collect()
-    }
-
-    fn all_ended(&self) -> bool {
-        self.ranks.iter().all(|rank| rank.ended.is_some())
-    }
-
-    fn wait(mut self) -> Ended {
+    /// Waits until all ranks have ended, or are to be ended for another reason than a rank's failure: that reason.
+    fn wait(&self, fleet: &Fleet, printed: &Printed, begun: Instant) -> Option<Outcome> {
+        let pids = fleet.pids();
         loop {
-            self.pump();
-            self.reap();
-            if self.all_ended() || !self.advance() {
-                break;
-            }
-            self.sleep();
-        }
-        // What the last ones said before they ended.
-        self.pump();
-        self.summary()
-    }
-
-    /// Moves what the ranks printed.
-    fn pump(&mut self) {
-        for rank in &mut self.ranks {
-            for stream in &mut rank.streams {
-                let closed = stream.pump(self.forwarder.as_mut()).is_err();
-                if closed && self.verdict.is_none() {
-                    self.verdict = Some(Outcome::OutputClosed);
-                    self.forwarder = None;
-                }
-            }
-        }
-    }
-
-    /// Takes note of the ranks that ended.
-    fn reap(&mut self) {
-        let after = self.begun.elapsed();
-        for index in 0..self.ranks.len() {
-            let rank = &mut self.ranks[index];
-            if rank.ended.is_some() {
-                continue;
-            }
-            // An error would mean that somebody else waited for our child.
-            let Ok(Some(status)) = rank.child.try_wait() else {
-                continue;
+            let left = self.deadline.map(|d| d.saturating_sub(begun.elapsed()));
+            let limit = match self.output {
+                Output::Forward => left.map_or(LOOK, |left| left.min(LOOK)),
+                Output::Collect => left.unwrap_or(Duration::MAX),
             };
-            rank.ended = Some((status, after));
-            let on_its_own = matches!(self.stage, Stage::Running | Stage::Grace);
-            if status.success() || !on_its_own {
-                continue;
+            let ended = fleet.wait_timeout(limit).is_some();
+            if printed.is_closed() {
+                fleet.stop(Signal::TERM);
+                return Some(Outcome::OutputClosed);
             }
-            let by_signal = |rank: &Rank| rank.ended.is_some_and(|(s, _)| s.signal().is_some());
-            match self.cause {
-                None => self.cause = Some(index),
-                Some(cause) if by_signal(&self.ranks[index]) && !by_signal(&self.ranks[cause]) => {
-                    self.cause = Some(index);
-                }
-                Some(_) => {}
+            if ended {
+                return None;
             }
-        }
-    }
-
-    /// Goes on to the next stage when it is time. `false`: nothing more can be done.
-    fn advance(&mut self) -> bool {
-        let now = Instant::now();
-        let over = self.until.is_some_and(|until| now >= until);
-        let next = match self.stage {
-            Stage::Running if self.verdict.is_some() => Stage::Term,
-            Stage::Running if self.cause.is_some() => Stage::Grace,
-            Stage::Running if over => {
-                self.verdict = Some(Outcome::TimedOut(self.states()));
-                Stage::Term
+            if left.is_some_and(|left| left <= limit) {
+                let states = states(fleet, &pids, printed);
+                fleet.stop(Signal::TERM);
+                return Some(Outcome::TimedOut(states));
             }
-            Stage::Grace if over || self.verdict.is_some() => Stage::Term,
-            Stage::Term if over => Stage::Kill,
-            Stage::Kill if over => return false,
-            _ => return true,
-        };
-        let limit = match next {
-            Stage::Grace => GRACE,
-            Stage::Term => {
-                self.signal(Signal::TERM);
-                TERM
-            }
-            Stage::Kill => {
-                self.signal(Signal::KILL);
-                KILL
-            }
-            Stage::Running => return true,
-        };
-        self.stage = next;
-        self.until = Some(now + limit);
-        true
-    }
-
-    /// Signals every rank that has not ended. Its process cannot be another's by now, because nobody
-    /// but us waits for it.
-    fn signal(&mut self, signal: Signal) {
-        for (index, rank) in self.ranks.iter().enumerate() {
-            if rank.ended.is_none() {
-                if signal == Signal::TERM && is_stopped(rank.child.id()) {
-                    self.stopped.push(index);
-                }
-                if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
-                    let _ = rustix::process::kill_process(pid, signal);
-                }
-                if !self.ended_by_us.contains(&index) {
-                    self.ended_by_us.push(index);
-                }
-            }
-        }
-    }
-
-    /// Waits for something to happen, at most until the stage is over.
-    fn sleep(&self) {
-        let mut fds = Vec::with_capacity(3 * self.ranks.len());
-        let mut limit = Duration::from_secs(1);
-        for rank in &self.ranks {
-            for stream in &rank.streams {
-                fds.extend(
-                    stream
-                        .fd()
-                        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-                );
-            }
-            match (&rank.pidfd, rank.ended) {
-                (Some(pidfd), None) => fds.push(PollFd::new(pidfd, PollFlags::IN)),
-                (None, None) => limit = TICK,
-                (_, Some(_)) => {}
-            }
-        }
-        if let Some(until) = self.until {
-            limit = limit.min(until.saturating_duration_since(Instant::now()));
-        }
-        let timeout = Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        if rustix::event::poll(&mut fds, Some(&timeout)).is_err() {
-            // Interrupted, most likely; anything else must not become a busy loop.
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// What each rank is doing just now.
-    fn states(&self) -> String {
-        let mut text = String::new();
-        for (index, rank) in self.ranks.iter().enumerate() {
-            match rank.ended {
-                Some((status, after)) => text.push_str(&format!(
-                    "rank {index} (pid {}) had ended after {:.1} s: {status}\n",
-                    rank.child.id(),
-                    after.as_secs_f64()
-                )),
-                None => {
-                    text.push_str(&format!(
-                        "rank {index} (pid {}) was running:\n",
-                        rank.child.id()
-                    ));
-                    for line in describe_process(rank.child.id()).lines() {
-                        text.push_str(&format!("    {line}\n"));
-                    }
-                }
-            }
-            for (name, stream) in ["stdout", "stderr"].iter().zip(&rank.streams) {
-                for line in stream.lines().iter().rev().take(12).rev() {
-                    text.push_str(&format!("    {name}: {line}\n"));
-                }
-            }
-        }
-        text
-    }
-
-    fn summary(mut self) -> Ended {
-        let mut ends = Vec::with_capacity(self.ranks.len());
-        for (index, rank) in self.ranks.iter_mut().enumerate() {
-            for stream in &mut rank.streams {
-                stream.finish(self.forwarder.as_mut());
-            }
-            ends.push(RankEnd {
-                rank: index,
-                pid: rank.child.id(),
-                status: rank.ended.map(|(status, _)| status),
-                after: rank.ended.map_or(self.begun.elapsed(), |(_, after)| after),
-                stdout: rank.streams[0].lines(),
-                stderr: rank.streams[1].lines(),
-            });
-        }
-        if let Some(forwarder) = &mut self.forwarder {
-            forwarder.hide_progress();
-        }
-        let outcome = match (self.verdict.take(), self.cause) {
-            (Some(verdict), _) => verdict,
-            (None, Some(cause)) => Outcome::Failed(Box::new(RankFailure {
-                end: ends[cause].clone(),
-                ended: std::mem::take(&mut self.ended_by_us),
-                stopped: std::mem::take(&mut self.stopped),
-            })),
-            (None, None) => Outcome::Succeeded,
-        };
-        Ended {
-            outcome,
-            ranks: ends,
         }
     }
 }
 
-impl Drop for Running {
-    /// Leaves nothing behind when starting failed half-way, or when something in here panicked.
-    fn drop(&mut self) {
-        for rank in &mut self.ranks {
-            if rank.ended.is_none() {
-                let _ = rank.child.kill();
+/// What each rank is doing just now; `pids` are those that were started.
+fn states(fleet: &Fleet, pids: &[Option<u32>], printed: &Printed) -> String {
+    let mut ends = vec![None; pids.len()];
+    let mut events = fleet.events();
+    while let Some(event) = events.next_within(Duration::ZERO) {
+        if let Event::Exited(end) = event {
+            let rank = end.rank();
+            ends[rank] = Some(end);
+        }
+    }
+    let mut text = String::new();
+    for (rank, (end, pid)) in ends.iter().zip(pids).enumerate() {
+        match (end, pid) {
+            (Some(end), _) => text.push_str(&format!(
+                "rank {rank} (pid {}) had ended after {:.1} s: {}\n",
+                end.pid(),
+                end.at().as_secs_f64(),
+                end.exit(),
+            )),
+            (None, Some(pid)) => {
+                text.push_str(&format!("rank {rank} (pid {pid}) was running:\n"));
+                for line in describe_process(*pid).lines() {
+                    text.push_str(&format!("    {line}\n"));
+                }
+            }
+            (None, None) => text.push_str(&format!("rank {rank} had ended\n")),
+        }
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let lines = printed.lines(rank, stream);
+            for line in lines.iter().rev().take(12).rev() {
+                text.push_str(&format!("    {}: {line}\n", stream.name()));
             }
         }
-        let until = Instant::now() + TERM;
-        while !self.all_ended() && Instant::now() < until {
-            self.reap();
-            std::thread::sleep(Duration::from_millis(1));
+    }
+    text
+}
+
+fn summary(
+    size: usize,
+    report: &Report,
+    printed: &Printed,
+    verdict: Option<Outcome>,
+    begun: Instant,
+) -> Ended {
+    let end_of = |rank: usize| {
+        let end = report.ranks().find(|end| end.rank() == rank);
+        RankEnd {
+            rank,
+            pid: end.map_or(0, launch::RankEnd::pid),
+            exit: end.map(launch::RankEnd::exit),
+            after: end.map_or_else(|| begun.elapsed(), launch::RankEnd::at),
+            stdout: printed.lines(rank, Stream::Stdout),
+            stderr: printed.lines(rank, Stream::Stderr),
         }
+    };
+    let failed = |end: &&launch::RankEnd| end.is_failure();
+    // An error is often what a rank makes of the death of another that was killed.
+    let cause = report
+        .ranks()
+        .filter(failed)
+        .min_by_key(|end| (end.exit().signal().is_none(), end.at()));
+    let outcome = match (verdict, cause) {
+        (Some(Outcome::OutputClosed), _) => Outcome::OutputClosed,
+        (_, Some(cause)) => {
+            let of = |which: fn(&launch::RankEnd) -> bool| {
+                let those = report.ranks().filter(|end| which(end));
+                those.map(launch::RankEnd::rank).collect()
+            };
+            Outcome::Failed(Box::new(RankFailure {
+                end: end_of(cause.rank()),
+                ended: of(|end| end.asked_by().is_some()),
+                stopped: of(launch::RankEnd::was_stopped),
+            }))
+        }
+        (Some(verdict), None) => verdict,
+        (None, None) => Outcome::Succeeded,
+    };
+    Ended {
+        outcome,
+        ranks: (0..size).map(end_of).collect(),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Saying how a rank ended, and what one that has not ended is doing.
 
 use std::fmt;
-use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
 use std::time::Duration;
+
+use nccl::launch::Exit;
 
 /// A rank at the end of its job.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct RankEnd {
     /// Its process.
     pub pid: u32,
     /// How it ended; `None`: it could not be ended in time.
-    pub status: Option<ExitStatus>,
+    pub exit: Option<Exit>,
     /// How long after the start of the job it ended.
     pub after: Duration,
     /// Its last lines on standard output.
@@ -37,15 +37,7 @@ impl RankFailure {
     /// The exit code for the whole job: the rank's own, or 128 and its signal, as a shell has it.
     #[must_use]
     pub fn code(&self) -> u8 {
-        let status = self.end.status;
-        match (
-            status.and_then(|s| s.code()),
-            status.and_then(|s| s.signal()),
-        ) {
-            (Some(code), _) => u8::try_from(code).unwrap_or(1),
-            (None, Some(signal)) => u8::try_from(128 + signal).unwrap_or(1),
-            (None, None) => 1,
-        }
+        self.end.exit.map_or(1, |exit| exit.code())
     }
 }
 
@@ -54,23 +46,18 @@ impl fmt::Display for RankFailure {
         let RankEnd {
             rank,
             pid,
-            status,
+            exit,
             after,
             stderr,
             ..
         } = &self.end;
         write!(f, "rank {rank} (pid {pid}) ")?;
-        match status {
+        match exit {
             None => write!(f, "could not be ended")?,
-            Some(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => write!(f, "ended with exit code {code}")?,
-                (None, Some(signal)) => {
-                    write!(f, "was killed by signal {signal}")?;
-                    if let Some(name) = signal_name(signal) {
-                        write!(f, " ({name})")?;
-                    }
-                }
-                (None, None) => write!(f, "ended")?,
+            Some(Exit::Code(code)) => write!(f, "ended with exit code {code}")?,
+            Some(exit) => match exit.signal() {
+                Some(signal) => write!(f, "was killed by signal {} ({signal})", signal.number())?,
+                None => write!(f, "ended: {exit}")?,
             },
         }
         write!(f, " after {:.1} s", after.as_secs_f64())?;
@@ -108,36 +95,6 @@ fn list(ranks: &[usize]) -> String {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => texts.concat(),
     }
-}
-
-fn signal_name(signal: i32) -> Option<&'static str> {
-    Some(match signal {
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGINT => "SIGINT",
-        libc::SIGQUIT => "SIGQUIT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGTRAP => "SIGTRAP",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGUSR1 => "SIGUSR1",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGUSR2 => "SIGUSR2",
-        libc::SIGPIPE => "SIGPIPE",
-        libc::SIGALRM => "SIGALRM",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGXCPU => "SIGXCPU",
-        libc::SIGSYS => "SIGSYS",
-        _ => return None,
-    })
-}
-
-/// Whether a process stands still, by a signal or because of a debugger.
-pub(super) fn is_stopped(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
-    state.is_some_and(|state| matches!(state.trim().chars().next(), Some('T' | 't')))
 }
 
 /// What the threads of a process are doing, one line each: name, state, and where in the kernel they
@@ -181,14 +138,16 @@ pub fn describe_process(pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nccl::launch::Signal;
+
     use super::*;
 
-    fn failure(raw_status: i32, ended: &[usize], stderr: &[&str]) -> RankFailure {
+    fn failure(exit: Exit, ended: &[usize], stderr: &[&str]) -> RankFailure {
         RankFailure {
             end: RankEnd {
                 rank: 2,
                 pid: 977,
-                status: Some(ExitStatus::from_raw(raw_status)),
+                exit: Some(exit),
                 after: Duration::from_millis(1234),
                 stdout: Vec::new(),
                 stderr: stderr.iter().map(|line| (*line).to_owned()).collect(),
@@ -202,7 +161,7 @@ mod tests {
     fn a_rank_that_stood_still_is_named() {
         let failure = RankFailure {
             stopped: vec![1],
-            ..failure(4 << 8, &[0, 1], &[])
+            ..failure(Exit::Code(4), &[0, 1], &[])
         };
         assert_eq!(
             failure.to_string(),
@@ -213,7 +172,11 @@ mod tests {
 
     #[test]
     fn a_signal_is_named_and_becomes_the_shells_exit_code() {
-        let failure = failure(9, &[0, 1, 3], &[]);
+        let killed = Exit::Signal {
+            signal: Signal::KILL,
+            core_dumped: false,
+        };
+        let failure = failure(killed, &[0, 1, 3], &[]);
         assert_eq!(
             failure.to_string(),
             "rank 2 (pid 977) was killed by signal 9 (SIGKILL) after 1.2 s; \
@@ -224,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_exit_code_is_passed_on_with_the_last_words() {
-        let failure = failure(7 << 8, &[0], &["a", "b"]);
+        let failure = failure(Exit::Code(7), &[0], &["a", "b"]);
         assert_eq!(
             failure.to_string(),
             "rank 2 (pid 977) ended with exit code 7 after 1.2 s; rank 0 was ended with it\n  \

@@ -9,7 +9,6 @@ mod timeline;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nccl_tools::spawn::rank_variables;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -148,15 +147,14 @@ impl Ranks {
     fn start(&mut self, rank: usize, arguments: &[&str], more: &[(&str, &str)]) {
         let mut command = doctor(arguments);
         let meeting = self.directory.path().join("world");
-        let variables = rank_variables(rank, self.size, &meeting);
-        // Without the end of the starter's life, which these have nothing to do with.
-        command.envs(
-            variables
-                .into_iter()
-                .filter(|(name, _)| name.starts_with("NCCL_RUN_")),
-        );
-        command.env_remove("NCCL_RUN_LIFELINE");
-        command.envs(more.iter().copied());
+        let (number, size) = (rank.to_string(), self.size.to_string());
+        command
+            .env("NCCL_RUN_RANK", &number)
+            .env("NCCL_RUN_WORLD_SIZE", &size)
+            .env("NCCL_RUN_LOCAL_RANK", &number)
+            .env("NCCL_RUN_LOCAL_WORLD_SIZE", &size)
+            .env("NCCL_RUN_RENDEZVOUS", format!("unix:{}", meeting.display()))
+            .envs(more.iter().copied());
         let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

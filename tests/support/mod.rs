@@ -43,9 +43,7 @@ use nccl::cudarc::driver::{CudaContext, DriverError};
 use nccl::{Communicator, CommunicatorBuilder, LaunchMode, Rendezvous, World};
 use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, NOT_TESTED, TESTED};
 use nccl_tools::perf;
-use nccl_tools::spawn::{
-    Ended, Job, Outcome, Output, describe_process, lifeline, threads as rank_threads,
-};
+use nccl_tools::spawn::{Ended, Job, Outcome, Output, describe_process, threads as rank_threads};
 use nccl_tools::testing::{Role, Verdict, again, end_with, name};
 
 /// How long a test may take, unless it says otherwise.
@@ -249,10 +247,7 @@ impl Ranks {
                 println!("{TESTED}{} ranks as threads", self.ranks);
             }
             Place::Parent => {}
-            Place::Rank => {
-                lifeline::watch();
-                threads_of_this_process(self.ranks, self.deadline, body)
-            }
+            Place::Rank => threads_of_this_process(self.ranks, self.deadline, body),
             Place::Past => {}
         }
     }
@@ -306,17 +301,14 @@ impl Ranks {
                     .deadline(self.deadline);
                 Some(self.run(job, call))
             }
-            Place::Rank => {
-                lifeline::watch();
-                end_with(|| {
-                    hosts::move_to_own()?;
-                    install(self.ranks);
-                    let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
-                    let world = World::join(rendezvous).map_err(|error| error.to_string())?;
-                    body(in_launch_mode(world)).verdict()?;
-                    nothing_was_used_after_its_end()
-                })
-            }
+            Place::Rank => end_with(|| {
+                hosts::move_to_own()?;
+                install(self.ranks);
+                let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
+                let world = World::join(rendezvous).map_err(|error| error.to_string())?;
+                body(in_launch_mode(world)).verdict()?;
+                nothing_was_used_after_its_end()
+            }),
             Place::Past => None,
         }
     }

@@ -50,6 +50,7 @@ pub struct FleetBuilder {
     linger: Duration,
     grace: Duration,
     stdin: bool,
+    observe: bool,
 }
 
 /// Where the secret comes from.
@@ -89,6 +90,7 @@ impl FleetBuilder {
             linger: Duration::from_secs(1),
             grace: Duration::from_secs(5),
             stdin: false,
+            observe: true,
         }
     }
 
@@ -301,6 +303,20 @@ impl FleetBuilder {
         self
     }
 
+    /// Whether this process takes part in the ranks' [`World`](crate::World) as an
+    /// [`Observer`](crate::Observer), and tells the other ranks how one ended; set unless this is called.
+    /// Programs that join no such world need none, and without it the ranks notice an end by themselves, as
+    /// those do that another launcher has started. [`Fleet::joined`] then knows of none.
+    ///
+    /// ```
+    /// # use nccl::launch::Fleet;
+    /// let builder = Fleet::builder(4).observe(false);
+    /// ```
+    pub fn observe(mut self, observe: bool) -> Self {
+        self.observe = observe;
+        self
+    }
+
     /// Starts the ranks: all or none. `command` is called with a rank each time one is started; its environment,
     /// directory and arguments are kept, and what a rank needs to know is added to the environment. Its standard
     /// streams are the fleet's business.
@@ -416,6 +432,7 @@ impl FleetBuilder {
             grace: self.grace,
             epoch: self.epoch,
             stdin: self.stdin,
+            observe: self.observe,
             directory,
         })
     }

@@ -66,7 +66,6 @@ impl Environment {
             ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
             // Those of a fleet around this one, or of the person's shell.
             ("NCCL_RUN_SECRET", None),
-            ("NCCL_RUN_LIFELINE", None),
             (
                 "NCCL_RUN_SECRET_FILE",
                 self.secret_file.clone().map(Into::into),

@@ -41,7 +41,8 @@ struct Shared {
     incoming: Mutex<Vec<Source>>,
     wake: OwnedFd,
     leave: AtomicBool,
-    /// Since when the reader of this process's output has taken nothing of what is being written.
+    /// Since when the reader of this process's output has taken nothing of what is being written, or the function of
+    /// [`Output::Lines`] has not returned.
     writing: Mutex<Option<Instant>>,
 }
 
@@ -233,7 +234,7 @@ impl Pump {
         let prefix = prefix(&self.output, self.width, source.rank, stamp);
         let mut tail = source.tail.as_ref().map(|tail| tail.lock());
         let (output, rank, stream) = (&self.output, source.rank, self.stream);
-        let is_screen = self.is_screen;
+        let (is_screen, writing) = (self.is_screen, &self.shared.writing);
         let mut each = |line: &[u8]| {
             let text = line.strip_suffix(b"\n").unwrap_or(line);
             if let Some(tail) = &mut tail {
@@ -242,11 +243,15 @@ impl Pump {
             match output {
                 Output::Discard => {}
                 Output::Plain => out.extend_from_slice(line),
-                Output::Lines(function) => function(Line {
-                    rank,
-                    stream,
-                    bytes: text,
-                }),
+                Output::Lines(function) => {
+                    *writing.lock() = Some(Instant::now());
+                    function(Line {
+                        rank,
+                        stream,
+                        bytes: text,
+                    });
+                    *writing.lock() = None;
+                }
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());
                     match is_screen {
