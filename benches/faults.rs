@@ -18,8 +18,7 @@
 mod switch;
 
 use std::error::Error;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -149,67 +148,38 @@ fn rank(role: &str) -> Outcome {
 
 /// The ranks of one run, and what they say.
 struct Ranks {
-    children: Vec<Child>,
-    fleet: Option<Fleet>,
+    fleet: Fleet,
     lines: Receiver<(usize, String)>,
 }
 
 impl Ranks {
-    fn start(ranks: usize, role: &str, fleet: bool, hosts: Option<&Hosts>) -> Outcome<Self> {
+    /// `told`: by this process, how the others end.
+    fn start(ranks: usize, role: &str, told: bool, hosts: Option<&Hosts>) -> Outcome<Self> {
         let (say, lines) = mpsc::channel();
-        let program = std::env::current_exe()?;
-        let mut children = Vec::new();
-        if fleet {
-            let output = Output::Lines(Arc::new(move |line| {
-                let _ = say.send((line.rank, String::from_utf8_lossy(line.bytes).into_owned()));
-            }));
-            let fleet = Fleet::builder(ranks).output(output).keep_others(true);
-            let role = role.to_owned();
-            let fleet = fleet.start(move |_| {
-                let mut command = Command::new(&program);
-                command.env(ROLE, &role);
-                command
-            })?;
-            return Ok(Self {
-                children,
-                fleet: Some(fleet),
-                lines,
-            });
+        let output = Output::Lines(Arc::new(move |line| {
+            let _ = say.send((line.rank, String::from_utf8_lossy(line.bytes).into_owned()));
+        }));
+        let mut fleet = Fleet::builder(ranks)
+            .output(output)
+            .keep_others(true)
+            .observe(told);
+        if hosts.is_some() {
+            fleet = fleet.rendezvous("tcp:10.79.0.1:29400");
         }
-        let place = match hosts {
-            Some(_) => String::from("tcp:10.79.0.1:29400"),
-            None => format!("unix:@nccl-bench-{}-{}", std::process::id(), now()),
-        };
-        for rank in 0..ranks {
+        // The last is alone on the second host.
+        let namespaces = hosts.map(|hosts| [0, 1].map(|host| hosts.namespace(host)));
+        let program = std::env::current_exe()?;
+        let role = role.to_owned();
+        let fleet = fleet.start(move |rank| {
             let mut command = Command::new(&program);
-            if let Some(hosts) = hosts {
-                // The last is alone on the second host.
-                let namespace = hosts.namespace(usize::from(rank + 1 == ranks));
+            command.env(ROLE, &role);
+            if let Some(namespaces) = &namespaces {
+                let namespace = &namespaces[usize::from(rank + 1 == ranks)];
                 command.env(switch::NAMESPACE, namespace);
             }
-            let mut child = command
-                .env(ROLE, role)
-                .env("NCCL_RUN_RANK", rank.to_string())
-                .env("NCCL_RUN_LOCAL_RANK", rank.to_string())
-                .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
-                .env("NCCL_RUN_RENDEZVOUS", &place)
-                .env("NCCL_RUN_SECRET", "hush")
-                .stdout(Stdio::piped())
-                .spawn()?;
-            let stdout = child.stdout.take().ok_or("no pipe")?;
-            let say = say.clone();
-            std::thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    let _ = say.send((rank, line));
-                }
-            });
-            children.push(child);
-        }
-        Ok(Self {
-            children,
-            fleet: None,
-            lines,
-        })
+            command
+        })?;
+        Ok(Self { fleet, lines })
     }
 
     /// What so many ranks say, each once, that begins with `word`.
@@ -230,26 +200,6 @@ impl Ranks {
             }
         }
         Ok(said)
-    }
-
-    fn kill(&mut self, rank: usize) -> Outcome {
-        match &self.fleet {
-            Some(fleet) => fleet.signal(rank, Signal::KILL),
-            None => self.children[rank].kill()?,
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        if let Some(fleet) = &self.fleet {
-            fleet.kill();
-        }
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 
@@ -278,12 +228,12 @@ fn deaths(ranks: usize, runs: usize, told: bool) -> Outcome<Vec<f64>> {
     for run in 0..runs {
         // Every rank in turn, the one that coordinates as well.
         let victim = run % ranks;
-        let mut all = Ranks::start(ranks, &format!("victim {victim}"), told, None)?;
+        let all = Ranks::start(ranks, &format!("victim {victim}"), told, None)?;
         all.all_say(ranks, "ready", PATIENCE)?;
         // They have begun to wait.
         std::thread::sleep(Duration::from_millis(20));
         let begun = now();
-        all.kill(victim)?;
+        all.fleet.signal(victim, Signal::KILL);
         let said = all.all_say(ranks - 1, "ended: ", PATIENCE)?;
         let times = times(&said, begun)?;
         last.push(times.into_iter().fold(0.0, f64::max));
@@ -344,27 +294,15 @@ fn cut(runs: usize) -> Outcome<bool> {
     Ok(at(&last, 1.0) <= 5000.0)
 }
 
-/// A program that takes all it gets, for as long as this is there.
-struct Busy(Child);
-
-impl Busy {
-    fn start() -> Outcome<Self> {
-        let endless = Command::new("sh")
-            .args(["-c", "while :; do :; done"])
-            .spawn()?;
-        Ok(Self(endless))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn soak(ranks: usize, seconds: u64, load: usize) -> Outcome<bool> {
-    let busy: Vec<_> = (0..load).map(|_| Busy::start()).collect::<Outcome<_>>()?;
+    // Programs that take all they get.
+    let endless = |_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]);
+        command
+    };
+    let busy = (load > 0).then(|| Fleet::builder(load).observe(false).start(endless));
+    let busy = busy.transpose()?;
     let all = Ranks::start(ranks, &format!("soak {seconds}"), false, None)?;
     let within = Duration::from_secs(2 * seconds) + PATIENCE;
     let said = all.all_say(ranks, "ended: ", within);
