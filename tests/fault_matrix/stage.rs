@@ -1,12 +1,11 @@
 //! The test's side of a row: starts the ranks, hears what they say and when, and does them harm.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use nccl::launch::{Fleet, Output, Signal};
+use nccl::launch::{Event, Exit, Fleet, Output, Signal, Stream};
 use nccl_tools::testing::again;
 
 use crate::cgroup::Group;
@@ -14,21 +13,19 @@ use crate::row::{Cast, Row};
 use crate::support;
 use crate::switch::{Hosts, Kind};
 
-/// A line of a rank; none when it has closed its output.
-type Heard = (usize, Option<String>, Instant);
-
-enum Players {
-    Children(Vec<Child>),
-    Fleet(Box<Fleet>),
+enum Heard {
+    Line(usize, String, Instant),
+    /// After its last line.
+    Ended(usize, Exit),
 }
 
 /// The ranks of a row, which do not outlive it.
 pub(crate) struct Stage {
-    players: Players,
+    fleet: Fleet,
     pids: Vec<u32>,
     heard: Receiver<Heard>,
     said: Vec<Vec<(String, Instant)>>,
-    closed: Vec<bool>,
+    ended: Vec<Option<Exit>>,
     /// Ranks do not end by themselves.
     stays: bool,
     pub(crate) hosts: Option<Hosts>,
@@ -52,14 +49,26 @@ impl Stage {
     pub(crate) fn start(test: &str, row: &'static Row) -> Result<Self, Unable> {
         let ranks = row.cast.ranks();
         let (say, heard) = mpsc::channel();
-        let mut hosts = None;
-        let players = match row.cast {
-            Cast::Fleet(ranks) => Players::Fleet(Box::new(fleet(test, row, ranks, say)?)),
-            Cast::Processes(ranks) => {
+        let tell = say.clone();
+        let output = Output::Lines(Arc::new(move |line| {
+            let text = String::from_utf8_lossy(line.bytes);
+            let text = match line.stream {
+                Stream::Stdout => text.into_owned(),
+                Stream::Stderr => format!("stderr: {text}"),
+            };
+            let _ = say.send(Heard::Line(line.rank, text, Instant::now()));
+        }));
+        // Only a fleet's ranks are told how the others end.
+        let fleet = Fleet::builder(ranks)
+            .output(output)
+            .keep_others(true)
+            .observe(matches!(row.cast, Cast::Fleet(_)));
+        let (mut hosts, mut inside) = (None, Vec::new());
+        let fleet = match row.cast {
+            Cast::Fleet(_) => fleet,
+            Cast::Processes(_) => {
                 let place = format!("unix:@{test}-{}-{}", row.name, std::process::id());
-                let starts =
-                    (0..ranks).map(|rank| child(test, row, rank, ranks, &place, &[], &say));
-                Players::Children(starts.collect::<Result<_, _>>()?)
+                fleet.rendezvous(place)
             }
             Cast::Hosts(per_host) => {
                 const ADDRESSES: [&[&str]; 3] =
@@ -69,31 +78,31 @@ impl Stage {
                 let Some(made) = Hosts::new(&cables[..per_host.len()]) else {
                     return Err(Unable::NotHere("it needs root, for network namespaces"));
                 };
-                let mut children = Vec::new();
                 for (host, &here) in per_host.iter().enumerate() {
-                    for _ in 0..here {
-                        let namespace = made.namespace(host);
-                        let name = format!("h{}", host + 1);
-                        let place = "tcp:10.79.0.1:29400";
-                        let inside = [&namespace[..], &name];
-                        let rank = children.len();
-                        children.push(child(test, row, rank, ranks, place, &inside, &say)?);
-                    }
+                    let place = [made.namespace(host), format!("h{}", host + 1)];
+                    inside.extend(std::iter::repeat_n(place, here));
                 }
                 hosts = Some(made);
-                Players::Children(children)
+                fleet.rendezvous("tcp:10.79.0.1:29400")
             }
         };
-        let pids = match &players {
-            Players::Children(children) => children.iter().map(Child::id).collect(),
-            Players::Fleet(fleet) => fleet.pids().into_iter().flatten().collect(),
-        };
+        let test = test.to_owned();
+        let fleet = fleet.start(move |rank| command(&test, row, inside.get(rank)));
+        let fleet = fleet.map_err(|error| format!("the ranks cannot be started: {error}"))?;
+        let events = fleet.events();
+        std::thread::spawn(move || {
+            for event in events {
+                if let Event::Exited(end) = event {
+                    let _ = tell.send(Heard::Ended(end.rank(), end.exit()));
+                }
+            }
+        });
         Ok(Self {
-            players,
-            pids,
+            pids: fleet.pids().into_iter().flatten().collect(),
+            fleet,
             heard,
             said: vec![Vec::new(); ranks],
-            closed: vec![false; ranks],
+            ended: vec![None; ranks],
             stays: !row.aside.is_empty(),
             hosts,
             group: None,
@@ -107,16 +116,18 @@ impl Stage {
 
     /// Sends a signal to a rank; it has begun when this returns.
     pub(crate) fn signal(&mut self, rank: usize, signal: Signal) {
-        match &self.players {
-            Players::Fleet(fleet) => fleet.signal(rank, signal),
-            Players::Children(_) => {
-                let pid = i32::try_from(self.pid(rank)).expect("a process");
-                let pid = rustix::process::Pid::from_raw(pid).expect("a process");
-                let signal = rustix::process::Signal::from_named_raw(signal.number());
-                let signal = signal.expect("a signal with a name");
-                rustix::process::kill_process(pid, signal).expect("it runs");
-            }
+        self.fleet.signal(rank, signal);
+    }
+
+    /// Takes what is heard next; whether something was, before `deadline`.
+    fn hear(&mut self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.heard.recv_timeout(left) {
+            Ok(Heard::Line(rank, line, at)) => self.said[rank].push((line, at)),
+            Ok(Heard::Ended(rank, exit)) => self.ended[rank] = Some(exit),
+            Err(_) => return false,
         }
+        true
     }
 
     /// Waits until a rank has said a line that begins with `word`; what follows, and when it was heard.
@@ -135,17 +146,12 @@ impl Stage {
             if let Some(found) = found {
                 return Ok(found);
             }
-            if self.closed[rank] {
+            if self.ended[rank].is_some() {
                 return Err(self.told(&format!("rank {rank} ended without {word:?}")));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.heard.recv_timeout(left) {
-                Ok((of, Some(line), at)) => self.said[of].push((line, at)),
-                Ok((of, None, _)) => self.closed[of] = true,
-                Err(_) => {
-                    let what = format!("rank {rank} did not say {word:?} within {within:?}");
-                    return Err(self.told(&what));
-                }
+            if !self.hear(deadline) {
+                let what = format!("rank {rank} did not say {word:?} within {within:?}");
+                return Err(self.told(&what));
             }
         }
     }
@@ -159,30 +165,11 @@ impl Stage {
     /// How every process has ended: its exit code or signal, or that it runs, for one that is stopped or hangs.
     pub(crate) fn ends(&mut self) -> Vec<String> {
         const SOON: Duration = Duration::from_secs(1);
-        let runs = || String::from("runs");
         let deadline = Instant::now() + SOON;
-        match &mut self.players {
-            Players::Children(children) => children
-                .iter_mut()
-                .map(|child| {
-                    loop {
-                        match child.try_wait().expect("a child") {
-                            Some(status) => return status.to_string(),
-                            None if Instant::now() > deadline => return runs(),
-                            None => std::thread::sleep(Duration::from_millis(2)),
-                        }
-                    }
-                })
-                .collect(),
-            Players::Fleet(fleet) => match fleet.wait_timeout(SOON) {
-                Some(report) => report.ranks().map(|end| end.exit().to_string()).collect(),
-                None => fleet
-                    .pids()
-                    .into_iter()
-                    .map(|pid| pid.map_or_else(|| String::from("has ended"), |_| runs()))
-                    .collect(),
-            },
-        }
+        while self.ended.iter().any(Option::is_none) && self.hear(deadline) {}
+        let ends = self.ended.iter();
+        ends.map(|end| end.map_or_else(|| String::from("runs"), |exit| exit.to_string()))
+            .collect()
     }
 
     /// What was heard, for somebody who has to find out why.
@@ -199,58 +186,34 @@ impl Stage {
     /// Waits until a rank has ended, well.
     pub(crate) fn ends_well(&mut self, rank: usize, within: Duration) -> Result<(), String> {
         self.says(rank, "main returns", within)?;
+        if self.stays {
+            return Ok(());
+        }
         let deadline = Instant::now() + within;
         loop {
-            let status: Option<ExitStatus> = match &mut self.players {
-                Players::Children(_) if self.stays => return Ok(()),
-                Players::Children(children) => children[rank].try_wait().expect("a child"),
-                // It tells of all at once, at the end.
-                Players::Fleet(_) => return Ok(()),
-            };
-            match status {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(self.told(&format!("rank {rank}: {status}"))),
-                None if Instant::now() > deadline => {
+            let ended = self.ended[rank];
+            match ended {
+                Some(exit) if exit.is_success() => return Ok(()),
+                Some(exit) => return Err(self.told(&format!("rank {rank}: {exit}"))),
+                None if !self.hear(deadline) => {
                     return Err(self.told(&format!("rank {rank} did not end within {within:?}")));
                 }
-                None => std::thread::sleep(Duration::from_millis(2)),
+                None => {}
             }
         }
     }
 }
 
-impl Drop for Stage {
-    fn drop(&mut self) {
-        match &mut self.players {
-            Players::Children(children) => {
-                for child in children {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                }
-            }
-            Players::Fleet(fleet) => fleet.kill(),
-        }
-    }
-}
-
-/// One rank, in the namespace and under the host name of `inside`, if it is on a host.
-fn child(
-    test: &str,
-    row: &Row,
-    rank: usize,
-    ranks: usize,
-    place: &str,
-    inside: &[&str],
-    say: &Sender<Heard>,
-) -> Result<Child, String> {
+/// What a rank is, in the namespace and under the host name of `inside`, if it is on a host.
+fn command(test: &str, row: &Row, inside: Option<&[String; 2]>) -> Command {
     let mut command = again(test, row.name);
-    if let [namespace, name] = inside {
+    if let Some([namespace, name]) = inside {
         let plain = command;
         // The emulator's own NCCL does not go from one namespace to another: there the world alone is inside.
         let whole = support::on_nvidias();
         command = match whole {
-            true => std::process::Command::new("ip"),
-            false => std::process::Command::new("unshare"),
+            true => Command::new("ip"),
+            false => Command::new("unshare"),
         };
         if whole {
             command.args(["netns", "exec", namespace, "unshare"]);
@@ -267,50 +230,8 @@ fn child(
             command.env(crate::switch::NAMESPACE, namespace);
         }
     }
-    let mut child = command
+    command
         .env("RUST_BACKTRACE", "0")
-        .env("NCCL_RUN_RANK", rank.to_string())
-        .env("NCCL_RUN_LOCAL_RANK", rank.to_string())
-        .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
-        .env("NCCL_RUN_RENDEZVOUS", place)
-        .env("NCCL_RUN_SECRET", "hush")
-        .envs(row.variables.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("rank {rank} cannot be started: {error}"))?;
-    let stdout = child.stdout.take().expect("a pipe");
-    let stderr = child.stderr.take().expect("a pipe");
-    let of_stdout = say.clone();
-    let of_stderr = say.clone();
-    std::thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let _ = of_stdout.send((rank, Some(line), Instant::now()));
-        }
-        let _ = of_stdout.send((rank, None, Instant::now()));
-    });
-    std::thread::spawn(move || {
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            let _ = of_stderr.send((rank, Some(format!("stderr: {line}")), Instant::now()));
-        }
-    });
-    Ok(child)
-}
-
-/// Ranks whose parent tells the others how they end.
-fn fleet(test: &str, row: &'static Row, ranks: usize, say: Sender<Heard>) -> Result<Fleet, String> {
-    let output = Output::Lines(Arc::new(move |line| {
-        let text = String::from_utf8_lossy(line.bytes).into_owned();
-        let _ = say.send((line.rank, Some(text), Instant::now()));
-    }));
-    let test = test.to_owned();
-    let fleet = Fleet::builder(ranks).output(output).keep_others(true);
-    let fleet = fleet.start(move |_| {
-        let mut command = again(&test, row.name);
-        command.env("RUST_BACKTRACE", "0");
-        command.envs(row.variables.iter().copied());
-        command
-    });
-    fleet.map_err(|error| format!("the ranks cannot be started: {error}"))
+        .envs(row.variables.iter().copied());
+    command
 }
