@@ -2,23 +2,29 @@
 //! spaces, six decimals).
 
 use std::fmt;
+use std::io::{self, Write};
+
+use serde::{Serialize, Serializer};
+use serde_json::ser::Formatter;
 
 use crate::printf::fixed;
 
 /// A JSON value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Value {
     /// `null`
     Null,
     /// A whole number.
     Integer(i128),
-    /// A number with six decimals. nccl-tests writes `"nan"` for what is none, and so does this.
+    /// A finite number, with six decimals.
     Number(f64),
     /// A string.
     Text(String),
     /// A list.
     List(Vec<Value>),
     /// An object; keys keep their order.
+    #[serde(serialize_with = "in_order")]
     Object(Vec<(&'static str, Value)>),
 }
 
@@ -53,9 +59,14 @@ macro_rules! from_integers {
 
 from_integers!(u32, u64, usize);
 
+/// nccl-tests writes `"nan"` for what is no number, and so does this.
 impl From<f64> for Value {
     fn from(number: f64) -> Self {
-        Self::Number(number)
+        match number {
+            _ if number.is_finite() => Self::Number(number),
+            _ if number.is_nan() => "nan".into(),
+            _ => fixed(number, 6).into(),
+        }
     }
 }
 
@@ -71,49 +82,26 @@ impl<T: Into<Value>> FromIterator<T> for Value {
     }
 }
 
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => f.write_str("null"),
-            Self::Integer(number) => write!(f, "{number}"),
-            Self::Number(number) if number.is_finite() => f.write_str(&fixed(*number, 6)),
-            Self::Number(number) if number.is_nan() => f.write_str("\"nan\""),
-            Self::Number(number) => write!(f, "\"{}\"", fixed(*number, 6)),
-            Self::Text(text) => quote(f, text),
-            Self::List(values) => {
-                f.write_str("[")?;
-                for (index, value) in values.iter().enumerate() {
-                    let comma = if index > 0 { "," } else { "" };
-                    write!(f, "{comma}{value}")?;
-                }
-                f.write_str("]")
-            }
-            Self::Object(entries) => {
-                f.write_str("{")?;
-                for (index, (key, value)) in entries.iter().enumerate() {
-                    let comma = if index > 0 { "," } else { "" };
-                    write!(f, "{comma}\"{key}\":{value}")?;
-                }
-                f.write_str("}")
-            }
-        }
+fn in_order<S: Serializer>(entries: &[(&str, Value)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(entries.iter().map(|(key, value)| (key, value)))
+}
+
+/// As `%f` does.
+struct SixDecimals;
+
+impl Formatter for SixDecimals {
+    fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        writer.write_all(fixed(value, 6).as_bytes())
     }
 }
 
-fn quote(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    f.write_str("\"")?;
-    for character in text.chars() {
-        match character {
-            '"' => f.write_str("\\\"")?,
-            '\\' => f.write_str("\\\\")?,
-            '\n' => f.write_str("\\n")?,
-            '\t' => f.write_str("\\t")?,
-            '\r' => f.write_str("\\r")?,
-            control if control < ' ' => write!(f, "\\u{:04x}", u32::from(control))?,
-            other => write!(f, "{other}")?,
-        }
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut json = Vec::new();
+        let mut serializer = serde_json::Serializer::with_formatter(&mut json, SixDecimals);
+        self.serialize(&mut serializer).map_err(|_| fmt::Error)?;
+        f.write_str(&String::from_utf8_lossy(&json))
     }
-    f.write_str("\"")
 }
 
 #[cfg(test)]
@@ -131,6 +119,7 @@ mod tests {
             ("truth", true.into()),
             ("no number", f64::NAN.into()),
             ("too much", f64::INFINITY.into()),
+            ("too little", f64::NEG_INFINITY.into()),
             ("empty", Value::Object(Vec::new())),
         ]);
         let read: serde_json::Value = serde_json::from_str(&value.to_string()).unwrap();
@@ -141,11 +130,16 @@ mod tests {
         assert_eq!(read["truth"], "true");
         assert_eq!(read["no number"], "nan");
         assert_eq!(read["too much"], "inf");
+        assert_eq!(read["too little"], "-inf");
         assert_eq!(read["empty"], serde_json::json!({}));
     }
 
     #[test]
-    fn numbers_have_six_decimals_as_in_nccl_tests() {
-        assert_eq!(Value::from(1.0).to_string(), "1.000000");
+    fn it_is_written_as_by_nccl_tests() {
+        let row = [("time", 1.0.into()), ("a", Value::from_iter([0.25, 1e9]))];
+        assert_eq!(
+            Value::Object(row.into()).to_string(),
+            r#"{"time":1.000000,"a":[0.250000,1000000000.000000]}"#
+        );
     }
 }
