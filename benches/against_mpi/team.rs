@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use nccl::launch::{Fleet, Output};
 
 use super::Outcome;
 use super::operation::Operation;
@@ -15,9 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The ranks of one program. They end when this is dropped.
 pub(crate) struct Team {
     name: &'static str,
+    /// The end of its connection is the end of a rank: closed before the processes are waited for.
     ranks: Vec<Member>,
     /// The ranks' own processes, or the launcher that started them.
-    children: Vec<Child>,
+    fleet: Fleet,
 }
 
 struct Member {
@@ -39,14 +42,18 @@ impl Team {
         let path = directory.join(format!("{name}-{ranks}"));
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
+        let mut commands = commands(&path);
+        // They are told nothing of each other while they are measured.
+        let fleet = Fleet::builder(commands.len())
+            .output(Output::Plain)
+            .observe(false);
+        let fleet =
+            fleet.start(move |i| std::mem::replace(&mut commands[i], Command::new("false")))?;
         let mut team = Self {
             name,
             ranks: Vec::new(),
-            children: Vec::new(),
+            fleet,
         };
-        for mut command in commands(&path) {
-            team.children.push(command.spawn()?);
-        }
         let mut members: Vec<Option<Member>> = (0..ranks).map(|_| None).collect();
         let deadline = Instant::now() + PATIENCE;
         while members.iter().any(Option::is_none) {
@@ -71,11 +78,10 @@ impl Team {
         Ok(team)
     }
 
-    fn check_that_it_runs(&mut self) -> Outcome {
-        for child in &mut self.children {
-            if let Some(status) = child.try_wait()? {
-                return Err(format!("{}: a process ended: {status}", self.name).into());
-            }
+    fn check_that_it_runs(&self) -> Outcome {
+        if self.fleet.pids().contains(&None) {
+            self.fleet.kill();
+            return Err(format!("{}: {}", self.name, self.fleet.wait()).into());
         }
         Ok(())
     }
@@ -157,18 +163,7 @@ impl Member {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // The end of its connection is the end of a rank.
         self.ranks.clear();
-        let deadline = Instant::now() + Duration::from_secs(10);
-        for child in &mut self.children {
-            while matches!(child.try_wait(), Ok(None)) {
-                if Instant::now() > deadline {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
+        let _ = self.fleet.wait_timeout(Duration::from_secs(10));
     }
 }
