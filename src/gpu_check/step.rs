@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::processes::Token;
 use super::{NOT_TESTED, RESULT, TESTED};
+use crate::spawn::wait_within;
 
 /// How a step came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +123,7 @@ impl Step {
         let begun = Instant::now();
         let mut outcome = match self.command.spawn() {
             Err(error) => Outcome::Failed(format!("cannot be started: {error}")),
-            Ok(mut child) => match wait(&mut child, self.deadline)? {
+            Ok(mut child) => match wait_within(&mut child, self.deadline)? {
                 Some(status) if status.success() => Outcome::Passed,
                 Some(status) => Outcome::Failed(described(status)),
                 None => {
@@ -171,28 +172,14 @@ impl Step {
     }
 }
 
-/// The status of a child, if it ends in time.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let begun = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if begun.elapsed() >= limit {
-            return Ok(None);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Ends a child and its group: first it may clean up.
 fn end(child: &mut Child) -> io::Result<()> {
     let group = Pid::from_child(child);
     let _ = rustix::process::kill_process_group(group, Signal::TERM);
-    if wait(child, TERM)?.is_none() {
+    if wait_within(child, TERM)?.is_none() {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
         // A process inside a system call that cannot be interrupted is left to the token.
-        wait(child, TERM)?;
+        wait_within(child, TERM)?;
     }
     Ok(())
 }

@@ -2,10 +2,11 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::gpu_check::NOT_TESTED;
 use crate::raw::{Result, wait_until};
+use crate::spawn::end_within;
 
 /// The daemon.
 const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -77,21 +78,9 @@ fn quit(daemon: &mut Child, environment: &[(&str, std::path::PathBuf)]) -> Resul
             if let Some(mut input) = asked.stdin.take() {
                 let _ = input.write_all(b"quit\n");
             }
-            end(&mut asked)?;
+            end_within(&mut asked, LIMIT)?;
         }
     }
-    end(daemon)
-}
-
-fn end(child: &mut Child) -> Result {
-    let begun = Instant::now();
-    while child.try_wait()?.is_none() {
-        if begun.elapsed() > LIMIT {
-            let _ = child.kill();
-            child.wait()?;
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    end_within(daemon, LIMIT)?;
     Ok(())
 }

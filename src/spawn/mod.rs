@@ -10,12 +10,14 @@
 //! signal in that time is taken for the cause rather than one that returned an error, because an error is
 //! often what a rank makes of another's death.
 
+mod child;
 mod environment;
 mod job;
 mod output;
 mod report;
 pub mod threads;
 
+pub use child::{end_within, wait_within};
 pub use environment::Launcher;
 pub use job::{Ended, Job, Outcome};
 pub use output::{CLEAR_LINE, Output, PROGRESS};

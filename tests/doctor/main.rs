@@ -7,8 +7,9 @@ mod meeting;
 mod timeline;
 
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use nccl_tools::spawn::end_within;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -51,15 +52,7 @@ fn finish(mut child: Child) -> Output {
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let stdout = std::thread::spawn(move || read_all(&mut out));
     let stderr = std::thread::spawn(move || read_all(&mut err));
-    let deadline = Instant::now() + DEADLINE;
-    let mut ended = child.try_wait().unwrap();
-    while ended.is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
-        ended = child.try_wait().unwrap();
-    }
-    if ended.is_none() {
-        child.kill().unwrap();
-    }
+    let ended = end_within(&mut child, DEADLINE).unwrap();
     let output = Output {
         status: child.wait().unwrap(),
         stdout: stdout.join().unwrap(),

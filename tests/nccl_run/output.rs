@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nccl_tools::testing::eventually;
+use nccl_tools::spawn::end_within;
 
 use super::running::{Notes, PROGRAM, Running, run, script};
 
@@ -299,12 +299,8 @@ fn nccl_run_ends_although_its_report_and_its_output_share_a_pipe_that_nobody_rea
     command.stdout(pipe.try_clone().unwrap()).stderr(pipe);
     let mut child = command.spawn().unwrap();
     drop(command);
-    let mut status = None;
-    eventually("nccl-run ends", || {
-        status = child.try_wait().unwrap();
-        status.is_some()
-    });
-    assert_eq!(status.unwrap().code(), Some(3));
+    let status = end_within(&mut child, Duration::from_secs(20)).unwrap();
+    assert_eq!(status.expect("nccl-run ends").code(), Some(3));
     drop(unread);
 }
 

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl::launch::Signal;
+use nccl_tools::spawn::end_within;
 use nccl_tools::testing::{eventually, lives};
 use rustix::process::{Pid, kill_process};
 
@@ -134,17 +135,9 @@ impl Running {
     pub(crate) fn finish(mut self) -> Run {
         let stdout = self.stdout.take();
         let stdout = std::thread::spawn(move || stdout.map(read).unwrap_or_default());
-        let mut late = false;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("it is our child") {
-                break status;
-            }
-            if self.begun.elapsed() > DEADLINE && !late {
-                late = true;
-                self.child.kill().expect("it is our child");
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
+        let left = DEADLINE.saturating_sub(self.begun.elapsed());
+        let ended = end_within(&mut self.child, left).expect("it is our child");
+        let status = self.child.wait().expect("it is our child");
         let took = self.begun.elapsed();
         let run = Run {
             code: status
@@ -154,7 +147,10 @@ impl Running {
             stderr: String::from_utf8_lossy(&self.stderr.join().expect("a reader")).into_owned(),
             took,
         };
-        assert!(!late, "it did not end within {DEADLINE:?}: {run:?}");
+        assert!(
+            ended.is_some(),
+            "it did not end within {DEADLINE:?}: {run:?}"
+        );
         run
     }
 }

@@ -5,7 +5,9 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use nccl_tools::spawn::wait_within;
 use nccl_tools::testing::eventually;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
@@ -73,12 +75,8 @@ impl Terminal {
     }
 
     fn code(&mut self) -> Option<i32> {
-        let mut code = None;
-        eventually("the shell ends", || {
-            code = self.shell.try_wait().expect("it is our child");
-            code.is_some()
-        });
-        code.and_then(|status| status.code())
+        let ended = wait_within(&mut self.shell, Duration::from_secs(20)).expect("it is our child");
+        ended.expect("the shell ends").code()
     }
 }
 

@@ -5,10 +5,11 @@
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nccl::{Rendezvous, World};
 use nccl_tools::perf;
+use nccl_tools::spawn::end_within;
 use nccl_tools::testing::{Role, again};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -218,18 +219,7 @@ impl Apart {
     /// # Errors
     /// When it does not end: what it said until then.
     pub fn try_end(mut self, limit: Duration) -> Result<(String, ExitStatus), String> {
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                break Some(status);
-            }
-            if begun.elapsed() > limit {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                break None;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
+        let status = end_within(&mut self.child, limit).expect("a child");
         let mut said = String::new();
         for line in self.lines.by_ref().map_while(Result::ok) {
             said.push_str(&line);
