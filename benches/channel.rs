@@ -1,13 +1,14 @@
 //! How many messages a channel carries, and how long one takes.
 //!
-//! `cargo bench --bench channel [-- MESSAGES]`: rank 0 is this process, the other ranks are processes of
-//! their own on this host, each with one connection to it over a Unix socket. Messages of 256 bytes:
+//! `cargo bench --bench channel [-- MESSAGES]`: the ranks are processes of their own on this host, each with one
+//! connection to rank 0 over a Unix socket. Messages of 256 bytes:
 //! from rank 0 to all others one after another, until all have taken all; and from rank 0 to the last rank
 //! and back.
 
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nccl::launch::{Fleet, Output};
 use nccl::{Rendezvous, World};
 use nccl_tools::statistics::median_time;
 
@@ -22,27 +23,16 @@ fn main() -> nccl::Result<()> {
     let messages = std::env::args().skip(1).find_map(|word| word.parse().ok());
     let messages = messages.unwrap_or(20_000);
     for ranks in [2, 4, 8] {
-        let directory = tempfile::tempdir().expect("a directory for the socket");
-        let path = directory.path().join("meet");
-        let others: Vec<_> = (1..ranks)
-            .map(|rank| start(rank, ranks, &path.display().to_string(), messages))
-            .collect();
-        run(World::join(Rendezvous::unix(&path, 0, ranks)?)?, messages)?;
-        for mut rank in others {
-            assert!(rank.wait().expect("its end").success());
-        }
+        let fleet = Fleet::builder(ranks).output(Output::Plain).observe(false);
+        let fleet = fleet.start(move |_| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.env("NCCL_BENCH_MESSAGES", messages.to_string());
+            command
+        })?;
+        let report = fleet.wait();
+        assert!(report.is_success(), "{report}");
     }
     Ok(())
-}
-
-fn start(rank: usize, ranks: usize, path: &str, messages: usize) -> Child {
-    Command::new(std::env::current_exe().expect("this program"))
-        .env("NCCL_BENCH_MESSAGES", messages.to_string())
-        .env("NCCL_RUN_RANK", rank.to_string())
-        .env("NCCL_RUN_WORLD_SIZE", ranks.to_string())
-        .env("NCCL_RUN_RENDEZVOUS", format!("unix:{path}"))
-        .spawn()
-        .expect("a rank")
 }
 
 fn run(world: World, messages: usize) -> nccl::Result<()> {
