@@ -1,9 +1,12 @@
 //! Which of this host's addresses to use.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
 
 use crate::error::{Error, Result};
 
@@ -147,59 +150,29 @@ pub fn is_within(address: IpAddr, subnet: IpAddr, length: u8) -> bool {
 
 /// Every address of this host's interfaces, as this process's network namespace has them.
 pub fn own() -> io::Result<Vec<Own>> {
-    let mut first = std::ptr::null_mut();
-    // SAFETY: `first` is a valid out-pointer.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut found = Vec::new();
-    let mut next = first;
-    // SAFETY: null, or an entry of the list that is freed below.
-    while let Some(entry) = unsafe { next.as_ref() } {
-        next = entry.ifa_next;
-        // SAFETY: the system gives every entry a name.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        // SAFETY: null or a valid address of the entry.
-        let Some((address, scope)) = (unsafe { read(entry.ifa_addr) }) else {
-            continue;
-        };
-        // SAFETY: likewise.
-        let mask = unsafe { read(entry.ifa_netmask) };
-        let running = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
-        found.push(Own {
-            name: name.to_string_lossy().into_owned(),
+    let running = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
+    let found = getifaddrs().map_err(io::Error::from)?.filter_map(|entry| {
+        let (address, scope) = read(entry.address.as_ref())?;
+        let mask = read(entry.netmask.as_ref());
+        Some(Own {
+            name: entry.interface_name,
             address,
             prefix: mask.map_or(0, |(mask, _)| ones(mask)),
             scope,
-            up: entry.ifa_flags & running == running,
-        });
-    }
-    // SAFETY: the list from above, and nothing refers to it any more.
-    unsafe { libc::freeifaddrs(first) };
-    Ok(found)
+            up: entry.flags.contains(running),
+        })
+    });
+    Ok(found.collect())
 }
 
 /// An address of one of the internet's families, with its scope.
-///
-/// # Safety
-/// `address` is null or points to an address of the family that it begins with.
-unsafe fn read(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
-    // SAFETY: the caller's promise.
-    match i32::from(unsafe { address.as_ref() }?.sa_family) {
-        libc::AF_INET => {
-            // SAFETY: an address of this family has this layout.
-            let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
-            let address = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
-            Some((IpAddr::V4(address), 0))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
-            let scope = address.sin6_scope_id;
-            Some((Ipv6Addr::from(address.sin6_addr.s6_addr).into(), scope))
-        }
-        _ => None,
+fn read(address: Option<&SockaddrStorage>) -> Option<(IpAddr, u32)> {
+    let address = address?;
+    if let Some(address) = address.as_sockaddr_in() {
+        return Some((IpAddr::V4(address.ip()), 0));
     }
+    let address = address.as_sockaddr_in6()?;
+    Some((IpAddr::V6(address.ip()), address.scope_id()))
 }
 
 /// The length of the prefix that a mask leaves.
